@@ -17,7 +17,7 @@ from slipway.config.params import Params, parse_params
 from slipway.config.search import DimensionParams
 from slipway.config.sections import Gate
 from slipway.data.rules.rules import IMAGE_RULES, TABLE_RULES
-from slipway.kinds.inputs import COLUMNS, IMAGES
+from slipway.kinds.inputs import COLUMNS, IMAGES, TEXTS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/reference/params.md").read_text()
@@ -107,19 +107,20 @@ def keys_of_one_kind(page: str, column: int) -> set[str]:
     """The keys of one kind of input, in a column of the table of docs/reference/params.md."""
     found = set()
     rows = page.partition("## Keys of one kind of input")[2].partition("\n## ")[0]
-    for section, *cells in re.findall(r"^\| `([\w.]+)` \|(.*?)\|(.*?)\|$", rows, flags=re.M):
+    for section, *cells in re.findall(r"^\| `([\w.]+)` \|(.*?)\|(.*?)\|(.*?)\|$", rows, flags=re.M):
         found |= {f"{section}.{key}" for key in re.findall(r"`(\w+)`", cells[column])}
     return found
 
 
 def test_the_table_of_keys_of_one_kind_names_those_of_its_record() -> None:
     assert keys_of_one_kind(PAGE, 1) == set(COLUMNS.settings)
+    assert keys_of_one_kind(PAGE, 2) == set(TEXTS.settings)
     summarised = {key for key in IMAGES.settings if key.split(".")[0] in ("precompute", "augment")}
     assert keys_of_one_kind(PAGE, 0) == set(IMAGES.settings) - summarised
     # What "all other keys" and "all keys" stand for.
-    of_tables = {"precompute.max_categories", "precompute.num_quantiles"}
+    of_others = {*COLUMNS.settings, *TEXTS.settings}
     sections = {key for key in declared_keys() if key.split(".")[0] in ("precompute", "augment")}
-    assert summarised == sections - of_tables
+    assert summarised == sections - of_others
 
 
 def test_the_stages_that_read_a_section_are_those_of_dvc_yaml() -> None:

@@ -7,7 +7,14 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from slipway.config.mistakes import describe_mistakes
 from slipway.kinds.inputs import TIMM, network_family
@@ -76,6 +83,52 @@ class LightgbmArguments(NetworkArguments):
     bagging_fraction: Annotated[float, Field(gt=0, le=1)]  # of the rows, drawn for each tree
     lambda_l2: Annotated[float, Field(ge=0)]  # penalty of large values in leaves
     max_bin: Annotated[int, Field(ge=2, le=65535)]  # thresholds of a column, at most
+
+
+class HashedNgramsArguments(NetworkArguments):
+    """`train.network_arguments` of `hashed_ngrams`."""
+
+    EXAMPLE: ClassVar[str] = (
+        "{ buckets: 131072, width: 16, word_ngrams: 2, byte_ngrams: [3, 4, 5, 6], "
+        "lowercase: true, dropout: 0.0 }"
+    )
+
+    buckets: Annotated[int, Field(ge=256, le=1 << 24)]  # rows of the table that n-grams share
+    width: Annotated[int, Field(ge=1, le=1024)]  # numbers of each
+    word_ngrams: Annotated[int, Field(ge=0, le=5)]  # sequences of up to so many words
+    # Lengths in bytes of the sequences of whole characters. A Chinese character has 3 bytes.
+    byte_ngrams: Annotated[list[Annotated[int, Field(ge=1, le=12)]], Field(max_length=12)]
+    lowercase: bool  # A to Z count as a to z
+    dropout: Annotated[float, Field(ge=0, lt=1)]  # before the last layer
+
+    @field_validator("byte_ngrams")
+    @classmethod
+    def _has_ngrams(cls, lengths: list[int], others: ValidationInfo) -> list[int]:
+        if not lengths and not others.data.get("word_ngrams"):
+            raise ValueError("found [] with word_ngrams 0, expected one length or more")
+        if len(set(lengths)) < len(lengths):
+            raise ValueError(f"found {lengths}, expected each length once")
+        return lengths
+
+
+class SmallTransformerArguments(NetworkArguments):
+    """`train.network_arguments` of `small_transformer`."""
+
+    EXAMPLE: ClassVar[str] = "{ width: 96, num_layers: 2, num_heads: 4, patch: 4, dropout: 0.1 }"
+
+    width: Annotated[int, Field(ge=8, le=4096)]  # numbers of each position
+    num_layers: Annotated[int, Field(ge=1, le=48)]
+    num_heads: Annotated[int, Field(ge=1, le=64)]  # width is a multiple of it
+    patch: Annotated[int, Field(ge=1, le=16)]  # bytes of one position
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+
+    @field_validator("num_heads")
+    @classmethod
+    def _heads_divide_the_width(cls, num_heads: int, others: ValidationInfo) -> int:
+        width = others.data.get("width", num_heads)
+        if width % num_heads:
+            raise ValueError(f"found {num_heads}, expected a divisor of width {width}")
+        return num_heads
 
 
 def arguments_class(network: str) -> type[NetworkArguments] | None:

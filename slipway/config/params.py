@@ -227,6 +227,23 @@ def _settings_without_effect(params: Params) -> Iterator[str]:
         )
 
 
+def _texts_without_columns(params: Params) -> Iterator[str]:
+    """List a text task without the columns of its texts, or limits that no text meets."""
+    data, clean = params.data, params.clean
+    if not kind_of(data.task).input.has_texts:
+        return
+    if not data.text_columns:
+        yield (
+            f"data.text_columns is [], but data.task is {data.task!r}: "
+            "name the columns with the texts, such as [text]"
+        )
+    if clean.min_characters > clean.max_characters:
+        yield (
+            f"clean.min_characters {clean.min_characters} is above "
+            f"clean.max_characters {clean.max_characters}"
+        )
+
+
 def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str]:
     """List the keys for several labels that the task or the columns give no effect."""
     is_list, usual = isinstance(data.target_column, list), LABELS.settings["data.label_separator"]
@@ -528,6 +545,7 @@ _RULES = (
     _too_few_epochs,
     _pruning_without_effect,
     _settings_without_effect,
+    _texts_without_columns,
     _loss_of_another_task,
     _requests_beyond_trees,
     _budgets_above_one,

@@ -99,6 +99,8 @@ class DataParams(ParamsSection):
     # Holds image bytes ({bytes, path} or binary) or a path relative to the file. Used by image
     # tasks that read a table.
     image_column: str
+    # Text tasks: the columns with the texts of a row, which are joined in this order.
+    text_columns: Annotated[list[str], Field(examples=[["title", "text"]])]
     # Class names or numbers, without effect for a folder. Several labels: a column of lists, or a
     # list of columns of true and false, one for each label.
     target_column: str | Annotated[list[str], Field(min_length=2, examples=[["cat", "dog"]])]
@@ -160,6 +162,7 @@ class DataParams(ParamsSection):
     def problems(self) -> Iterator[str]:
         if isinstance(self.target_column, list):
             yield from _named_twice("target_column", self.target_column)
+        yield from _named_twice("text_columns", self.text_columns)
         if self.split_column is not None and self.split_file is not None:
             yield "split_column and split_file both give the split; set one of them to null"
 
@@ -213,6 +216,9 @@ class RuleParams(ParamsSection):
     all_missing: Action
     constant_column: Action  # refuse: the column is no input
     duplicate_column: Action  # refuse: the second of the two is no input
+    too_short: Action  # texts
+    too_long: Action  # texts
+    control_characters: Action  # in a text; flag: each run of them becomes a space
 
 
 class CleanParams(ParamsSection):
@@ -234,6 +240,8 @@ class CleanParams(ParamsSection):
     max_aspect: Annotated[float, Field(ge=1)]  # longer side over shorter side
     # Distance from the median in robust standard deviations (1.4826 MAD) that makes an outlier.
     outlier_mad_threshold: PositiveFloat
+    min_characters: Positive  # of a text; fewer break too_short
+    max_characters: Positive  # of a text; more break too_long
     max_archive_members: Positive
     max_archive_ratio: Positive  # unpacked bytes over packed bytes of a whole archive
     rules: RuleParams
@@ -287,6 +295,8 @@ class PrecomputeParams(ParamsSection):
     # Of a table column; rarer ones count as unknown. The limit is fp16's exact integers (2048).
     max_categories: Annotated[int, Field(ge=1, le=2000)]
     num_quantiles: Annotated[int, Field(ge=2, le=256)]  # bins of a numeric column's embedding
+    # Bytes of a text in UTF-8 that the network sees; longer texts are cut, and answers say so.
+    max_text_bytes: Annotated[int, Field(ge=16, le=65536)]
 
     def problems(self) -> Iterator[str]:
         if self.train_size_px is not None and self.train_size_px < self.image_size_px:

@@ -78,8 +78,9 @@ def predict_files(
         certified = model.certified
         rows = _open_source(certified, source, encoding)
         stack.callback(rows.close)
-        contract = certified.bundle.manifest.output
-        output = answer_file(destination, rows.schema, contract, certified.calibration.decision)
+        manifest = certified.bundle.manifest
+        decision, remarks = certified.calibration.decision, manifest.input.remark_names
+        output = answer_file(destination, rows.schema, manifest.output, decision, remarks)
         size = rows.piece_rows if piece_rows is None else piece_rows
         records = stack.enter_context(parts.opened(_manifest(certified, rows, size)))
         resumed = sum(record.rows for record in records)

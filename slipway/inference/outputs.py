@@ -38,22 +38,33 @@ class AnswerFile(Protocol):
 
 
 def answer_file(
-    path: Path, carried: pa.Schema, output: OutputContract, decision: Decision | None
+    path: Path,
+    carried: pa.Schema,
+    output: OutputContract,
+    decision: Decision | None,
+    remarks: Sequence[str] = (),
 ) -> AnswerFile:
-    """The format of a path; DataError if its ending is unknown, or columns have the same name."""
+    """The format of a path; DataError if its ending is unknown, or columns have the same name.
+
+    `remarks` are the names that each answer has beside those of `output`, true or false.
+    """
     make = _FORMATS.get(path.suffix.lower())
     if make is None:
         raise DataError(
             f"{str(path)!r} has an unknown ending, expected one of {', '.join(_FORMATS)}."
         )
-    return make(carried, output, decision)
+    return make(carried, output, decision, remarks)
 
 
 class JsonLines:
     """One object for each row: its cells under `row`, `prediction` and `error`."""
 
     def __init__(
-        self, carried: pa.Schema, output: OutputContract, decision: Decision | None
+        self,
+        carried: pa.Schema,
+        output: OutputContract,
+        decision: Decision | None,
+        remarks: Sequence[str] = (),
     ) -> None:
         self._is_json = carried.names == [JSON_ROW]  # the cells are the text of a JSON object
 
@@ -78,7 +89,11 @@ class ParquetAnswers:
     """A row group for each part, with a column for each cell and for each part of the answer."""
 
     def __init__(
-        self, carried: pa.Schema, output: OutputContract, decision: Decision | None
+        self,
+        carried: pa.Schema,
+        output: OutputContract,
+        decision: Decision | None,
+        remarks: Sequence[str] = (),
     ) -> None:
         self._labels = output.labels
         self._names = [f"probability_{label}" for label in output.labels]
@@ -93,10 +108,12 @@ class ParquetAnswers:
         else:
             own += [("interval_low", pa.float64()), ("interval_high", pa.float64())]
         costs = decision.costs if decision else None
-        self._of_costs = [("expected_cost", pa.float64())] if costs else []
+        of_costs = [("expected_cost", pa.float64())] if costs else []
         if costs and costs.abstain is not None:
-            self._of_costs += [("abstain", pa.bool_())]
-        own += [*self._of_costs, ("ood_score", pa.float64()), ("is_ood", pa.bool_())]
+            of_costs += [("abstain", pa.bool_())]
+        own += [*of_costs, ("ood_score", pa.float64())]
+        own += [(name, pa.bool_()) for name in ("is_ood", *remarks)]
+        self._facts = ("ood_score", "is_ood", *remarks, *dict(of_costs))
         own += [("error_code", pa.string()), ("error", pa.string())]
         self._own = pa.schema(own)
         twice = sorted(set(carried.names) & set(self._own.names))
@@ -120,8 +137,7 @@ class ParquetAnswers:
         """The cells and the answers, side by side."""
         found: list[Mapping[str, Any]] = [answer or {} for answer in answers]
         columns: dict[str, list[Any]] = {
-            name: [answer.get(name) for answer in found]
-            for name in ("ood_score", "is_ood", *dict(self._of_costs))
+            name: [answer.get(name) for answer in found] for name in self._facts
         }
         if self._labels:
             name = "labels" if self._several else "label"
@@ -151,9 +167,13 @@ class CsvAnswers(JsonLines):
     """The columns of `ParquetAnswers` as text; a prediction set as a JSON list."""
 
     def __init__(
-        self, carried: pa.Schema, output: OutputContract, decision: Decision | None
+        self,
+        carried: pa.Schema,
+        output: OutputContract,
+        decision: Decision | None,
+        remarks: Sequence[str] = (),
     ) -> None:
-        self._table = ParquetAnswers(carried, output, decision)
+        self._table = ParquetAnswers(carried, output, decision, remarks)
 
     def encode(
         self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
@@ -183,7 +203,8 @@ def _json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, default=str)
 
 
-_FORMATS: Mapping[str, Callable[[pa.Schema, OutputContract, Decision | None], AnswerFile]] = {
+_AnswerFormat = Callable[[pa.Schema, OutputContract, Decision | None, Sequence[str]], AnswerFile]
+_FORMATS: Mapping[str, _AnswerFormat] = {
     ".csv": CsvAnswers,
     ".parquet": ParquetAnswers,
     ".pq": ParquetAnswers,

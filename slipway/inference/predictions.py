@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-_OPTIONAL = ("expected_cost", "abstain")  # only with evaluate.decision.costs
+# The first two only with evaluate.decision.costs, the last one only of texts.
+_OPTIONAL = ("expected_cost", "abstain", "truncated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,11 @@ class ClassPrediction:
     is_ood: bool
     expected_cost: float | None = None  # of this answer; None without evaluate.decision.costs
     abstain: bool | None = None  # True: leave it to a person; None if that has no cost
+    truncated: bool | None = None  # True: the text was cut; None for other inputs
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {k: v for k, v in asdict(self).items() if k not in _OPTIONAL or v is not None}
+        return _to_dict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,11 @@ class LabelsPrediction:
     prediction_set: list[str]  # contains all true labels at the coverage that `info` names
     ood_score: float  # larger for unusual inputs
     is_ood: bool
+    truncated: bool | None = None  # True: the text was cut; None for other inputs
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return asdict(self)
+        return _to_dict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,11 @@ class ValuePrediction:
     interval: tuple[float, float] | None  # None with too few validation rows for the coverage
     ood_score: float  # larger for unusual inputs
     is_ood: bool
+    truncated: bool | None = None  # True: the text was cut; None for other inputs
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return asdict(self)
+        return _to_dict(self)
 
 
 Prediction = ClassPrediction | LabelsPrediction | ValuePrediction
@@ -68,6 +72,11 @@ class Explanation:
     details: dict[str, Any]  # of `kind`; docs/serving.md lists them under /explain
 
 
+def _to_dict(prediction: Prediction) -> dict[str, Any]:
+    content = asdict(prediction)
+    return {k: v for k, v in content.items() if k not in _OPTIONAL or v is not None}
+
+
 def prediction_of(answer: Mapping[str, Any]) -> Prediction:
     """Return the typed form of one answer; fields that it may have in addition are ignored."""
     if "value" in answer:
@@ -77,9 +86,17 @@ def prediction_of(answer: Mapping[str, Any]) -> Prediction:
             None if interval is None else (interval[0], interval[1]),
             answer["ood_score"],
             answer["is_ood"],
+            answer.get("truncated"),
         )
     if "labels" in answer:
-        return LabelsPrediction(*(answer[name] for name in LabelsPrediction.__slots__))
+        return LabelsPrediction(
+            answer["labels"],
+            answer["probabilities"],
+            answer["prediction_set"],
+            answer["ood_score"],
+            answer["is_ood"],
+            answer.get("truncated"),
+        )
     return ClassPrediction(
         answer["label"],
         answer["probabilities"],
@@ -88,6 +105,7 @@ def prediction_of(answer: Mapping[str, Any]) -> Prediction:
         answer["is_ood"],
         answer.get("expected_cost"),
         answer.get("abstain"),
+        answer.get("truncated"),
     )
 
 

@@ -37,18 +37,18 @@ _EXPECTED = "a dict of columns, a DataFrame, a pyarrow table, or a list of dicts
 class ReadRows:
     """The rows of a table as network inputs, and those that the contract does not allow."""
 
-    inputs: NDArray[np.float32]  # (good, width)
+    inputs: NDArray[Any]  # (good, ...)
     positions: NDArray[np.int64]  # (good,) of these rows in the table
     faults: dict[int, CellError]  # the first fault of each other row, by position
 
 
 def read_table(table: pa.Table, contract: ColumnContract, written: TextFormat) -> ReadRows:
     """Read the columns of the contract; DataError if one is missing or of no known type."""
-    require_columns(table.column_names, contract)
+    require_columns(table.column_names, [column.name for column in contract.columns])
     faults: dict[int, CellError] = {}
     cells: dict[str, NDArray[Any]] = {}
     for column in contract.columns:
-        raw = replace(stored_column(column.name, _chunked(table[column.name])), written=written)
+        raw = replace(stored_column(column.name, chunked(table[column.name])), written=written)
         if raw.stored == "other":
             raise DataError(f"the table has {raw.unreadable}.")
         typed = typed_column(raw, column.kind)
@@ -68,13 +68,13 @@ def read_table(table: pa.Table, contract: ColumnContract, written: TextFormat) -
     return ReadRows(_encoded(cells, good, contract), good, faults)
 
 
-def require_columns(names: Sequence[str], contract: ColumnContract) -> None:
-    """DataError with the columns of the contract that a table lacks, and those of similar names."""
+def require_columns(names: Sequence[str], wanted: Sequence[str]) -> None:
+    """DataError with the `wanted` columns that a table lacks, and those of similar names."""
     missing = []
-    for column in contract.columns:
-        if column.name not in names:
-            close = difflib.get_close_matches(column.name, names, n=1)
-            missing.append(f"{column.name!r}{f' (there is {close[0]!r})' if close else ''}")
+    for name in wanted:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            missing.append(f"{name!r}{f' (there is {close[0]!r})' if close else ''}")
     if missing:
         raise DataError(
             f"the table has no column {', '.join(missing)}. Rename or add it; leave cells empty "
@@ -82,7 +82,8 @@ def require_columns(names: Sequence[str], contract: ColumnContract) -> None:
         )
 
 
-def _chunked(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray:
+def chunked(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray:
+    """Return the column of a table in chunks."""
     return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
 
 
@@ -132,7 +133,7 @@ class RowReader:
 
         A CellError names the column, and the position of a bad row.
         """
-        table = _table(given)
+        table = table_of(given)
         if table is not None:
             return self._table_batches(table, batch_size), True
         if isinstance(given, Mapping):
@@ -162,7 +163,7 @@ class RowReader:
                     cells[-1:], self._contract
                 )  # names the row of a number that is too large
             except CellError as error:
-                raise _at(position, error) if is_list else error from None
+                raise at_row(position, error) if is_list else error from None
         return encode_rows(cells, self._contract)
 
     def _table_batches(self, table: pa.Table, batch_size: int) -> Iterator[NDArray[Any]]:
@@ -170,16 +171,18 @@ class RowReader:
         for begin in range(0, table.num_rows, block_rows):
             rows = read_table(table.slice(begin, block_rows), self._contract, USUAL_FORMAT)
             for position, fault in sorted(rows.faults.items()):
-                raise _at(begin + position, fault)
+                raise at_row(begin + position, fault)
             for start in range(0, len(rows.inputs), batch_size):
                 yield rows.inputs[start : start + batch_size]
 
 
-def _at(position: int, error: CellError) -> CellError:
+def at_row(position: int, error: CellError) -> CellError:
+    """Return the error with the position of its row."""
     return CellError(error.rule, f"rows[{position}].{error.column}", error.detail)
 
 
-def _table(given: object) -> pa.Table | None:
+def table_of(given: object) -> pa.Table | None:
+    """Return a DataFrame or a table as pyarrow's; None for anything else."""
     pandas = sys.modules.get("pandas")  # a DataFrame exists only if its caller imported pandas
     if pandas is None or not isinstance(given, pandas.DataFrame):
         return given if isinstance(given, pa.Table) else None

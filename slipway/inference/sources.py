@@ -7,6 +7,7 @@ row of a source is in exactly one piece, the bad ones with their fault.
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,12 +34,15 @@ from slipway.data.sources.raw_tables import cells_of, csv_header
 from slipway.data.sources.shards import parquet_errors, table_files
 from slipway.data.sources.text_format import TextFormat, as_utf8, is_utf8, remedy
 from slipway.inference.images import ImageReader
-from slipway.inference.rows import read_table, require_columns
+from slipway.inference.rows import ReadRows, read_table, require_columns
+from slipway.inference.texts import read_text_table
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
 from slipway.system import files
 from slipway.system.errors import CellError, DataError, ImageError
 
+RowContract = TypeVar("RowContract", ColumnContract, TextContract)
 JSON_ROW = "row"  # the column with the text of a JSON line
 # Of a CSV or JSON lines, read at once; the longest row of a CSV. pyarrow reads 32 blocks ahead.
 _BLOCK_BYTES = 1 << 22
@@ -158,12 +162,13 @@ def _fault_of(future: Future[Any]) -> RowFault | None:
     return None
 
 
-class TableFile:
+class RowFile(ABC, Generic[RowContract]):
     """The rows of a CSV, a Parquet file, a folder of Parquet shards, or JSON lines."""
 
     piece_rows = 8192
 
-    def __init__(self, contract: ColumnContract, path: Path, written: TextFormat) -> None:
+    def __init__(self, contract: RowContract, path: Path, written: TextFormat) -> None:
+        names = self.names_of(contract)
         paths = table_files(path)
         if not paths or (not path.is_dir() and path.suffix.lower() not in TABLES):
             raise DataError(
@@ -171,12 +176,13 @@ class TableFile:
             )
         if not paths[0].is_file():
             raise DataError(f"{str(path)!r} does not exist, expected {TABLE_ENDINGS}.")
-        self._contract, self._written = contract, written
+        self._contract: RowContract = contract
+        self._written: TextFormat = written
         self.num_rows: int | None = None
         self._tables: Callable[[int], Iterator[_Rows]]
         if is_jsonl(path):
             self.schema = pa.schema([(JSON_ROW, pa.string())])
-            self._tables = partial(_json_rows, path, contract)
+            self._tables = partial(_json_rows, path, names)
         elif path.suffix.lower() == ".csv":
             csv_file = _CsvFile(path, written.encoding)
             self.schema, self._tables = csv_file.schema, csv_file.rows
@@ -186,8 +192,17 @@ class TableFile:
                 self.num_rows = sum(pq.read_metadata(part).num_rows for part in paths)
             self._tables = partial(_parquet_rows, paths, self.schema)
         if not is_jsonl(path):
-            require_columns(self.schema.names, contract)
+            require_columns(self.schema.names, names)
         self.identity = files.digest_json([files.sha256_file(part) for part in paths])
+
+    @staticmethod
+    @abstractmethod
+    def names_of(contract: RowContract) -> list[str]:
+        """Return the columns that the contract needs."""
+
+    @abstractmethod
+    def read(self, cells: pa.Table) -> ReadRows:
+        """Read the cells of these columns."""
 
     def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
         """Read the rows again from the start; `skip` is a multiple of `size`."""
@@ -199,7 +214,7 @@ class TableFile:
         """There is nothing to end."""
 
     def _piece(self, rows: "_Rows", batch_size: int) -> Piece:
-        read = read_table(rows.cells, self._contract, self._written)
+        read = self.read(rows.cells)
         faults = {position: _cell_fault(fault) for position, fault in read.faults.items()}
         faults |= {
             position: RowFault("malformed_row", found) for position, found in rows.malformed.items()
@@ -209,6 +224,28 @@ class TableFile:
         slices = (slice(start, start + batch_size) for start in range(0, len(inputs), batch_size))
         batches = ((positions[part], inputs[part]) for part in slices)
         return Piece(rows.carried, batches, faults)
+
+
+class TableFile(RowFile[ColumnContract]):
+    """The rows of a table."""
+
+    @staticmethod
+    def names_of(contract: ColumnContract) -> list[str]:
+        return [column.name for column in contract.columns]
+
+    def read(self, cells: pa.Table) -> ReadRows:
+        return read_table(cells, self._contract, self._written)
+
+
+class TextFile(RowFile[TextContract]):
+    """The texts of a table."""
+
+    @staticmethod
+    def names_of(contract: TextContract) -> list[str]:
+        return contract.columns
+
+    def read(self, cells: pa.Table) -> ReadRows:
+        return read_text_table(cells, self._contract)
 
 
 def _cell_fault(error: CellError) -> RowFault:
@@ -345,7 +382,7 @@ class _CsvFile:
             raise DataError(f"{str(self._path)!r} is not a readable CSV: {reason}") from error
 
 
-def _json_rows(path: Path, contract: ColumnContract, size: int) -> Iterator[_Rows]:
+def _json_rows(path: Path, names: Sequence[str], size: int) -> Iterator[_Rows]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         lines = (line.strip() for line in file if line.strip())
         is_first = True
@@ -353,7 +390,7 @@ def _json_rows(path: Path, contract: ColumnContract, size: int) -> Iterator[_Row
             records = [json_record(line) for line in part]
             rows = [record or {} for record in records]
             if is_first:
-                require_columns(list({name: None for row in rows for name in row}), contract)
+                require_columns(list({name: None for row in rows for name in row}), names)
             is_first = False
             texts = [
                 json.dumps(line) if record is None else line
@@ -361,12 +398,7 @@ def _json_rows(path: Path, contract: ColumnContract, size: int) -> Iterator[_Row
             ]
             yield _Rows(
                 pa.table({JSON_ROW: pa.array(texts, pa.string())}),
-                pa.table(
-                    {
-                        column.name: cells_of([row.get(column.name) for row in rows])
-                        for column in contract.columns
-                    }
-                ),
+                pa.table({name: cells_of([row.get(name) for row in rows]) for name in names}),
                 {
                     position: NOT_AN_OBJECT
                     for position, record in enumerate(records)

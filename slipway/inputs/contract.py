@@ -33,13 +33,22 @@ class InputContract(Contract):
         """Return what callers need to know, as JSON."""
         return self.model_dump(mode="json")
 
+    @property
+    def remark_names(self) -> tuple[str, ...]:
+        """The names of the remarks that every answer carries, each true or false."""
+        return ()
+
+    def remarks(self, rows: NDArray[Any]) -> list[dict[str, bool]]:
+        """Return the remarks on each of the (rows, ...) inputs; empty without `remark_names`."""
+        return []
+
     def example_rows(self, num_rows: int) -> NDArray[Any]:
         """Return (num_rows, ...) inputs that a network may meet, with many different values."""
         raise NotImplementedError
 
 
 def input_name(contract: InputContract) -> str:
-    """Return the name of a graph's input: "image" or "row"."""
+    """Return the name of a graph's input: "image", "row" or "text"."""
     return input_kind(contract.kind).graph_input
 
 

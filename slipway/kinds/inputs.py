@@ -31,6 +31,7 @@ class InputKind:
     parts: Mapping[InputPart, str]
     # Those of `networks` that are gradient-boosted trees: they take no gradient steps.
     trees: tuple[str, ...] = ()
+    has_texts: bool = False  # a row is texts, from columns of a table
     endings: tuple[str, ...] = ()  # of files other than tables, archives and folders of classes
 
     def load_part(self, part: InputPart) -> Any:
@@ -174,5 +175,48 @@ COLUMNS = InputKind(
         "items": "slipway.inference.rows:RowReader",
         "source": "slipway.inference.sources:TableFile",
         "explain": "slipway.predictor.explaining.explanation:explain_row",
+    },
+)
+TEXTS = InputKind(
+    name="texts",
+    has_texts=True,
+    graph_input="text",
+    content_type="application/json",
+    many_per_request=True,
+    ids_from_cells=True,
+    has_pixels=False,
+    takes_files=False,
+    networks={
+        "hashed_ngrams": "slipway.config.network_arguments:HashedNgramsArguments",
+        "small_transformer": "slipway.config.network_arguments:SmallTransformerArguments",
+    },
+    settings={
+        "data.text_columns": [],
+        "clean.min_characters": 1,
+        "clean.max_characters": 1_000_000,
+        "clean.rules.type_violation": "refuse",
+        "clean.rules.too_short": "refuse",
+        "clean.rules.too_long": "refuse",
+        "clean.rules.control_characters": "flag",
+        "precompute.max_text_bytes": 512,
+    },
+    requests={"data.text_columns": []},
+    parts={
+        "contract": "slipway.inputs.texts:TextContract",
+        "check_source": "slipway.data.texts.cleaning:check_texts",
+        "clean": "slipway.data.texts.cleaning:clean_texts",
+        "pack": "slipway.data.texts.packing:pack_texts",
+        "raw_rows": "slipway.data.texts.source:raw_rows",
+        "network": "slipway.training.networks.text_networks:text_network",
+        "input_features": "slipway.drift.text_features:text_features",
+        "measure_features": "slipway.drift.text_features:measure_texts",
+        "row_cells": "slipway.reports.pages.cells:text_cells",
+        "receive": "slipway.serving.requests.bodies:receive_texts",
+        "decoder": "slipway.serving.requests.rows:TextDecoder",
+        "api": "slipway.serving.schemas:TextApi",
+        "describe_tensors": "slipway.serving.open_inference.conversion:describe_texts",
+        "read_tensors": "slipway.serving.open_inference.conversion:read_texts",
+        "items": "slipway.inference.texts:TextReader",
+        "source": "slipway.inference.sources:TextFile",
     },
 )

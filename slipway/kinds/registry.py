@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from slipway.kinds.inputs import COLUMNS, IMAGES, InputKind
+from slipway.kinds.inputs import COLUMNS, IMAGES, TEXTS, InputKind
 from slipway.kinds.targets import CLASS, LABELS, NUMBER, TargetKind
 from slipway.system.errors import ParamsError
 
@@ -34,6 +34,9 @@ KINDS = {
         TaskKind("table_classification", COLUMNS, CLASS),
         TaskKind("table_multilabel", COLUMNS, LABELS),
         TaskKind("table_regression", COLUMNS, NUMBER),
+        TaskKind("text_classification", TEXTS, CLASS),
+        TaskKind("text_multilabel", TEXTS, LABELS),
+        TaskKind("text_regression", TEXTS, NUMBER),
     )
 }
 

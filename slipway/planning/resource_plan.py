@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from slipway.config.params import Params
 from slipway.config.sections import TrainParams
-from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import kind_of
 from slipway.planning.memory_plan import DeviceMemory, Traces, planned_memory, trace_all
 from slipway.planning.packages import missing_network, missing_packages
@@ -191,7 +191,7 @@ def _check_memory(placement: Placement, memory: PlannedMemory, findings: Finding
 
 def _batch_bytes(network: Network, shape: StepShape) -> int:
     contract = network.spec.input
-    value_bytes = 1 if isinstance(contract, ImageContract) else 4
+    value_bytes = np.dtype(contract.dtype).itemsize
     return shape.per_device * int(torch.Size(contract.shape).numel()) * value_bytes
 
 

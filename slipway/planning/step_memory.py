@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
@@ -20,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from slipway.config.sections import TrainParams
-from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import kind_of
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses
@@ -159,7 +159,7 @@ def _forward_backward(
 
 def _batch(network: Network, rows: int) -> tuple[Tensor, Tensor]:
     contract = network.spec.input
-    dtype = torch.uint8 if isinstance(contract, ImageContract) else torch.float32
+    dtype = torch.uint8 if contract.dtype is np.uint8 else torch.float32
     target_dtype = getattr(torch, kind_of(network.spec.task).target.dtype)
     targets = torch.zeros(rows, dtype=target_dtype)
     return torch.zeros((rows, *contract.shape), dtype=dtype), targets

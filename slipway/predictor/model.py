@@ -62,7 +62,12 @@ class CertifiedModel:
 
     def answer_rows(self, batch: NDArray[Any]) -> list[AnsweredRow]:
         """Answer a batch of (rows, ...) that meets the bundle's input contract."""
-        return self._rows(*self.run(batch))
+        rows = self._rows(*self.run(batch))
+        remarks = self.bundle.manifest.input.remarks(batch)
+        for row, remark in zip(rows, remarks, strict=False):  # most inputs have no remarks
+            if row.answer is not None:
+                row.answer.update(remark)
+        return rows
 
     def answer(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
         """The caller's answer for the outputs (outputs,) float32 and OOD score of one row.

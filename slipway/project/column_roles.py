@@ -192,6 +192,12 @@ class Roles:
     dates: Sequence[SampledColumn]
 
     @property
+    def special(self) -> list[SampledColumn]:
+        """The columns with a role other than that of the target."""
+        roles = (self.group, self.time, self.weight, self.split)
+        return [column for column in roles if column is not None]
+
+    @property
     def named_target(self) -> SampledColumn | None:
         """The candidate whose name says that it is the target; of an id and its text the text."""
         named = [column for column in self.targets if column.plain_name in _TARGET_NAMES]

@@ -70,8 +70,8 @@ def sample_class_folders(
     texts = [name for name in sample if name.lower().endswith(_TEXT_ENDINGS)]
     if 2 * len(texts) > len(sample):
         raise DataError(
-            f"{str(root)!r} holds texts, such as {texts[0]!r}. Slipway has no task for texts yet: "
-            "expected images, or a table of numbers, categories and dates."
+            f"{str(root)!r} holds texts, such as {texts[0]!r}, expected images or a table. "
+            "Save the texts and their classes as a .csv, .parquet or .jsonl with two columns."
         )
     return FolderSample(classes, given, sample, is_exact)
 

@@ -17,11 +17,16 @@ from slipway.system.assets import asset
 
 _WIDTH = 100
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>[a-z_0-9]+):(?P<value>.*?)(?P<comment> # .*)?$")
-# Of the keys that only tables have, which the embedded file lacks.
+# Of the keys that only tables or texts have, which the embedded file lacks.
 _COMMENTS = {
     "data.columns": "corrections of the detected types; reports/columns.yaml lists them",
     "data.missing_values": 'words for a missing cell, such as "?"',
     "data.date_format": 'or, for dates that are not ISO 8601, "%d/%m/%Y"',
+    "data.text_columns": "the texts of a row, joined in this order",
+    "clean.min_characters": "of a text",
+    "clean.max_characters": "of a text; also the service's limit",
+    "clean.rules.control_characters": "flag: each run of them becomes a space",
+    "precompute.max_text_bytes": "in UTF-8; longer texts are cut, and answers say so",
     "clean.rules.type_violation": "a cell of another kind; flag: it counts as missing",
     "precompute.max_categories": "of one column; rarer ones count as unknown",
     "precompute.num_quantiles": "pieces of the range of a number, at most",

@@ -18,7 +18,8 @@ from slipway.data.tables.cells import GOOD, typed_column
 from slipway.data.tables.hints import written_as
 from slipway.data.tables.target_copies import ColumnScore, best_score
 from slipway.inputs.columns import Kind
-from slipway.kinds.registry import TaskKind, kind_of, settings_of_kinds
+from slipway.kinds.inputs import TEXTS
+from slipway.kinds.registry import TaskKind, kind_of, settings_of_kinds, task_for
 from slipway.project import recipe
 from slipway.project.column_roles import SampledColumn, sampled_columns
 from slipway.project.gate import ProposedGate, class_gate, label_gate, number_gate
@@ -140,7 +141,9 @@ class _Draft:
         self._keep_own_keys()
         self._data()
         self._split()
-        if not self.kind.input.has_pixels:
+        if self.choice.text_columns:
+            self._text_recipe()
+        elif not self.kind.input.has_pixels:
             self._table_cells()
             self._table_recipe()
         else:
@@ -334,7 +337,10 @@ class _Draft:
             self.set("data.date_format", dates, "most dates are written so; check day and month")
         for column in self.columns:
             if column.is_free_text and column.guess.kind == "ignore":
-                self.warnings.append(f"{column.name!r} is free text, which no task uses yet")
+                self.warnings.append(
+                    f"{column.name!r} is free text, which tables do not use; a task such as "
+                    f"{task_for(TEXTS, self.kind.target)} learns from texts only (--task)"
+                )
         for column in self.inputs():
             if column.missing_fraction >= _MUCH_MISSING:
                 self.warnings.append(
@@ -379,6 +385,16 @@ class _Draft:
         self._length(length)
         self.set("train.learning_rate", 0.006, "usual for this network")
         self.set("train.weight_decay", 0.0003)
+        self.set("train.label_smoothing", 0.0)
+
+    def _text_recipe(self) -> None:
+        texts = self.choice.text_columns
+        names = [column.name for column in texts]
+        self.set("data.text_columns", names, "free text")
+        self.set_all(recipe.text_values([column.raw for column in texts]))
+        self._length(recipe.text_length(self.rows_of("train")))
+        self.set("train.learning_rate", 0.01, "usual for this network")
+        self.set("train.weight_decay", 0.01)
         self.set("train.label_smoothing", 0.0)
 
     def _trees(self, network: str, reason: str, num_train: int) -> None:

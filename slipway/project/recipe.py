@@ -2,10 +2,16 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
 from slipway.config.params import value_at
+from slipway.data.sources.raw_tables import RawColumn
 from slipway.kinds.registry import kind_of
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.project.machine import Machine
@@ -22,8 +28,18 @@ _TRAINING_SECONDS = {"cpu": 100.0, "gpu": 900.0}
 _TRAINING = 3  # operations forward and backward over those forward
 _RESNET18_FLOPS = 3.6e9 / 224**2  # per pixel, forward
 _SMALL_RESNET_FLOPS = 92e3 / 32**2  # per pixel and squared width, forward
-_USUAL_EPOCHS = {"scratch": 40, "pretrained": 12, "table": 40}
+_USUAL_EPOCHS = {"scratch": 40, "pretrained": 12, "table": 40, "text": 8}
 _MOST_EPOCHS = 100
+_WHOLE_TEXTS = 0.99  # of the texts, which are not cut
+_TEXT_STEP, _MOST_TEXT_BYTES = 64, 2048
+_HASHED_NGRAMS = {
+    "buckets": 131072,
+    "width": 16,
+    "word_ngrams": 2,
+    "byte_ngrams": [3, 4, 5, 6],
+    "lowercase": True,
+    "dropout": 0.0,
+}
 _TABLE_EFFICIENCY = 0.35  # of small matrices, beside convolutions
 _FEWEST_EPOCHS_OF_TABM = 8
 _TREES_PAGE = "docs/how-to/trees.md"
@@ -94,6 +110,37 @@ def table_length(
     inner = num_columns * arguments["embedding_size"] + (arguments["num_blocks"] - 1) * width
     cost = 2 * arguments["num_submodels"] * width * inner / _TABLE_EFFICIENCY
     return _length(cost, _USUAL_EPOCHS["table"], num_train, machine)
+
+
+def text_values(columns: Sequence[RawColumn]) -> Values:
+    """Return the length of a text that the network reads, and the network."""
+    num_bytes = np.sum([_cell_bytes(column) for column in columns], axis=0)
+    usual = int(np.quantile(num_bytes, _WHOLE_TEXTS)) + len(columns)
+    size = min(_MOST_TEXT_BYTES, max(_TEXT_STEP, math.ceil(usual / _TEXT_STEP) * _TEXT_STEP))
+    whole = np.count_nonzero(num_bytes + len(columns) - 1 <= size) / max(1, num_bytes.size)
+    return {
+        "precompute.max_text_bytes": (size, f"{whole:.1%} of the texts are not longer"),
+        "train.network": ("hashed_ngrams", "learns words and parts of words in seconds"),
+        "train.network_arguments": (dict(_HASHED_NGRAMS), "n-grams of words and of characters"),
+    }
+
+
+def _cell_bytes(column: RawColumn) -> NDArray[np.int64]:
+    """(N,) bytes of the cell of each row."""
+    texts = column.values.cast(pa.string())
+    lengths = np.append(pc.binary_length(texts).to_numpy(zero_copy_only=False), 0)
+    return np.asarray(lengths[column.codes], np.int64)
+
+
+def text_length(num_train: int) -> Length:
+    """Return batch size and epochs of `hashed_ngrams`."""
+    size = batch_size(num_train)
+    steps = max(1, math.ceil(num_train / size))
+    epochs = max(_USUAL_EPOCHS["text"], min(_MOST_EPOCHS, math.ceil(MIN_STEPS / steps)))
+    reason = (
+        f"about {num_train:,} training rows: {steps} steps per epoch, {epochs * steps:,} in all"
+    )
+    return Length(size, epochs, reason)
 
 
 def table_network(length: Length, machine: Machine) -> tuple[str, str]:

@@ -42,5 +42,5 @@ class DataSummary:
 
     @property
     def input(self) -> InputKind:
-        """The kind of input that the data suits."""
+        """The kind of input that the data suits; a table may also hold texts."""
         return COLUMNS if self.form == "table" else IMAGES

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipway.data.sources.image_tables import missing_column
+from slipway.kinds.inputs import TEXTS
 from slipway.kinds.registry import kind_of, task_for
 from slipway.kinds.targets import CLASS, LABELS, NUMBER
 from slipway.project.column_roles import Roles, SampledColumn, find_roles, target_kinds
@@ -32,6 +33,7 @@ class TaskChoice:
     target_reason: str
     roles: Roles
     label_columns: tuple[SampledColumn, ...] = ()  # one for each label, instead of a single target
+    text_columns: tuple[SampledColumn, ...] = ()  # the inputs of a task of texts
 
 
 def choose(
@@ -39,7 +41,7 @@ def choose(
 ) -> TaskChoice | Question:
     """Choose task and target; the user's own are checked. DataError if nothing can be predicted."""
     if task is not None:
-        _check_task(summary, task)
+        _check_task(summary, columns, task)
     if summary.form == "class folders":
         if target is not None:
             raise ParamsError(
@@ -58,8 +60,9 @@ def choose(
             f"The columns are {', '.join(names)}."
         )
     roles = find_roles(columns, target)
-    _check_not_texts(summary, columns, roles, target)
-    chosen = _target(columns, roles, task, target)
+    texts = _text_columns(summary, columns, roles, task, target)
+    inputs = TEXTS if texts else summary.input
+    chosen = _target(columns, roles, task, target, len(texts))
     if isinstance(chosen, Question):
         return chosen
     column, target_reason = chosen
@@ -69,10 +72,11 @@ def choose(
             "--task",
             f"Does {column.name!r} hold {' or '.join(kind.plural for kind in kinds)}? "
             f"It has {len(column.counts)} values: {_examples(column)}.",
-            tuple(task_for(summary.input, kind) for kind in kinds),
+            tuple(task_for(inputs, kind) for kind in kinds),
         )
     reason = f"{column.name!r} holds {kinds[0].plural}: {_examples(column)}"
-    return TaskChoice(task_for(summary.input, kinds[0]), reason, column, target_reason, roles)
+    found = task_for(inputs, kinds[0])
+    return TaskChoice(found, reason, column, target_reason, roles, text_columns=texts)
 
 
 def _several_columns(
@@ -89,7 +93,9 @@ def _several_columns(
         for column in chosen
         if not column.may_be_label
     ]
-    found = task_for(summary.input, LABELS)
+    roles = find_roles([column for column in columns if column.name not in names], None)
+    texts = _text_columns(summary, columns, roles, task, None, names)
+    found = task_for(TEXTS if texts else summary.input, LABELS)
     if task not in (None, found):
         problems.append(f"--task {task} takes one column, several columns are for {found}")
     if problems or len(set(names)) < len(names):
@@ -97,13 +103,19 @@ def _several_columns(
         raise ParamsError(
             f"--target names {len(names)} columns, one for each label: {named}. Correct the list."
         )
-    roles = find_roles([column for column in columns if column.name not in names], None)
     reason = f"a column for each of {len(names)} labels"
-    return TaskChoice(found, reason, chosen[0], "as you said", roles, chosen)
+    return TaskChoice(found, reason, chosen[0], "as you said", roles, chosen, texts)
 
 
-def _check_task(summary: DataSummary, task: str) -> None:
-    if kind_of(task).input is not summary.input:
+def _check_task(summary: DataSummary, columns: Sequence[SampledColumn], task: str) -> None:
+    inputs = kind_of(task).input
+    is_of_texts = inputs.has_texts and summary.form == "table"
+    if is_of_texts and not any(map(_holds_text, columns)):
+        raise ParamsError(
+            f"--task is {task!r}, but no column of {str(summary.path)!r} holds texts: "
+            f"{', '.join(column.name for column in columns)}. Leave --task out."
+        )
+    if inputs is not summary.input and not is_of_texts:
         expected = [task_for(summary.input, target) for target in (CLASS, LABELS, NUMBER)]
         raise ParamsError(
             f"--task is {task!r}, but {str(summary.path)!r} is a {summary.form}, "
@@ -124,7 +136,11 @@ def _folders_of_classes(summary: DataSummary) -> TaskChoice:
 
 
 def _target(
-    columns: Sequence[SampledColumn], roles: Roles, task: str | None, target: str | None
+    columns: Sequence[SampledColumn],
+    roles: Roles,
+    task: str | None,
+    target: str | None,
+    num_texts: int,
 ) -> tuple[SampledColumn, str] | Question:
     if target is not None:
         return next(column for column in columns if column.name == target), "as you said"
@@ -140,7 +156,7 @@ def _target(
             f"none of the columns {', '.join(column.name for column in columns)} can be a target: "
             "expected one with a few classes, or with numbers, in most rows."
         )
-    if len(fitting) == 1 and len(columns) - len(fitting) <= _others(roles):
+    if len(fitting) == 1 and len(columns) - len(fitting) <= _others(roles) + num_texts:
         return fitting[0], "the only column that can be predicted"
     lists = [column for column in fitting if column.holds_lists]
     if len(lists) == 1:
@@ -155,26 +171,37 @@ def _target(
 
 def _others(roles: Roles) -> int:
     """The number of columns beside the target that have a role."""
-    return sum(c is not None for c in (roles.group, roles.time, roles.weight, roles.split))
+    return len(roles.special)
 
 
-def _check_not_texts(
-    summary: DataSummary, columns: Sequence[SampledColumn], roles: Roles, target: str | None
-) -> None:
-    """Refuse a table whose only inputs are texts."""
-    texts = [column.name for column in columns if column.is_free_text]
-    if summary.input.has_pixels or not texts:
-        return
-    inputs = [c for c in columns if c.guess.kind != "ignore" and c.name not in texts]
+def _text_columns(
+    summary: DataSummary,
+    columns: Sequence[SampledColumn],
+    roles: Roles,
+    task: str | None,
+    target: str | None,
+    targets: Sequence[str] = (),
+) -> tuple[SampledColumn, ...]:
+    """Return the columns of texts, if the task is of texts or there are no other inputs.
+
+    Without a `target` the column of that role counts as one, or one of two that may be.
+    """
+    if summary.form != "table" or (task is not None and not kind_of(task).input.has_texts):
+        return ()
     named = roles.named_target
     label = target or (named.name if named else None)
-    rest = [column for column in inputs if column.name != label]
-    if not rest or (label is None and len(rest) <= 1):
-        raise DataError(
-            f"{str(summary.path)!r} is a set of texts, in {', '.join(map(repr, texts))}. "
-            "Slipway has no task for texts yet: expected images, or columns of numbers, categories "
-            "or dates."
-        )
+    given = {label, *targets, *(column.name for column in roles.special)}
+    others = [column for column in columns if column.name not in given]
+    texts = tuple(column for column in others if column.is_free_text)
+    if task is not None:
+        return texts or tuple(column for column in others if _holds_text(column))
+    rest = [c for c in others if c.guess.kind != "ignore" and c not in texts]
+    has_target = label is not None or bool(targets)
+    return texts if len(rest) <= (0 if has_target else 1) else ()
+
+
+def _holds_text(column: SampledColumn) -> bool:
+    return column.raw.stored == "text" and not column.is_numeric and not column.holds_lists
 
 
 def _examples(column: SampledColumn) -> str:

@@ -19,6 +19,7 @@ from slipway.artifacts.bundle import Bundle, LoadedBundle
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract, decode_row
 from slipway.kinds.registry import input_kind
 from slipway.serving.http.responses import ERRORS
 
@@ -61,6 +62,25 @@ def row_schema(contract: ColumnContract) -> dict[str, Any]:
     }
 
 
+def text_schema(contract: TextContract) -> dict[str, Any]:
+    """The JSON Schema of the texts of one row."""
+    text: dict[str, Any] = {"type": "string"}
+    if contract.max_characters is not None:
+        text["maxLength"] = contract.max_characters
+    is_single = len(contract.columns) == 1
+    return {
+        "type": "object",
+        "properties": {
+            name: text | ({"minLength": 1} if is_single else {"nullable": True})
+            for name in contract.columns
+        }
+        | dict.fromkeys(contract.ignored, _IGNORED),
+        **({"required": contract.columns} if is_single else {}),
+        "additionalProperties": False,
+        "example": contract.example_row(),
+    }
+
+
 class InputApi(Protocol):
     """The input of `/predict`, for one contract; each kind of input has its own."""
 
@@ -81,6 +101,41 @@ def input_api(contract: InputContract) -> InputApi:
     """The description of the input that a contract takes."""
     make: Callable[[InputContract], InputApi] = input_kind(contract.kind).load_part("api")
     return make(contract)
+
+
+class TextApi:
+    """Texts: one JSON object, or a list of them."""
+
+    summary = "Predict one text, or several."
+    errors = (
+        "malformed_json",
+        "too_many_rows",
+        "not_a_row",
+        "no_rows",
+        "unknown_column",
+        "missing_value",
+        "type_violation",
+        "out_of_range",
+    )
+
+    def __init__(self, contract: TextContract) -> None:
+        self._contract = contract
+
+    def content(self, max_items: int | None = None) -> dict[str, Any]:
+        row = text_schema(self._contract)
+        return {"application/json": {"oneOf": [row, only_list("rows", row, max_items)]}}
+
+    def curl(self) -> str:
+        row = json.dumps(self._contract.example_row(), ensure_ascii=False)
+        return f"-H 'content-type: application/json' -d {shlex.quote(row)}"
+
+    def example_bodies(self, bundle: LoadedBundle, most: int) -> tuple[list[bytes], str]:
+        rows = bundle.golden_rows()
+        if rows is None or len(self._contract.columns) > 1:
+            return [json.dumps(self._contract.example_row()).encode()], "an example text"
+        texts = [decode_row(row) for row in rows.inputs[:most]]
+        bodies = [json.dumps({self._contract.columns[0]: text}).encode() for text in texts]
+        return bodies, "the texts of the bundle's golden rows"
 
 
 class ImageApi:
@@ -231,7 +286,8 @@ def _prediction_fields(bundle: Bundle | None) -> dict[str, Any]:
         "probabilities": {"label": label} | shares | costs,
         "label_probabilities": {"labels": {"type": "array", "items": label}} | shares,
     }
-    return own[bundle.output.kind] | _OUTLIER
+    remarks = {name: {"type": "boolean"} for name in bundle.input.remark_names}
+    return own[bundle.output.kind] | _OUTLIER | remarks
 
 
 def _object(fields: dict[str, Any]) -> dict[str, Any]:

@@ -24,12 +24,13 @@ from starlette.types import ASGIApp
 
 from slipway.artifacts.bundle import load_bundle
 from slipway.inputs.columns import ColumnContract
+from slipway.inputs.texts import TextContract
 from slipway.serving.app import Application, connection_limits
 from slipway.serving.extensions import EXTENSIONS, SECTIONS
 from slipway.serving.http.responses import Refusal
 from slipway.serving.metrics.service_metrics import open_server_directory
 from slipway.serving.requests.payload import Payload
-from slipway.serving.schemas import row_schema
+from slipway.serving.schemas import row_schema, text_schema
 from slipway.serving.settings import Settings, SettingsError, read_settings
 from slipway.serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
@@ -51,11 +52,11 @@ def _served_bundle(settings: Settings) -> Path:
     return settings.bundle
 
 
-def _read_columns(bundle: Path) -> ColumnContract | None:
-    """The columns of a table's bundle. None for images, or if there is no bundle."""
+def _read_columns(bundle: Path) -> ColumnContract | TextContract | None:
+    """The columns of a bundle of a table or of texts. None for images, or without a bundle."""
     with suppress(SlipwayError):
         contract = load_bundle(bundle).manifest.input
-        return contract if isinstance(contract, ColumnContract) else None
+        return contract if isinstance(contract, (ColumnContract, TextContract)) else None
     return None
 
 
@@ -141,12 +142,13 @@ def _method_of_images() -> Any:
     return bentoml.api(predict)
 
 
-def _method_of_rows(columns: ColumnContract) -> Any:
-    schema = WithJsonSchema({"type": "array", "items": row_schema(columns), "minItems": 1})
+def _method_of_rows(columns: ColumnContract | TextContract) -> Any:
+    row = text_schema(columns) if isinstance(columns, TextContract) else row_schema(columns)
+    schema = WithJsonSchema({"type": "array", "items": row, "minItems": 1})
 
     async def predict(self: Any, rows: Annotated[list[dict[str, Any]], schema]) -> dict[str, Any]:
         """Predict rows: for each its label or value, with uncertainty and OOD score."""
-        return await _answer(Payload("columns", (json.dumps({"rows": rows}).encode(),)))
+        return await _answer(Payload(columns.kind, (json.dumps({"rows": rows}).encode(),)))
 
     return bentoml.api(predict)
 

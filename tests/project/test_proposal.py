@@ -80,10 +80,39 @@ def test_a_task_of_another_input_is_refused() -> None:
 
 
 @pytest.mark.parametrize("target", [None, "label"])
-def test_a_table_of_texts_is_refused_by_name(tmp_path: Path, target: str | None) -> None:
-    lines = [f"{'ham' if n % 3 else 'spam'},see you at {n} in the usual place" for n in range(99)]
-    with pytest.raises(DataError, match="is a set of texts, in 'text'"):
-        table(tmp_path, "label,text\n" + "\n".join(lines), target=target)
+def test_a_table_of_texts_and_classes_becomes_a_task_of_texts(
+    tmp_path: Path, target: str | None
+) -> None:
+    params = table(tmp_path, _texts(99), target=target).params
+    assert (params["data"]["task"], params["data"]["text_columns"]) == (
+        "text_classification",
+        ["text"],
+    )
+    assert params["precompute"]["max_text_bytes"] == 64
+    assert params["train"]["network"] == "hashed_ngrams"
+    assert params["augment"] == {}
+
+
+def test_texts_beside_other_inputs_are_a_table_unless_the_task_says_texts(tmp_path: Path) -> None:
+    rows = "\n".join(
+        f"{line},{n % 7},{n * n % 11}" for n, line in enumerate(_texts(99).splitlines()[1:])
+    )
+    text = f"label,text,size,age\n{rows}\n"
+    proposal = table(tmp_path, text)
+    assert proposal.params["data"]["task"] == "table_classification"
+    assert any("'text' is free text" in warning for warning in proposal.warnings)
+    of_texts = table(tmp_path, text, task="text_classification").params["data"]
+    assert of_texts["text_columns"] == ["text"]
+
+
+def test_a_task_of_texts_is_refused_for_a_table_without_texts() -> None:
+    with pytest.raises(ParamsError, match=r"no column of .* holds texts"):
+        propose(inspect(wine(Path())), "text_classification", "cultivar", machine=LAPTOP)
+
+
+def _texts(rows: int) -> str:
+    lines = [f"{'ham' if n % 3 else 'spam'},see you at {n} in the usual place" for n in range(rows)]
+    return "label,text\n" + "\n".join(lines)
 
 
 def test_class_folders_of_texts_are_refused_by_name(tmp_path: Path) -> None:

@@ -63,7 +63,18 @@ def in_order(*rooms: str) -> Table:
 
 # Inside the rooms that are divided. The table of `slipway/serving/` is in test_serving_imports.py.
 DATA = in_order(
-    *("engine", "sources", "rules", "store", "augmentation", "splits", "images", "tables", "merge")
+    *(
+        "engine",
+        "sources",
+        "rules",
+        "store",
+        "augmentation",
+        "splits",
+        "images",
+        "tables",
+        "texts",
+        "merge",
+    )
 )
 TRAINING = in_order(
     *(

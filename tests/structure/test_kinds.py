@@ -9,7 +9,7 @@ from slipway.kinds.registry import KINDS
 from slipway.system.source_code import PACKAGES
 from tests.structure.tracked import tracked_files
 
-RECORDS = {"IMAGES", "COLUMNS", "CLASS", "LABELS", "NUMBER"}
+RECORDS = {"IMAGES", "COLUMNS", "TEXTS", "CLASS", "LABELS", "NUMBER"}
 # By the attribute that holds them. Columns of a table have kinds as well, with other names.
 NAMES = {
     "kind": {kind.input.name for kind in KINDS.values()},

@@ -69,6 +69,22 @@ TABLE_RULES = _ANNOTATION_RULES | {
     "conflicting_target": "the same inputs with different numbers",
     "near_duplicate": "the same inputs; they stay in one split, or one of them is kept",
 }
+TEXT_RULES = _ANNOTATION_RULES | {
+    "missing_value": "no text, or only white space and control characters",
+    "type_violation": "bytes that are not of data.encoding, or a text that is a list or bytes",
+    "too_short": "fewer characters than clean.min_characters",
+    "too_long": "more characters than clean.max_characters",
+    "control_characters": "characters that no one sees; each run of them becomes a space",
+    "outlier": (
+        "a target more than clean.outlier_mad_threshold robust standard deviations from the median"
+    ),
+    "exact_duplicate": "the same row again; one of them is kept",
+    "conflicting_label": "the same text under different classes",
+    "conflicting_target": "the same text with different numbers",
+    "near_duplicate": (
+        "the same text but for case and white space; they stay in one split, or one of them is kept"
+    ),
+}
 # Ends the detail of a copy that leaks between given splits.
 IN_ANOTHER_SPLIT = ", which is in the given split "
 DUPLICATES = ("exact_duplicate", "near_duplicate")  # usable rows that are already present
@@ -119,7 +135,9 @@ def not_checked(rules: Mapping[str, str], data: DataParams, params: CleanParams)
         reasons["missing_value"] = "data.columns requires no value"
     target = kind_of(data.task).target
     other_rules = {rule for kind in KINDS.values() for rule in kind.target.rules}
-    if target.has_classes and rules is IMAGE_RULES:  # tables also have outliers among their inputs
+    if (
+        target.has_classes and rules is not TABLE_RULES
+    ):  # tables also have outliers among their inputs
         other_rules.add("outlier")
     reasons |= dict.fromkeys(other_rules.difference(target.rules), f"targets are {target.plural}")
     return {rule: reason for rule, reason in reasons.items() if rule in rules}

@@ -40,7 +40,7 @@ from slipway.data.tables.targets import Annotations, annotate
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType
 from slipway.system.errors import DataError
 
-_WRITTEN_ROWS = 1 << 14  # at a time
+WRITTEN_ROWS = 1 << 14  # at a time
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
         _read_input(raw, guess, data, clean, ledger) for guess in guesses if guess.kind != "ignore"
     ]
     _refuse_all_missing(inputs, clean, ledger)
-    _find_outliers(inputs, annotations, raw.columns[data.target_columns[0]], clean, ledger)
+    find_outliers(inputs, annotations, raw.columns[data.target_columns[0]], clean, ledger)
     insisted = frozenset(name for name, given in data.columns.items() if given.kind != "ignore")
     typed = [column.typed for column in inputs]
     verdicts = apply_column_rules(typed, annotations, ledger.alive, clean.rules, insisted)
@@ -134,7 +134,8 @@ def check_columns(raw: RawTable, data: DataParams) -> None:
 def check_column_names(present: Sequence[str], data: DataParams) -> None:
     """DataError naming every column of the params that is not `present` or contradictory."""
     keys_of: dict[str, list[str]] = {}
-    for key, name in special_columns(data).items():
+    texts = {f"text_columns[{i}]": name for i, name in enumerate(data.text_columns)}
+    for key, name in (special_columns(data) | texts).items():
         keys_of.setdefault(name, []).append(f"data.{key}")
     problems = [
         f"  {key} is {name!r}, {missing_column(name, present)}"
@@ -231,13 +232,14 @@ def _refuse_all_missing(inputs: Sequence[_Input], clean: CleanParams, ledger: Le
     ledger.apply(clean.rules.all_missing, "all_missing", verdicts)
 
 
-def _find_outliers(
+def find_outliers(
     inputs: Sequence[_Input],
     annotations: Annotations,
     target: RawColumn,
     clean: CleanParams,
     ledger: Ledger,
 ) -> None:
+    """Apply the rule `outlier` to the numbers among the inputs and to a numeric target."""
     if clean.rules.outlier is None:
         return
     alive = ledger.alive.copy()  # the same rows for every column, whatever this rule refuses
@@ -277,10 +279,10 @@ def _compare(
     left = np.flatnonzero(ledger.alive)
     words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
     order = take(left, order_by(*words.T))
-    return order, _rows(raw, order, digests, clusters, num_bytes, annotations, ledger)
+    return order, kept_rows(raw, order, digests, clusters, num_bytes, annotations, ledger)
 
 
-def _rows(
+def kept_rows(
     raw: RawTable,
     order: NDArray[np.int64],
     digests: NDArray[np.uint8],
@@ -289,12 +291,13 @@ def _rows(
     annotations: Annotations,
     ledger: Ledger,
 ) -> pa.Table:
+    """Return the rows at `order` as `rows.ROWS`; `clusters` has the first row of each cluster."""
     names = {row: digests[first].tobytes().hex()[:ID_DIGITS] for row, first in clusters.items()}
     flags = _lists({row: sorted(rules) for row, rules in ledger.flagged.items()}, order)
     corrections = _lists(ledger.corrections, order)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for part in slices(len(order), _WRITTEN_ROWS):
+        for part in slices(len(order), WRITTEN_ROWS):
             rows = order[part]
             columns = {
                 "id": hex_strings(digests[rows, : ID_DIGITS // 2]),
@@ -339,7 +342,7 @@ def _cells(inputs: Sequence[_Input], order: NDArray[np.int64], rows: pa.Table) -
     schema = cell_schema([column.type for column in inputs])
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for part in slices(len(order), _WRITTEN_ROWS):
+        for part in slices(len(order), WRITTEN_ROWS):
             columns: list[pa.Array | pa.ChunkedArray] = [rows["id"][part]]
             for column in inputs:
                 values = column.typed.cells[order[part]]

@@ -17,7 +17,6 @@ from slipway.data.sources.text_format import NOT_UTF8
 from slipway.data.splits.split_file import read_split_file
 from slipway.data.tables.cells import BAD, GOOD, MISSING, is_missing, typed_column
 from slipway.data.tables.ledger import Ledger
-from slipway.kinds.inputs import COLUMNS
 from slipway.kinds.registry import kind_of, task_for
 from slipway.kinds.targets import CLASS, NUMBER
 from slipway.system.errors import DataError
@@ -64,7 +63,7 @@ def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger
         labels = _labels(target, data, clean, ledger)
     return Annotations(
         labels=labels,
-        targets=None if kind.has_classes else _targets(target, ledger),
+        targets=None if kind.has_classes else _targets(target, data, ledger),
         groups=read(_groups, data.group_column),
         times=read(_times, data.time_column),
         weights=read(_weights, data.weight_column),
@@ -148,7 +147,7 @@ def _labels(
     raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger
 ) -> NDArray[np.object_]:
     found = _texts(raw, frozenset([*(data.classes or []), *data.label_map]))
-    _require_classes(raw, found)
+    _require_classes(raw, found, data)
     ledger.apply_to_cells("refuse", raw, _is_none(found)[raw.codes], "missing_label", "a class")
     garbled = np.array([text is not None and NOT_UTF8 in text for text in found], np.bool_)
     expected = "a class in UTF-8 text"
@@ -165,7 +164,7 @@ def _labels(
     return meant[raw.codes]
 
 
-def _require_classes(raw: RawColumn, found: NDArray[np.object_]) -> None:
+def _require_classes(raw: RawColumn, found: NDArray[np.object_], data: DataParams) -> None:
     """DataError if most rows have a class of their own."""
     present = int((~_is_none(found))[raw.codes].sum())
     distinct = len({text for text in found if text is not None})
@@ -173,18 +172,19 @@ def _require_classes(raw: RawColumn, found: NDArray[np.object_]) -> None:
         raise DataError(
             f"data.target_column {raw.name!r} has {distinct} different values in {present} rows "
             f"({_examples(raw, ~_is_none(found)[:-1])}, ...), expected a few classes. "
-            f"For numbers set data.task to {task_for(COLUMNS, NUMBER)}; "
+            f"For numbers set data.task to {task_for(kind_of(data.task).input, NUMBER)}; "
             "a class needs rows in every split."
         )
 
 
-def _targets(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
+def _targets(raw: RawColumn, data: DataParams, ledger: Ledger) -> NDArray[np.float64]:
     typed = typed_column(raw, "number")
     bad = typed.states[:-1] == BAD
     if not (typed.states == GOOD).any() and bad.any():
+        of_classes = task_for(kind_of(data.task).input, CLASS)
         raise DataError(
             f"data.target_column {raw.name!r} holds no number, but {_examples(raw, bad)}. Numbers "
-            f"are written like -1234.5; for classes set data.task to {task_for(COLUMNS, CLASS)}."
+            f"are written like -1234.5; for classes set data.task to {of_classes}."
         )
     is_infinite = np.zeros(len(typed.states), bool)
     for index in np.flatnonzero(bad):

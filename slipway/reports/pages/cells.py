@@ -1,4 +1,4 @@
-"""Decodes an encoded row to text, column by column, for people to read.
+"""Decodes an encoded row to text, for people to read.
 
 A number is shown with the digits that float32 kept of it.
 """
@@ -11,8 +11,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.texts import TextContract, decode_row
 
 MISSING = "missing"
+_SHOWN_CHARACTERS = 200  # of a text
 _FLOAT32_STEP = 2.0**-23  # between neighbours, relative
 
 
@@ -61,3 +63,14 @@ def _date(days: float) -> str:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=days)).date().isoformat()
     except OverflowError:
         return f"{days:.7g} days since 1970"
+
+
+def text_cells(
+    contract: TextContract, rows: Sequence[NDArray[Any]]
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return the columns joined as one name, and the text of each row; no column is numeric."""
+    return [" + ".join(contract.columns)], [[_shortened(decode_row(row))] for row in rows], []
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

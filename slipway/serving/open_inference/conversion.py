@@ -4,7 +4,8 @@ The protocol is another format of the same requests: every request takes the pat
 An image model takes one tensor `image`: BYTES of encoded images (N,), or UINT8 pixels
 (N, height, width, channels) of any size, which are resized like other images. A table model takes
 one tensor per column, (N,) or (N, 1). Columns that are left out, NaN and empty texts are missing
-values; tensors of columns that training ignored are ignored. The outputs are `label` BYTES (N,),
+values; tensors of columns that training ignored are ignored. A text model takes one tensor BYTES
+per text column, (N,) or (N, 1). The outputs are `label` BYTES (N,),
 `probabilities` FP32 (N, labels) and `prediction_set` BOOL (N, labels), or `value` FP32 (N, 1);
 and `ood_score` FP32 (N,) and `is_ood` BOOL (N,).
 """
@@ -12,7 +13,7 @@ and `ood_score` FP32 (N,) and `is_ood` BOOL (N,).
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.artifacts.bundle import Bundle
-from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.columns import ColumnContract
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
 from slipway.kinds.registry import input_kind
 from slipway.serving.http.responses import Refusal
 from slipway.serving.open_inference.messages import InferRequest, RequestedOutput
@@ -39,6 +41,7 @@ _COLUMN_DATATYPES = {
     "boolean": ("BOOL",),
     "category": (BYTES,),
     "date": (BYTES,),
+    "text": (BYTES,),
 }
 _CONFIG_TYPES = {BYTES: "STRING"}  # others have the same name
 _IMAGE_DIMENSIONS = 4
@@ -51,7 +54,7 @@ def describe(manifest: Bundle) -> dict[str, Any]:
     contract, output = manifest.input, manifest.output
     describe_inputs: Callable[[InputContract], list[dict[str, Any]]]
     describe_inputs = input_kind(contract.kind).load_part("describe_tensors")
-    ignored = contract.ignored if isinstance(contract, ColumnContract) else []
+    ignored = contract.ignored if isinstance(contract, (ColumnContract, TextContract)) else []
     num_labels = len(output.labels)
     outputs = {
         "value": [_described("value", "FP32", 1)],
@@ -64,6 +67,7 @@ def describe(manifest: Bundle) -> dict[str, Any]:
             _described("prediction_set", "BOOL", num_labels),
         ]
     outputs += [_described("ood_score", "FP32"), _described("is_ood", "BOOL")]
+    outputs += [_described(name, "BOOL") for name in contract.remark_names]
     described: dict[str, Any] = {"inputs": describe_inputs(contract), "outputs": outputs}
     if ignored:
         described["properties"] = {"ignored_inputs": json.dumps(ignored, ensure_ascii=False)}
@@ -129,7 +133,8 @@ def as_outputs(
 ) -> list[tuple[Tensor, bool]]:
     """The requested outputs, each with whether to send it as bytes."""
     labels = manifest.output.labels
-    tensors = {tensor.name: tensor for tensor in _tensors(answer, labels)}
+    remarks = manifest.input.remark_names
+    tensors = {tensor.name: tensor for tensor in _tensors(answer, labels, remarks)}
     if request.outputs is None:
         return [(tensor, request.is_binary) for tensor in tensors.values()]
     return [
@@ -168,14 +173,14 @@ def _classified(probabilities: Tensor, labels: list[str], num_classes: int) -> T
     return Tensor(probabilities.name, BYTES, best.shape, texts)
 
 
-def _tensors(answer: dict[str, Any], labels: list[str]) -> list[Tensor]:
+def _tensors(answer: dict[str, Any], labels: list[str], remarks: Sequence[str]) -> list[Tensor]:
     answers = answer.get("predictions", [answer])
     count = len(answers)
     tensors = _label_tensors(answers, labels) if labels else [_column(answers, "value", (count, 1))]
     return [
         *tensors,
         _column(answers, "ood_score", (count,)),
-        _column(answers, "is_ood", (count,), "BOOL"),
+        *(_column(answers, name, (count,), "BOOL") for name in ("is_ood", *remarks)),
     ]
 
 
@@ -266,33 +271,52 @@ def read_columns(
     inputs: list[Tensor], contract: ColumnContract, max_items: int, max_rows: int
 ) -> tuple[bytes, ...]:
     """The rows as JSON, as `/predict` takes them."""
-    columns = {column.name: column for column in contract.columns}
+    kinds = {column.name: column.kind for column in contract.columns}
+    return _json_rows(inputs, kinds, contract.accepted, max_rows)
+
+
+def describe_texts(contract: TextContract) -> list[dict[str, Any]]:
+    """One tensor per column."""
+    return [_described(name, BYTES) for name in contract.columns]
+
+
+def read_texts(
+    inputs: list[Tensor], contract: TextContract, max_items: int, max_rows: int
+) -> tuple[bytes, ...]:
+    """The texts as JSON, as `/predict` takes them."""
+    return _json_rows(inputs, dict.fromkeys(contract.columns, "text"), contract.accepted, max_rows)
+
+
+def _json_rows(
+    inputs: list[Tensor], columns: Mapping[str, str], accepted: Container[str], max_rows: int
+) -> tuple[bytes, ...]:
+    """The rows as JSON; `columns` has the kind of each by name."""
     first = next((tensor for tensor in inputs if tensor.name in columns), inputs[0])
     count = _count(first, max_rows, "SLIPWAY_MAX_ROWS")
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for tensor in inputs:
-        column = columns.get(tensor.name)
-        if column is None and tensor.name in contract.accepted:
+        kind = columns.get(tensor.name)
+        if kind is None and tensor.name in accepted:
             continue
-        if column is None:
+        if kind is None:
             name = tensor.name[:80]
             raise Refusal(
                 "unknown_column",
                 f"there is no column {name!r}; /v2/models/slipway lists them",
                 field=name,
             )
-        for row, value in zip(rows, _cells(tensor, column, count), strict=True):
+        for row, value in zip(rows, _cells(tensor, kind, count), strict=True):
             row[tensor.name] = value
     # Row by row, because the encoder holds the GIL for each call.
     texts = (json.dumps(row, allow_nan=False, ensure_ascii=False) for row in rows)
     return (f'{{"rows": [{", ".join(texts)}]}}'.encode(),)
 
 
-def _cells(tensor: Tensor, column: Column, count: int) -> list[Any]:
-    expected = _COLUMN_DATATYPES[column.kind]
+def _cells(tensor: Tensor, kind: str, count: int) -> list[Any]:
+    expected = _COLUMN_DATATYPES[kind]
     if tensor.datatype not in expected:
         raise mismatch(
-            f"{tensor.datatype} was found, a {column.kind} is {' or '.join(expected)}", tensor.name
+            f"{tensor.datatype} was found, a {kind} is {' or '.join(expected)}", tensor.name
         )
     if tensor.shape not in ((count,), (count, 1)):
         raise mismatch(

@@ -1,4 +1,4 @@
-// A form for the columns of a table. The service validates the cells.
+// A form for the columns of a table, or for texts. The service validates the cells.
 
 import { html } from "./dom.js";
 import { number, t } from "./texts.js";
@@ -143,6 +143,11 @@ const CONTROLS = {
       id,
       column.categories.map((category) => [category, category]),
     );
+  },
+  text(column, id) {
+    const control = html("textarea", { id, rows: 3, required: column.required });
+    const write = (value) => (control.value = value ?? "");
+    return { control, read: () => control.value || null, write };
   },
   boolean(column, id) {
     return choice(column, id, [

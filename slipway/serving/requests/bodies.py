@@ -51,6 +51,11 @@ ACCEPTED_ROWS = (
     "GET /model lists the columns"
 )
 
+ACCEPTED_TEXTS = (
+    'send a text as a JSON object such as {"text": "..."}, or several as {"rows": [...]}, with '
+    "content type application/json; GET /model lists the columns"
+)
+
 
 async def receive_rows(
     request: Request, max_bytes: int, max_items: int, require_room: Callable[[], None]
@@ -58,6 +63,14 @@ async def receive_rows(
     """Read the JSON of one row or several. The decoder limits their number, not `max_items`."""
     text = await read_json(request, max_bytes, require_room=require_room)
     return lambda: Payload("columns", (text,))
+
+
+async def receive_texts(
+    request: Request, max_bytes: int, max_items: int, require_room: Callable[[], None]
+) -> Callable[[], Payload]:
+    """Read the JSON of one text or several. The decoder limits their number, not `max_items`."""
+    body = await read_json(request, max_bytes, ACCEPTED_TEXTS, require_room)
+    return lambda: Payload("texts", (body,))
 
 
 async def receive_images(

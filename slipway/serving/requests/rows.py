@@ -1,15 +1,19 @@
-"""Decodes JSON rows to network inputs, checked by the bundle's column contract.
+"""Decodes JSON rows, of a table or of texts, to network inputs, checked by the bundle's contract.
 
 One pass finds all bad cells of a request; the error names the first by row and column, and counts
 the others. A bad row refuses the whole request: no row of it reaches the model.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from slipway.inputs.columns import (
     Cell,
@@ -19,12 +23,14 @@ from slipway.inputs.columns import (
     read_cell,
     read_row,
 )
+from slipway.inputs.texts import TextContract, encode_texts, read_text, text_faults
 from slipway.serving.http.responses import Refusal
 from slipway.serving.http.strict_json import may_exceed, parse
 from slipway.serving.requests.bodies import ACCEPTED_ROWS
 from slipway.serving.requests.decoding import Decoded
 from slipway.system.errors import CellError
 
+RowContract = TypeVar("RowContract", ColumnContract, TextContract)
 INLINE_BYTES = 4 << 10  # longer bodies would block the event loop for milliseconds
 MAX_FAULTS = 100  # the search stops here
 _SHOWN_FAULTS = 3  # named in the error besides the first
@@ -33,20 +39,24 @@ _SPARE_VALUES = 1024
 _FEWER_ROWS = "send fewer rows in each request (SLIPWAY_MAX_ROWS)"
 
 
-class RowDecoder:
-    """Decodes rows for one contract: short bodies inline, others on a thread."""
+class JsonDecoder(ABC, Generic[RowContract]):
+    """Decodes JSON rows for one contract: short bodies inline, others on a thread."""
 
-    def __init__(self, contract: ColumnContract, max_rows: int) -> None:
-        self._contract = contract
+    def __init__(self, contract: RowContract, max_rows: int) -> None:
+        self._contract: RowContract = contract
         self._max_rows = max_rows
         # One thread, because parsing holds the interpreter's lock.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="slipway-rows")
+
+    @abstractmethod
+    def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[Any]:
+        """(rows, ...) network inputs. A Refusal has the field "age" or "rows[3].age"."""
 
     def reader(self, items: Sequence[bytes]) -> None:
         """None: rows are counted and checked before they join a batch."""
 
     async def decode(self, *items: bytes) -> Decoded:
-        """Decode to (rows, width) float32. A Refusal has the field "age" or "rows[3].age"."""
+        """Decode the body of a request."""
         payload = items[0]
         if len(payload) <= INLINE_BYTES:
             return self._decode(payload)
@@ -60,24 +70,8 @@ class RowDecoder:
 
     def _decode(self, payload: bytes) -> Decoded:
         self._require_few_values(payload)
-        content = parse(payload)
-        rows, is_list = self._rows(content)
-        faults: list[tuple[int, CellError]] = []
-        cells = []
-        for position, row in enumerate(rows):
-            # Not inside `except`: each fault would hold the first one as its context.
-            with suppress(CellError):
-                cells.append(read_row(row, self._contract))
-                continue
-            found = islice(cell_faults(row, self._contract), MAX_FAULTS - len(faults))
-            faults += [(position, fault) for fault in found]
-            if len(faults) == MAX_FAULTS:
-                break
-        if not faults:
-            with suppress(CellError):  # the error does not name the row
-                return Decoded(encode_rows(cells, self._contract), is_list)
-            faults = list(islice(_too_large(cells, self._contract), MAX_FAULTS))
-        raise _refusal(faults, is_list)
+        rows, is_list = self._rows(parse(payload))
+        return Decoded(self.encoded(rows, is_list), is_list)
 
     def _require_few_values(self, payload: bytes) -> None:
         width = len(self._contract.accepted)
@@ -102,6 +96,44 @@ class RowDecoder:
                 message = f"row {position} is {_kind(row)}, expected an object of columns"
                 raise Refusal("not_a_row", message, field=f"rows[{position}]")
         return rows, True
+
+
+class RowDecoder(JsonDecoder[ColumnContract]):
+    """Decodes rows of a table."""
+
+    def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[np.float32]:
+        """(rows, width) float32"""
+        faults: list[tuple[int, CellError]] = []
+        cells = []
+        for position, row in enumerate(rows):
+            # Not inside `except`: each fault would hold the first one as its context.
+            with suppress(CellError):
+                cells.append(read_row(row, self._contract))
+                continue
+            found = islice(cell_faults(row, self._contract), MAX_FAULTS - len(faults))
+            faults += [(position, fault) for fault in found]
+            if len(faults) == MAX_FAULTS:
+                break
+        if not faults:
+            with suppress(CellError):  # the error does not name the row
+                return encode_rows(cells, self._contract)
+            faults = list(islice(_too_large(cells, self._contract), MAX_FAULTS))
+        raise refusal(faults, is_list)
+
+
+class TextDecoder(JsonDecoder[TextContract]):
+    """Decodes the texts of rows."""
+
+    def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[np.uint8]:
+        """(rows, max_bytes) uint8"""
+        with suppress(CellError):
+            return encode_texts([read_text(row, self._contract) for row in rows], self._contract)
+        every = (
+            (position, fault.with_traceback(None))
+            for position, row in enumerate(rows)
+            for fault in text_faults(row, self._contract)
+        )
+        raise refusal(list(islice(every, MAX_FAULTS)), is_list)
 
 
 def cell_faults(row: Mapping[str, Any], contract: ColumnContract) -> Iterator[CellError]:
@@ -129,7 +161,8 @@ def _too_large(
             yield position, error.with_traceback(None)
 
 
-def _refusal(faults: list[tuple[int, CellError]], is_list: bool) -> Refusal:
+def refusal(faults: list[tuple[int, CellError]], is_list: bool) -> Refusal:
+    """Describe the first fault by row and column, and name some others."""
     places = [
         f"rows[{position}].{fault.column}" if is_list else fault.column
         for position, fault in faults

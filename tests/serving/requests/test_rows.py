@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 from slipway.inputs.columns import ColumnContract, encode, read_row
+from slipway.inputs.texts import TextContract, encode_texts
 from slipway.serving.http.responses import ERRORS, Refusal
 from slipway.serving.http.strict_json import parse
 from slipway.serving.requests import rows
 from slipway.serving.requests.decoding import Decoded
-from slipway.serving.requests.rows import INLINE_BYTES, MAX_FAULTS, RowDecoder
+from slipway.serving.requests.rows import INLINE_BYTES, MAX_FAULTS, RowDecoder, TextDecoder
 from tests.serving.any_json import BODIES
 from tests.serving.bundles import COLUMNS, ROW, column, table_row
 
@@ -270,3 +271,51 @@ def test_ignored_columns_do_not_reduce_the_number_of_accepted_rows() -> None:
     contract = COLUMNS.model_copy(update={"ignored": ignored})
     rows = [table_row(number) | dict.fromkeys(ignored, 1) for number in range(MAX_ROWS)]
     assert len(decode({"rows": rows}, contract).inputs) == MAX_ROWS
+
+
+# Texts --------------------------------------------------------------------------------------------
+
+TEXTS = TextContract(kind="texts", columns=["text"], max_bytes=32, max_characters=40)
+
+
+def decode_texts(body: Any) -> Decoded:
+    decoder = TextDecoder(TEXTS, MAX_ROWS)
+    try:
+        return asyncio.run(decoder.decode(json.dumps(body).encode()))
+    finally:
+        decoder.close()
+
+
+def test_texts_are_encoded_bit_for_bit_as_in_training() -> None:
+    single, several = decode_texts({"text": "a  é"}), decode_texts({"rows": [{"text": "a  é"}] * 3})
+    expected = encode_texts(["a é"], TEXTS)
+    assert (single.is_list, several.is_list) == (False, True)
+    assert single.inputs.tobytes() == expected.tobytes()
+    assert several.inputs.tobytes() == expected.tobytes() * 3
+
+
+def test_every_bad_text_of_a_request_is_counted_and_the_first_is_named() -> None:
+    body = {"rows": [{"text": "a"}, {"text": ""}, {"text": 3}, {"words": "a"}]}
+    with pytest.raises(Refusal) as found:
+        decode_texts(body)
+    assert (found.value.code, found.value.field) == ("missing_value", "rows[1].text")
+    assert "3 more: rows[2].text (type_violation), rows[3].words" in found.value.message
+
+
+def test_a_text_beyond_the_limit_of_characters_is_refused() -> None:
+    with pytest.raises(Refusal, match="found 41 characters, expected at most 40"):
+        decode_texts({"text": "x" * 41})
+
+
+@given(BODIES)
+@settings(deadline=None)
+def test_any_body_for_texts_decodes_to_rows_or_a_refusal(body: bytes) -> None:
+    decoder = TextDecoder(TEXTS, MAX_ROWS)
+    try:
+        decoded = asyncio.run(decoder.decode(body))
+    except Refusal as found:
+        assert found.code in ERRORS  # noqa: PT017  # a refusal is one of two right outcomes
+    else:
+        assert decoded.inputs.shape[1:] == TEXTS.shape
+    finally:
+        decoder.close()

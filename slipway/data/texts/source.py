@@ -1,0 +1,59 @@
+"""The text columns of the data set, and its rows as JSON objects as a client of the service sends.
+
+The id of each row is computed again from the raw file, so a file that changed gives other ids.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from slipway.config.sections import DataParams
+from slipway.data.engine.rows import ID_DIGITS
+from slipway.data.sources.raw_tables import RawColumn, cell_text
+from slipway.data.tables.cells import row_digests
+from slipway.data.tables.source import identified_columns, json_row, read_table_of
+from slipway.inputs.texts import TextContract
+from slipway.system.errors import DataError, IntegrityError
+
+_BLOCK = 1 << 14  # distinct cells that are Python objects at a time
+
+
+def text_cells(raw: RawColumn) -> Iterator[str]:
+    """Yield the distinct cells of a column as text; DataError if they are lists or bytes."""
+    if raw.stored == "other":
+        raise DataError(
+            f"data.text_columns names {raw.name!r}, whose cells are {raw.arrow_type}, "
+            "expected text. Save it as text, or name another column."
+        )
+    for begin in range(0, len(raw.values), _BLOCK):
+        for cell in raw.values[begin : begin + _BLOCK].to_pylist():
+            yield cell_text(cell)
+
+
+def raw_rows(
+    data: DataParams, contract: TextContract, wanted: set[str]
+) -> Iterator[tuple[str, str, bytes]]:
+    """Yield source, id and JSON object of each `wanted` row, as a client sends it.
+
+    IntegrityError if a column or a wanted row is missing.
+    """
+    raw = read_table_of(data)
+    missing = [name for name in contract.columns if name not in raw.columns]
+    numbers = {int(source.partition(":")[0]) for source in wanted}
+    rows = np.flatnonzero(np.isin(raw.numbers, list(numbers)))
+    if missing or len(rows) != len(numbers):
+        raise IntegrityError(
+            f"{data.path!r} changed since it was cleaned: {len(numbers) - len(rows)} rows and "
+            f"{len(missing)} columns ({', '.join(missing)}) are gone. "
+            "Put it back, or run `dvc repro`."
+        )
+    digests, _ = row_digests(identified_columns(raw), rows)
+    for row, digest in zip(rows.tolist(), digests, strict=True):
+        cells = {name: _cell(raw.columns[name], row) for name in contract.columns}
+        source = raw.source(int(raw.numbers[row]))
+        yield source, digest.tobytes().hex()[:ID_DIGITS], json_row(cells)
+
+
+def _cell(raw: RawColumn, row: int) -> str | None:
+    code = int(raw.codes[row])
+    return None if code < 0 else cell_text(raw.values[code].as_py())

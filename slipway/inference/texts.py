@@ -1,0 +1,94 @@
+"""Texts that Python callers pass: strings, dicts as the service takes them, or whole tables."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slipway.data.sources.raw_tables import cell_text, stored_column
+from slipway.inference.json_rows import plain_row
+from slipway.inference.rows import ReadRows, at_row, chunked, require_columns, table_of
+from slipway.inputs.texts import TextContract, encode_texts, read_text, text_faults
+from slipway.system.errors import CellError, DataError
+
+_EXPECTED = "a text, a dict of columns, a DataFrame, a pyarrow table, or a list of texts or dicts"
+
+
+def read_text_table(table: pa.Table, contract: TextContract) -> ReadRows:
+    """Read the columns of the contract; DataError if one is missing or of no known type."""
+    require_columns(table.column_names, contract.columns)
+    columns = {name: _cells(name, chunked(table[name])) for name in contract.columns}
+    faults: dict[int, CellError] = {}
+    texts = []
+    for position in range(table.num_rows):
+        row = {name: cells[position] for name, cells in columns.items()}
+        for fault in islice(text_faults(row, contract), 1):
+            faults[position] = fault
+        if position not in faults:
+            texts.append(read_text(row, contract))
+    good = np.setdiff1d(np.arange(table.num_rows), list(faults)).astype(np.int64)
+    return ReadRows(encode_texts(texts, contract), good, faults)
+
+
+def _cells(name: str, column: pa.ChunkedArray) -> list[str | None]:
+    """Return the cells of a column as the stages read them; None for no cell."""
+    raw = stored_column(name, column)
+    if raw.stored == "other":
+        raise DataError(f"the table has {raw.unreadable}.")
+    texts = [*map(cell_text, raw.values.to_pylist()), None]
+    return [texts[code] for code in raw.codes]
+
+
+class TextReader:
+    """Reads texts of one contract to network inputs."""
+
+    def __init__(self, contract: TextContract) -> None:
+        self._contract = contract
+
+    def read(self, given: object, batch_size: int) -> tuple[Iterator[NDArray[Any]], bool]:
+        """Return batches of at most `batch_size` inputs, and True unless `given` is one text.
+
+        A CellError names the column, and the position of a bad row.
+        """
+        table = table_of(given)
+        if table is not None:
+            return self._table_batches(table, batch_size), True
+        if isinstance(given, (str, Mapping)):
+            text = self._text(given, None)
+            return iter([encode_texts([text], self._contract)]), False
+        if not isinstance(given, (list, tuple)):
+            raise DataError(f"found {type(given).__name__}, expected {_EXPECTED}.")
+        return self._batches(given, batch_size), True
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _batches(self, given: Sequence[object], batch_size: int) -> Iterator[NDArray[np.uint8]]:
+        for begin in range(0, len(given), batch_size):
+            part = enumerate(given[begin : begin + batch_size], begin)
+            texts = [self._text(row, position) for position, row in part]
+            yield encode_texts(texts, self._contract)
+
+    def _text(self, row: object, position: int | None) -> str:
+        """Read one row; `position` is that in a list."""
+        names = self._contract.columns
+        if isinstance(row, str) and len(names) == 1:
+            row = {names[0]: row}
+        if not isinstance(row, Mapping):
+            place = "the item" if position is None else f"row {position}"
+            expected = "a text or a dict" if len(names) == 1 else f"a dict with {', '.join(names)}"
+            raise DataError(f"{place} is {type(row).__name__}, expected {expected}.")
+        try:
+            return read_text(plain_row(row), self._contract)
+        except CellError as error:
+            raise (error if position is None else at_row(position, error)) from None
+
+    def _table_batches(self, table: pa.Table, batch_size: int) -> Iterator[NDArray[np.uint8]]:
+        for begin in range(0, table.num_rows, batch_size):
+            rows = read_text_table(table.slice(begin, batch_size), self._contract)
+            for position, fault in sorted(rows.faults.items()):
+                raise at_row(begin + position, fault)
+            yield rows.inputs

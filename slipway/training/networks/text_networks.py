@@ -1,0 +1,248 @@
+"""Networks for texts: a bag of hashed n-grams, a small transformer over bytes, and the user's own.
+
+All of them take the bytes of a text (slipway/inputs/texts.py). Integer arithmetic turns these into
+n-grams inside the network, so the exported graph does the same, and no vocabulary can mismatch.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slipway.config.network_arguments import HashedNgramsArguments, SmallTransformerArguments
+from slipway.inputs.texts import TRUNCATED, TextContract
+from slipway.kinds.registry import input_kind
+from slipway.system.errors import ParamsError
+from slipway.system.user_code import is_user_code
+from slipway.training.networks.networks import Network, NetworkSpec, parse_arguments
+from slipway.training.networks.user_network import user_backbone
+
+_PRIME, _MODULUS = 1_000_003, 2**31 - 1  # of the hashes, whose products stay below 2**63
+_WORD_BYTES = 32  # a longer word counts by its last bytes
+_NO_NGRAM = 0  # the row of the table for positions without an n-gram
+_VALUES = 256  # of a byte
+
+
+class TextNetwork(Network):
+    """Maps (rows, max_bytes) uint8, the bytes of texts, to (rows, classes) logits.
+
+    For a numeric target the output is (rows, 1) in its unit.
+    """
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, L) uint8 -> (B, K) float"""
+        places = rows.to(torch.int64)
+        places = torch.where(places == TRUNCATED, 0, places)
+        if not torch.compiler.is_exporting():
+            places = _without_padding(places)
+        return self.to_target_unit(self.backbone(places))
+
+    def misfit(self, error: Exception) -> str:
+        """Describe why this network cannot take such texts, and the remedy."""
+        return (
+            f"cannot take texts of {self.spec.input.shape[0]} bytes: {error}. Change "
+            "precompute.max_text_bytes or train.network_arguments."
+        )
+
+
+class UserTextNetwork(TextNetwork):
+    """Maps bytes to those of the user's module, which gets (rows, max_bytes) float32."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, L) uint8 -> (B, K) float"""
+        places = rows.to(torch.float32)
+        return self.to_target_unit(self.backbone(torch.where(places == TRUNCATED, 0, places)))
+
+
+class HashedNgrams(nn.Module):
+    """A linear model of embedded n-grams: fastText's (Joulin et al. 2016, arXiv:1607.01759).
+
+    Each length of n-grams, of words or of the bytes of whole characters, has its own sum of
+    embeddings, divided by the root of their number. All share one table, by their hash.
+    """
+
+    def __init__(self, arguments: HashedNgramsArguments, num_outputs: int) -> None:
+        super().__init__()
+        self._lengths = sorted(arguments.byte_ngrams)
+        self._num_words, self._buckets = arguments.word_ngrams, arguments.buckets
+        self._lowercase = arguments.lowercase
+        self.table = nn.Embedding(self._buckets + 1, arguments.width, padding_idx=_NO_NGRAM)
+        with torch.no_grad():
+            self.table.weight[1:].normal_(std=1 / arguments.width)
+        self.dropout = nn.Dropout(arguments.dropout)
+        num_families = len(self._lengths) + self._num_words
+        self.head = nn.Linear(num_families * arguments.width, num_outputs)
+
+    def forward(self, places: Tensor) -> Tensor:
+        """(B, L) int64 bytes, 0 for none -> (B, K) float"""
+        # Not nn.EmbeddingBag, which becomes a loop over rows in ONNX.
+        pooled = [self._pooled(family) for family in self.families(places)]
+        logits: Tensor = self.head(self.dropout(torch.cat(pooled, dim=1)))
+        return logits
+
+    def families(self, places: Tensor) -> list[Tensor]:
+        """Return (B, L) the buckets of the n-grams of each length, 0 for none."""
+        if self._lowercase:
+            places = torch.where((places >= ord("A")) & (places <= ord("Z")), places + 32, places)
+        return [*self._byte_ngrams(places), *self._word_ngrams(places)]
+
+    def _pooled(self, buckets: Tensor) -> Tensor:
+        """(B, L) -> (B, width)"""
+        count = (buckets != _NO_NGRAM).sum(dim=1, keepdim=True).clamp(min=1)
+        embedded: Tensor = self.table(buckets)
+        return embedded.sum(dim=1) * count.to(embedded.dtype).rsqrt()
+
+    def _byte_ngrams(self, places: Tensor) -> list[Tensor]:
+        """Return (B, L) the bucket of the n-gram that begins at each byte, for each length."""
+        found = []
+        hashes = torch.zeros_like(places)
+        begins = _begins_character(places) & (places > 0)
+        for length in range(1, max(self._lengths, default=0) + 1):
+            last = _later(places, length - 1)
+            hashes = (hashes * _PRIME + last + 1) % _MODULUS
+            if length in self._lengths:
+                is_whole = begins & (last > 0) & _begins_character(_later(places, length))
+                found.append(self._buckets_of(hashes, length, is_whole))
+        return found
+
+    def _word_ngrams(self, places: Tensor) -> list[Tensor]:
+        """Return (B, L) the bucket of the n-gram that begins at each word, for each length."""
+        if not self._num_words:
+            return []
+        words = _words(places)
+        found = []
+        hashes = torch.zeros_like(words)
+        for length in range(1, self._num_words + 1):
+            last = _later(words, length - 1)
+            hashes = (hashes * _PRIME + last) % _MODULUS
+            found.append(self._buckets_of(hashes, -length, last > 0))
+        return found
+
+    def _buckets_of(self, hashes: Tensor, family: int, is_there: Tensor) -> Tensor:
+        mixed = (hashes * 31 + family * 7919 + _MODULUS) % self._buckets + 1
+        return torch.where(is_there, mixed, _NO_NGRAM)
+
+
+class SmallTransformer(nn.Module):
+    """A transformer over patches of bytes, with a learned first position that answers."""
+
+    def __init__(
+        self, arguments: SmallTransformerArguments, max_bytes: int, num_outputs: int
+    ) -> None:
+        super().__init__()
+        width, self._patch = arguments.width, arguments.patch
+        self._num_patches = -(-max_bytes // self._patch)
+        self.bytes = nn.Embedding(_VALUES, width, padding_idx=0)
+        self.patches = nn.Linear(self._patch * width, width)
+        self.positions = nn.Parameter(torch.randn(self._num_patches, width) * 0.02)
+        self.first = nn.Parameter(torch.randn(width) * 0.02)
+        self.blocks = nn.ModuleList(
+            _TransformerBlock(arguments) for _ in range(arguments.num_layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_outputs)
+
+    def forward(self, places: Tensor) -> Tensor:
+        """(B, L) int64 bytes, 0 for none -> (B, K) float"""
+        num_patches = -(-places.shape[1] // self._patch)
+        places = F.pad(places, (0, num_patches * self._patch - places.shape[1]))
+        embedded = self.bytes(places).reshape(places.shape[0], num_patches, -1)
+        tokens = self.patches(embedded) + self.positions[:num_patches]
+        first = self.first.expand(
+            places.shape[0], 1, -1
+        )  # never masked: attention to nothing is NaN
+        tokens = torch.cat([first, tokens], dim=1)
+        is_there = places.reshape(places.shape[0], num_patches, -1).amax(dim=2) > 0
+        mask = F.pad(is_there, (1, 0), value=True)[:, None, None, :]
+        for block in self.blocks:
+            tokens = block(tokens, mask)
+        logits: Tensor = self.head(self.norm(tokens[:, 0]))
+        return logits
+
+
+class _TransformerBlock(nn.Module):
+    """Attention and a layer of twice the width, with normalisation before each."""
+
+    def __init__(self, arguments: SmallTransformerArguments) -> None:
+        super().__init__()
+        width = arguments.width
+        self._num_heads = arguments.num_heads
+        self.attention_norm, self.layer_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.attended = nn.Linear(width, width)
+        self.layer = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+        self.dropout = nn.Dropout(arguments.dropout)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """(B, T, W) float and (B, 1, 1, T) bool, False for padding -> (B, T, W)"""
+        split = self.queries_keys_values(self.attention_norm(tokens)).chunk(3, dim=2)
+        shape = (*tokens.shape[:2], self._num_heads, -1)
+        queries, keys, values = (part.reshape(shape).transpose(1, 2) for part in split)
+        attended = F.scaled_dot_product_attention(queries, keys, values, mask).transpose(1, 2)
+        tokens = tokens + self.dropout(self.attended(attended.flatten(2)))
+        answer: Tensor = tokens + self.dropout(self.layer(self.layer_norm(tokens)))
+        return answer
+
+
+def text_network(spec: NetworkSpec) -> TextNetwork:
+    """Build the network of a spec for texts; ParamsError if there is none of this name."""
+    assert isinstance(spec.input, TextContract)
+    if spec.name == "hashed_ngrams":
+        arguments = parse_arguments(spec, HashedNgramsArguments)
+        return TextNetwork(HashedNgrams(arguments, spec.num_outputs), spec)
+    if spec.name == "small_transformer":
+        settings = parse_arguments(spec, SmallTransformerArguments)
+        backbone = SmallTransformer(settings, spec.input.max_bytes, spec.num_outputs)
+        return TextNetwork(backbone, spec)
+    if is_user_code(spec.name):
+        return UserTextNetwork(user_backbone(spec, spec.input.shape), spec)
+    expected = " or ".join(map(repr, input_kind(spec.input.kind).networks))
+    raise ParamsError(f"train.network is {spec.name!r}, expected {expected} for texts.")
+
+
+def _without_padding(places: Tensor) -> Tensor:
+    """Cut the columns that no text of the batch reaches, which change no answer."""
+    longest = int((places > 0).any(dim=0).sum())
+    return places[:, : max(_WORD_BYTES, longest)]
+
+
+def _begins_character(places: Tensor) -> Tensor:
+    """(B, L) True unless a byte continues a character of several bytes."""
+    return (places < 0x80) | (places >= 0xC0)
+
+
+def _words(places: Tensor) -> Tensor:
+    """(B, L) the hash, above 0, of each word of a text in order; 0 after the last one.
+
+    A word is a run of letters, digits and bytes beyond ASCII.
+    """
+    is_part = (
+        (places >= 0x80)
+        | ((places >= ord("0")) & (places <= ord("9")))
+        | ((places >= ord("A")) & (places <= ord("Z")))
+        | ((places >= ord("a")) & (places <= ord("z")))
+    )
+    # Afterwards the hash at each byte covers its word up to there: each round doubles the bytes
+    # that it covers (Hillis and Steele 1986).
+    hashes, is_covered = torch.where(is_part, places, 0), is_part
+    covered, factor = 1, _PRIME
+    while covered < _WORD_BYTES:
+        before = _earlier(hashes, covered)
+        hashes = torch.where(is_covered, (hashes + before * factor) % _MODULUS, hashes)
+        is_covered = is_covered & (_earlier(is_covered.to(torch.int64), covered) > 0)
+        covered, factor = 2 * covered, factor * factor % _MODULUS
+    is_end = is_part & (_later(is_part.to(torch.int64), 1) == 0)
+    order = torch.where(is_end, is_end.to(torch.int64).cumsum(dim=1), 0)  # place 0 takes no word
+    empty = F.pad(torch.zeros_like(places), (1, 0))
+    return empty.scatter(1, order, torch.where(is_end, hashes + 1, 0))[:, 1:]
+
+
+def _later(values: Tensor, by: int) -> Tensor:
+    """(B, L) the value `by` places later, 0 behind the end."""
+    return F.pad(values, (0, by))[:, by:]
+
+
+def _earlier(values: Tensor, by: int) -> Tensor:
+    """(B, L) the value `by` places earlier, 0 before the begin."""
+    return F.pad(values, (by, -by))

@@ -1,0 +1,113 @@
+"""Cleaning of texts: each rule, and copies of a text in any case and form."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.config.sections import DataParams
+from slipway.data.rules.report import CleanResult
+from slipway.data.texts.cleaning import check_texts, clean_texts
+from slipway.system.errors import DataError
+from tests.project_params import PROJECT, clean_params
+
+pytestmark = pytest.mark.unit
+PLAIN = [("good", f"a fine text with number {n}") for n in range(5)]
+
+
+def of_texts(path: Path, **changes: Any) -> DataParams:
+    own = {"path": str(path), "task": "text_classification", "text_columns": ["text"]}
+    return PROJECT.data.model_copy(update=own | changes)
+
+
+def result(
+    folder: Path, rows: list[Any], data: dict[str, Any] | None = None, **changes: Any
+) -> CleanResult:
+    path = folder / "texts.jsonl"
+    lines = [json.dumps(dict(zip(("label", "text"), row, strict=True))) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return clean_texts(of_texts(path, **(data or {})), clean_params(**changes))
+
+
+def refused(found: CleanResult) -> dict[int, tuple[str, str]]:
+    rows = found.cleaned.quarantine.to_pylist()
+    return {int(row["source"]): (row["rule"], row["detail"]) for row in rows}
+
+
+def flagged(found: CleanResult) -> dict[int, list[str]]:
+    rows = found.cleaned.rows.to_pylist()
+    return {int(row["source"]): row["flags"] for row in rows if row["flags"]}
+
+
+def test_each_rule_refuses_its_row_with_what_was_found_and_expected(tmp_path: Path) -> None:
+    rows = [
+        *PLAIN,
+        ("bad", ""),
+        ("bad", " \u3000\t"),
+        ("bad", None),
+        ("bad", "ab"),
+        ("bad", "x" * 51),
+        (None, "a text without a class"),
+        ("bad", "garbled \ufffd bytes"),
+    ]
+    found = result(tmp_path, rows, min_characters=3, max_characters=50)
+    assert {source: rule for source, (rule, _) in refused(found).items()} == {
+        **dict.fromkeys((5, 6, 7), "missing_value"),
+        8: "too_short",
+        9: "too_long",
+        10: "missing_label",
+        11: "type_violation",
+    }
+    assert refused(found)[8][1] == "2 characters, expected at least 3"
+    assert refused(found)[5][1] == "text: no text"
+    assert found.cleaned.rows.num_rows + len(refused(found)) == found.cleaned.num_read
+
+
+def test_control_characters_are_flagged_but_not_tabs_and_lines(tmp_path: Path) -> None:
+    rows = [*PLAIN, ("bad", "a\x00b"), ("bad", "a\x1b[31mred"), ("bad", "a\tb\nc")]
+    assert flagged(result(tmp_path, rows)) == {
+        5: ["control_characters"],
+        6: ["control_characters"],
+    }
+
+
+def test_texts_that_differ_in_case_and_space_are_kept_in_one_split(tmp_path: Path) -> None:
+    rows = [*PLAIN, ("bad", "Some Words"), ("bad", "some\n words"), ("bad", "some words")]
+    kept = result(tmp_path, rows).cleaned.rows.to_pylist()
+    clusters = {row["cluster"] for row in kept if int(row["source"]) >= len(PLAIN)}
+    assert len(clusters) == 1
+    assert None not in clusters
+    assert all(row["cluster"] is None for row in kept if int(row["source"]) < len(PLAIN))
+
+
+def test_the_same_row_again_is_a_duplicate_and_other_labels_are_a_conflict(tmp_path: Path) -> None:
+    rows = [*PLAIN, PLAIN[0], ("bad", PLAIN[1][1].upper())]
+    found = {source: rule for source, (rule, _) in refused(result(tmp_path, rows)).items()}
+    assert found == {5: "exact_duplicate", 1: "conflicting_label", 6: "conflicting_label"}
+
+
+def test_the_result_does_not_depend_on_the_order_of_the_rows(tmp_path: Path) -> None:
+    rows = [*PLAIN, ("bad", "one"), ("bad", "ONE"), ("bad", "two")]
+    first, second = (
+        result(tmp_path, order).cleaned.rows.drop(["source"]).to_pylist()
+        for order in (rows, rows[::-1])
+    )
+    assert first == second
+
+
+def test_a_missing_text_column_is_refused_with_the_name_that_was_meant(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text("label,text\na,b\n")
+    with pytest.raises(DataError, match=r"text_columns\[0\] is 'Text', .*did you mean 'text'"):
+        check_texts(of_texts(path, text_columns=["Text"]))
+
+
+def test_a_column_of_lists_is_refused_by_its_type(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'text', whose cells are list.* expected text"):
+        result(tmp_path, [("a", ["x"]), ("b", ["y"])])
+
+
+def test_an_unreadable_number_as_target_names_the_task_of_texts(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"set data\.task to text_classification"):
+        result(tmp_path, [("a", "x"), ("b", "y")], {"task": "text_regression"})

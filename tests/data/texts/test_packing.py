@@ -1,0 +1,91 @@
+"""The packed store of texts, and the raw rows that clients send."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from slipway.config.params import parse_params
+from slipway.data.store.packed import PackPaths, open_split, read_manifest
+from slipway.data.texts.cleaning import clean_texts
+from slipway.data.texts.packing import pack_texts
+from slipway.data.texts.source import raw_rows
+from slipway.inputs.texts import TextContract, encode_texts, read_text
+from slipway.system.errors import IntegrityError
+from tests.project_params import PROJECT, of_kind
+
+pytestmark = pytest.mark.unit
+ROWS = [
+    {"label": label, "title": f"Title {n}", "text": f"  body\u0000 {n} \u5f88\u597d " * (n + 1)}
+    for n, label in enumerate(["a", "b"] * 6)
+]
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> tuple[Path, str]:
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, ROWS)) + "\n")
+    content = of_kind(PROJECT.model_dump(mode="json"), "text_classification")
+    content["data"] |= {"path": str(tmp_path / "texts.jsonl"), "text_columns": ["title", "text"]}
+    content["precompute"]["max_text_bytes"] = 64
+    content["train"] |= {
+        "network": "small_transformer",
+        "network_arguments": {
+            "width": 8,
+            "num_layers": 1,
+            "num_heads": 1,
+            "patch": 4,
+            "dropout": 0.0,
+        },
+    }
+    params = parse_params(content)
+    result = clean_texts(params.data, params.clean)
+    (tmp_path / "clean").mkdir()
+    result.write(tmp_path / "clean")
+    rows = result.cleaned.rows
+    splits = [("train", "val", "test")[n % 3] for n in range(rows.num_rows)]
+    rows = rows.append_column(pa.field("split", pa.string(), nullable=False), pa.array(splits))
+    rows = rows.append_column(pa.field("fold", pa.int32()), pa.nulls(len(splits), pa.int32()))
+    leaked = pa.array([False] * len(splits))
+    rows = rows.append_column(pa.field("leaked", pa.bool_(), nullable=False), leaked)
+    paths = PackPaths(tmp_path / "clean", tmp_path / "packed", tmp_path / "work")
+    return tmp_path, pack_texts(params, rows, paths)
+
+
+def test_stored_rows_are_those_that_a_client_would_send_bit_for_bit(
+    packed: tuple[Path, str],
+) -> None:
+    folder, _ = packed
+    manifest = read_manifest(folder / "packed")
+    contract = manifest.input
+    assert isinstance(contract, TextContract)
+    data = PROJECT.data.model_copy(
+        update={"path": str(folder / "texts.jsonl"), "task": "text_classification"}
+    )
+    num_rows = 0
+    for name in ("train", "val", "test"):
+        split = open_split(folder / "packed", manifest, name, verify=True)
+        sent = {row_id: body for _, row_id, body in raw_rows(data, contract, set(split.sources))}
+        texts = [read_text(json.loads(sent[row_id]), contract) for row_id in split.ids]
+        np.testing.assert_array_equal(split.inputs[:], encode_texts(texts, contract))
+        num_rows += len(split)
+    assert num_rows == len(ROWS)
+    assert manifest.classes == ["a", "b"]
+
+
+def test_precompute_says_how_many_texts_were_cut(packed: tuple[Path, str]) -> None:
+    # Row n has 14 n + 21 bytes: "Title n", a separator, and n + 1 times "body n" and 6 bytes.
+    assert "packed 12 texts of at most 64 bytes\n8 texts are longer and were cut" in packed[1]
+
+
+def test_a_changed_file_is_refused(packed: tuple[Path, str]) -> None:
+    folder, _ = packed
+    contract = read_manifest(folder / "packed").input
+    assert isinstance(contract, TextContract)
+    (folder / "texts.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    data = PROJECT.data.model_copy(
+        update={"path": str(folder / "texts.jsonl"), "task": "text_classification"}
+    )
+    with pytest.raises(IntegrityError, match="changed since it was cleaned"):
+        list(raw_rows(data, contract, {"0", "5"}))

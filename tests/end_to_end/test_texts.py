@@ -1,0 +1,121 @@
+"""Texts, from a CSV of sentences to the answers of a certified service."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slipway
+from slipway.artifacts.certificate import read_certificate
+from tests import plain_http
+from tests.end_to_end.project import Project, copy_checkout, wait_until_ready
+from tests.sentences import hostile_texts, sentences
+
+pytestmark = pytest.mark.process
+
+STAGES = (
+    *("code", "clean", "split", "precompute", "augment", "train"),
+    *("evaluate", "prune", "export", "compile", "verify"),
+)
+PARAMS: dict[str, dict[str, Any]] = {
+    "data": {"path": "data/sentences.csv", "task": "text_classification"},
+    "split": {"assignment": "exact"},
+    "train": {
+        "network": "hashed_ngrams",
+        "network_arguments": {
+            "buckets": 4096,
+            "width": 8,
+            "word_ngrams": 2,
+            "byte_ngrams": [3, 6],
+            "lowercase": True,
+            "dropout": 0.0,
+        },
+        "epochs": 8,
+        "batch_size": 32,
+        "learning_rate": 0.02,
+        "label_smoothing": 0.0,
+    },
+    "evaluate": {"gates": {"accuracy": {"min": 0.9, "max": None}}, "bootstrap_samples": 100},
+    "export": {"variants": ["fp32", "int8_dynamic"], "max_batch_size": 8},
+    "compile": {"variant": "fp32", "optimal_batch_size": 8},
+    "verify": {"timing_rounds": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = copy_checkout(tmp_path_factory.mktemp("texts"))
+    with (project.path / "data/sentences.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "text"])
+        writer.writerows(sentences(400, seed=1))
+        writer.writerow(["food", "  "])
+    project.set_params(PARAMS)
+    project.keep_own_keys()
+    project.set_params({"data": {"text_columns": ["text"]}, "precompute": {"max_text_bytes": 128}})
+    (project.path / "dvc.lock").unlink(missing_ok=True)  # of a run in this checkout
+    for stage in STAGES:
+        project.shell(f"python -m slipway.stages.{stage}")
+    return project
+
+
+@pytest.fixture(scope="module")
+def service(verified: Project) -> Iterator[str]:
+    with verified.service() as address:
+        wait_until_ready(address)
+        yield address
+
+
+def test_a_blank_text_is_refused_and_the_others_are_kept(verified: Project) -> None:
+    report = json.loads((verified.path / "reports/clean.json").read_text())
+    assert (report["kept"], report["refused"]["missing_value"]["count"]) == (400, 1)
+
+
+def test_every_hop_agrees_from_the_text_to_http(verified: Project) -> None:
+    certificate = read_certificate(verified.path / "artifacts/certificate.json")
+    agreeing = {hop.name for hop in certificate.hops if hop.status == "agrees"}
+    assert certificate.status == "certified"
+    assert {"torch", "onnxruntime/cpu/fp32", "http"} <= agreeing
+
+
+def test_the_service_tells_sentences_apart_in_both_languages(service: str) -> None:
+    rows = [{"text": "the soup needs more pepper"}, {"text": "\u8f66\u7968\u592a\u8d35"}]
+    answers = plain_http.post(f"{service}/predict", json={"rows": rows}).json()["predictions"]
+    assert [answer["label"] for answer in answers] == ["food", "travel"]
+    assert [answer["truncated"] for answer in answers] == [False, False]
+    long = plain_http.post(f"{service}/predict", json={"text": "soup " * 100}).json()
+    assert (long["label"], long["truncated"]) == ("food", True)
+
+
+def test_hostile_texts_get_equal_answers_over_both_protocols_and_in_python(
+    service: str, verified: Project
+) -> None:
+    texts = list(hostile_texts(64, seed=8))
+    rows = {"rows": [{"text": text} for text in texts]}
+    served = plain_http.post(f"{service}/predict", json=rows).json()["predictions"]
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+    answer = plain_http.post(f"{service}/v2/models/slipway/infer", json={"inputs": [tensor]}).json()
+    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
+    with slipway.load(verified.path) as model:
+        local = model.predict(texts)
+    assert outputs["label"] == [each["label"] for each in served]
+    assert outputs["truncated"] == [each["truncated"] for each in served]
+    scores = [each["ood_score"] for each in served]
+    assert outputs["ood_score"] == pytest.approx(scores, rel=1e-5)
+    assert [each.ood_score for each in local] == pytest.approx(scores, rel=1e-5)
+
+
+def test_slipway_predict_answers_a_file_and_names_its_bad_rows(
+    verified: Project, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "new.csv", tmp_path / "answers.csv"
+    source.write_text('label,text\nx,the soup tastes salty\nx,""\nx,"our bus, late"\n')
+    verified.shell(f"bin/slipway predict {source} {target}")
+    with target.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["prediction"] for row in found] == ["food", "", "travel"]
+    assert [row["error_code"] for row in found] == ["", "missing_value", ""]
+    assert [row["truncated"] for row in found] == ["false", "", "false"]

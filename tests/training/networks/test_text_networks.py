@@ -1,0 +1,116 @@
+"""Networks for texts: n-grams of whole words and characters, and padding without effect."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slipway.inputs.texts import TextContract, encode_texts
+from slipway.system.errors import ParamsError
+from slipway.training.networks.networks import NetworkSpec, build_network
+from slipway.training.networks.text_networks import HashedNgrams, TextNetwork, _words
+
+pytestmark = pytest.mark.unit
+CONTRACT = TextContract(kind="texts", columns=["text"], max_bytes=64, max_characters=None)
+NGRAMS: dict[str, Any] = {
+    "buckets": 4096,
+    "width": 4,
+    "word_ngrams": 2,
+    "byte_ngrams": [2, 3],
+    "lowercase": True,
+    "dropout": 0.0,
+}
+TRANSFORMER = {"width": 16, "num_layers": 1, "num_heads": 2, "patch": 4, "dropout": 0.0}
+
+
+def network(name: str = "hashed_ngrams", **changes: Any) -> TextNetwork:
+    torch.manual_seed(1)
+    arguments = {"hashed_ngrams": NGRAMS, "small_transformer": TRANSFORMER}[name] | changes
+    built = build_network(
+        NetworkSpec(
+            task="text_classification",
+            name=name,
+            arguments=arguments,
+            classes=["a", "b", "c"],
+            input=CONTRACT,
+            mean=[],
+            std=[],
+            target_scale=None,
+        )
+    )
+    assert isinstance(built, TextNetwork)
+    return built.eval()
+
+
+def rows(*texts: str) -> torch.Tensor:
+    return torch.from_numpy(encode_texts(texts, CONTRACT))
+
+
+def families(text: str, **changes: Any) -> list[list[int]]:
+    """The buckets of each family of n-grams, without empty places."""
+    bag = network(**changes).backbone
+    assert isinstance(bag, HashedNgrams)
+    found = bag.families(rows(text).to(torch.int64))
+    return [[int(bucket) for bucket in family[0] if bucket] for family in found]
+
+
+@pytest.mark.parametrize("name", ["hashed_ngrams", "small_transformer"])
+def test_an_answer_does_not_depend_on_the_other_texts_of_a_batch(name: str) -> None:
+    batch = rows("a", "some words, and more", "x" * 70, "\u5f88\u597d\u5403")
+    built = network(name)
+    with torch.inference_mode():
+        together = built(batch)
+        alone = torch.cat([built(batch[place : place + 1]) for place in range(len(batch))])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    assert len({tuple(np.round(row, 6)) for row in together.tolist()}) == len(batch)
+
+
+def test_a_row_of_padding_gives_a_finite_answer() -> None:
+    for name in ("hashed_ngrams", "small_transformer"):
+        assert torch.isfinite(network(name)(torch.zeros((2, 64), dtype=torch.uint8))).all()
+
+
+def test_byte_ngrams_hold_whole_characters_only() -> None:
+    two, three, _, _ = families("\u5f88\u597d")
+    assert (two, len(three)) == ([], 2)
+    assert [len(family) for family in families("abcd")[:2]] == [3, 2]
+
+
+def test_equal_words_have_equal_hashes_wherever_they_stand() -> None:
+    the, cat, other_the, dog, end = _words(rows("the cat, the dog").to(torch.int64))[0][:5]
+    assert the == other_the
+    assert len({int(word) for word in (the, cat, dog, end)}) == 4
+    assert end == 0
+    assert _words(rows("dog").to(torch.int64))[0][0] == dog
+
+
+def test_words_differ_in_the_order_of_their_letters_and_long_ones_in_their_end() -> None:
+    texts = ["tea", "eat", "x" * 40 + "a", "x" * 40 + "b"]
+    hashes = [int(_words(rows(text).to(torch.int64))[0][0]) for text in texts]
+    assert len(set(hashes)) == 4
+
+
+def test_pairs_of_words_depend_on_their_order() -> None:
+    assert families("good bad")[3] != families("bad good")[3]
+    assert sorted(families("good bad")[2]) == sorted(families("bad good")[2])
+
+
+def test_upper_case_is_ignored_on_request_only() -> None:
+    assert families("FREE") == families("free")
+    assert families("FREE", lowercase=False) != families("free", lowercase=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("hashed_ngrams", {"word_ngrams": 0, "byte_ngrams": []}, "expected one length or more"),
+        ("hashed_ngrams", {"byte_ngrams": [3, 3]}, "expected each length once"),
+        ("small_transformer", {"num_heads": 3}, "expected a divisor of width 16"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(
+    name: str, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ParamsError, match=message):
+        network(name, **change)
