@@ -83,6 +83,9 @@ class SkippedBuild(EngineRequest):
     reason: str
 
 
+CPU_ONLY = "meant for the CPU only"  # the end of a reason that no other machine removes
+
+
 def write_engine(root: Path, plan: bytes, engine_manifest: EngineManifest) -> None:
     """Write an engine and, last, its manifest."""
     files.write_bytes(root / PLAN, plan)
@@ -113,10 +116,10 @@ def read_engine_manifest(root: Path, digest: str | None = None) -> EngineManifes
     """
     skipped_build = read_skipped_build(root)
     if skipped_build is not None:
-        raise UnavailableError(
-            f"{root} holds no engine: {skipped_build.reason}. "
-            "Run `dvc repro compile` on a machine with a GPU and TensorRT."
-        )
+        advice = "Run `dvc repro compile` on a machine with a GPU and TensorRT."
+        if skipped_build.reason.endswith(CPU_ONLY):
+            advice = "No machine can build one."
+        raise UnavailableError(f"{root} holds no engine: {skipped_build.reason}. {advice}")
     path = root / ENGINE_MANIFEST
     if not path.exists():
         raise UnavailableError(

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 from slipway.artifacts.bundle import LoadedBundle, Precision, load_bundle
 from slipway.artifacts.certificate import Execution
-from slipway.artifacts.engine_manifest import EngineRequest, Profile, write_skipped_build
+from slipway.artifacts.engine_manifest import (
+    CPU_ONLY,
+    EngineRequest,
+    Profile,
+    write_skipped_build,
+)
 from slipway.config.command import run_command, run_stage
 from slipway.runtimes.compilation import compile_engine, why_no_engine
 from slipway.runtimes.rebuild import rebuild_engine
@@ -56,7 +61,7 @@ def _why_no_graph(variant: str, bundle: LoadedBundle) -> str | None:
     if variant not in models and variant in left_out:
         return left_out[variant]
     if variant in models and "tensorrt" not in models[variant].meant_for:
-        return f"TensorRT cannot run the graph {variant}, which is meant for the CPU only"
+        return f"TensorRT cannot run the graph {variant}, which is {CPU_ONLY}"
     return None
 
 

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from slipway.artifacts.engine_manifest import (
+    CPU_ONLY,
     EngineRequest,
     Profile,
     check_machine,
@@ -119,6 +120,17 @@ def test_a_skipped_build_is_no_engine_and_gives_its_reason(tmp_path: Path) -> No
     assert skipped_build is not None
     assert (skipped_build.status, skipped_build.requested) == ("not_executed", TENSORRT_FP16)
     with pytest.raises(UnavailableError, match="no NVIDIA driver"):
+        read_engine_manifest(tmp_path)
+
+
+def test_an_engine_that_no_machine_can_build_is_not_proposed(tmp_path: Path) -> None:
+    write_skipped_build(tmp_path, REQUEST, "no NVIDIA driver")
+    with pytest.raises(UnavailableError, match="Run `dvc repro compile` on a machine with a GPU"):
+        read_engine_manifest(tmp_path)
+    write_skipped_build(
+        tmp_path, REQUEST, f"TensorRT cannot run the graph fp32, which is {CPU_ONLY}"
+    )
+    with pytest.raises(UnavailableError, match=r"for the CPU only\. No machine can build one\.$"):
         read_engine_manifest(tmp_path)
 
 
