@@ -7,7 +7,7 @@ with outputs that meet the bundle's output contract, and the golden rows got the
 from dataclasses import replace
 from pathlib import Path
 from time import thread_time
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,8 +131,7 @@ def _seconds(run: Run, batch: NDArray[Any]) -> float:
 
 def _check_answers(answers: Answers, num_rows: int, manifest: Bundle) -> None:
     outputs, scores = answers
-    is_value = manifest.output.kind == "value"
-    expected = [(num_rows, 1 if is_value else len(manifest.output.labels)), (num_rows,)]
+    expected = [(num_rows, max(1, len(manifest.output.labels))), (num_rows,)]
     if [outputs.shape, scores.shape] != expected:
         raise InvalidAnswerError(
             f"in warm-up the model answered {outputs.shape} and scores {scores.shape}, its bundle "
@@ -143,9 +142,20 @@ def _check_answers(answers: Answers, num_rows: int, manifest: Bundle) -> None:
             "in warm-up the model answered NaN or an infinity. Run `dvc repro export`, and see the "
             "report of `verify`."
         )
-    # Softmax in half precision is off by up to about 1e-3.
-    sums_to_one = manifest.output.kind == "probabilities"
-    if sums_to_one and not np.allclose(outputs.sum(axis=1), 1, atol=5e-3):
+    wrong = ""
+    match manifest.output.kind:
+        case "probabilities":
+            # Softmax in half precision is off by up to about 1e-3.
+            if not np.allclose(outputs.sum(axis=1), 1, atol=5e-3):
+                wrong = "do not sum to 1"
+        case "label_probabilities":
+            if not ((outputs >= 0) & (outputs <= 1)).all():
+                wrong = "are not between 0 and 1"
+        case "value":
+            pass
+        case kind:
+            assert_never(kind)
+    if wrong:
         raise InvalidAnswerError(
-            "in warm-up the model's probabilities do not sum to 1. Run `dvc repro export`."
+            f"in warm-up the model's probabilities {wrong}. Run `dvc repro export`."
         )

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipway.artifacts.bundle import Bundle, load_bundle
+from slipway.artifacts.label_sets import labels_in
 from slipway.config.command import run_command
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.system import files
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.out.suffix != ".parquet":
         raise DataError(f"{given.out} does not end in .parquet; name a Parquet file.")
     manifest = load_bundle(given.bundle).manifest
-    image_column, target_column = _column_names(manifest, given)
+    image_column, target_columns = _column_names(manifest, given)
     labels, drifted = read_ground_truth(given.state), read_drifted_spans(given.state)
     collected = collect(
         given.request_log,
@@ -69,11 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"there is nothing to collect: {_left_out(collected)}. Send labels to POST /feedback, "
             "or use --unlabelled."
         )
-    table = _table(collected, manifest, image_column, target_column)
+    table = _table(collected, manifest, image_column, target_columns)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with files.new_file(given.out, files.PRIVATE) as file:  # like the request log
         pq.write_table(table, file)
-    print(summary(collected, manifest, given.out, target_column))
+    print(summary(collected, manifest, given.out, ", ".join(target_columns)))
 
 
 def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column: str) -> str:
@@ -166,8 +167,8 @@ def _at_least_one(text: str) -> int:
     return number
 
 
-def _column_names(manifest: Bundle, given: argparse.Namespace) -> tuple[str, str]:
-    """Return the names of the image and target columns; UnavailableError if unknown."""
+def _column_names(manifest: Bundle, given: argparse.Namespace) -> tuple[str, list[str]]:
+    """Return the names of the image column and those of the target; UnavailableError if unknown."""
     data = manifest.lineage.params.get("data", {})
     image = given.image_column or data.get("image_column")
     target = given.target_column or data.get("target_column")
@@ -176,11 +177,11 @@ def _column_names(manifest: Bundle, given: argparse.Namespace) -> tuple[str, str
             "the bundle does not name the columns of its data set: set --target-column and "
             "--image-column."
         )
-    return str(image), str(target)
+    return str(image), target if isinstance(target, list) else [str(target)]
 
 
 def _table(
-    collected: SelectedRows, manifest: Bundle, image_column: str, target_column: str
+    collected: SelectedRows, manifest: Bundle, image_column: str, target_columns: list[str]
 ) -> pa.Table:
     contents = [collected.contents[item.key] for item in collected.items]
     if isinstance(manifest.input, ColumnContract):
@@ -191,10 +192,20 @@ def _table(
                 [{"bytes": content, "path": None} for content in contents], _IMAGE
             )
         }
-    kind = pa.float64() if manifest.output.kind == "value" else pa.string()
-    return pa.table(
-        inputs | {target_column: pa.array([item.truth for item in collected.items], kind)}
-    )
+    return pa.table(inputs | _targets(collected, manifest, target_columns))
+
+
+def _targets(collected: SelectedRows, manifest: Bundle, columns: list[str]) -> dict[str, pa.Array]:
+    """Return the column of the target, or one of true and false for each label."""
+    truths = [item.truth for item in collected.items]
+    if len(columns) == 1:
+        kind = pa.float64() if manifest.output.kind == "value" else pa.string()
+        return {columns[0]: pa.array(truths, kind)}
+    sets = [None if truth is None else labels_in(str(truth)) for truth in truths]
+    return {
+        name: pa.array([None if own is None else name in own for own in sets], pa.bool_())
+        for name in columns
+    }
 
 
 def _cells(contents: Sequence[Content], column: Column) -> pa.Array:

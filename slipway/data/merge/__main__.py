@@ -60,11 +60,6 @@ def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
             "splits into a column of the data, and name it in data.split_column."
         )
     data, _ = with_given_split(data)
-    if kind_of(data.task).target.several:
-        raise DataError(
-            f"data.task is {data.task!r}, but collected rows are merged only if each has one label "
-            "or a number. Append them to the table yourself, with lists of labels."
-        )
     run: Callable[[DataParams, Path, Path], MergeReport]
     run = kind_of(data.task).input.load_part("merge")
     return run(data, new, out)

@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from slipway.artifacts.label_sets import labels_in, set_text
 from slipway.config.sections import DataParams
-from slipway.data.engine.label_sets import FALSE_WORDS, TRUE_WORDS
+from slipway.data.engine.label_sets import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    is_given,
+    meant_labels,
+    read_labels,
+)
 from slipway.data.merge.new_rows import Label
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.samples import spelled
@@ -41,11 +48,58 @@ def cells_of(column: RawColumn) -> pa.Array:
 
 
 def labels_of(cells: Any, data: DataParams) -> list[Label]:
-    """Return labels after `data.label_map`, or numbers; None for a missing or unreadable one."""
+    """Return labels after `data.label_map`, or numbers; None for a missing or unreadable one.
+
+    The labels of a row that may have several are the text of their set.
+    """
+    if kind_of(data.task).target.several:
+        return [_listed(cell, data) for cell in cells.to_pylist()]
     if not kind_of(data.task).target.has_classes:
         return [_number(cell) for cell in cells.to_pylist()]
     texts = [None if cell is None else label_of(cell).strip() for cell in cells.to_pylist()]
     return [spelled(text, data.label_map)[0] if text else None for text in texts]
+
+
+def _listed(cell: Any, data: DataParams) -> str | None:
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        return None
+    try:
+        labels, _ = meant_labels(read_labels(cell, data.label_separator), data.label_map)
+    except ValueError:
+        return None
+    return set_text(labels)
+
+
+def flagged_labels(columns: Mapping[str, Any]) -> list[Label]:
+    """Return the text of each row's set of labels, from a column of true and false for each label.
+
+    None for a row with a missing or unreadable cell.
+    """
+    rows = zip(*(cells.to_pylist() for cells in columns.values()), strict=True)
+    return [_flagged(dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _flagged(row: Mapping[str, Any]) -> str | None:
+    try:
+        return set_text([name for name, cell in row.items() if is_given(cell)])
+    except (TypeError, ValueError):
+        return None
+
+
+def table_labels(table: RawTable, data: DataParams) -> list[Label]:
+    """Return the label of each row of a table, from the columns of the target."""
+    columns = {name: table.columns[name] for name in data.target_columns}
+    if isinstance(data.target_column, list):
+        return flagged_labels({name: cells_of(column) for name, column in columns.items()})
+    return column_labels(columns[data.target_column], data)
+
+
+def written_label(label: Label, data: DataParams) -> dict[str, Any]:
+    """Return the cells of the target's columns that say a label."""
+    if isinstance(data.target_column, str):
+        return {data.target_column: label}
+    own = None if label is None else labels_in(str(label))
+    return {name: None if own is None else name in own for name in data.target_columns}
 
 
 def column_labels(column: RawColumn, data: DataParams) -> list[Label]:
@@ -72,6 +126,8 @@ def concatenate(base: pa.Array, new: pa.Array) -> pa.Array:
 
 def target_cells(cells: list[Any], base: RawColumn, data: DataParams) -> pa.Array:
     """(N,) the targets of all rows, in a type that keeps the meaning of the base data's cells."""
+    if isinstance(data.target_column, list) and base.stored != "boolean":
+        return _as_text(cells)
     if base.stored == "boolean" and {str(cell) for cell in cells} <= {"True", "False", "None"}:
         flags = [None if cell is None else str(cell) == "True" for cell in cells]
         return pa.array(flags, pa.bool_())

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
 from slipway.data.engine.rows import ROWS
-from slipway.data.merge.cells import cells_of, labels_of
+from slipway.data.merge.cells import cells_of, flagged_labels, labels_of, written_label
 from slipway.data.merge.new_rows import MergeReport, NewRows
 from slipway.data.sources.raw_tables import COLLECTED, column_names, read_raw_table
 from slipway.data.sources.samples import RawSample
@@ -59,8 +59,8 @@ def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
                 extra = {key: cells[position].as_py() for key, cells in further.cells.items()}
             yield {
                 data.image_column: {"bytes": sample.payload or None, "path": name or None},
-                data.target_columns[0]: rows.label_for(
-                    digest, label, sample.source, was_collected=was_collected
+                **written_label(
+                    rows.label_for(digest, label, sample.source, was_collected=was_collected), data
                 ),
                 **_special_cells(
                     data, sample.group, sample.time, sample.weight, sample.given_split
@@ -75,7 +75,7 @@ def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
             group = f"collected-{hashlib.sha256(contents[index]).hexdigest()[:16]}"
             yield {
                 data.image_column: {"bytes": contents[index], "path": None},
-                data.target_columns[0]: labels[index],
+                **written_label(labels[index], data),
                 **_special_cells(data, group, None, 1.0, "train"),
                 COLLECTED: True,
             }
@@ -90,14 +90,16 @@ def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
 
 def _read_new(path: Path, data: DataParams) -> tuple[list[bytes], list[str | float | None]]:
     table = pq.read_table(path, partitioning=None)
-    missing = {data.image_column, data.target_columns[0]} - set(table.column_names)
+    missing = {data.image_column, *data.target_columns} - set(table.column_names)
     if missing:
         raise DataError(
             f"{path} has the columns {', '.join(table.column_names)}, "
             f"expected {', '.join(sorted(missing))} among them. Collect the rows again."
         )
     contents = [cell["bytes"] for cell in table[data.image_column].to_pylist()]
-    return contents, labels_of(table[data.target_columns[0]], data)
+    if isinstance(data.target_column, list):
+        return contents, flagged_labels({name: table[name] for name in data.target_column})
+    return contents, labels_of(table[data.target_column], data)
 
 
 def _read_further_columns(data: DataParams, report: MergeReport) -> _FurtherColumns:
@@ -105,7 +107,7 @@ def _read_further_columns(data: DataParams, report: MergeReport) -> _FurtherColu
     path = table_in(root, data) if root.is_dir() else root
     if path is None:
         return _FurtherColumns({}, {})
-    named = {data.image_column, data.target_columns[0], *_special_types(data)}
+    named = {data.image_column, *data.target_columns, *_special_types(data)}
     names = [name for name in column_names(path, TextFormat.of(data)) if name and name not in named]
     raw = read_raw_table(path, names or [data.target_columns[0]], TextFormat.of(data))
     cells = {}
@@ -119,7 +121,10 @@ def _read_further_columns(data: DataParams, report: MergeReport) -> _FurtherColu
 
 def _schema(data: DataParams, further: _FurtherColumns) -> pa.Schema:
     target = ROWS.field(kind_of(data.task).target.column).type
-    columns = {data.image_column: _IMAGE, data.target_columns[0]: target} | _special_types(data)
+    if isinstance(data.target_column, list):
+        target = pa.bool_()
+    columns = {data.image_column: _IMAGE} | dict.fromkeys(data.target_columns, target)
+    columns |= _special_types(data)
     columns |= {name: cells.type for name, cells in further.cells.items()}
     return pa.schema([*columns.items(), (COLLECTED, pa.bool_())])
 

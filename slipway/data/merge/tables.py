@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 from slipway.config.sections import DataParams
 from slipway.data.merge.cells import (
     cells_of,
-    column_labels,
     concatenate,
     input_digests,
     spelled_as,
+    table_labels,
     target_cells,
+    written_label,
 )
 from slipway.data.merge.new_rows import Label, MergeReport, NewRows
 from slipway.data.sources.raw_tables import (
@@ -24,6 +25,7 @@ from slipway.data.sources.raw_tables import (
     is_row_index,
     read_raw_table,
 )
+from slipway.data.sources.text_format import USUAL_FORMAT, TextFormat
 from slipway.data.tables.cells import TypedColumn, typed_column
 from slipway.data.tables.column_rules import constant_columns, duplicate_columns, tells_classes
 from slipway.data.tables.column_types import column_types, counts_rows
@@ -49,9 +51,11 @@ class _AddedRows:
 def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
     """Write the rows of `data.path` and `new_path` to `out`; DataError if a column is missing."""
     report = MergeReport()
-    base, new = read_table_of(data), read_raw_table(new_path)
+    lists = TextFormat.of(data).list_columns
+    base = read_table_of(data)
+    new = read_raw_table(new_path, written=USUAL_FORMAT._replace(list_columns=lists))
     inputs = _input_names(data, base, new, new_path)
-    base_labels = column_labels(base.columns[data.target_columns[0]], data)
+    base_labels = table_labels(base, data)
     was_collected = _collected_marks(base)
     labels, added = _match_rows(data, base, new, inputs, base_labels, was_collected, report)
     columns: dict[str, pa.Array] = {}
@@ -61,10 +65,14 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
         cells = cells_of(column)
         if column.stored == "other":
             report.omitted.append(column.unreadable)
-        elif name == data.target_columns[0]:
+        elif name in data.target_columns:
             changes = zip(cells.to_pylist(), base_labels, labels, strict=True)
-            targets = [cell if label == before else label for cell, before, label in changes]
-            columns[name] = target_cells([*targets, *added.labels], column, data)
+            targets = [
+                cell if label == before else written_label(label, data)[name]
+                for cell, before, label in changes
+            ]
+            more = [written_label(label, data)[name] for label in added.labels]
+            columns[name] = target_cells([*targets, *more], column, data)
         else:
             found = _added_cells(name, data, base, new, added)
             if name in new.columns:
@@ -78,10 +86,10 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
 
 
 def _input_names(data: DataParams, base: RawTable, new: RawTable, new_path: Path) -> list[str]:
-    inputs = [name for name in new.columns if name != data.target_columns[0]]
+    inputs = [name for name in new.columns if name not in data.target_columns]
     missing = [
         name
-        for name in (*inputs, data.target_columns[0])
+        for name in (*inputs, *data.target_columns)
         if name not in base.columns or name not in new.columns
     ]
     if missing:
@@ -112,7 +120,7 @@ def _match_rows(
     kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
     kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
     digests = input_digests(new, kinds)
-    rows = NewRows(digests, column_labels(new.columns[data.target_columns[0]], data), report)
+    rows = NewRows(digests, table_labels(new, data), report)
     labels = [
         rows.label_for(digest, label, str(number), was_collected=mark)
         for digest, label, number, mark in zip(
@@ -167,7 +175,7 @@ def _continued_cells(
         return cells_of(column).take(pa.array([int(np.argmax(has_label))] * count))
     for name in new.columns:
         other = (
-            _typed_as_cleaned(base.columns[name], data) if name != data.target_columns[0] else None
+            _typed_as_cleaned(base.columns[name], data) if name not in data.target_columns else None
         )
         if other is not None and duplicate_columns([other, typed], has_label):
             return added.take(cells_of(new.columns[name]))

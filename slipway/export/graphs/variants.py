@@ -7,7 +7,7 @@ answers that are not finite or unrelated to fp32's. A variant that can gain noth
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import onnx
@@ -169,24 +169,26 @@ def refuse_broken(
             f"{_advice(variant)}"
         )
     difference = np.abs(found - expected)
-    if output.kind == "label_probabilities":
-        kept = float(((found >= 0.5) == (expected >= 0.5)).mean())
-        if kept < 0.5 or not ((found >= 0) & (found <= 1)).all():
-            raise ParityError(
-                f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. "
-                f"{_advice(variant)}"
-            )
-    elif output.kind == "probabilities":
-        kept = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
-        if kept < 0.5 or float(np.abs(found.sum(axis=1) - 1).max()) > 0.01:
-            raise ParityError(
-                f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. "
-                f"{_advice(variant)}"
-            )
-    elif float(np.sqrt((difference**2).mean())) > max(float(expected.std()), 1e-6):
+    match output.kind:
+        case "label_probabilities":
+            kept = float(((found >= 0.5) == (expected >= 0.5)).mean())
+            are_probabilities = bool(((found >= 0) & (found <= 1)).all())
+        case "probabilities":
+            kept = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
+            are_probabilities = float(np.abs(found.sum(axis=1) - 1).max()) <= 0.01
+        case "value":
+            if float(np.sqrt((difference**2).mean())) > max(float(expected.std()), 1e-6):
+                raise ParityError(
+                    f"the {variant} graph is off by {difference.max():.3g}, more than fp32's "
+                    f"answers spread. {_advice(variant)}"
+                )
+            return float(difference.max())
+        case kind:
+            assert_never(kind)
+    if kept < 0.5 or not are_probabilities:
         raise ParityError(
-            f"the {variant} graph is off by {difference.max():.3g}, more than fp32's answers "
-            f"spread. {_advice(variant)}"
+            f"the {variant} graph keeps {kept:.1%} of fp32's labels, expected nearly all. "
+            f"{_advice(variant)}"
         )
     return float(difference.max())
 

@@ -13,7 +13,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, assert_never
 
 from slipway.artifacts.bundle import Bundle
 from slipway.artifacts.label_sets import set_text
@@ -221,25 +221,40 @@ def _read_label(
     truth: Any, manifest: Bundle, refuse: Callable[[str, str], Refusal]
 ) -> tuple[str | None, float | None]:
     """Return a label of the bundle, or a number: whichever the model predicts."""
-    if manifest.output.kind == "value":
-        is_number = isinstance(truth, int | float) and not isinstance(truth, bool)
-        if not is_number or not math.isfinite(truth):
-            raise refuse(
-                "type_violation",
-                f"found {_shown(truth)}, expected a number: this model predicts numbers",
-            )
-        return None, float(truth)
     labels = manifest.output.labels
     shown = ", ".join(labels[:_MAX_SHOWN]) + ", ..." * (len(labels) > _MAX_SHOWN)
-    if manifest.output.kind == "label_probabilities":
-        return _read_labels(truth, labels, shown, refuse), None
+    match manifest.output.kind:
+        case "value":
+            return None, _read_number(truth, refuse)
+        case "label_probabilities":
+            return _read_labels(truth, labels, shown, refuse), None
+        case "probabilities":
+            return _read_class(truth, labels, shown, refuse), None
+        case kind:
+            assert_never(kind)
+
+
+def _read_number(truth: Any, refuse: Callable[[str, str], Refusal]) -> float:
+    is_number = isinstance(truth, int | float) and not isinstance(truth, bool)
+    if not is_number or not math.isfinite(truth):
+        raise refuse(
+            "type_violation",
+            f"found {_shown(truth)}, expected a number: this model predicts numbers",
+        )
+    return float(truth)
+
+
+def _read_class(
+    truth: Any, labels: list[str], shown: str, refuse: Callable[[str, str], Refusal]
+) -> str:
+    """Return a label of the bundle."""
     if not isinstance(truth, str):
         raise refuse("type_violation", f"found {_shown(truth)}, expected a label as text: {shown}")
     if truth not in labels:
         raise refuse(
             "unknown_label", f"found {truth[:80]!r}, expected one of {len(labels)} labels: {shown}"
         )
-    return truth, None
+    return truth
 
 
 def _read_labels(
