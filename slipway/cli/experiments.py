@@ -118,11 +118,19 @@ def take(name: str, yes: bool) -> None:
     """
     from slipway.experiments.run import ExperimentRequest, conclude
     from slipway.experiments.run import run as run_pipeline
+    from slipway.experiments.workspace import opened_before
     from slipway.experiments.workspace import take as take_experiment
 
     record = take_experiment(name, accept_loss=yes)
     if record is not None and record.search:
         click.echo(f"the workspace is {name}: params.yaml and the model; the other stages run now")
+        if others := opened_before(record):
+            click.echo(
+                f"warning: the test rows were opened for {', '.join(others)} of {record.search}. "
+                "The best of several trials on the test rows looks better than it is: decide by "
+                "the validation rows, or report the score on new rows.",
+                err=True,
+            )
         conclude(run_pipeline(ExperimentRequest()))
         return
     click.echo(f"the workspace is {name}: params.yaml, metrics and outputs. Next: slipway serve")

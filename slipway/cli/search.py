@@ -6,23 +6,40 @@ import sys
 
 import click
 
+from slipway.cli.command import is_quiet
+
 
 @click.command()
 @click.option("--name", help="Name of the search; search-NUMBER without.")
+@click.option("--folds", is_flag=True, help="Train params.yaml as it is, on each of split.folds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the trials for a program.")
-def search(name: str | None, as_json: bool) -> None:
+def search(name: str | None, folds: bool, as_json: bool) -> None:
     """Try values of params.yaml within a budget, as the section `search` there says.
 
     Each trial trains beside the workspace and becomes an experiment with its score on validation
     rows; the test rows stay closed. `slipway take` makes the best one the workspace. An interrupted
     search goes on if the same command is given again.
-    """
-    from slipway.search.run import as_json as content
-    from slipway.search.run import conclude
-    from slipway.search.run import search as run_search
 
+    With --folds nothing is searched: params.yaml is trained on each fold, and the score is that of
+    the answers to all folds.
+    """
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        end = run_search(name)
-        conclude(end)
+        content = _cross_validate(name) if folds else _search(name)
     if as_json:
-        click.echo(json.dumps(content(end), indent=2))
+        click.echo(json.dumps(content, indent=2))
+
+
+def _search(name: str | None) -> object:
+    from slipway.search.run import as_json, conclude, search
+
+    end = search(name, is_quiet=is_quiet())
+    conclude(end)
+    return as_json(end)
+
+
+def _cross_validate(name: str | None) -> object:
+    from slipway.search.cross_validation import as_json, conclude, cross_validate
+
+    found = cross_validate(name, is_quiet=is_quiet())
+    conclude(found)
+    return as_json(found)

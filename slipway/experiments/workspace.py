@@ -49,6 +49,20 @@ def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
         return record
 
 
+def opened_before(trial: ExperimentRecord) -> list[str]:
+    """List the other trials of the same search for which the stages after the training have run.
+
+    Each of these runs has opened the test rows.
+    """
+    records = read_records()
+    evaluated = [one.params for one in records if one.stage is None and one.results is not None]
+    return [
+        other.name
+        for other in records
+        if other.search == trial.search and other.name != trial.name and other.params in evaluated
+    ]
+
+
 def _never_made(record: ExperimentRecord | None) -> list[str]:
     """List the outputs of the stages behind a trial of a search, which did not run them."""
     if record is None or record.search is None or record.stage is None:

@@ -36,7 +36,7 @@ _TOO_FEW = 4  # finished trials; of fewer an importance says nothing
 _OPTIMISM = (
     "The best of several trials looks better on the rows that chose it than it is. The expected "
     "score chooses on rows drawn with replacement and measures on the others (bootstrap bias "
-    "correction, Tsamardinos et al. 2018). The test rows, which `slipway take` opens, decide."
+    "correction, Tsamardinos et al. 2018). The test rows, which slipway take opens, decide."
 )
 
 
@@ -54,7 +54,7 @@ def search_page(study: Study, space: Space, optimism: Optimism | None) -> str:
             _winner(study, latest, optimism),
             _importance(study, space, latest),
             _parallel(study, space, latest),
-            section("Trials", _trials(study, latest)),
+            section("Trials", *_trials(study, latest)),
         ],
     )
 
@@ -123,17 +123,24 @@ def _summary(
 
 
 def _history(latest: Mapping[int, ResultLine], metric: str, study: Study) -> list[Html]:
-    scored = {trial: one.score for trial, one in latest.items() if one.score is not None}
+    """Draw the score of each trial and the best finished one so far."""
+    scored = {trial: one for trial, one in latest.items() if one.score is not None}
     if not scored:
         return [paragraph("No trial has a score.", "soft")]
     pick = max if study.schedule.params.direction == "maximize" else min
-    so_far, best = [], next(iter(scored.values()))
-    for score in scored.values():
-        best = pick(best, score)
-        so_far.append(best)
-    trials = [float(trial) for trial in scored]
-    lines = [Series("best so far", trials, so_far), Series("trial", trials, list(scored.values()))]
-    return [line_chart(lines, "trial", metric)]
+    best: dict[float, float] = {}
+    for trial, one in scored.items():
+        if one.status == "done" and one.score is not None:
+            best[float(trial)] = pick([one.score, *best.values()])
+    lines = [Series("best so far", list(best), list(best.values()))]
+    for name, status in (("done", "done"), ("stopped early", "stopped")):
+        found = {
+            float(trial): one.score
+            for trial, one in scored.items()
+            if one.status == status and one.score is not None
+        }
+        lines.append(Series(name, list(found), list(found.values()), are_dots=True))
+    return [line_chart([line for line in lines if line.x], "trial", metric)]
 
 
 def _winner(
@@ -151,7 +158,11 @@ def _winner(
         for one in done[:_MOST_SHOWN]
         if one.metric
     }
-    parts = [interval_chart(rows, "the expected score of the winner on other rows")]
+    parts = [
+        interval_chart(
+            rows, "" if line is None else "the expected score of the winner on other rows"
+        )
+    ]
     if optimism:
         text = (
             f"The best of {optimism.num_trials} finished trials scores {number(optimism.score)}. "
@@ -220,24 +231,27 @@ def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> H
     drawn = []
     is_higher_better = study.schedule.params.direction == "maximize"
     for row in range(len(scored)):
-        rank = places[study.schedule.params.metric][0][row]
+        rank = places[study.schedule.params.metric][0][row] or 0.0
         strength = rank if is_higher_better else 1 - rank
         points = " ".join(
-            f"{_SIDE + column * step:.1f},{_y(found[row]):.1f}"
+            f"{_SIDE + column * step:.1f},{_y(place):.1f}"
             for column, (found, _) in enumerate(places.values())
+            if (place := found[row]) is not None
         )
         drawn.append(
             f'<polyline class="line first" points="{points}" '
             f'style="opacity:{0.15 + 0.85 * strength:.2f}"/>'
         )
-    for column, (name, (_, ends)) in enumerate(places.items()):
+    for column, (short, (_, ends)) in enumerate(
+        zip(_short(list(places)), places.values(), strict=True)
+    ):
         x = _SIDE + column * step
         drawn.append(
             f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _TOP}"/>'
             f'<text x="{x:.1f}" y="{_HEIGHT - _TOP + 16}" text-anchor="middle">'
             f"{escape(ends[0])}</text>"
             f'<text x="{x:.1f}" y="{_TOP - 22}" text-anchor="middle">'
-            f"{escape(name.rpartition('.')[2])}</text>"
+            f"{escape(short)}</text>"
             f'<text x="{x:.1f}" y="{_TOP - 6}" text-anchor="middle">{escape(ends[1])}</text>'
         )
     label = f"values of {len(scored)} trials"
@@ -248,44 +262,59 @@ def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> H
     return section("Values", drawing, paragraph(_LINES, "note"))
 
 
-def _places(column: Sequence[Any], *, is_log: bool) -> tuple[list[float], tuple[str, str]]:
-    """Map values to 0 to 1, and name both ends; a key that is not searched is at 0."""
+def _places(column: Sequence[Any], *, is_log: bool) -> tuple[list[float | None], tuple[str, str]]:
+    """Map values to 0 to 1, and name both ends; None for a key that a trial does not have."""
     known = [one for one in column if one is not None]
     if known and all(isinstance(one, int | float) and not isinstance(one, bool) for one in known):
         low, high = min(known), max(known)
         scale = np.log if is_log else np.float64
         reach = float(scale(high) - scale(low)) or 1.0
-        found = [0.0 if one is None else float(scale(one) - scale(low)) / reach for one in column]
+        found = [None if one is None else float(scale(one) - scale(low)) / reach for one in column]
         return found, (f"{low:.4g}", f"{high:.4g}")
-    names = sorted({as_yaml(one) for one in column})
+    names = sorted({_plain(one) for one in known})
     most = max(len(names) - 1, 1)
-    found = [names.index(as_yaml(one)) / most for one in column]
+    found = [None if one is None else names.index(_plain(one)) / most for one in column]
     return found, (names[0], names[-1]) if names else ("", "")
+
+
+def _plain(value: Any) -> str:
+    """Return a value as in params.yaml; text without quotes."""
+    return value if isinstance(value, str) else as_yaml(value)
 
 
 def _y(place: float) -> float:
     return _HEIGHT - _TOP - place * (_HEIGHT - 2 * _TOP)
 
 
-def _trials(study: Study, latest: Mapping[int, ResultLine]) -> Html:
+def _trials(study: Study, latest: Mapping[int, ResultLine]) -> list[Html]:
+    """List every trial, and the causes of failures."""
     keys = list(study.schedule.params.space)
     values = _values(study)
     metric = study.schedule.params.metric
-    columns = ["trial", "status", metric, "interval", "epochs", "seconds", *keys, "cause"]
+    columns = ["trial", "status", metric, "interval", "epochs", "seconds", *_short(keys)]
     rows = [
         [
-            study.trial_name(trial),
+            f"{trial:03d}",
             one.status,
             _value(one),
             interval(one.metric) if one.metric else "",
             str(one.epoch),
             f"{study.seconds(trial):.0f}",
-            *(as_yaml(values[trial][key]) if key in values[trial] else "" for key in keys),
-            one.cause,
+            *(_plain(values[trial][key]) if key in values[trial] else "" for key in keys),
         ]
         for trial, one in latest.items()
     ]
-    return table(columns, rows, [metric, "epochs", "seconds", *keys])
+    parts = [table(columns, rows, [metric, "epochs", "seconds", *_short(keys)])]
+    failures = [[study.trial_name(trial), one.cause] for trial, one in latest.items() if one.cause]
+    if failures:
+        parts.append(table(["failed trial", "cause"], failures))
+    return parts
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+    """Return the last parts of keys; the whole key if two have the same."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [key if last.count(name) > 1 else name for key, name in zip(keys, last, strict=True)]
 
 
 def _value(line: ResultLine) -> str:

@@ -30,11 +30,12 @@ from slipway.experiments.records import (
 from slipway.planning.search_space import Space, Values, changed_content, read_space
 from slipway.preflight.project import check_project
 from slipway.reports.console import interval, number
+from slipway.search.gpus import visible_gpus
 from slipway.search.journal import JobLine, ResultLine
+from slipway.search.next_job import next_job
 from slipway.search.optimism import Optimism
 from slipway.search.page import latest_results, optimism_of, search_page
-from slipway.search.proposals import grid_size, propose
-from slipway.search.schedule import END, WAIT, NewTrial, Promotion
+from slipway.search.proposals import grid_size
 from slipway.search.study import (
     STUDIES,
     Study,
@@ -43,7 +44,6 @@ from slipway.search.study import (
     open_study,
     shared_lock,
     shared_stages,
-    trial_stages,
 )
 from slipway.search.trial import (
     Interrupted,
@@ -78,14 +78,15 @@ class SearchEnd:
     optimism: Optimism | None
 
 
-def search(name: str | None) -> SearchEnd:
+def search(name: str | None, *, is_quiet: bool = False) -> SearchEnd:
     """Search within the budget, and write the page; an equal search that was ended goes on.
+
+    With `is_quiet` the lines of progress are left out.
 
     ParamsError for a mistake in the section, before anything is trained. SlipwayError if no trial
     can be run here.
     """
-    text = PARAMS.read_text() if PARAMS.is_file() else ""
-    content = _checked(text)
+    text, content = read_project()
     params = parse_params(content).search
     if params is None:
         raise ParamsError(
@@ -93,20 +94,39 @@ def search(name: str | None) -> SearchEnd:
             f"{_EXAMPLE}."
         )
     space = read_space(content, params)
-    with files.lock(LOCK, "`slipway search`"), _signals() as stop:
-        remove_folders()
-        study = _Search(text, content, params, space, stop).run(name)
+    study = run_trials(text, space, params, name, is_quiet=is_quiet)
     whole = parse_params(content)
     optimism = optimism_of(study, space, whole.evaluate.top_k, whole.seed)
     files.write_text(PAGE, search_page(study, space, optimism))
     return SearchEnd(study, optimism)
 
 
-def _checked(text: str) -> dict[str, Any]:
-    """Check the whole project, and return the content of its params.yaml."""
+def read_project() -> tuple[str, dict[str, Any]]:
+    """Check the whole project; return the text of its params.yaml and the content of this text."""
+    text = PARAMS.read_text() if PARAMS.is_file() else ""
     check_project(with_search=True)
     content: dict[str, Any] = parse_yaml(text.encode(), str(PARAMS))
-    return content
+    return text, content
+
+
+def run_trials(
+    text: str,
+    space: Space,
+    params: SearchParams,
+    name: str | None,
+    *,
+    prefix: str = "search",
+    is_quiet: bool = False,
+) -> Study:
+    """Run trials until the end of the budget; return the study with their results.
+
+    Args:
+        text: of params.yaml; the content of `space` is the same, but for its section `search`.
+        prefix: of the name of a new study without `name`.
+    """
+    with files.lock(LOCK, "`slipway search`"), _signals() as stop:
+        remove_folders()
+        return _Search(text, space, params, stop, is_quiet=is_quiet).run(name, prefix)
 
 
 class _Search:
@@ -115,26 +135,31 @@ class _Search:
     def __init__(
         self,
         text: str,
-        content: dict[str, Any],
-        params: SearchParams,
         space: Space,
+        params: SearchParams,
         stop: "_Stop",
+        *,
+        is_quiet: bool,
     ) -> None:
-        self._text, self._content, self._params, self._space = text, content, params, space
-        self._stop = stop
+        self._text, self._params, self._space = text, params, space
+        self._content = content = dict(space.content)
+        self._stop, self._is_quiet = stop, is_quiet
         self._pipeline = read_pipeline(content)
         self._lock = ""
+        # One trial at a time takes all that its training takes by itself.
+        shares_gpus = params.workers > 1 and value_at(content, "train.accelerator") != "cpu"
+        self._gpus = visible_gpus() if shares_gpus else []
         self._running: dict[Future[JobResult], tuple[JobLine, str, float]] = {}
 
-    def run(self, name: str | None) -> Study:
+    def run(self, name: str | None, prefix: str) -> Study:
         snapshot = take_snapshot(self._content, later_metrics(self._pipeline))
         digest = self._run_shared(snapshot)
         epochs = int(value_at(self._content, "train.epochs"))
-        self._study = study = open_study(name, digest, self._params, epochs)
+        self._study = study = open_study(name, prefix, digest, self._params, epochs)
         for damage in study.journal.damages:
             print(f"warning: {damage}", file=sys.stderr)
         repository.keep_snapshot(study.name, snapshot.tree)
-        _say(self._introduction())
+        self._say(self._introduction())
         with ThreadPoolExecutor(self._params.workers) as pool:
             try:
                 self._work(snapshot, pool)
@@ -152,13 +177,13 @@ class _Search:
         """Run the stages that all trials share, once; return the identity of the search."""
         shared = shared_stages(self._pipeline, list(self._params.space))
         started = time.monotonic()
-        _say(f"shared stages: {', '.join(shared)}")
+        self._say(f"shared stages: {', '.join(shared)}")
         with new_folder(snapshot, "shared", self._text, None) as folder:
             reproduce_shared(folder, shared, _SHARED_LOG.resolve(), self._stop.event)
             self._lock = shared_lock((folder / "dvc.lock").read_text(), shared)
             code = folder / "code.yaml"
             digest = identity(self._content, self._lock, code.read_text() if code.is_file() else "")
-        _say(f"shared stages: done in {time.monotonic() - started:.0f} s")
+        self._say(f"shared stages: done in {time.monotonic() - started:.0f} s")
         return digest
 
     def _work(self, snapshot: Snapshot, pool: ThreadPoolExecutor) -> None:
@@ -188,50 +213,28 @@ class _Search:
 
     def _next_job(self) -> JobLine | None:
         """Decide on the next job and record it; None if there is none now."""
-        study, schedule = self._study, self._study.schedule
-        while True:
-            decision = schedule.next()
-            if decision in (WAIT, END):
-                return None
-            if isinstance(decision, Promotion):
-                values = next(job.values for job in schedule.jobs if job.trial == decision.trial)
-                trial, level = decision.trial, decision.level
-            else:
-                assert isinstance(decision, NewTrial)
-                trial, level = schedule.num_trials, 0
-                found = propose(self._space, self._params, trial, decision.outcomes)
-                if found is None:
-                    schedule.is_exhausted = True
-                    continue
-                values = found
-            is_last = level == len(schedule.rungs) - 1
-            epochs = int(values.get("train.epochs", schedule.epochs))
-            job = JobLine(
-                event="job",
-                job=len(schedule.jobs),
-                trial=trial,
-                values=values,
-                level=level,
-                epoch=epochs if is_last else schedule.rungs[level],
-            )
-            study.add_job(job)
-            return job
+        job = next_job(self._study.schedule, self._space)
+        if job is not None:
+            self._study.add_job(job)
+        return job
 
     def _plan(self, job: JobLine, folder: str) -> TrialPlan:
         study = self._study
         is_pinned = study.threads != num_cores()
+        devices = value_at(changed_content(self._content, job.values), "train.devices")
         return TrialPlan(
             name=study.trial_name(job.trial),
             folder=folder,
             params=changed_text(self._text, job.values),
             lock=self._lock,
-            stages=trial_stages(self._pipeline),
             state=study.state(job.trial),
             answers=study.answers(job.trial),
             metric=self._params.metric,
             epoch=job.epoch,
             is_last=job.level == len(study.schedule.rungs) - 1,
             threads=study.threads if is_pinned else None,
+            gpus=self._gpus,
+            num_gpus=devices if isinstance(devices, int) else 1,
         )
 
     def _begin(self, job: JobLine) -> None:
@@ -260,7 +263,7 @@ class _Search:
         )
         self._study.add_result(line)
         self._write_result(job, line)
-        _say(self._describe(job, line))
+        self._say(self._describe(job, line))
         return folder
 
     def _record(self, job: JobLine) -> ExperimentRecord:
@@ -299,6 +302,10 @@ class _Search:
             "validation": score,
         }
         write_record(self._record(job).model_copy(update=changes))
+
+    def _say(self, text: str) -> None:
+        if not self._is_quiet:
+            print(text, flush=True)
 
     def _mark_interrupted(self) -> None:
         """Mark the trials that a signal ended; the next search goes on with them."""
@@ -404,10 +411,6 @@ def _signals() -> Iterator[_Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 def conclude(end: SearchEnd) -> None:

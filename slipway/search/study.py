@@ -25,7 +25,7 @@ from slipway.system.errors import SlipwayError
 
 STUDIES = Path(".work/search")
 _JOURNAL = "journal.jsonl"
-_NUMBERED = re.compile(r"search-(\d+)")
+_NUMBERED = re.compile(r"([a-z]+)-(\d+)")
 _TRAIN = "train"
 # Sections of params.yaml that the model and its validation depend on.
 _SECTIONS = ("seed", "data", "clean", "split", "precompute", "augment", "train")
@@ -124,8 +124,10 @@ def identity(content: Mapping[str, Any], lock: str, code: str) -> str:
     )
 
 
-def open_study(name: str | None, digest: str, params: SearchParams, epochs: int) -> Study:
-    """Return the study of an equal search, or a new one.
+def open_study(
+    name: str | None, prefix: str, digest: str, params: SearchParams, epochs: int
+) -> Study:
+    """Return the study of an equal search, or a new one: PREFIX-NUMBER without a name.
 
     ParamsError or SlipwayError if `name` is that of another search.
     """
@@ -147,18 +149,24 @@ def open_study(name: str | None, digest: str, params: SearchParams, epochs: int)
                 f"{name} is another search: its space, method, params, code or rows differ. "
                 "Expected an equal one or a new name. Leave --name out, or choose another."
             )
-    study = _new_study(name, digest, params, epochs)
+    study = _new_study(name, prefix, digest, params, epochs)
     study.journal.damages = damages
     return study
 
 
-def _new_study(name: str | None, digest: str, params: SearchParams, epochs: int) -> Study:
+def _new_study(
+    name: str | None, prefix: str, digest: str, params: SearchParams, epochs: int
+) -> Study:
     taken = {path.name for path in STUDIES.glob("*")}
     taken |= {found.rpartition("-")[0] for found in repository.experiments()}
     taken |= {path.stem.rpartition("-")[0] for path in EXPERIMENTS.glob("*.json")}
     if name is None:
-        numbers = [int(found[1]) for one in taken if (found := _NUMBERED.fullmatch(one))]
-        name = f"search-{max(numbers, default=0) + 1}"
+        numbers = [
+            int(found[2])
+            for one in taken
+            if (found := _NUMBERED.fullmatch(one)) and found[1] == prefix
+        ]
+        name = f"{prefix}-{max(numbers, default=0) + 1}"
     elif name in taken:
         raise SlipwayError(
             f"{name} names experiments already, and a name is used once. Choose another name."

@@ -20,6 +20,7 @@ from slipway.artifacts.bundle import Metric
 from slipway.experiments.causes import find_cause
 from slipway.experiments.records import log_path
 from slipway.experiments.repository import dvc_environment
+from slipway.search.gpus import ReservedGpus, reserved_gpus
 from slipway.search.workspace_copy import Snapshot, end_processes, new_folder
 from slipway.system import files
 from slipway.system.errors import SchemaError, SlipwayError
@@ -47,13 +48,14 @@ class TrialPlan:
     folder: str  # name of its folder; used by one job at a time
     params: str  # text of params.yaml
     lock: str  # text of dvc.lock after the stages that all trials share
-    stages: Sequence[str]  # up to train, in their order
     state: Path  # of its training, which outlives the folder
     answers: Path  # where its answers to the validation rows go
     metric: str
     epoch: int  # at the end of the job
     is_last: bool  # the job ends with the training
     threads: int | None  # None: as many as the training takes by itself
+    gpus: Sequence[str] = ()  # of the machine, to take some of; empty: what the training takes
+    num_gpus: int = 1  # to take
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,21 @@ def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobRe
     """
     if not plan.is_last and (reached := _reached(plan)):
         return reached
-    with new_folder(snapshot, plan.folder, plan.params, plan.lock) as folder:
+    with (
+        reserved_gpus(plan.gpus, plan.num_gpus, stop) as gpus,
+        new_folder(snapshot, plan.folder, plan.params, plan.lock) as folder,
+    ):
+        if gpus is None:
+            raise Interrupted
         work = folder / ".work/train"
         plan.state.mkdir(parents=True, exist_ok=True)
         work.symlink_to(plan.state.resolve())
         for _ in range(_ATTEMPTS):
-            code, output = _reproduce(folder, plan, stop)
+            code, output = _reproduce(folder, plan, stop, gpus)
             if stop.is_set() and code != 0:
                 raise Interrupted
             if code == 0:
-                return _finished(folder, plan, stop)
+                return _finished(folder, plan, stop, gpus)
             if not plan.is_last and (reached := _reached(plan)):
                 return reached
             if code > 0 and not _KILLED.search(output):
@@ -112,10 +119,12 @@ def run_logged(
     log: Path,
     stop: threading.Event,
     environment: Mapping[str, str],
+    locks: Sequence[int] = (),
 ) -> tuple[int, str]:
     """Run DVC in a folder; return its exit code and the end of its output.
 
-    Once `stop` is set, its processes get SIGTERM, on which a training saves a checkpoint.
+    It inherits the file descriptors `locks`. Once `stop` is set, its processes get SIGTERM, on
+    which a training saves a checkpoint.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -128,6 +137,7 @@ def run_logged(
             stdout=output,
             stderr=output,
             process_group=0,
+            pass_fds=locks,
         )
         is_asked = False
         while process.poll() is None:
@@ -143,11 +153,16 @@ def run_logged(
         return process.returncode, written.read().decode(errors="replace")
 
 
-def _reproduce(folder: Path, plan: TrialPlan, stop: threading.Event) -> tuple[int, str]:
-    own = {} if plan.is_last else {PAUSE: str(plan.epoch)}
+def _reproduce(
+    folder: Path, plan: TrialPlan, stop: threading.Event, gpus: ReservedGpus
+) -> tuple[int, str]:
+    own = gpus.environment
+    if not plan.is_last:
+        own[PAUSE] = str(plan.epoch)
     if plan.threads is not None:
         own["OMP_THREAD_LIMIT"] = str(plan.threads)
-    return run_logged(["repro", "train"], folder, log_path(plan.name).resolve(), stop, own)
+    log = log_path(plan.name).resolve()
+    return run_logged(["repro", "train"], folder, log, stop, own, gpus.locks)
 
 
 def _reached(plan: TrialPlan) -> JobResult | None:
@@ -159,7 +174,9 @@ def _reached(plan: TrialPlan) -> JobResult | None:
     return JobResult("stopped", saved.epoch, saved.history[kept - 1][f"val/{plan.metric}"])
 
 
-def _finished(folder: Path, plan: TrialPlan, stop: threading.Event) -> JobResult:
+def _finished(
+    folder: Path, plan: TrialPlan, stop: threading.Event, gpus: ReservedGpus
+) -> JobResult:
     """Measure the model and save the experiment."""
     content = json.loads((folder / METRICS).read_bytes())
     key = f"val_{plan.metric}"
@@ -168,7 +185,7 @@ def _finished(folder: Path, plan: TrialPlan, stop: threading.Event) -> JobResult
             f"{METRICS} of {plan.name} has no {key}, expected the metric that the search selects "
             "by. Restore the stage train of dvc.yaml."
         )
-    measured = _start_measuring(folder, plan)
+    measured = _start_measuring(folder, plan, gpus)
     try:
         _save(folder, plan)
     finally:
@@ -179,7 +196,9 @@ def _finished(folder: Path, plan: TrialPlan, stop: threading.Event) -> JobResult
     return JobResult("done", int(content["epochs"]), float(content[key]), metric)
 
 
-def _start_measuring(folder: Path, plan: TrialPlan) -> "subprocess.Popen[bytes]":
+def _start_measuring(
+    folder: Path, plan: TrialPlan, gpus: ReservedGpus
+) -> "subprocess.Popen[bytes]":
     """Start the measurement of the intervals, in the folder, where the user's own code is."""
     with log_path(plan.name).open("ab") as output:
         return subprocess.Popen(
@@ -188,7 +207,7 @@ def _start_measuring(folder: Path, plan: TrialPlan) -> "subprocess.Popen[bytes]"
                 *(plan.metric, str(plan.answers.resolve())),
             ],
             cwd=folder,
-            env=dvc_environment(),
+            env=dvc_environment() | gpus.environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -202,11 +221,12 @@ def _read_metric(plan: TrialPlan) -> Metric | None:
 
 
 def _save(folder: Path, plan: TrialPlan) -> None:
-    """Keep the trial as an experiment of DVC: only the stages that ran, which are up to date.
+    """Keep the trial as an experiment of DVC.
 
-    Without the names of stages DVC would record later ones, too, as they stand in dvc.lock.
+    The run has put all stages up to train into dvc.lock, so that DVC need commit only the last one,
+    which takes it over a second each. Without a name it would record the later ones, too.
     """
-    command = ["exp", "save", "--force", "--name", plan.name, "-I", str(METRICS), *plan.stages]
+    command = ["exp", "save", "--force", "--name", plan.name, "-I", str(METRICS), "train"]
     log = log_path(plan.name).resolve()
     with _saving:
         for _ in range(_SAVES):

@@ -12,7 +12,7 @@ from slipway.config.stage_graph import Pipeline
 from slipway.experiments.records import new_name, read_records, write_record
 from slipway.experiments.reproduction import is_running
 from slipway.experiments.run import ExperimentRequest, alone, conclude
-from slipway.experiments.workspace import take
+from slipway.experiments.workspace import opened_before, take
 from slipway.system.errors import LockedError, ParamsError, SchemaError
 from slipway.system.files import write_text
 from tests.experiments.records import record
@@ -129,6 +129,28 @@ def test_head_that_a_kill_left_detached_goes_back_to_its_branch_and_no_file_chan
     assert git("rev-parse", "HEAD") == start
     assert (empty / "mine.txt").read_text() == "2"
     assert not (empty / ".work/experiments/head").exists()
+
+
+def test_trials_of_one_search_whose_test_rows_were_opened_are_known(empty: Path) -> None:
+    params = {"seed": 7, "train.epochs": 30}
+    trials = [
+        record(
+            f"search-1-{number:03d}",
+            stage="train",
+            search="search-1",
+            results=None,
+            params=params | {"train.learning_rate": number},
+        )
+        for number in range(3)
+    ]
+    other = record("search-2-000", stage="train", search="search-2", results=None, params=params)
+    taken = record("run-1", params=trials[1].params)
+    failed = record("run-2", params=trials[2].params, status="failed", results=None)
+    for one in (*trials, other, taken, failed):
+        write_record(one)
+    assert opened_before(trials[0]) == ["search-1-001"]
+    assert opened_before(trials[1]) == [], "the same one may be taken again"
+    assert opened_before(other) == []
 
 
 def test_a_take_outside_a_project_says_so_and_leaves_nothing(empty: Path) -> None:

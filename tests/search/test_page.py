@@ -29,7 +29,7 @@ def _ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Study, Spac
     found = content(space=SPACE)
     params = parse_params(found).search
     assert params is not None
-    study = open_study(None, "digest", params, 30)
+    study = open_study(None, "search", "digest", params, 30)
     for number, rate in enumerate(RATES):
         values = {"train.learning_rate": rate, "train.optimizer": "adamw"}
         study.add_job(
@@ -63,8 +63,9 @@ def test_the_page_has_the_winner_the_expected_score_and_every_trial(
     html = search_page(study, space, Optimism(4, 0.01, 0.0085, 0.008, 0.009))
     assert "search-1-005" in html
     assert "0.0085" in html
-    assert html.count("<polyline") == 2 + 5, "two lines of the history and one per scored trial"
-    for part in ("out of memory", "stopped", "train.momentum", "Importance of the keys"):
+    assert html.count("<polyline") == 1 + 5, "the best so far and one per scored trial"
+    assert html.count('<circle class="dot') == 5, "the scored trials"
+    for part in ("out of memory", "stopped", "momentum", "Importance of the keys"):
         assert part in html
 
 
@@ -87,7 +88,7 @@ def test_an_equal_search_is_opened_again_and_another_one_is_new(
 ) -> None:
     study, _ = ended
     params = study.schedule.params
-    again = open_study(None, "digest", params, 30)
+    again = open_study(None, "search", "digest", params, 30)
     assert again.name == study.name
     assert again.schedule.results == study.schedule.results
-    assert open_study(None, "another", params, 30).name == "search-2"
+    assert open_study(None, "search", "another", params, 30).name == "search-2"

@@ -27,11 +27,12 @@ _LEGEND_ROW, _LEGEND_COLUMN = 22, 166
 
 @dataclass(frozen=True)
 class Series:
-    """A named line: `x` and `y` of equal length."""
+    """A named line, or dots: `x` and `y` of equal length."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    are_dots: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,12 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> Html:
     axes = _Axes(_ticks(every_x), _ticks(every_y))
     marks = []
     for place, (line, style) in enumerate(zip(series, _LINE_STYLES, strict=False)):
-        points = " ".join(f"{axes.x(x)},{axes.y(y)}" for x, y in zip(line.x, line.y, strict=True))
-        marks.append(f'<polyline class="line {style}" points="{points}"/>')
+        places = [(axes.x(x), axes.y(y)) for x, y in zip(line.x, line.y, strict=True)]
+        if line.are_dots:
+            marks += [f'<circle class="dot {style}" cx="{x}" cy="{y}" r="4"/>' for x, y in places]
+        else:
+            points = " ".join(f"{x},{y}" for x, y in places)
+            marks.append(f'<polyline class="line {style}" points="{points}"/>')
         if len(series) > 1:
             marks.append(_legend(style, [later.name for later in series[place:]]))
     return _svg(axes, marks, x_label, y_label)

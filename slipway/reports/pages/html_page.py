@@ -81,7 +81,9 @@ svg .grid { stroke: var(--line); } svg .line { fill: none; stroke-width: 2;
   stroke-linejoin: round; }
 svg .first { stroke: var(--mark); } svg .second { stroke: var(--other); }
 svg .third { stroke: var(--good); }
-svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; } svg .bar { fill: var(--mark); }
+svg .dot { fill: var(--mark); fill-opacity: .45; stroke: none; }
+svg .dot.second { fill: var(--other); } svg .dot.third { fill: var(--good); }
+svg .bar { fill: var(--mark); }
 svg .knob { stroke-width: 13; stroke-linecap: round; }
 .control label { display: block; color: var(--soft); font-size: .875rem; }
 .control input { display: block; width: 100%; margin: .35rem 0 .75rem; accent-color: var(--mark); }

@@ -19,7 +19,7 @@ class IntervalRow:
 
 
 def interval_chart(rows: Mapping[str, IntervalRow], line_name: str) -> Html:
-    """Draw named intervals, each with the line of its row; `line_name` explains the lines."""
+    """Draw named intervals, each with the line of its row, which `line_name` explains."""
     least, most = _scale(list(rows.values()))
     drawings = zip(rows.items(), interval_bars(list(rows.values())), strict=True)
     lines = "".join(
@@ -28,7 +28,8 @@ def interval_chart(rows: Mapping[str, IntervalRow], line_name: str) -> Html:
     )
     scale = "".join(f"<span>{number(bound)}</span>" for bound in (least, most))
     ends = f'<div class="log"><span></span><span class="scale">{scale}</span><b></b></div>'
-    return Html(f"<div>{lines}{ends}{paragraph(f'Line: {line_name}.', 'note')}</div>")
+    note = paragraph(f"Line: {line_name}.", "note") if line_name else ""
+    return Html(f"<div>{lines}{ends}{note}</div>")
 
 
 def _scale(rows: Sequence[IntervalRow], *others: float) -> tuple[float, float]:

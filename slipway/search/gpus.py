@@ -1,0 +1,88 @@
+"""GPUs for the trials of a search, each held by one trial at a time through a file lock.
+
+The lock lies outside the project, so that the searches of several projects share a machine. The
+training inherits it: a GPU is free again when the last process that uses it has ended.
+"""
+
+import fcntl
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from slipway.runtimes.runtime import why_no_cuda_driver
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class ReservedGpus:
+    """The GPUs of one trial; none if it takes what the training takes by itself."""
+
+    names: Sequence[str] = ()
+    locks: Sequence[int] = field(default=())  # file descriptors for its processes to inherit
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of its processes."""
+        return {VISIBLE: ",".join(self.names)} if self.names else {}
+
+
+def visible_gpus() -> list[str]:
+    """List the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if why_no_cuda_driver() is not None:
+        return []
+    given = os.environ.get(VISIBLE)
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+@contextmanager
+def reserved_gpus(
+    gpus: Sequence[str], count: int, stop: threading.Event
+) -> Iterator[ReservedGpus | None]:
+    """Hold `count` of the GPUs for the block, and wait until so many are free.
+
+    Yields None if `stop` is set first.
+    """
+    if not gpus:
+        yield ReservedGpus()
+        return
+    while not stop.is_set():
+        with ExitStack() as held:
+            found: dict[str, IO[bytes]] = {}
+            for name in gpus:
+                if len(found) < count and (lock := _try_lock(name)):
+                    found[name] = held.enter_context(lock)
+            if len(found) == min(count, len(gpus)):
+                yield ReservedGpus(list(found), [lock.fileno() for lock in found.values()])
+                return
+        stop.wait(_POLL_S)
+    yield None
+
+
+def _try_lock(name: str) -> IO[bytes] | None:
+    """Return the locked file of a GPU; None if a trial has it."""
+    file = lock_path(name).open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def lock_path(name: str) -> Path:
+    """Return the path of a GPU's lock. In a job of Slurm, numbers are those of the job."""
+    job = os.environ.get("SLURM_JOB_ID", "machine")
+    folder = Path(tempfile.gettempdir()) / f"slipway-gpus-{os.getuid()}-{job}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{name}.lock"
