@@ -1,17 +1,22 @@
 """Rows with several labels, from a table to the answer of a service: planted labels are found."""
 
 import csv
+import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate
 from tests import plain_http, warm_starts
+from tests.end_to_end.conftest import SMALL
 from tests.end_to_end.project import Project, copy_checkout, wait_until_ready
 
 pytestmark = pytest.mark.process
@@ -57,24 +62,38 @@ def labels_of(x: float, y: float, colour: str) -> list[str]:
     return [label for label, is_there in planted.items() if is_there]
 
 
-@pytest.fixture(scope="module")
-def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    project = copy_checkout(tmp_path_factory.mktemp("labels"))
+def planted_rows() -> list[list[Any]]:
+    """500 rows of two numbers, a colour, and the list of their labels."""
     generator = np.random.default_rng(5)
+    rows = []
+    for x, y in generator.normal(size=(500, 2)).tolist():
+        colour = str(generator.choice(["red", "green"]))
+        rows.append([x, y, colour, labels_of(x, y, colour)])
+    return rows
+
+
+def write_table(project: Project, target: str, rows: list[list[Any]]) -> None:
     with (project.path / "data/planted.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["x", "y", "colour", "tags"])
-        for x, y in generator.normal(size=(500, 2)).tolist():
-            colour = str(generator.choice(["red", "green"]))
-            writer.writerow([x, y, colour, "|".join(labels_of(x, y, colour)) or "[]"])
-        writer.writerow([0.5, 0.5, "red", ""])
-    project.set_params(PARAMS)
+        csv.writer(file).writerows([["x", "y", "colour", target], *rows])
+
+
+def run_stages(project: Project) -> None:
+    """Run every stage with the params that the project has."""
     project.keep_own_keys()
     (project.path / "dvc.lock").unlink(missing_ok=True)  # of a run in this checkout
     variables = project.environment() | {"PYTHONPATH": str(project.path)}
     for stage in STAGES:
         done = warm_starts.run([f"slipway.stages.{stage}"], project.path, variables, timeout=300)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = copy_checkout(tmp_path_factory.mktemp("labels"))
+    rows = [[*cells, "|".join(labels) or "[]"] for *cells, labels in planted_rows()]
+    write_table(project, "tags", [*rows, [0.5, 0.5, "red", ""]])
+    project.set_params(PARAMS)
+    run_stages(project)
     return project
 
 
@@ -156,3 +175,92 @@ def test_the_bundle_has_a_temperature_and_a_threshold_for_each_label(verified: P
     assert manifest.output.kind == "label_probabilities"
     assert isinstance(manifest.calibration.temperature, list)
     assert len(manifest.calibration.temperature) == len(manifest.calibration.thresholds or ()) == 3
+
+
+@pytest.mark.nightly(seconds=90)
+def test_pictures_with_several_labels_are_certified_with_a_threshold_for_each(
+    tmp_path: Path,
+) -> None:
+    project = copy_checkout(tmp_path)
+    generator = np.random.default_rng(3)
+    images, tags = [], []
+    for _ in range(300):
+        pixels = generator.integers(0, 60, (16, 16), dtype=np.uint8)
+        labels = [name for name in ("left", "right") if generator.random() < 0.5]
+        for name in labels:
+            columns = slice(1, 6) if name == "left" else slice(10, 15)
+            pixels[4:12, columns] = 200
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, "PNG")
+        images.append({"bytes": stream.getvalue(), "path": None})
+        tags.append(labels)
+    pq.write_table(pa.table({"image": images, "tags": tags}), project.path / "data/planted.parquet")
+    project.set_params(SMALL)
+    project.set_params(
+        {
+            "data": {
+                "path": "data/planted.parquet",
+                "task": "image_multilabel",
+                "target_column": "tags",
+            },
+            "split": {"assignment": "exact"},
+            "train": {
+                "epochs": 8,
+                "batch_size": 32,
+                "label_smoothing": 0.0,
+                "strategy": "single",
+                "precision": "32-true",
+                "devices": 1,
+            },
+            "evaluate": {"gates": {"f1_macro": {"min": 0.9, "max": None}}},
+        }
+    )
+    project.set_value("clean.rules.near_duplicate", None)
+    project.set_value("clean.rules.conflicting_label", None)
+    run_stages(project)
+    certificate = read_certificate(project.path / "artifacts/certificate.json")
+    assert certificate.status == "certified"
+    assert {hop.name: hop for hop in certificate.hops}["http"].flipped == []
+    record = json.loads((project.path / "metrics/evaluate.json").read_text())
+    assert [entry["label"] for entry in record["per_label"]] == ["left", "right"]
+
+
+@pytest.mark.nightly(seconds=90)
+def test_a_decision_by_cost_is_certified_and_reaches_the_files(tmp_path: Path) -> None:
+    project = copy_checkout(tmp_path)
+    generator = np.random.default_rng(8)
+    rows = [
+        [*cells, "spam" if ("left" in labels) ^ (generator.random() < 0.1) else "letter"]
+        for *cells, labels in planted_rows()
+    ]
+    write_table(project, "kind", rows)
+    project.set_params(PARAMS)
+    decision = {
+        "positive": "spam",
+        "costs": {"false_positive": 5, "false_negative": 1, "abstain": 0.4},
+    }
+    project.set_params(
+        {
+            "data": {"task": "table_classification", "target_column": "kind"},
+            "evaluate": {
+                "gates": {"accuracy": {"min": 0.5, "max": None}},
+                "decision": decision,
+            },
+        }
+    )
+    run_stages(project)
+    certificate = read_certificate(project.path / "artifacts/certificate.json")
+    assert certificate.status == "certified"
+    assert {hop.name: hop for hop in certificate.hops}["http"].flipped == []
+    manifest = load_bundle(project.path / "artifacts/bundle").manifest
+    assert manifest.calibration.decision is not None
+    assert manifest.calibration.decision.positive == "spam"
+    (project.path / "new.csv").write_text("x,y,colour\n-3,0,red\n3,0,red\n0,0,red\n")
+    project.shell("slipway predict new.csv answers.parquet")
+    found = pq.read_table(project.path / "answers.parquet")
+    sure, other, _ = found["prediction"].to_pylist()
+    assert other == "letter"
+    assert sure in ("spam", "letter")
+    costs, asked = found["expected_cost"].to_pylist(), found["abstain"].to_pylist()
+    assert all(cost == 0.4 for cost, is_asked in zip(costs, asked, strict=True) if is_asked)
+    assert costs[1] < 0.4
