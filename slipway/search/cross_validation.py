@@ -5,7 +5,7 @@ test split is answered once, by the model that was not trained on it. The test r
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class CrossValidation:
     headline: str
     metrics: Mapping[str, Metric]  # of the answers to the rows of all folds
     folds: Mapping[int, ResultLine]  # by their number
+    shown: Sequence[str]  # metrics to print beside the headline
 
     @property
     def scores(self) -> list[float]:
@@ -75,6 +76,7 @@ def cross_validate(name: str | None, *, is_quiet: bool = False) -> CrossValidati
         params.metric,
         _measured(study, value_at(content, "data.task"), resampling, settings.top_k),
         dict(sorted((_fold(study, trial), line) for trial, line in lines.items())),
+        kind_of(whole.data.task).target.compared_metrics,
     )
 
 
@@ -118,7 +120,7 @@ def conclude(found: CrossValidation) -> None:
     others = ", ".join(
         f"{name} {number(metric.value)} {interval(metric)}"
         for name, metric in found.metrics.items()
-        if name != found.headline
+        if name in found.shown and name != found.headline
     )
     print(
         f"\n{found.study.name}: {found.headline} {number(pooled.value)} {interval(pooled)} on the "

@@ -54,7 +54,8 @@ def test_the_answers_to_all_folds_are_measured_together(
     folds = {
         cross_validation._fold(study, one.trial): one for one in study.schedule.results.values()
     }
-    found = CrossValidation(study, "accuracy", metrics, dict(sorted(folds.items())))
+    shown = ["accuracy", "log_loss"]
+    found = CrossValidation(study, "accuracy", metrics, dict(sorted(folds.items())), shown)
     content = as_json(found)
     assert content["search"] == "folds-1"
     assert [(one["fold"], one["score"]) for one in content["folds"]] == [
@@ -67,6 +68,8 @@ def test_the_answers_to_all_folds_are_measured_together(
     assert "folds-1: accuracy 0.9000" in printed
     assert "60 rows of all 3 folds" in printed
     assert "standard deviation 0.1000" in printed
+    assert "log_loss" in printed
+    assert "brier" not in printed
 
 
 def test_a_fold_without_answers_is_named_with_the_remedy(study: Study) -> None:
