@@ -30,9 +30,8 @@ RULE = Decision(
 )
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Iterator[LoadedModel]:
-    """A model of two classes whose threshold is far from a half."""
+def write_decided(folder: Path, rule: Decision) -> None:
+    """Write a certified model of two classes whose threshold is far from a half."""
     weights = np.repeat(bundles.ROW_WEIGHTS[:, :1], 2, axis=1) * np.array([-1, 1], np.float32)
     nodes = [
         helper.make_node("MatMul", ["row", "weights"], ["logits"]),
@@ -46,14 +45,19 @@ def model(tmp_path: Path) -> Iterator[LoadedModel]:
         bundles._encoded_rows(),
     )
     bundle = bundles.write_bundle(
-        tmp_path / "bundle",
+        folder / "bundle",
         graph,
         output=OutputContract(kind="probabilities", labels=LABELS),
         calibration=CALIBRATION.model_copy(
-            update={"thresholds": [NEVER, THRESHOLD], "decision": RULE}
+            update={"thresholds": [NEVER, THRESHOLD], "decision": rule}
         ),
     )
-    bundles.certify(tmp_path / "certificate.json", bundle)
+    bundles.certify(folder / "certificate.json", bundle)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[LoadedModel]:
+    write_decided(tmp_path, RULE)
     with load(tmp_path) as loaded:
         yield loaded
 

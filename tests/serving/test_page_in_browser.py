@@ -10,6 +10,7 @@ import pytest
 from slipway.artifacts.bundle import Metric, OutputContract
 from slipway.inputs.images import array_from_bytes
 from tests import plain_http
+from tests.inference.test_decided_classes import RULE, write_decided
 from tests.serving.browser import Tab, browsing, command
 from tests.serving.bundles import (
     COLUMNS,
@@ -499,6 +500,22 @@ def test_a_value_is_shown_with_its_columns_and_no_labels(tmp_path: Path) -> None
         assert (await tab.text(".explanation .bars .number")).startswith(
             "+6.44"
         )  # (119 - 38.5) / 12.5, all that changed
+
+    with running(tmp_path) as server:
+        server.wait()
+        browse(tmp_path, server, work)
+
+
+def test_the_answer_of_a_decision_has_its_cost_and_asks_for_a_person(tmp_path: Path) -> None:
+    write_decided(tmp_path, RULE.model_copy(update={"abstain_between": (0.0, 2.0)}))
+
+    async def work(tab: Tab, server: Server) -> None:
+        await tab.open(server.url + "/")
+        await tab.wait_for(READY)
+        await tab.run("document.querySelector('form.form').requestSubmit()")
+        await tab.wait_for("document.querySelector('.answer .notice')")
+        assert TEXTS["en"]["answer.abstain"] in await tab.text(".answer")
+        assert TEXTS["en"]["answer.cost"].format(cost="0.5") in await tab.text(".answer")
 
     with running(tmp_path) as server:
         server.wait()
