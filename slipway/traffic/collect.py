@@ -197,11 +197,11 @@ def _table(
 
 def _targets(collected: SelectedRows, manifest: Bundle, columns: list[str]) -> dict[str, pa.Array]:
     """Return the column of the target, or one of true and false for each label."""
-    truths = [item.truth for item in collected.items]
+    labels = [item.truth for item in collected.items]
     if len(columns) == 1:
         kind = pa.float64() if manifest.output.kind == "value" else pa.string()
-        return {columns[0]: pa.array(truths, kind)}
-    sets = [None if truth is None else labels_in(str(truth)) for truth in truths]
+        return {columns[0]: pa.array(labels, kind)}
+    sets = [None if truth is None else labels_in(str(truth)) for truth in labels]
     return {
         name: pa.array([None if own is None else name in own for own in sets], pa.bool_())
         for name in columns
