@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from slipway.config.ensemble import EnsembleParams, member_mistakes, members_of
 from slipway.config.mistakes import as_yaml, describe_mistakes, hint
 from slipway.config.network_arguments import arguments_class
 from slipway.config.search import SearchParams
@@ -69,6 +70,7 @@ class Params(ParamsSection):
     augment: AugmentParams
     audit: AuditParams
     train: TrainParams
+    ensemble: EnsembleParams
     evaluate: EvaluateParams
     prune: PruneParams
     export: ExportParams
@@ -337,6 +339,42 @@ def _loss_of_another_task(params: Params) -> Iterator[str]:
         )
 
 
+def _members_that_do_not_fit(params: Params) -> Iterator[str]:
+    """List the mistakes of each member as if it were the only model."""
+    ensemble, task = params.ensemble, params.data.task
+    if ensemble.method is None:
+        return
+    if ensemble.method == "vote" and not kind_of(task).target.has_classes:
+        yield (
+            f"ensemble.method is 'vote', but data.task is {task!r}, whose numbers have no votes: "
+            "set it to 'average'"
+        )
+    if ensemble.method == "stack":
+        yield from (
+            f"data.{key} is {column!r}, but the folds of ensemble.method 'stack' are drawn row by "
+            "row: set the method to greedy"
+            for key in ("group_column", "time_column")
+            if (column := getattr(params.data, key)) is not None
+        )
+    if params.prune.kind is not None:
+        yield (
+            f"prune.kind is {params.prune.kind!r}, but ensemble.method is {ensemble.method!r}, "
+            "whose members are not pruned: set prune.kind to null"
+        )
+    if found := list(member_mistakes(ensemble, params.seed, params.train)):
+        yield from found
+        return
+    without = params.model_copy(
+        update={"ensemble": EnsembleParams(method=None, folds=None, members=[])}
+    )
+    known = set(misfits(without))
+    for place, member in enumerate(members_of(ensemble, params.seed, params.train)):
+        own = without.model_copy(update={"seed": member.seed, "train": member.train})
+        yield from (
+            f"ensemble.members[{place}]: {text}" for text in misfits(own) if text not in known
+        )
+
+
 def _requests_beyond_trees(params: Params) -> Iterator[str]:
     if are_trees(params.train.network):
         target = kind_of(params.data.task).target
@@ -548,6 +586,7 @@ _RULES = (
     _texts_without_columns,
     _loss_of_another_task,
     _requests_beyond_trees,
+    _members_that_do_not_fit,
     _budgets_above_one,
     _gates_of_no_metric,
 )

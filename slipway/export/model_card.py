@@ -22,7 +22,7 @@ from slipway.reports.console import baseline_cells, interval, number, size
 from slipway.reports.evaluation.text import temperature_text
 from slipway.system.errors import SchemaError
 from slipway.system.user_code import UserCode
-from slipway.training.networks.networks import ModelManifest
+from slipway.training.networks.networks import ENSEMBLE, ModelManifest
 
 _FEW_ROWS = 30  # of a class in the test split, below which its figures say little
 _MOST_CLASSES = 20
@@ -168,14 +168,28 @@ def _training(facts: CardFacts) -> list[str]:
     actual, num_segments = training.actual, len(training.segments)
     processes = "process" if actual.world_size == 1 else "processes"
     resumed = f"; resumed with other processes or threads, {num_segments} segments in all"
+    if training.network.name == ENSEMBLE:
+        return list(_members(training))
+    weights = f"{ended}; the weights are those of epoch {training.kept_epoch}"
+    if facts.lineage.params.get("ensemble", {}).get("method") == "soup":
+        weights = "in all; the weights are the mean of several trainings' (a model soup)"
     return [
-        f"{training.epochs} epochs, {ended}; the weights are those of epoch {training.kept_epoch}. "
-        f"Seed {training.seed}.",
+        f"{training.epochs} epochs, {weights}. Seed {training.seed}.",
         f"{train['optimizer']}, learning rate {train['learning_rate']:g} ({train['schedule']}), "
         f"batches of {train['batch_size']}.",
         f"Ran as {actual.strategy}, {actual.precision}, {actual.world_size} {processes} "
         f"on {actual.accelerator}{resumed if num_segments > 1 else ''}.",
     ]
+
+
+def _members(training: ModelManifest) -> Iterator[str]:
+    arguments = training.network.arguments
+    members = zip(arguments["members"], arguments["weights"], strict=True)
+    yield (
+        f"{len(arguments['members'])} models answer together ({arguments['method']}); they were "
+        f"trained for {training.epochs} epochs or rounds in all. Seed {training.seed}."
+    )
+    yield from (f"Member {member['label']}, weight {number(weight)}." for member, weight in members)
 
 
 def _quality(facts: CardFacts) -> str:

@@ -168,6 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
 
     def run(params: Params) -> None:
+        if members := params.ensemble.members:
+            print(f"ensemble  {len(members)} members in turn; this is the plan of `train` alone")
         if are_trees(params.train.network):
             print(plan_trees(params, PROJECT_PATHS), flush=True)
             return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slipway.config.edit import known_keys
+from slipway.config.ensemble import require_one_model
 from slipway.config.mistakes import as_yaml, hint
 from slipway.config.params import mistakes_in, value_at
 from slipway.config.search import DimensionParams, SearchParams
@@ -179,6 +180,7 @@ class Space:
 
 def read_space(content: dict[str, Any], params: SearchParams) -> Space:
     """Return the space of a checked params.yaml; ParamsError that lists every mistake in it."""
+    require_one_model(value_at(content, "ensemble.method"), "slipway search")
     if problems := space_mistakes(content, params):
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise ParamsError(

@@ -30,14 +30,14 @@ from slipway.system.errors import SchemaError
 from slipway.training.networks.networks import load_network
 from slipway.training.telemetry.curves import read_curves
 from slipway.training.uncertainty.calibration import Calibrator
+from slipway.training.uncertainty.member_answers import member_answers
 from slipway.training.uncertainty.ood_score import save_ood_score
 from slipway.training.uncertainty.prediction import default_device
 
 MODEL = Path("artifacts/model")
 PACKED, SPLIT = Path("data/packed"), Path("data/split")
 LIVE = Path("reports/live")
-CALIBRATION = Path("artifacts/calibration.json")
-OOD_SCORE = Path("artifacts/ood_score.safetensors")
+CALIBRATION, OOD_SCORE = Path("artifacts/calibration.json"), Path("artifacts/ood_score.safetensors")
 PREDICTIONS = Path("artifacts/predictions.parquet")
 METRICS, GATES = Path("metrics/evaluate.json"), Path("metrics/gates.json")
 CONFUSION, SCATTER = Path("reports/confusion.csv"), Path("reports/scatter.csv")
@@ -91,6 +91,7 @@ def run(params: Params) -> None:
             fitted.calibration.thresholds,
             network.column_gains(),
         ),
+        member_answers(network, test, settings.batch_size, device),
     )
     gates = judge(evaluation, settings, resampling)
 

@@ -87,7 +87,7 @@ TRAINING = in_order(
         "module",
         "checkpoints",
     ),
-    *("job", "assembly", "telemetry", "short_run", "trees", "uncertainty", "pruning"),
+    *("job", "assembly", "telemetry", "short_run", "trees", "uncertainty", "ensembles", "pruning"),
 )
 EXPORT = in_order("graphs", "certification", "precision")
 REPORTS = in_order("console", "evaluation", "pages")

@@ -85,7 +85,9 @@ def test_every_stage_has_a_file_a_params_section_and_a_dvc_entry(
 ) -> None:
     assert list(pipeline) == ["code", *STAGES]
     assert stage_names(root) == sorted(STAGES)
-    assert set(STAGES) | {"version", "seed", "data", "search"} == set(Params.model_fields)
+    assert set(STAGES) | {"version", "seed", "data", "ensemble", "search"} == set(
+        Params.model_fields
+    )
 
 
 def listed_keys_of_one_kind(declared: list[str]) -> set[str]:

@@ -168,7 +168,7 @@ def test_each_missing_key_of_the_table_is_added_with_its_value(
     for key in removed:
         section, _, name = key.rpartition(".")
         del value_at(content, section)[name]
-    for name in ("audit", "prune"):
+    for name in ("audit", "prune", "ensemble"):
         assert content.pop(name) == {}
     if not content["clean"]["rules"]:
         del content["clean"]["rules"]
@@ -180,7 +180,9 @@ def test_each_missing_key_of_the_table_is_added_with_its_value(
 
 def test_a_missing_section_is_added_in_its_place_with_comments(migrated: Migrated) -> None:
     after = migrated(re.sub(r"(?ms)^prune: .*?(?=^export:)", "", FORMER))
-    assert list(content_of(after.text)) == ["version", *content_of(FORMER)]
+    sections = list(content_of(FORMER))
+    sections.insert(sections.index("evaluate"), "ensemble")
+    assert list(content_of(after.text)) == ["version", *sections]
     assert "  kind: null # or structured (channels), magnitude (single weights)\n" in after.text
 
 

@@ -204,6 +204,8 @@ def test_an_edited_pipeline_is_merged_with_what_changed_since_it_was_written(edi
         f"-    params: [seed, {SPLIT_COLUMNS}, split, code.yaml: [split]]",
         f"+    params: [seed, data.task, {SPLIT_COLUMNS}, split, {{code.yaml: [split]}}]",
         "+      - reports/data.html",
+        "-    params: [seed, train, code.yaml: [train]]",
+        "+    params: [seed, train, ensemble, {code.yaml: [train]}]",
         "+      - evaluate.decision",
     ]
 

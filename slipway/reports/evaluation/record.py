@@ -26,6 +26,7 @@ from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import TargetErrors, baseline_outputs, baseline_scores, measure
 from slipway.metrics.user_metrics import UserMetric, measure_user_metrics
 from slipway.reports.evaluation.importance import ColumnImportance
+from slipway.reports.evaluation.members import MemberAnswers, MemberComparison, compare_members
 from slipway.reports.evaluation.reference_comparison import (
     ReferenceAnswers,
     ReferenceComparison,
@@ -74,6 +75,7 @@ class Evaluation:
     baseline: dict[str, float] = field(default_factory=dict)  # metrics of the trivial predictor
     user_metrics: Sequence[UserMetric] = ()
     importance: Sequence[ColumnImportance] = ()  # of the columns of a table, the largest first
+    members: MemberComparison | None = None  # None unless several networks answer together
 
     @property
     def num_leaked(self) -> int:
@@ -133,6 +135,7 @@ def evaluate_rows(
     params: EvaluateParams,
     user_metrics: Sequence[UserMetric] = (),
     importance: Sequence[ColumnImportance] = (),
+    members: Sequence[MemberAnswers] = (),
 ) -> Evaluation:
     """Measure the answers to the rows of `test`.
 
@@ -141,6 +144,7 @@ def evaluate_rows(
         uncertainty: has the answers of the network.
         dimensions: cut the rows into slices.
         reference: has the answers of the reference model.
+        members: have the answers of an ensemble's members.
 
     Raises MetricError if a metric of the user's has no value.
     """
@@ -179,6 +183,7 @@ def evaluate_rows(
         | _baseline_of(user_metrics, task, train_targets, targets, len(manifest.classes)),
         user_metrics=user_metrics,
         importance=importance,
+        members=compare_members(answers, members, resampling) if members else None,
     )
 
 
@@ -288,6 +293,9 @@ def _content(evaluation: Evaluation) -> dict[str, Any]:
             name: reference.difference.difference,
             "reference_model": [reference.model_dump()],
         }
+    if members := evaluation.members:
+        content[f"{members.metric}_gain_over_best_member"] = members.members[0].gain.value
+        content["members"] = [members.model_dump()]
     content |= evaluation.results.entries(evaluation)
     if evaluation.importance:
         content["importance"] = [one.model_dump(exclude_none=True) for one in evaluation.importance]

@@ -40,6 +40,8 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
         lines += _slices(evaluation.slices)
     if evaluation.reference:
         lines.append(_reference(evaluation.reference))
+    if evaluation.members:
+        lines.append(evaluation.members.gain_text())
     return "\n".join(f"  {line}" for line in lines)
 
 

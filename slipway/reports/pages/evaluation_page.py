@@ -22,6 +22,7 @@ from slipway.reports.pages.html_page import (
     tiles,
 )
 from slipway.reports.pages.sections.importance import importance_section
+from slipway.reports.pages.sections.members import members_section
 from slipway.reports.pages.sections.slices import slices_section
 from slipway.reports.pages.sections.threshold import threshold_section
 from slipway.reports.pages.sections.uncertainty import uncertainty_section
@@ -60,6 +61,7 @@ def evaluation_page(
         _leaks(evaluation) if evaluation.num_leaked else None,
         _gates(gates),
         _reference(evaluation.reference) if evaluation.reference else None,
+        members_section(evaluation.members) if evaluation.members else None,
         slices_section(scores, evaluation.metrics[scores.metric]) if scores else None,
         *(
             [uncertainty_section(uncertainty), threshold_section(uncertainty)]

@@ -29,6 +29,7 @@ from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
 from slipway.system.user_code import UserCode
 
+ENSEMBLE = "ensemble"  # `NetworkSpec.name` of several networks that answer together
 _FIX = "Run `dvc repro train`."
 Arguments = TypeVar("Arguments", bound=BaseModel)
 
@@ -37,7 +38,8 @@ class NetworkSpec(Contract):
     """Everything a network is built from, except its weights."""
 
     task: Task
-    # "small_resnet" or "timm/NAME" for images, "tabm" for tables, or the user's own "module:Class".
+    # "small_resnet" or "timm/NAME" for images, "tabm" or "lightgbm" for tables, the user's own
+    # "module:Class", or "ensemble".
     name: str
     arguments: dict[str, Any]
     classes: list[str]  # in the order of the logits; empty for a numeric target
@@ -50,6 +52,13 @@ class NetworkSpec(Contract):
     def num_outputs(self) -> int:
         """Logits for classes, 1 for a numeric target."""
         return len(self.classes) or 1
+
+    @property
+    def networks(self) -> list[str]:
+        """The name of the network, or those of an ensemble's members."""
+        if self.name != ENSEMBLE:
+            return [self.name]
+        return [member["network"] for member in self.arguments["members"]]
 
 
 class TrainingSetup(Contract):
@@ -131,6 +140,15 @@ class Network(nn.Module):
             return answer
         return answer.to(torch.float32) * self.target_std + self.target_mean
 
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def payload(self) -> bytes:
+        """Return the content of the weights file."""
+        return serialize_tensors(self.state_dict())
+
     def load_payload(self, payload: bytes) -> None:
         """Load the content of the weights file; ValueError or RuntimeError if it does not fit."""
         self.load_state_dict(safetensors.torch.load(payload), strict=True)
@@ -150,6 +168,10 @@ def build_network(spec: NetworkSpec) -> Network:
     Raises ParamsError if `spec` cannot be built.
     """
     make: Callable[[NetworkSpec], Network] = input_kind(spec.input.kind).load_part("network")
+    if spec.name == ENSEMBLE:
+        from slipway.training.networks import ensemble  # which imports this module
+
+        make = ensemble.EnsembleNetwork
     network = make(spec)
     _check_forward(network)
     return network
@@ -240,8 +262,7 @@ def load_network(folder: Path) -> Network:
 
 
 def _check_code(manifest: ModelManifest) -> None:
-    now = user_code(Path(), "train.network", [manifest.network.name])
-    for code in now:
+    for code in user_code(Path(), "train.network", manifest.network.networks):
         if code not in manifest.user_code:
             raise IntegrityError(
                 f"the code of train.network {code.name!r} has the SHA-256 {code.sha256[:16]}..., "

@@ -95,6 +95,10 @@ class TreeNetwork(Network):
         self.num_sums = self.head.num_sums(len(spec.classes))
         self.text = ""
 
+    def payload(self) -> bytes:
+        """Return LightGBM's text."""
+        return self.text.encode()
+
     def load_payload(self, payload: bytes) -> None:
         """Load LightGBM's text; ValueError if it is another model's."""
         self.text = payload.decode()

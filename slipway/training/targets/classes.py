@@ -55,6 +55,24 @@ class ClassHead:
         # Without dividing by the number of submodels, a constant that softmax removes.
         return torch.logsumexp(torch.log_softmax(logits.to(torch.float32), dim=2), dim=1)
 
+    @staticmethod
+    def weighted_mean(logits: Tensor, weights: Tensor) -> Tensor:
+        """(B, members, K), (members,) -> (B, K), the mean of the probabilities as logits."""
+        scores = torch.log_softmax(logits.to(torch.float32), dim=2)
+        return torch.logsumexp(scores + weights.log()[:, None], dim=1)
+
+    @staticmethod
+    def vote(logits: Tensor) -> Tensor:
+        """(B, members, K) -> (B, K), the fraction of members for each class, as logits.
+
+        The mean of the probabilities decides a tie.
+        """
+        scores = logits.to(torch.float32)
+        votes = (scores == scores.amax(dim=2, keepdim=True)).to(torch.float32).mean(dim=1)
+        tie = 1 / (scores.shape[1] + 2)  # less than a vote
+        mixed = (1 - tie) * votes + tie * torch.softmax(scores, dim=2).mean(dim=1)
+        return mixed.clamp_min(1e-12).log()
+
 
 class ClassTrees:
     """Boosted trees for classes: one tree for two classes, else one for each class, per round."""

@@ -66,3 +66,23 @@ class LabelHead:
         scores = logits.to(torch.float32)
         present = torch.logsumexp(F.logsigmoid(scores), dim=1)
         return present - torch.logsumexp(F.logsigmoid(-scores), dim=1)
+
+    @staticmethod
+    def weighted_mean(logits: Tensor, weights: Tensor) -> Tensor:
+        """(B, members, K), (members,) -> (B, K), the mean of the probabilities as logits."""
+        scores, log_weights = logits.to(torch.float32), weights.log()[:, None]
+        present = torch.logsumexp(F.logsigmoid(scores) + log_weights, dim=1)
+        return present - torch.logsumexp(F.logsigmoid(-scores) + log_weights, dim=1)
+
+    @staticmethod
+    def vote(logits: Tensor) -> Tensor:
+        """(B, members, K) -> (B, K), the fraction of members for each label, as logits.
+
+        The mean of the probabilities decides a tie.
+        """
+        scores = logits.to(torch.float32)
+        tie = 1 / (scores.shape[1] + 2)  # less than a vote
+        votes = (scores >= 0).to(torch.float32).mean(dim=1)
+        mixed = (1 - tie) * votes + tie * torch.sigmoid(scores).mean(dim=1)
+        bounded = mixed.clamp(1e-6, 1 - 1e-6)
+        return bounded.log() - (1 - bounded).log()

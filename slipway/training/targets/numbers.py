@@ -55,6 +55,11 @@ class NumberHead:
         """(B, submodels, 1) -> (B, 1)"""
         return values.mean(dim=1)
 
+    @staticmethod
+    def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+        """(B, members, 1), (members,) -> (B, 1)"""
+        return (values * weights[:, None]).sum(dim=1)
+
 
 class NumberTrees:
     """Boosted trees for a numeric target, which learn it in standard deviations."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from slipway.config.sections import AuditParams, TrainParams
 from slipway.data.splits.audit_folds import AUDITED, audit_folds
-from slipway.data.store.packed import PackedSplit
+from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.kinds.code_digest import stage_digest
 from slipway.kinds.registry import are_trees, input_kind
 from slipway.system import files
@@ -34,10 +34,13 @@ from slipway.training.job import (
     placed,
 )
 from slipway.training.networks.initialization import initial_network, pretrained_file
-from slipway.training.networks.networks import TrainingSetup
+from slipway.training.networks.networks import Network, TrainingSetup
 from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
 from slipway.training.telemetry.progress import silence_chatter
 from slipway.training.uncertainty.prediction import predict
+
+# A network, (N, ...) rows, rows in a batch, device -> (N, K) answers.
+Answer = Callable[[Network, Inputs, int, str], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -127,26 +130,30 @@ def plan_folds(
     return FoldTraining(seed, params, requested_setup(train), placement, data, folds, key)
 
 
-def predict_out_of_fold(training: FoldTraining, folder: Path) -> NDArray[np.float32]:
-    """Return (N, K) probabilities of the audited rows, each by the network without its fold.
+def predict_out_of_fold(
+    training: FoldTraining, folder: Path, answer: Answer = predict
+) -> NDArray[np.float32]:
+    """Return (N, K) answers to the audited rows, each by the network without its fold.
 
-    Finished folds are read from `folder`. Raises TrainingError as any training does.
+    By default they are probabilities. Finished folds are read from `folder`. Raises TrainingError
+    as any training does.
     """
     silence_chatter()
-    answers = np.empty((len(training.folds), len(training.data.manifest.classes)), np.float32)
+    num_outputs = len(training.data.manifest.classes) or 1
+    answers = np.empty((len(training.folds), num_outputs), np.float32)
     for fold in range(training.num_folds):
         name = f"fold {fold + 1}/{training.num_folds}"
         path = folder / f"fold-{fold}.npy"
         if path.is_file():
             print(f"{name}  was finished before", flush=True)
         else:
-            _write_array(path, _predict_fold(training, fold, name, folder))
+            _write_array(path, _predict_fold(training, fold, name, folder, answer))
         answers[training.folds == fold] = np.load(path, allow_pickle=False)
     return answers
 
 
 def _predict_fold(
-    training: FoldTraining, fold: int, name: str, folder: Path
+    training: FoldTraining, fold: int, name: str, folder: Path, answer: Answer
 ) -> NDArray[np.float32]:
     held_out, params = training.held_out(fold), training.params
     manifest, plan = training.data.manifest, training.data.plan
@@ -162,7 +169,7 @@ def _predict_fold(
         printer = EpochPrinter(name, "the fold")
         train_short(network, training.seed, params, training.placement, data, [printer], folder)
     device = "cuda" if training.placement.accelerator == "gpu" else "cpu"
-    return predict(network, held_out.inputs, params.max_batch_per_device, device)
+    return answer(network, held_out.inputs, params.max_batch_per_device, device)
 
 
 def _write_array(path: Path, array: NDArray[np.float32]) -> None:

@@ -34,6 +34,13 @@ def predict(network: Network, inputs: Inputs, batch_size: int, device: str) -> N
     return cast(NDArray[np.float32], uncertainty.answers(answers, 1.0))
 
 
+def predict_logits(
+    network: Network, inputs: Inputs, batch_size: int, device: str
+) -> NDArray[np.float32]:
+    """Map (N, ...) rows to (N, K) float32 logits, or (N, 1) values, as `predict` does."""
+    return predict_raw(network, None, inputs, batch_size, device).outputs
+
+
 def predict_raw(
     network: Network,
     layer: str | None,

@@ -17,9 +17,13 @@ from slipway.export.graphs.trees import has_trees, read_trees, round_down, tree_
 from slipway.kinds.registry import kind_of
 from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.system.errors import BundleError
+from slipway.training.networks.ensemble import EnsembleNetwork, ensemble_spec
+from slipway.training.networks.features import feature_layer
+from slipway.training.networks.networks import Network, build_network, example_rows
 from slipway.training.networks.trees import stored_text
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 from slipway.training.uncertainty.ood_score import fit_ood_score
+from tests.training.networks.test_ensemble import TABM
 from tests.training.trees.fitted import Fitted, fitted, packed
 
 NUM_CODES = 70  # more than the bits of two words
@@ -177,12 +181,13 @@ def test_trees_that_treat_zero_as_missing_are_refused() -> None:
         tree_node(stored_text(booster.model_to_string()), 1, "columns", "sums")
 
 
-def calibrated(found: Fitted) -> CalibratedNetwork:
+def calibrated(found: Fitted, network: Network | None = None) -> CalibratedNetwork:
     encoding = found.network.encoding
     features = encoding.features(torch.from_numpy(np.array(found.data.train[0].inputs)))
-    score = fit_ood_score("encoding", features.numpy())
+    whole = network or found.network
+    score = fit_ood_score(feature_layer(whole.eval(), example_rows(whole.spec)), features.numpy())
     head = kind_of(found.network.spec.task).target.load_part("head")
-    return CalibratedNetwork(found.network, head, 1.5, score).eval()
+    return CalibratedNetwork(whole, head, 1.5, score).eval()
 
 
 @pytest.mark.parametrize("task", ["table_regression", "table_classification"])
@@ -200,3 +205,22 @@ def test_one_graph_has_the_trees_the_temperature_and_the_ood_score(
         network, graph, found.data.val.inputs, batch_sizes=[1, 2, 7, 16], max_difference=1e-5
     )
     assert worst < 1e-6
+
+
+@pytest.mark.process
+def test_one_graph_has_the_trees_and_the_networks_of_an_ensemble(tmp_path: Path) -> None:
+    first, second = (fitted(packed(tmp_path / str(seed)), seed=seed) for seed in (7, 8))
+    spec = first.network.spec
+    torch.manual_seed(0)
+    tabm = build_network(spec.model_copy(update={"name": "tabm", "arguments": TABM}))
+    members = [tabm, first.network, second.network]
+    specs, weights = [member.spec for member in members], [0.2, 0.3, 0.5]
+    network = EnsembleNetwork(ensemble_spec(specs, ["a", "b", "c"], "greedy", weights, [0.1] * 3))
+    network.adopt(members)
+    whole, output = calibrated(first, network), OutputContract(kind="value", labels=[])
+    graph = export_graph(whole, spec.input, output, opset=18, max_batch_size=16)
+    check_graph(graph, spec.input, output)
+    nodes = [node.op_type for node in onnx.load_model_from_string(graph).graph.node]
+    assert nodes.count("TreeEnsemble") == 2
+    rows = first.data.val.inputs
+    assert prove_parity(whole, graph, rows, batch_sizes=[1, 7], max_difference=1e-5) < 1e-6

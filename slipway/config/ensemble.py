@@ -1,0 +1,175 @@
+"""The section `ensemble` of `params.yaml`: models that answer together, in one graph.
+
+A member is the section `train` and the seed, with other values for some keys.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from slipway.config.mistakes import as_yaml, describe_mistakes
+from slipway.config.sections import ParamsSection, TrainParams
+from slipway.kinds.registry import are_trees
+from slipway.system.errors import ParamsError
+from slipway.system.user_code import is_user_code
+
+# By key of the section train: the values that one process fulfils.
+_ONE_PROCESS: Mapping[str, tuple[Any, ...]] = {
+    "strategy": ("auto", "single"),
+    "devices": ("auto", 1),
+    "num_nodes": (1,),
+}
+_OWN_CODE = ("network", "loss")  # keys of train that may name the user's code
+
+_INITIAL = (
+    "network",
+    "network_arguments",
+    "pretrained",
+)  # keys of train that the first weights have
+
+
+class MemberParams(ParamsSection):
+    """The values that a member has in place of those of the file; the others are equal."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    train: Annotated[dict[str, Any], Field(examples=[{"learning_rate": 0.002}])] = Field(
+        default_factory=dict
+    )
+
+
+class EnsembleParams(ParamsSection):
+    """Several models whose answers are combined."""
+
+    method: Literal["average", "vote", "greedy", "stack", "soup"] | None  # null: one model
+    folds: Annotated[int, Field(ge=2)] | None  # of the trainings of each member, for stack
+    members: Annotated[list[MemberParams], Field(examples=[[{}, {"seed": 8}]])]
+
+    def problems(self) -> Iterator[str]:
+        if self.method is None and self.members:
+            yield (
+                f"members has {len(self.members)} entries, but method is null: set method to "
+                "average, or members to []"
+            )
+        if self.method == "stack" and self.folds is None:
+            yield (
+                "method is 'stack', which is fitted to answers out of fold, but folds is null: set "
+                "folds to 5, or method to greedy"
+            )
+        if self.method != "stack" and self.folds is not None:
+            yield f"folds is {self.folds}, but method is {as_yaml(self.method)}: set folds to null"
+        if self.method is not None and len(self.members) < 2:
+            yield (
+                f"method is {self.method!r}, which combines at least two members, but members has "
+                f"{len(self.members)}: write members: [{{}}, {{seed: 8}}], or method: null"
+            )
+
+
+class _Content(ParamsSection):
+    """A section train by its name, so that mistakes in it are named like those of a file."""
+
+    train: TrainParams
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """The settings of one member."""
+
+    name: str  # for reports: "tabm, seed 8"
+    seed: int
+    train: TrainParams
+
+
+def require_one_model(method: str | None, command: str) -> None:
+    """Raise ParamsError if `command`, which is for one model, is given for an ensemble."""
+    if method is not None:
+        raise ParamsError(
+            f"{command} is for one model, but ensemble.method is {method!r}, expected null. Write "
+            "`ensemble: { method: null, folds: null, members: [] }`, and make it an ensemble later."
+        )
+
+
+def members_of(ensemble: EnsembleParams, seed: int, train: TrainParams) -> list[MemberSettings]:
+    """Return the settings of each member; ValidationError if train refuses a value."""
+    return [_member(params, seed, train) for params in ensemble.members]
+
+
+def _member(params: MemberParams, seed: int, train: TrainParams) -> MemberSettings:
+    own = _Content.model_validate(_content(params, train)).train
+    number = seed if params.seed is None else params.seed
+    others = [
+        f"{key} {as_yaml(value)}"
+        for key, value in params.train.items()
+        if key != "network" and not isinstance(value, list | dict)
+    ]
+    shown = others if "network" not in params.train else []
+    return MemberSettings(", ".join([own.network, f"seed {number}", *shown]), number, own)
+
+
+def _content(params: MemberParams, train: TrainParams) -> dict[str, Any]:
+    """Return the section train of a member; arguments of the same network are merged."""
+    content = {**train.model_dump(), **params.train}
+    arguments = params.train.get("network_arguments")
+    if isinstance(arguments, dict) and "network" not in params.train:
+        content["network_arguments"] = {**train.network_arguments, **arguments}
+    return {"train": content}
+
+
+def member_mistakes(ensemble: EnsembleParams, seed: int, train: TrainParams) -> Iterator[str]:
+    """Describe the members that cannot be trained, each by its place in the list."""
+    seen: dict[str, int] = {}
+    for place, params in enumerate(ensemble.members):
+        name = f"ensemble.members[{place}]"
+        content = _content(params, train)
+        try:
+            member = _member(params, seed, train)
+        except ValidationError as error:
+            yield from (f"{name}.{text}" for text in describe_mistakes(error, _Content, content))
+            continue
+        known = as_yaml([member.seed, member.train.model_dump()])
+        if known in seen:
+            yield (
+                f"{name} is the same as members[{seen[known]}], so that it would answer the same: "
+                "remove it, or give it another seed"
+            )
+        seen.setdefault(known, place)
+        yield from (f"{name}.{text}" for text in _refusals(member.train, train))
+        if ensemble.method == "soup":
+            yield from (f"{name}.{text}" for text in _other_weights(params, seed, train))
+
+
+def _refusals(own: TrainParams, train: TrainParams) -> Iterator[str]:
+    for key, accepted in _ONE_PROCESS.items():
+        if (value := getattr(own, key)) not in accepted:
+            yield (
+                f"train.{key} is {as_yaml(value)}, but members are trained in one process: set it "
+                f"to {as_yaml(accepted[0])}"
+            )
+    for key in _OWN_CODE:
+        value = getattr(own, key)
+        if is_user_code(value) and value != getattr(train, key):
+            yield (
+                f"train.{key} is {value!r}, but the digests of code cover only the one that the "
+                f"section train names: name it there, as train.{key}"
+            )
+
+
+def _other_weights(params: MemberParams, seed: int, train: TrainParams) -> Iterator[str]:
+    """Describe why the weights of a member cannot be averaged with those of the file's model."""
+    member = _member(params, seed, train)
+    if are_trees(member.train.network):
+        yield (
+            f"train.network is {member.train.network!r}, whose trees have no mean: use the method "
+            "average or greedy"
+        )
+        return
+    found = {"seed": (member.seed, seed)} | {
+        f"train.{key}": (getattr(member.train, key), getattr(train, key)) for key in _INITIAL
+    }
+    for key, (own, usual) in found.items():
+        if own != usual:
+            yield (
+                f"{key} is {as_yaml(own)}, but a soup averages weights that began as the same, "
+                f"expected {as_yaml(usual)}: remove {key}, or use the method average or greedy"
+            )

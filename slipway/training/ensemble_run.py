@@ -1,0 +1,327 @@
+"""A training of an ensemble: trains each member, chooses weights, and writes one model.
+
+A finished member stays in `.work/members/`, named by the fingerprint of its training: adding one
+trains one, and a killed training goes on with the member that it was at.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipway.config.ensemble import MemberSettings, members_of
+from slipway.config.params import Params
+from slipway.config.seals import check_inputs
+from slipway.config.sections import TrainParams
+from slipway.data.engine.randomness import uniform
+from slipway.data.store.packed import PackedSplit
+from slipway.kinds.registry import are_trees, kind_of
+from slipway.reports.console import number, text_table
+from slipway.system import files
+from slipway.system.errors import IntegrityError, SchemaError
+from slipway.training.batches.row_selection import select
+from slipway.training.checkpoints.fingerprint import take_fingerprint
+from slipway.training.distributed.strategies import TrainingHost, place, requested_setup
+from slipway.training.ensembles.measure import ValidationMeasure
+from slipway.training.ensembles.soup import greedy_soup
+from slipway.training.ensembles.stack import refuse_leak, stack_folds, stacked_weights
+from slipway.training.ensembles.weights import ChosenWeights, equal_weights, greedy_weights
+from slipway.training.job import Paths, TrainingData, open_data, placed
+from slipway.training.networks.ensemble import EnsembleNetwork, ensemble_spec
+from slipway.training.networks.initialization import pretrained_file
+from slipway.training.networks.networks import (
+    ModelManifest,
+    Network,
+    load_network,
+    read_model_manifest,
+    save_payload,
+)
+from slipway.training.run import train
+from slipway.training.short_run import ONE_PROCESS, one_process
+from slipway.training.uncertainty.out_of_fold import FoldTraining, predict_out_of_fold
+from slipway.training.uncertainty.prediction import default_device, predict_logits
+
+MEMBERS = "members"  # folder beside the work of a training
+_STATISTICS_ROWS = 4096  # training rows for the statistics of a soup's BatchNorm
+
+
+@dataclass(frozen=True)
+class TrainedMember:
+    """A finished member and its answers to the validation rows."""
+
+    name: str  # in reports: "2 tabm, seed 8"
+    network: Network
+    manifest: ModelManifest
+    paths: Paths
+    answers: Tensor  # (N, K) logits or values
+    metrics: dict[str, float]  # of these
+
+
+def train_ensemble(params: Params, paths: Paths) -> None:
+    """Train the members of `params.ensemble` that are not trained yet, and write the ensemble.
+
+    Raises what `train` raises, and UnavailableError in more than one process.
+    """
+    host = one_process("the training of an ensemble", "train")
+    found = members_of(params.ensemble, params.seed, params.train)
+    places = [_train_member(member, place, paths, host) for place, member in enumerate(found, 1)]
+    rows = open_data(paths.packed, paths.augmented).val
+    members = [_trained(params, *place, rows) for place in places]
+    if params.ensemble.method == "soup":
+        network, kept = _soup(params, members, paths, rows)
+        chosen = ChosenWeights(
+            [1 / len(kept) if place in kept else 0.0 for place in range(len(members))]
+        )
+    else:
+        chosen = _chosen(params, members, paths, host)
+        kept = [place for place, weight in enumerate(chosen.weights) if weight]
+        network = _combined(params, [members[place] for place in kept], chosen)
+    metrics = _measure(params, network, rows).metrics(_answers(params, network, rows))
+    _write(params, paths, members, chosen, network, metrics)
+
+
+def _train_member(
+    member: MemberSettings, number: int, paths: Paths, host: TrainingHost
+) -> tuple[str, Paths]:
+    """Train a member unless it is trained; return its name and its files."""
+    settings = member.train.model_copy(update=ONE_PROCESS)
+    pretrained = pretrained_file(settings)
+    fingerprint = take_fingerprint(
+        member.seed,
+        settings,
+        place(placed(settings), host),
+        paths.packed,
+        paths.augmented,
+        paths.root,
+        pretrained,
+    )
+    name = f"{number} {member.name}"
+    folder = paths.work.parent / MEMBERS / fingerprint.name
+    own = replace(
+        paths,
+        model=folder / "model",
+        metrics=folder / "train.json",
+        live=folder / "live",
+        work=folder / "work",
+        costs=folder / "costs.json",
+    )
+    try:
+        load_network(own.model)
+        print(f"member    {name}: trained before", flush=True)
+    except (SchemaError, IntegrityError):  # not trained, or damaged
+        print(f"member    {name}", flush=True)
+        train(member.seed, settings, own)
+    return name, own
+
+
+def _trained(params: Params, name: str, paths: Paths, rows: PackedSplit) -> TrainedMember:
+    network = load_network(paths.model)
+    answers = _answers(params, network, rows)
+    metrics = _measure(params, network, rows).metrics(answers)
+    manifest = read_model_manifest(paths.model)
+    return TrainedMember(name, network, manifest, paths, answers, metrics)
+
+
+def _answers(params: Params, network: Network, rows: PackedSplit) -> Tensor:
+    """Return (N, K) logits or values."""
+    size = params.train.max_batch_per_device
+    found = predict_logits(network, rows.inputs, size, default_device())
+    network.cpu()
+    return torch.from_numpy(found)
+
+
+def _measure(params: Params, network: Network, rows: PackedSplit) -> ValidationMeasure:
+    return ValidationMeasure(params.train, network.spec, rows)
+
+
+def _chosen(
+    params: Params, members: Sequence[TrainedMember], paths: Paths, host: TrainingHost
+) -> ChosenWeights:
+    data = open_data(paths.packed, paths.augmented, verify=False)
+    if params.ensemble.folds is not None:
+        return _stacked(params, members, data, params.ensemble.folds, host)
+    rows = data.val
+    if params.ensemble.method != "greedy":
+        return equal_weights(len(members))
+    network = members[0].network
+    measure = _measure(params, network, rows)
+    mean = kind_of(network.spec.task).target.load_part("head").weighted_mean
+    answers = torch.stack([member.answers for member in members], dim=1)
+    return greedy_weights(
+        len(members),
+        rows.keys,
+        params.seed,
+        lambda weights, mask: measure.loss(mean(answers[mask], weights), mask),
+    )
+
+
+def _soup(
+    params: Params, members: Sequence[TrainedMember], paths: Paths, rows: PackedSplit
+) -> tuple[Network, list[int]]:
+    """Return the soup, and the places of its members."""
+    measure = _measure(params, members[0].network, rows)
+    train = open_data(paths.packed, paths.augmented).train[0]
+    shape = tuple(members[0].network.spec.input.shape)
+    chosen = np.argsort(uniform(params.seed, 0, train.keys, "soup statistics"), kind="stable")
+    inputs = select([train], np.sort(chosen[:_STATISTICS_ROWS]), shape).inputs
+    size = params.train.max_batch_per_device
+    return greedy_soup(
+        [member.network for member in members],
+        [member.metrics["val/loss"] for member in members],
+        lambda network: measure.loss(_answers(params, network, rows)),
+        [
+            torch.from_numpy(np.array(inputs[start : start + size]))
+            for start in range(0, len(inputs), size)
+        ],
+    )
+
+
+def _stacked(
+    params: Params,
+    members: Sequence[TrainedMember],
+    data: TrainingData,
+    num_folds: int,
+    host: TrainingHost,
+) -> ChosenWeights:
+    """Train each member without each fold of the rows, and fit the weights to these answers.
+
+    Finished folds are read from the member's folder. Raises TrainingError if the rows leak.
+    """
+    keys = np.concatenate([data.train[0].keys, data.val.keys])
+    folds = stack_folds(keys, num_folds, params.seed)
+    on_val = _measure(params, members[0].network, data.val)
+    answers: list[Tensor] = []
+    for member in members:
+        train = TrainParams.model_validate(member.manifest.params)
+        if are_trees(train.network):  # the last round answers
+            train = train.model_copy(update={"epochs": member.manifest.kept_epoch})
+        place_of = place(placed(train), host)
+        training = FoldTraining(
+            member.manifest.seed, train, requested_setup(train), place_of, data, folds, ""
+        )
+        on_all = _measure(params, member.network, training.rows())
+        print(f"member    {member.name}, out of fold", flush=True)
+        folder = member.paths.model.parent / f"folds-{num_folds}-{params.seed}"
+        found = torch.from_numpy(predict_out_of_fold(training, folder, predict_logits))
+        refuse_leak(member.name, on_all.losses(found), on_val.losses(member.answers))
+        answers.append(found)
+    spec = members[0].network.spec
+    return stacked_weights(torch.stack(answers, dim=1), on_all.losses, spec.target_scale)
+
+
+def _combined(
+    params: Params, members: Sequence[TrainedMember], chosen: ChosenWeights
+) -> EnsembleNetwork:
+    assert params.ensemble.method is not None
+    spec = ensemble_spec(
+        [member.network.spec for member in members],
+        [member.name for member in members],
+        params.ensemble.method,
+        [weight for weight in chosen.weights if weight],
+        [member.metrics["val/loss"] for member in members],
+        chosen.bias,
+    )
+    network = EnsembleNetwork(spec)
+    network.adopt([member.network for member in members])
+    return network
+
+
+def _write(
+    params: Params,
+    paths: Paths,
+    members: Sequence[TrainedMember],
+    chosen: ChosenWeights,
+    network: Network,
+    metrics: dict[str, float],
+) -> None:
+    """Write the model, its metrics and the curves of the best member."""
+    kept = [member for member, weight in zip(members, chosen.weights, strict=True) if weight]
+    manifest = _manifest(params, [member.manifest for member in kept], network, metrics)
+    best = min(members, key=lambda member: member.metrics["val/loss"])
+    files.write_json(paths.metrics, _report(params, members, chosen, manifest))
+    with files.new_directory(paths.live) as live:
+        shutil.copytree(best.paths.live, live, dirs_exist_ok=True)
+    save_payload(paths.model, manifest, network.payload())
+    check_inputs()
+    names = [name for name in metrics if name.startswith("val/")]
+    table = text_table(
+        ["member", "weight", *(name.removeprefix("val/") for name in names)],
+        [
+            [member.name, number(weight), *(number(member.metrics[name]) for name in names)]
+            for member, weight in zip(members, chosen.weights, strict=True)
+        ]
+        + [[f"all, {params.ensemble.method}", "", *(number(metrics[name]) for name in names)]],
+    )
+    print(
+        f"on the validation rows:\n{table}\nkept {len(kept)} of {len(members)} members in ", end=""
+    )
+    print(f"{paths.model}")
+    if chosen.expected_loss is not None:
+        print(f"loss to expect of such a choice on other rows: {number(chosen.expected_loss)}")
+
+
+def _manifest(
+    params: Params,
+    members: Sequence[ModelManifest],
+    network: Network,
+    metrics: dict[str, float],
+) -> ModelManifest:
+    """Describe the ensemble by what its members share; epochs are those of all of them."""
+    first = members[0]
+    user_code = {code.key + code.name: code for member in members for code in member.user_code}
+    content = params.train.model_dump(mode="json")
+    return first.model_copy(
+        update={
+            "network": network.spec,
+            "num_parameters": network.num_parameters,
+            "epochs": sum(member.epochs for member in members),
+            "stopped_early": any(member.stopped_early for member in members),
+            "kept_epoch": sum(member.kept_epoch for member in members),
+            "metrics": metrics,
+            "requested": requested_setup(params.train),
+            "seed": params.seed,
+            "params": content,
+            "digests": {
+                **first.digests,
+                "fingerprint": files.digest_json(
+                    [member.digests["fingerprint"] for member in members]
+                ),
+                "params": files.digest_json(content),
+            },
+            "user_code": list(user_code.values()),
+        }
+    )
+
+
+def _report(
+    params: Params,
+    members: Sequence[TrainedMember],
+    chosen: ChosenWeights,
+    manifest: ModelManifest,
+) -> dict[str, object]:
+    """Return the content of `metrics/train.json`."""
+    return {
+        "epochs": manifest.epochs,
+        "stopped_early": manifest.stopped_early,
+        "kept_epoch": manifest.kept_epoch,
+        **_flat(manifest.metrics),
+        "skipped_steps": 0,
+        "strategy": manifest.actual.strategy,
+        "precision": manifest.actual.precision,
+        "processes": manifest.actual.world_size,
+        "ensemble": {
+            "method": params.ensemble.method,
+            "expected_val_loss": chosen.expected_loss,
+            "members": {
+                member.name: {"weight": weight, **_flat(member.metrics)}
+                for member, weight in zip(members, chosen.weights, strict=True)
+            },
+        },
+    }
+
+
+def _flat(metrics: dict[str, float]) -> dict[str, float]:
+    return {name.replace("/", "_"): value for name, value in metrics.items()}

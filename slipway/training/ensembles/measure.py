@@ -1,0 +1,39 @@
+"""Loss and headline metric of answers on the validation rows, as trainings report them."""
+
+import torch
+from torch import Tensor
+
+from slipway.config.sections import TrainParams
+from slipway.data.store.packed import PackedSplit
+from slipway.kinds.registry import kind_of
+from slipway.training.networks.networks import NetworkSpec
+
+
+class ValidationMeasure:
+    """Measures answers by the task's usual loss, without class weights and label smoothing."""
+
+    def __init__(self, train: TrainParams, spec: NetworkSpec, rows: PackedSplit) -> None:
+        target, scale = kind_of(spec.task).target, spec.target_scale
+        usual = {"loss": "auto", "huber_delta": None, "label_smoothing": 0.0}
+        make = target.load_part("loss")
+        self._loss = make(train.model_copy(update=usual), scale.std if scale else 1.0, None)
+        self._targets = torch.from_numpy(rows.targets.astype(target.dtype))
+        self.headline = target.headline
+
+    def losses(self, answers: Tensor) -> Tensor:
+        """Return (N,) losses of (N, K) answers."""
+        found: Tensor = self._loss(answers, self._targets)
+        return found
+
+    def loss(self, answers: Tensor, mask: Tensor | None = None) -> float:
+        """Return the mean loss of (B, K) answers of the rows in a (N,) mask, or of all."""
+        targets = self._targets if mask is None else self._targets[mask]
+        return float(self._loss(answers, targets).double().mean())
+
+    def metrics(self, answers: Tensor) -> dict[str, float]:
+        """Return loss and headline metric of (N, K) answers."""
+        score = float(self._loss.scores(answers, self._targets).mean())
+        return {
+            "val/loss": self.loss(answers),
+            f"val/{self.headline}": self._loss.metric(score),
+        }

@@ -1,0 +1,75 @@
+"""Weights of an ensemble's members, chosen on validation rows.
+
+Greedy weights are the ensemble selection of Caruana et al. (2004, "Ensemble Selection from
+Libraries of Models"): the member that lowers the loss most is added, again and again, with
+replacement. That overfits few rows, so it is repeated on halves of the rows, and the weights are
+averaged. The other half shows how good such a choice is on rows that it has not seen.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipway.data.engine.randomness import uniform
+
+_BAGS = 20
+_STEPS = 25  # members added in each
+_LEAST = 0.005  # a smaller weight is not worth a member
+# Maps (members,) float32 weights and a (N,) mask of the rows to the mean loss of those.
+Loss = Callable[[Tensor, Tensor], float]
+
+
+@dataclass(frozen=True)
+class ChosenWeights:
+    """The weights of the members, and the loss of such a choice on rows that did not choose."""
+
+    weights: list[float]  # 0 or more, with the sum 1; of a stack any number
+    expected_loss: float | None = None
+    bias: list[float] = field(default_factory=list)  # (K,) of a stack, in the unit of the answers
+
+
+def equal_weights(num_members: int) -> ChosenWeights:
+    """Return equal weights."""
+    return ChosenWeights([1 / num_members] * num_members)
+
+
+def greedy_weights(
+    num_members: int, keys: NDArray[np.uint64], seed: int, loss: Loss
+) -> ChosenWeights:
+    """Choose weights by the loss on rows with these `keys`, which draw the halves."""
+    halves = [
+        torch.from_numpy(uniform(seed, bag, keys, "ensemble bag") < 0.5) for bag in range(_BAGS)
+    ]
+    found = [_selected(num_members, loss, half) for half in halves]
+    mean = np.mean(found, axis=0)
+    mean = np.where(mean < _LEAST, 0.0, mean)
+    mean /= mean.sum()
+    # On the same rows, those that a half did not see: its own weights, and those of all rows.
+    optimism = [
+        loss(_tensor(weights), ~half) - loss(_tensor(mean), ~half)
+        for weights, half in zip(found, halves, strict=True)
+    ]
+    every = torch.ones(len(keys), dtype=torch.bool)
+    expected = loss(_tensor(mean), every) + max(0.0, float(np.mean(optimism)))
+    return ChosenWeights(mean.tolist(), expected)
+
+
+def _selected(num_members: int, loss: Loss, mask: Tensor) -> NDArray[np.float64]:
+    """Return the share of each member among the best number of those added."""
+    counts, best, best_loss = np.zeros(num_members), np.ones(num_members), np.inf
+    for step in range(1, _STEPS + 1):
+        tried = counts + np.eye(num_members)
+        losses = [loss(_tensor(each / step), mask) for each in tried]
+        counts = tried[int(np.argmin(losses))]
+        if min(losses) < best_loss:
+            best, best_loss = counts, min(losses)
+    shares: NDArray[np.float64] = best / best.sum()
+    return shares
+
+
+def _tensor(weights: NDArray[np.float64]) -> Tensor:
+    return torch.from_numpy(weights).to(torch.float32)

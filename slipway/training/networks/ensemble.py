@@ -1,0 +1,156 @@
+"""Several networks whose answers are combined, behind the interface of one network.
+
+Their weights are in one safetensors file. The text of boosted trees is a tensor of bytes there.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from slipway.kinds.registry import are_trees, kind_of
+from slipway.system.contract import Contract
+from slipway.training.networks.networks import (
+    ENSEMBLE,
+    Network,
+    NetworkSpec,
+    build_network,
+    serialize_tensors,
+)
+
+_TREES = "trees."  # begins the name of a tensor with the text of a member's trees
+
+
+class MemberSpec(Contract):
+    """The part of a member's spec in which members differ."""
+
+    network: str
+    arguments: dict[str, object]
+    mean: list[float]
+    std: list[float]
+    label: str  # for reports
+    loss: float  # on the validation rows, for reports
+
+
+class EnsembleArguments(Contract):
+    """The members and the weights of their answers: `network.arguments` in model.json."""
+
+    method: Literal["average", "vote", "greedy", "stack"]
+    members: list[MemberSpec]
+    weights: list[float]  # positive, with the sum 1; of a vote all are equal, of a stack any number
+    bias: list[float]  # (K,) of a stack, else empty
+
+
+def ensemble_spec(
+    members: Sequence[NetworkSpec],
+    names: Sequence[str],
+    method: str,
+    weights: Sequence[float],
+    losses: Sequence[float],
+    bias: Sequence[float] = (),
+) -> NetworkSpec:
+    """Return the spec of an ensemble; `losses` are those of the members on validation rows."""
+    arguments = {
+        "method": method,
+        "members": [
+            {
+                "network": spec.name,
+                "arguments": spec.arguments,
+                "mean": spec.mean,
+                "std": spec.std,
+                "label": name,
+                "loss": loss,
+            }
+            for spec, name, loss in zip(members, names, losses, strict=True)
+        ],
+        "weights": list(weights),
+        "bias": list(bias),
+    }
+    return members[0].model_copy(update={"name": ENSEMBLE, "arguments": arguments})
+
+
+class EnsembleNetwork(Network):
+    """Maps (rows, ...) to (rows, K) logits, or (rows, 1) in the target's unit."""
+
+    weights: Tensor
+    bias: Tensor
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        arguments = EnsembleArguments.model_validate(spec.arguments)
+        members = [build_network(member_spec(spec, member)) for member in arguments.members]
+        super().__init__(nn.ModuleList(members), spec)
+        self.arguments = arguments
+        self._head = kind_of(spec.task).target.load_part("head")
+        for name in ("weights", "bias"):
+            values = torch.tensor(getattr(arguments, name), dtype=torch.float32)
+            self.register_buffer(name, values, persistent=False)
+
+    @property
+    def members(self) -> list[Network]:
+        """The members, in the order of the weights."""
+        assert isinstance(self.backbone, nn.ModuleList)
+        return [member for member in self.backbone if isinstance(member, Network)]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, ...) -> (B, K) float32"""
+        return self.combine(torch.stack([member(rows) for member in self.members], dim=1))
+
+    def combine(self, answers: Tensor) -> Tensor:
+        """(B, members, K) -> (B, K) float32"""
+        if self.arguments.method == "vote":
+            votes: Tensor = self._head.vote(answers)
+            return votes
+        if self.arguments.method == "stack":
+            return (answers.to(torch.float32) * self.weights[:, None]).sum(dim=1) + self.bias
+        mean: Tensor = self._head.weighted_mean(answers.to(torch.float32), self.weights)
+        return mean
+
+    def adopt(self, networks: Sequence[Network]) -> None:
+        """Take the weights of trained members."""
+        for member, trained in zip(self.members, networks, strict=True):
+            member.load_payload(trained.payload())
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights, splits and leaves of all members."""
+        return sum(member.num_parameters for member in self.members)
+
+    def payload(self) -> bytes:
+        """Return the content of the weights file."""
+        texts = {
+            name: torch.from_numpy(np.frombuffer(member.payload(), np.uint8).copy())
+            for name, member in self._trees().items()
+        }
+        return serialize_tensors({**self.state_dict(), **texts})
+
+    def load_payload(self, payload: bytes) -> None:
+        """Load the weights of all members; ValueError or RuntimeError if they do not fit."""
+        tensors = safetensors.torch.load(payload)
+        for name, member in self._trees().items():
+            text = tensors.pop(name, None)
+            if text is None:
+                raise ValueError(f"the tensor {name!r} with the trees of a member is missing.")
+            member.load_payload(text.numpy().tobytes())
+        self.load_state_dict(tensors, strict=True)
+
+    def _trees(self) -> dict[str, Network]:
+        """Return the members of boosted trees, by the name of the tensor with their text."""
+        return {
+            f"{_TREES}{place}": member
+            for place, member in enumerate(self.members)
+            if are_trees(member.spec.name)
+        }
+
+
+def member_spec(spec: NetworkSpec, member: MemberSpec) -> NetworkSpec:
+    """Return the spec of a member of an ensemble."""
+    own = {
+        "name": member.network,
+        "arguments": member.arguments,
+        "mean": member.mean,
+        "std": member.std,
+    }
+    return spec.model_copy(update=own)

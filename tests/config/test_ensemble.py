@@ -1,0 +1,162 @@
+"""Members of an ensemble are refused before a training, with the value to write."""
+
+import copy
+from typing import Any
+
+import pytest
+import yaml
+
+from slipway.config.ensemble import members_of, require_one_model
+from slipway.config.network_arguments import LightgbmArguments, TabmArguments
+from slipway.config.params import mistakes_in, parse_params
+from slipway.system.errors import ParamsError
+from tests.project_params import PROJECT, of_kind
+
+TREES = {
+    "network": "lightgbm",
+    "network_arguments": yaml.safe_load(LightgbmArguments.EXAMPLE),
+    "epochs": 200,
+}
+
+
+def content(
+    members: list[Any], method: str | None = "average", task: str = "table_classification"
+) -> dict[str, Any]:
+    """The content of params.yaml for TabM with an ensemble."""
+    found = of_kind(copy.deepcopy(PROJECT.model_dump(mode="json")), task)
+    found["train"] |= {
+        "network": "tabm",
+        "network_arguments": yaml.safe_load(TabmArguments.EXAMPLE),
+        "label_smoothing": 0.0,
+    }
+    folds = 5 if method == "stack" else None
+    found["ensemble"] = {"method": method, "folds": folds, "members": members}
+    if task == "table_regression":
+        found["evaluate"]["gates"] = {}
+    return found
+
+
+def test_members_have_the_values_of_the_file_except_their_own() -> None:
+    wider = {"train": {"network_arguments": {"width": 64}, "epochs": 3}}
+    params = parse_params(content([{}, {"seed": 8}, {"train": TREES}, wider]))
+    same, seeded, trees, wide = members_of(params.ensemble, params.seed, params.train)
+    assert (same.train, same.seed) == (params.train, params.seed)
+    assert (seeded.train, seeded.seed, seeded.name) == (params.train, 8, "tabm, seed 8")
+    assert (trees.train.network, trees.train.epochs) == ("lightgbm", 200)
+    assert wide.train.network_arguments == params.train.network_arguments | {"width": 64}
+    assert wide.name == f"tabm, seed {params.seed}, epochs 3"
+
+
+@pytest.mark.parametrize(
+    ("members", "method", "expected"),
+    [
+        ([{}], None, "members has 1 entries, but method is null: set method to"),
+        ([{}], "average", "at least two members, but members has 1: write members"),
+        ([{}, {"sed": 8}], "average", r"ensemble\.members.*sed.*did you mean 'seed'"),
+        ([{}, {"data": {"task": "x"}}], "average", r"ensemble\.members.*data"),
+        ([{}, {"seed": -1}], "average", r"ensemble\.members.*seed"),
+        ([{}, {}], "average", r"ensemble\.members\[1\] is the same as members\[0\].*another seed"),
+        (
+            [{}, {"train": {"learning_rat": 0.1}}],
+            "greedy",
+            r"members\[1\]\.train\.learning_rat.*did you mean 'learning_rate'",
+        ),
+        ([{}, {"train": {"epochs": 0}}], "average", r"members\[1\]\.train\.epochs"),
+        (
+            [{}, {"train": {"network": "lightgbm"}}],
+            "average",
+            r"members\[1\]\.train: network_arguments of",
+        ),
+        (
+            [{}, {"train": TREES | {"ema_decay": 0.9}}],
+            "average",
+            r"members\[1\]: train\.ema_decay is 0.9, but .* set it to null",
+        ),
+        (
+            [{}, {"train": {"network": "small_resnet"}}],
+            "average",
+            r"members\[1\]\.train: network_arguments of",
+        ),
+        (
+            [{}, {"train": {"devices": 2}}],
+            "average",
+            r"members\[1\]\.train\.devices is 2, but .* in one process: set it to 'auto'",
+        ),
+        (
+            [{}, {"train": {"loss": "losses:mine"}}],
+            "average",
+            r"members\[1\]\.train\.loss is 'losses:mine', but .* name it there",
+        ),
+    ],
+)
+def test_a_member_that_cannot_be_trained_is_refused_by_its_place(
+    members: list[Any], method: str | None, expected: str
+) -> None:
+    with pytest.raises(ParamsError, match=expected):
+        parse_params(content(members, method))
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        ({"seed": 8}, r"members\[1\]\.seed is 8, but a soup .* expected 7: remove seed"),
+        ({"train": TREES}, "whose trees have no mean: use the method average or greedy"),
+        (
+            {"train": {"network_arguments": {"width": 64}}},
+            r"members\[1\]\.train\.network_arguments is .* began as the same",
+        ),
+    ],
+)
+def test_a_soup_of_other_first_weights_is_refused(member: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ParamsError, match=expected):
+        parse_params(content([{}, member], "soup"))
+    assert mistakes_in(content([{}, {"train": {"learning_rate": 0.002}}], "soup")) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "folds", "expected"),
+    [
+        ("stack", None, "fitted to answers out of fold, but folds is null: set folds to 5"),
+        ("stack", 1, r"ensemble\.folds"),
+        ("greedy", 5, "folds is 5, but method is 'greedy': set folds to null"),
+    ],
+)
+def test_only_a_stack_has_folds(method: str, folds: int | None, expected: str) -> None:
+    given = content([{}, {"seed": 8}], method)
+    given["ensemble"]["folds"] = folds
+    with pytest.raises(ParamsError, match=expected):
+        parse_params(given)
+
+
+def test_a_stack_of_rows_in_groups_is_refused() -> None:
+    given = content([{}, {"seed": 8}], "stack")
+    given["data"]["group_column"] = "person"
+    (found,) = mistakes_in(given)
+    assert "data.group_column is 'person', but the folds of" in found
+
+
+def test_numbers_have_no_votes() -> None:
+    (found,) = mistakes_in(content([{}, {"seed": 8}], "vote", "table_regression"))
+    assert "whose numbers have no votes: set it to 'average'" in found
+
+
+def test_pruning_beside_an_ensemble_is_refused() -> None:
+    given = content([{}, {"seed": 8}])
+    given["prune"]["kind"] = "magnitude"
+    given["export"]["variants"] = ["fp32", "pruned"]
+    given["compile"]["variant"] = "fp32"
+    assert any("set prune.kind to null" in text for text in mistakes_in(given))
+
+
+def test_an_engine_that_must_be_there_is_refused_beside_trees() -> None:
+    given = content([{}, {"train": TREES}])
+    given["compile"]["require"] = True
+    (found,) = mistakes_in(given)
+    assert "ensemble.members[1]: compile.require is true" in found
+    assert "TensorRT cannot run" in found
+
+
+def test_a_command_for_one_model_refuses_an_ensemble() -> None:
+    require_one_model(None, "slipway search")
+    with pytest.raises(ParamsError, match=r"slipway search is for one model.*method: null"):
+        require_one_model("greedy", "slipway search")

@@ -1,0 +1,63 @@
+"""Trainings of ensembles in real processes: members are trained once, and survive a kill."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slipway.system import files
+from slipway.training.networks.networks import load_network, read_model_manifest
+from tests.training.real_runs import kill_after, run_training
+from tests.training.test_table_runs import write_project
+from tests.training.trees.fitted import ARGUMENTS as TREES
+
+pytestmark = pytest.mark.process
+TREES_MEMBER = {"train": {"network": "lightgbm", "network_arguments": TREES, "epochs": 30}}
+
+
+def set_members(project: Path, members: list[dict[str, Any]], method: str = "greedy") -> None:
+    content = yaml.safe_load((project / "params.yaml").read_text())
+    folds = 2 if method == "stack" else None
+    content["ensemble"] = {"method": method, "folds": folds, "members": members}
+    files.write_text(project / "params.yaml", yaml.safe_dump(content))
+
+
+def test_a_killed_ensemble_goes_on_and_a_new_member_is_the_only_one_trained(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project", label_smoothing=0.0)
+    set_members(project, [TREES_MEMBER, {}])
+    kill_after(project, "member    2")
+    set_members(project, [TREES_MEMBER, {}, TREES_MEMBER | {"seed": 8}])
+    done = run_training(project)
+    assert done.returncode == 0, done.stderr
+    assert "1 lightgbm, seed 7: trained before" in done.stdout
+    assert done.stdout.count("trained before") == 1
+    manifest = read_model_manifest(project / "artifacts/model")
+    network = load_network(project / "artifacts/model")
+    assert network.spec == manifest.network
+    report = json.loads((project / "metrics/train.json").read_text())["ensemble"]
+    members = report["members"].values()
+    assert sum(member["weight"] for member in members) == pytest.approx(1)
+    assert len(members) == 3
+
+
+def test_an_altered_member_is_trained_again_and_finished_folds_of_a_stack_are_not(
+    tmp_path: Path,
+) -> None:
+    project = write_project(tmp_path / "project", label_smoothing=0.0)
+    other = TREES_MEMBER | {"seed": 8}
+    set_members(project, [TREES_MEMBER, other], "stack")
+    first = run_training(project)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.count("out of fold") == 2
+    expected = files.sha256_file(project / "artifacts/model/weights.safetensors")
+    path = next((project / ".work/members").glob("*/model/trees.txt"))
+    path.write_text(path.read_text().replace("leaf_value=", "leaf_value=1", 1))
+    done = run_training(project)
+    assert done.stdout.count("trained before") == 1
+    assert done.stdout.count("was finished before") == 4
+    assert files.sha256_file(project / "artifacts/model/weights.safetensors") == expected
+    arguments = read_model_manifest(project / "artifacts/model").network.arguments
+    assert arguments["method"] == "stack"
+    assert len(arguments["bias"]) == 2
