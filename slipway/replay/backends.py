@@ -27,6 +27,7 @@ from slipway.inputs.columns import ColumnContract, encode_rows, listed_rows, rea
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract, array_from_bytes
 from slipway.inputs.multipart import decode_images
+from slipway.inputs.texts import TextContract, encode_texts, read_text
 from slipway.replay.comparison import (
     Answer,
     AnswerTolerance,
@@ -310,7 +311,7 @@ def decode_payload(content_type: str, payload: bytes, contract: InputContract) -
         except ValueError as error:
             raise DataError(str(error)) from error
         return np.stack([array_from_bytes(image, contract) for image in images])
-    if not isinstance(contract, ColumnContract):
+    if not isinstance(contract, (ColumnContract, TextContract)):
         raise DataError(f"requests with {contract.kind} cannot be replayed.")
     try:
         content = json.loads(payload)
@@ -318,10 +319,11 @@ def decode_payload(content_type: str, payload: bytes, contract: InputContract) -
         raise DataError(f"it is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise DataError("it is not a JSON object")
-    rows = listed_rows(content)
-    return encode_rows(
-        [read_row(row, contract) for row in ([content] if rows is None else rows)], contract
-    )
+    listed = listed_rows(content)
+    rows = [content] if listed is None else listed
+    if isinstance(contract, TextContract):
+        return encode_texts([read_text(row, contract) for row in rows], contract)
+    return encode_rows([read_row(row, contract) for row in rows], contract)
 
 
 def _torch_answers(checkpoint: Path, bundle: LoadedBundle, inputs: NDArray[Any]) -> Answers:

@@ -19,6 +19,8 @@ from slipway.artifacts.bundle import Bundle, load_bundle
 from slipway.artifacts.label_sets import labels_in
 from slipway.config.command import run_command
 from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
 from slipway.system import files
 from slipway.system.arguments import CommandParser
 from slipway.system.errors import DataError, UnavailableError
@@ -172,7 +174,7 @@ def _column_names(manifest: Bundle, given: argparse.Namespace) -> tuple[str, lis
     data = manifest.lineage.params.get("data", {})
     image = given.image_column or data.get("image_column")
     target = given.target_column or data.get("target_column")
-    if target is None or (image is None and not isinstance(manifest.input, ColumnContract)):
+    if target is None or (image is None and isinstance(manifest.input, ImageContract)):
         raise UnavailableError(
             "the bundle does not name the columns of its data set: set --target-column and "
             "--image-column."
@@ -186,6 +188,11 @@ def _table(
     contents = [collected.contents[item.key] for item in collected.items]
     if isinstance(manifest.input, ColumnContract):
         inputs = {column.name: _cells(contents, column) for column in manifest.input.columns}
+    elif isinstance(manifest.input, TextContract):
+        inputs = {
+            name: pa.array([row[name] for row in contents if isinstance(row, dict)], pa.string())
+            for name in manifest.input.columns
+        }
     else:
         inputs = {
             image_column: pa.array(

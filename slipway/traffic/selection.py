@@ -20,6 +20,7 @@ from slipway.artifacts.label_sets import named_label
 from slipway.inputs.columns import Column, ColumnContract, listed_rows
 from slipway.inputs.contract import InputContract
 from slipway.inputs.multipart import decode_images
+from slipway.inputs.texts import TextContract
 from slipway.traffic.monitoring_records import EARLY_S, DriftedSpan, GroundTruth
 from slipway.traffic.request_log import DamagedLine, LoggedRequest, read_requests
 
@@ -171,15 +172,18 @@ def _doubt(answer: Mapping[str, Any]) -> float:
 def _request_contents(request: LoggedRequest, contract: InputContract) -> list[Content]:
     """Return the items of a request; ValueError if it does not fit `contract`."""
     is_json = request.content_type == "application/json"
-    if is_json != isinstance(contract, ColumnContract):
-        raise ValueError("expected images or table rows like the model's")
-    if not isinstance(contract, ColumnContract):
+    if is_json != isinstance(contract, (ColumnContract, TextContract)):
+        raise ValueError("expected images, table rows or texts like the model's")
+    if not is_json:
         return list(decode_images(request.content_type, request.payload))
     content = json.loads(request.payload)
-    rows = listed_rows(content)
+    rows = listed_rows(content) or [content]
+    if isinstance(contract, TextContract):
+        return [{name: row.get(name) for name in contract.columns} for row in rows]
+    assert isinstance(contract, ColumnContract)
     return [
         {column.name: cell_value(row.get(column.name), column) for column in contract.columns}
-        for row in ([content] if rows is None else rows)
+        for row in rows
     ]
 
 

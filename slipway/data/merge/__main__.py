@@ -60,8 +60,13 @@ def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
             "splits into a column of the data, and name it in data.split_column."
         )
     data, _ = with_given_split(data)
-    run: Callable[[DataParams, Path, Path], MergeReport]
-    run = kind_of(data.task).input.load_part("merge")
+    kind = kind_of(data.task).input
+    if "merge" not in kind.parts:
+        raise DataError(
+            f"data.task is {data.task!r}, and collected {kind.name} are not merged. "
+            "Append them to the table yourself."
+        )
+    run: Callable[[DataParams, Path, Path], MergeReport] = kind.load_part("merge")
     return run(data, new, out)
 
 
