@@ -91,6 +91,8 @@ def new_folder(snapshot: Snapshot, name: str, params: str, lock: str | None) -> 
         for path in snapshot.absent:
             (project / path).unlink(missing_ok=True)
         (project / "params.yaml").write_text(params)
+        # DVC cannot stash a file that differs from HEAD in the index only.
+        git("add", "params.yaml", folder=project)
         if lock is not None:
             (project / "dvc.lock").write_text(lock)
         yield project

@@ -46,6 +46,16 @@ def test_a_folder_has_edits_untracked_code_and_links_to_data(project: TinyProjec
     assert len(project.git("worktree", "list").splitlines()) == 1
 
 
+def test_a_trial_with_the_committed_params_can_be_saved_beside_an_edit(
+    project: TinyProject,
+) -> None:
+    committed = (project.path / "params.yaml").read_text()
+    (project.path / "params.yaml").write_text(f"{committed}\n# an edit\n")
+    with new_folder(take_snapshot({}, []), "one", committed, None) as folder:
+        differs = subprocess.run(["git", "diff", "--cached", "--quiet"], cwd=folder).returncode
+        assert not differs, "the index has the edit, which no file has"
+
+
 def test_a_folder_ends_the_processes_that_are_left_in_it(project: TinyProject) -> None:
     snapshot = take_snapshot({}, [])
     with new_folder(snapshot, "one", "", None) as folder:
