@@ -1,6 +1,9 @@
 """Members of an ensemble are refused before a training, with the value to write."""
 
 import copy
+import re
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +37,14 @@ def content(
     if task == "table_regression":
         found["evaluate"]["gates"] = {}
     return found
+
+
+def test_the_example_of_the_guide_is_accepted_as_it_stands(root: Path) -> None:
+    guide = (root / "docs/how-to/ensembles.md").read_text()
+    block = re.search(r"^ +```yaml\n(.*?)^ +```", guide, re.DOTALL | re.MULTILINE)
+    assert block
+    found = content([], task="table_regression") | yaml.safe_load(textwrap.dedent(block[1]))
+    assert len(parse_params(found).ensemble.members) == 3
 
 
 def test_members_have_the_values_of_the_file_except_their_own() -> None:
