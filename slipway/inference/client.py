@@ -84,7 +84,7 @@ class Client:
         return answers if is_list else answers[0]
 
     def explain(self, item: Any) -> Explanation:
-        """Return the answer to one image or row, and what it rests on."""
+        """Return the answer to one image, row or text, and what it rests on."""
         rows, is_list = _rows(item)
         if is_list or image_list(item) is not None:
             raise DataError("found a list, expected one item: explain each by itself.")

@@ -62,10 +62,10 @@ Prediction = ClassPrediction | LabelsPrediction | ValuePrediction
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An answer, and the places or columns that it rests on."""
+    """An answer, and the places, columns or words that it rests on."""
 
     prediction: Prediction
-    kind: Literal["occlusion", "columns"]
+    kind: Literal["occlusion", "columns", "words"]
     of: str  # the label whose probability is explained, or "value"
     answer: float  # that probability or value
     rows: int  # changed copies that the model ran

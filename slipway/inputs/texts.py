@@ -120,11 +120,11 @@ def encode_texts(texts: Sequence[str], contract: TextContract) -> NDArray[np.uin
     return rows
 
 
-def decode_row(row: NDArray[np.uint8]) -> str:
-    """Return the text of an encoded row, with "..." if it was cut."""
+def decode_row(row: NDArray[np.uint8], mark: str = "...") -> str:
+    """Return the text of an encoded row, with `mark` at its end if it was cut."""
     payload = row.tobytes()
     text = payload.rstrip(b"\xff").rstrip(b"\0").decode(errors="replace")
-    return f"{text}..." if payload.endswith(b"\xff") else text
+    return text + mark if payload.endswith(b"\xff") else text
 
 
 def read_text(row: Mapping[str, Any], contract: TextContract) -> str:

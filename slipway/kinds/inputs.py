@@ -218,5 +218,6 @@ TEXTS = InputKind(
         "read_tensors": "slipway.serving.open_inference.conversion:read_texts",
         "items": "slipway.inference.texts:TextReader",
         "source": "slipway.inference.sources:TextFile",
+        "explain": "slipway.predictor.explaining.explanation:explain_text",
     },
 )

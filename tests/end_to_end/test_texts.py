@@ -10,7 +10,7 @@ import pytest
 
 import slipway
 from slipway.artifacts.certificate import read_certificate
-from tests import plain_http
+from tests import plain_http, warm_starts
 from tests.end_to_end.project import Project, copy_checkout, wait_until_ready
 from tests.sentences import hostile_texts, sentences
 
@@ -57,8 +57,10 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.keep_own_keys()
     project.set_params({"data": {"text_columns": ["text"]}, "precompute": {"max_text_bytes": 128}})
     (project.path / "dvc.lock").unlink(missing_ok=True)  # of a run in this checkout
+    variables = project.environment() | {"PYTHONPATH": str(project.path)}
     for stage in STAGES:
-        project.shell(f"python -m slipway.stages.{stage}")
+        done = warm_starts.run([f"slipway.stages.{stage}"], project.path, variables, timeout=300)
+        assert done.returncode == 0, done.stderr
     return project
 
 
@@ -88,6 +90,16 @@ def test_the_service_tells_sentences_apart_in_both_languages(service: str) -> No
     assert [answer["truncated"] for answer in answers] == [False, False]
     long = plain_http.post(f"{service}/predict", json={"text": "soup " * 100}).json()
     assert (long["label"], long["truncated"]) == ("food", True)
+
+
+def test_an_explanation_is_the_text_with_the_change_of_each_word(service: str) -> None:
+    answer = plain_http.post(f"{service}/explain", json={"text": "the soup needs pepper"}).json()
+    words = answer["explanation"]["words"]
+    assert answer["label"] == answer["explanation"]["of"] == "food"
+    assert [each["text"] for each in words] == ["the ", "soup ", "needs ", "pepper"]
+    strongest = max(words, key=lambda each: each["change"])
+    assert strongest["text"].strip() in {"soup", "pepper"}
+    assert strongest["change"] > 0
 
 
 def test_hostile_texts_get_equal_answers_over_both_protocols_and_in_python(

@@ -1,4 +1,4 @@
-"""Explains the answer to one image or row by running the model on changed copies of it."""
+"""Explains the answer to one image, row or text by running the model on changed copies of it."""
 
 import asyncio
 import hashlib
@@ -12,8 +12,9 @@ from slipway.artifacts.bundle import Bundle
 from slipway.inputs.columns import ColumnContract, positions_of
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract, decode_row
 from slipway.kinds.registry import input_kind
-from slipway.predictor.explaining import columns, occlusion, pictures, shapley
+from slipway.predictor.explaining import columns, occlusion, pictures, shapley, words
 from slipway.predictor.model import InvalidAnswerError
 from slipway.system.errors import UnavailableError
 
@@ -97,6 +98,24 @@ async def explain_image(
         "changes": changes.tolist(),
         "input_png": await asyncio.to_thread(pictures.png_base64, pixels),
         "overlay_png": await asyncio.to_thread(pictures.png_base64, overlay),
+    }
+
+
+async def explain_text(
+    explained: ExplainedOutput,
+    row: NDArray[np.uint8],
+    contract: TextContract,
+    most_rows: int,
+) -> dict[str, Any]:
+    """The change of the output when each word of the text is left out."""
+    pieces = words.words_of(decode_row(row, mark=""), most_rows)
+    changes = explained.own - await explained(words.without_each(pieces, contract))
+    return {
+        "kind": "words",
+        "words": [
+            {"text": text, "change": change}
+            for text, change in zip(pieces, changes.tolist(), strict=True)
+        ],
     }
 
 

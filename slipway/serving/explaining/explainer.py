@@ -1,4 +1,4 @@
-"""Explains the answer to one image or row by running the model on changed copies of it.
+"""Explains the answer to one image, row or text by running the model on changed copies of it.
 
 An explanation takes up to 1,024 further rows, fewer if the model is slow. So each worker explains
 one request at a time, behind live traffic (slipway/serving/explaining/background.py). These rows do

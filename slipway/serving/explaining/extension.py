@@ -1,4 +1,4 @@
-"""`POST /explain`: takes one image or row; returns the answer of `/predict`, explained."""
+"""`POST /explain`: takes one image, row or text; returns the answer of `/predict`, explained."""
 
 import asyncio
 import logging
@@ -94,7 +94,7 @@ def explain_routes(worker: ModelWorker) -> Routes:
 
 def _describe(bundle: Bundle | None) -> Operation:
     predict = describe_predict(bundle)
-    summary = "The answer to one image or row, and the places or columns that it rests on."
+    summary = "The answer to one image, row or text, and what it rests on."
     errors = (
         *(code for code in predict.errors if code != "queue_full"),
         "not_one_item",

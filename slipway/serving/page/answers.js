@@ -250,7 +250,7 @@ export function answerList(container, announce, facts) {
 
   function explanationOf(entry) {
     if (entry.explanation)
-      return entry.explanation.kind === "occlusion" ? places(entry) : columns(entry);
+      return { occlusion: places, columns, words }[entry.explanation.kind](entry);
     if (entry.explaining)
       return html(
         "p",
@@ -277,10 +277,7 @@ export function answerList(container, announce, facts) {
       (one, other) => (Math.abs(other) > Math.abs(one) ? other : one),
       0,
     );
-    const isValue =
-      explanation.of === "value" &&
-      typeof explanation.answer === "number" &&
-      !facts().card?.labels?.length;
+    const isValue = givesValue();
     const show = (value) => (isValue ? number(value) : percent(value));
     const says =
       !isValue && Math.abs(strongest) < HARDLY
@@ -298,18 +295,7 @@ export function answerList(container, announce, facts) {
         "div",
         { class: "figures" },
         figure(explanation.input_png, size ? t("explain.input", { size }) : t("explain.input_any")),
-        figure(
-          explanation.overlay_png,
-          html(
-            "span",
-            {},
-            html("span", { class: "swatch for" }),
-            t("explain.for", { label: isValue ? t("explain.high_value") : explanation.of }),
-            " ",
-            html("span", { class: "swatch against" }),
-            t("explain.against"),
-          ),
-        ),
+        figure(explanation.overlay_png, legend(explanation)),
       ),
       html("p", { class: "soft small" }, says),
     );
@@ -323,8 +309,37 @@ export function answerList(container, announce, facts) {
       html("figcaption", { class: "soft small" }, caption),
     );
 
+  const givesValue = () => !facts().card?.labels?.length;
+
+  const legend = ({ of }) =>
+    html(
+      "span",
+      {},
+      html("span", { class: "swatch for" }),
+      t("explain.for", { label: givesValue() ? t("explain.high_value") : of }),
+      " ",
+      html("span", { class: "swatch against" }),
+      t("explain.against"),
+    );
+
+  function words({ explanation }) {
+    const most = Math.max(...explanation.words.map(({ change }) => Math.abs(change)));
+    const side = (change) =>
+      4 * Math.abs(change) < most ? "" : `word ${change < 0 ? "against" : "for"}`;
+    return html(
+      "div",
+      { class: "explanation", "data-focus": "explain", tabindex: "-1" },
+      html(
+        "p",
+        {},
+        explanation.words.map(({ text, change }) => html("span", { class: side(change) }, text)),
+      ),
+      legend(explanation),
+    );
+  }
+
   function columns({ explanation, item }) {
-    const isValue = !facts().card?.labels?.length;
+    const isValue = givesValue();
     const show = (value) => (isValue ? number(value, 4) : percent(value));
     const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + show(Math.abs(value));
     const worth = (column) => column.contribution ?? column.change;

@@ -1,0 +1,33 @@
+"""Divides a text into words, and makes copies of it that lack one of them.
+
+A word is a run of characters without white space; of scripts without spaces, a single character.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.inputs.texts import TextContract, encode_texts
+
+_ALONE = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # kana, Chinese characters, Hangul
+_WORD = re.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
+
+
+def words_of(text: str, most: int) -> list[str]:
+    """Divide a text into at most `most` pieces of one word or several, with the space behind.
+
+    Joined, they are the text.
+    """
+    begins = [found.start() for found in _WORD.finditer(text)]
+    per_piece = -(-len(begins) // most)
+    begins = [0, *begins[::per_piece][1:]] if begins else [0]
+    ends = [*begins[1:], len(text)]
+    return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def without_each(words: Sequence[str], contract: TextContract) -> NDArray[np.uint8]:
+    """(words, max_bytes) uint8: the text without each of its words."""
+    copies = ["".join([*words[:place], *words[place + 1 :]]) for place in range(len(words))]
+    return encode_texts(copies, contract)

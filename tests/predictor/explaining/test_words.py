@@ -1,0 +1,52 @@
+"""Words of a text, and copies that lack one."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from slipway.inputs.texts import TextContract, decode_row, encode_texts
+from slipway.predictor.explaining.explanation import ExplainedOutput, explain_text
+from slipway.predictor.explaining.words import without_each, words_of
+
+pytestmark = pytest.mark.unit
+CONTRACT = TextContract(kind="texts", columns=["text"], max_bytes=64, max_characters=None)
+
+
+def test_words_keep_the_space_behind_them_and_chinese_characters_stand_alone() -> None:
+    assert words_of("see you, \u5f88\u597d now", 100) == [
+        "see ",
+        "you, ",
+        "\u5f88",
+        "\u597d ",
+        "now",
+    ]
+
+
+@given(st.text(max_size=60), st.integers(1, 8))
+def test_the_pieces_are_the_text_and_not_too_many(text: str, most: int) -> None:
+    pieces = words_of(text, most)
+    assert "".join(pieces) == text
+    assert 1 <= len(pieces) <= most
+
+
+def test_each_copy_lacks_one_word() -> None:
+    copies = without_each(["a ", "b ", "c"], CONTRACT)
+    assert [decode_row(row) for row in copies] == ["b c", "a c", "a b "]
+
+
+def test_the_word_that_a_model_looks_at_has_the_largest_change() -> None:
+    async def answers_free(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+        found = [[0.9 if "free" in decode_row(row) else 0.1] for row in rows]
+        return np.array(found, np.float32)
+
+    (row,) = encode_texts(["call for a free prize"], CONTRACT)
+    explained = ExplainedOutput(answers_free, 0, np.array([0.9], np.float32))
+    answer = asyncio.run(explain_text(explained, row, CONTRACT, most_rows=64))
+    changes = {each["text"]: each["change"] for each in answer["words"]}
+    assert changes.pop("free ") == pytest.approx(0.8)
+    assert list(changes.values()) == pytest.approx([0.0] * 4)
+    assert explained.num_rows == 5
