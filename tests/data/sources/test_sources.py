@@ -227,6 +227,7 @@ def test_the_bytes_of_a_source_depend_only_on_path_task_and_image_column(
         "encoding": "latin-1",
         "missing_values": ["?"],
         "date_format": "%d/%m/%Y",
+        "text_columns": ["other"],
     }
     found = [
         (sample.source, sample.payload)
