@@ -65,6 +65,7 @@ def after(project: Project, name: str, old: str, new: str) -> set[str]:
         project.shell("dvc repro")
 
 
+@pytest.mark.nightly(seconds=14)
 def test_changed_comments_and_docstrings_rerun_no_stage(project: Project) -> None:
     cores = project.path / "slipway/system/cores.py"
     before = cores.read_text()

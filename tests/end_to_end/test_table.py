@@ -106,6 +106,7 @@ def test_evaluate_slices_the_test_rows_by_the_configured_columns(finished_table:
     assert found == dict.fromkeys(("class", "alcohol", "hue"), content["rows"])
 
 
+@pytest.mark.nightly(seconds=15)
 def test_a_reference_bundle_is_compared_with_itself_on_unseen_rows(
     finished_table: Project,
 ) -> None:

@@ -247,7 +247,7 @@ def _wait_until_dvc_is_gone(record_file: Path) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=25)
 def test_a_take_that_fails_or_is_killed_leaves_the_workspace_as_it_was(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     project.slipway("run", "train.learning_rate=0.1", "--name", "good")
@@ -305,7 +305,7 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=10)
 def test_quiet_keeps_the_output_of_the_stages_in_the_log(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     text = project.slipway("--quiet", "run", "train.learning_rate=0.1")
@@ -316,7 +316,7 @@ def test_quiet_keeps_the_output_of_the_stages_in_the_log(tmp_path: Path) -> None
     assert "the loss is not finite" in project.slipway("-q", "run", "train.learning_rate=2", code=1)
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=12)
 def test_a_run_that_was_killed_while_dvc_kept_it_says_so(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     process = project.start("run")

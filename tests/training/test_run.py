@@ -48,6 +48,7 @@ def test_a_finished_training_leaves_a_model_and_no_checkpoints(project: Path) ->
     assert validation_accuracy(project) > 0.9
 
 
+@pytest.mark.nightly(seconds=18)
 def test_a_nonfinite_loss_ends_the_training_with_one_message(tmp_path: Path) -> None:
     ended = run_training(write_project(tmp_path, learning_rate=1e30, warmup_epochs=0.0))
     assert ended.returncode == 1

@@ -140,6 +140,7 @@ def test_a_missed_gate_is_recorded_in_the_certificate_and_fails_no_stage(project
     check_certificate(certificate, bundle, accept_draft=False, accept_missed_gates=True)
 
 
+@pytest.mark.nightly(seconds=13)
 def test_verify_refuses_gates_of_other_metrics_than_the_bundles(project: Path) -> None:
     for stage in ("export", "compile"):
         assert run_stage(project, stage).returncode == 0

@@ -494,7 +494,7 @@ def test_leftover_process_is_detected(tmp_path: Path) -> None:
         process.communicate(b"\n")
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=26)
 def test_command_measures_a_real_service_and_writes_its_card(tmp_path: Path) -> None:
     certify(
         tmp_path / "certificate.json",

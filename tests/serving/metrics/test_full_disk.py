@@ -132,7 +132,7 @@ def can_mount() -> bool:
     )
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=13)
 def test_a_full_metrics_disk_kills_no_worker_fails_no_request_and_counters_rise(
     tmp_path: Path,
 ) -> None:

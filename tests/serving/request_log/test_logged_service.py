@@ -154,6 +154,7 @@ def can_mount() -> bool:
     )
 
 
+@pytest.mark.nightly(seconds=10)
 def test_read_only_or_full_disk_fails_no_request_and_logging_resumes(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -61,7 +61,7 @@ def test_a_checkpoint_written_in_place_would_be_damaged_by_a_kill(tmp_path: Path
     )
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=9)
 def test_removing_old_checkpoints_first_would_leave_none_after_a_kill(tmp_path: Path) -> None:
     assert None in {each["newest"] for each in sweep(tmp_path, older_ones_removed_first)}
 

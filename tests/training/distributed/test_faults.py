@@ -284,7 +284,7 @@ def test_a_truncated_mapped_file_ends_with_a_message_instead_of_a_bus_error(
     )
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=16)
 def test_a_killed_loader_process_is_reported_in_one_message(tmp_path: Path) -> None:
     project = test_table_runs.write_project(tmp_path / "project", num_workers=2, epochs=200)
     variables = {**environment(), "FAIL": "9:kill"}
