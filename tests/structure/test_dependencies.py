@@ -70,6 +70,8 @@ def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict
         "files",
         "ray",
         "loggers",
+        "tokens",
+        "encoders",
         "export",
         "serve",
         "serve-cpu",
