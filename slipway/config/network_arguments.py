@@ -119,7 +119,7 @@ class SmallTransformerArguments(NetworkArguments):
     width: Annotated[int, Field(ge=8, le=4096)]  # numbers of each position
     num_layers: Annotated[int, Field(ge=1, le=48)]
     num_heads: Annotated[int, Field(ge=1, le=64)]  # width is a multiple of it
-    patch: Annotated[int, Field(ge=1, le=16)]  # bytes of one position
+    patch: Annotated[int, Field(ge=1, le=16)]  # bytes of one position; 1 for tokens
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     @field_validator("num_heads")

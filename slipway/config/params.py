@@ -246,6 +246,22 @@ def _texts_without_columns(params: Params) -> Iterator[str]:
         )
 
 
+def _tokens_that_do_not_fit(params: Params) -> Iterator[str]:
+    """List a network that reads only bytes, or only tokens, with rows of the other kind."""
+    network, tokenizer = params.train.network, params.precompute.tokenizer
+    if network == "hashed_ngrams" and tokenizer is not None:
+        yield (
+            f"precompute.tokenizer is {tokenizer!r}, but train.network is {network!r}, which reads "
+            "bytes: set tokenizer, vocabulary_size and max_tokens to null"
+        )
+    patch = params.train.network_arguments.get("patch", 1)
+    if network == "small_transformer" and tokenizer is not None and patch != 1:
+        yield (
+            f"train.network_arguments.patch is {patch}, but precompute.tokenizer is "
+            f"{tokenizer!r}: tokens are read one by one; set patch to 1"
+        )
+
+
 def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str]:
     """List the keys for several labels that the task or the columns give no effect."""
     is_list, usual = isinstance(data.target_column, list), LABELS.settings["data.label_separator"]
@@ -584,6 +600,7 @@ _RULES = (
     _pruning_without_effect,
     _settings_without_effect,
     _texts_without_columns,
+    _tokens_that_do_not_fit,
     _loss_of_another_task,
     _requests_beyond_trees,
     _members_that_do_not_fit,

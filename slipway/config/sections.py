@@ -297,8 +297,20 @@ class PrecomputeParams(ParamsSection):
     num_quantiles: Annotated[int, Field(ge=2, le=256)]  # bins of a numeric column's embedding
     # Bytes of a text in UTF-8 that the network sees; longer texts are cut, and answers say so.
     max_text_bytes: Annotated[int, Field(ge=16, le=65536)]
+    # null: the network reads the bytes of a text. bpe: tokens, learned from the training texts. Or
+    # a tokenizer.json, or a folder of Hugging Face's with one.
+    tokenizer: Annotated[str, Field(min_length=1, examples=["bpe"])] | None
+    vocabulary_size: Annotated[int, Field(ge=300, le=200_000)] | None  # only for bpe
+    max_tokens: Annotated[int, Field(ge=8, le=8192)] | None  # of a text; longer ones are cut
 
     def problems(self) -> Iterator[str]:
+        own = {"vocabulary_size": self.vocabulary_size}
+        yield from _belongs_to("tokenizer", self.tokenizer or "null", "bpe", **own)
+        if (self.tokenizer is None) != (self.max_tokens is None):
+            yield (
+                f"tokenizer is {as_yaml(self.tokenizer)}, but max_tokens is "
+                f"{as_yaml(self.max_tokens)}: set both, or both to null"
+            )
         if self.train_size_px is not None and self.train_size_px < self.image_size_px:
             yield f"train_size_px is {self.train_size_px}, below image_size_px {self.image_size_px}"
 

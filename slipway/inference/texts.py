@@ -66,7 +66,7 @@ class TextReader:
     def close(self) -> None:
         """There is nothing to end."""
 
-    def _batches(self, given: Sequence[object], batch_size: int) -> Iterator[NDArray[np.uint8]]:
+    def _batches(self, given: Sequence[object], batch_size: int) -> Iterator[NDArray[Any]]:
         for begin in range(0, len(given), batch_size):
             part = enumerate(given[begin : begin + batch_size], begin)
             texts = [self._text(row, position) for position, row in part]
@@ -86,7 +86,7 @@ class TextReader:
         except CellError as error:
             raise (error if position is None else at_row(position, error)) from None
 
-    def _table_batches(self, table: pa.Table, batch_size: int) -> Iterator[NDArray[np.uint8]]:
+    def _table_batches(self, table: pa.Table, batch_size: int) -> Iterator[NDArray[Any]]:
         for begin in range(0, table.num_rows, batch_size):
             rows = read_text_table(table.slice(begin, batch_size), self._contract)
             for position, fault in sorted(rows.faults.items()):

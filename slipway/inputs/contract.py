@@ -22,9 +22,14 @@ class InputContract(Contract):
         raise NotImplementedError
 
     @property
-    def dtype(self) -> type[np.uint8] | type[np.float32]:
+    def dtype(self) -> type[np.uint8] | type[np.float32] | type[np.int32]:
         """The type of its numbers."""
         raise NotImplementedError
+
+    @property
+    def varies_in_length(self) -> bool:
+        """True if a network reads rows (length,) that end in zeros without some of these zeros."""
+        return False
 
     def require_usable(self) -> None:
         """BundleError if this process cannot turn raw input into rows of this form."""

@@ -1,15 +1,21 @@
-"""Texts to network inputs, shared by training and serving: their bytes in UTF-8.
+"""Texts to network inputs, shared by training and serving: their bytes in UTF-8, or their tokens.
 
-There is no vocabulary to fit, to store or to mismatch: bytes are the tokens. A text is normalised
-(Unicode NFC; every run of white space and control characters becomes one space), encoded, and
-padded with zeros, which no text contains. A longer text is cut at a character, and the mark
-TRUNCATED, which no text contains either, takes the last place of its row.
+A text is normalised (Unicode NFC; every run of white space and control characters becomes one
+space), encoded, and cut at a character behind `max_bytes`.
+
+Without a tokenizer the row is these bytes, padded with zeros, which no text contains. The mark
+TRUNCATED, which no text contains either, takes the last place of the row of a longer text.
+
+With a tokenizer the row is each token's id plus 1, padded with zeros. The first number is negative
+if the text was cut. The tokenizer is a part of the contract, as the content of a `tokenizer.json`,
+so that it cannot be lost or replaced on the way from the training to an answer.
 """
 
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from slipway.inputs.contract import InputContract
-from slipway.system.errors import BundleError, CellError
+from slipway.system.errors import BundleError, CellError, UnavailableError
 
 TRUNCATED = 0xFF  # no byte of UTF-8
 SEPARATOR = "\n"  # between the columns of a row; a normalised text has none
@@ -27,27 +33,56 @@ _REPLACEMENT = "\ufffd"
 # Characters of a text that are read, for each byte of a row. It bounds the cost of normalisation,
 # which is quadratic in a run of combining marks; NFC joins at most four characters to one.
 _CHARACTERS_PER_BYTE = 4
+_ROWS_ON_THREADS = 64
 _EXAMPLE = "This is an example."
 
 
 class TextContract(InputContract):
-    """Input of a text network: (rows, max_bytes) uint8, the UTF-8 bytes of each row."""
+    """Input of a text network, the bytes or the tokens of each row.
+
+    (rows, max_bytes) uint8, or with a tokenizer (rows, max_tokens) int32.
+    """
 
     kind: Literal["texts"]
     columns: list[str]  # the texts of a row, joined in this order
     max_bytes: int  # of a row
     max_characters: int | None  # of a row; a longer one is refused
+    tokenizer: str | None = None  # the content of a `tokenizer.json`; null: the row is bytes
+    max_tokens: int | None = None  # of a row; null for bytes
     # Other columns of the training table except the target: rows may have them, with any value.
     ignored: list[str] = Field(default_factory=list)
 
     @property
     def shape(self) -> tuple[int]:
-        """(max_bytes,)"""
-        return (self.max_bytes,)
+        """(max_bytes,) or (max_tokens,)"""
+        return (self.max_tokens or self.max_bytes,)
 
     @property
-    def dtype(self) -> type[np.uint8]:
-        return np.uint8
+    def dtype(self) -> type[np.uint8] | type[np.int32]:
+        return np.int32 if self.tokenizer else np.uint8
+
+    @property
+    def varies_in_length(self) -> bool:
+        """True for tokens: a graph reads only the longest row of a batch."""
+        return self.tokenizer is not None
+
+    @cached_property
+    def loaded_tokenizer(self) -> Any:
+        """The `tokenizers.Tokenizer`, which cuts at `max_tokens`.
+
+        BundleError if its content cannot be read, UnavailableError without the package.
+        """
+        loaded = load_tokenizer(self.tokenizer or "")
+        loaded.enable_truncation(self.max_tokens)
+        return loaded
+
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the largest id of a token; of bytes 256."""
+        if self.tokenizer is None:
+            return 256
+        vocabulary: dict[str, int] = self.loaded_tokenizer.get_vocab(with_added_tokens=True)
+        return 1 + max(vocabulary.values())
 
     @cached_property
     def accepted(self) -> frozenset[str]:
@@ -55,12 +90,17 @@ class TextContract(InputContract):
         return frozenset([*self.columns, *self.ignored])
 
     def require_usable(self) -> None:
-        """BundleError if there is no column, or two of the same name."""
+        """BundleError if there is no column, two of the same name, or no usable tokenizer.
+
+        UnavailableError if the package for tokens is not installed.
+        """
         if not self.columns or len(set(self.columns)) < len(self.columns):
             raise BundleError(
                 f"the bundle's text columns are {self.columns}, expected one or more different "
                 "names. Run `dvc repro export`."
             )
+        if self.tokenizer is not None:
+            assert self.loaded_tokenizer
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -71,16 +111,26 @@ class TextContract(InputContract):
             ],
             "max_bytes": self.max_bytes,
             "max_characters": self.max_characters,
+            "tokenizer": self._described_tokenizer(),
             "ignored": self.ignored,
             "example": self.example_row(),
+        }
+
+    def _described_tokenizer(self) -> dict[str, Any] | None:
+        if self.tokenizer is None:
+            return None
+        return {
+            "sha256": sha256(self.tokenizer.encode()).hexdigest(),
+            "vocabulary_size": self.vocabulary_size,
+            "max_tokens": self.max_tokens,
         }
 
     def example_row(self) -> dict[str, Any]:
         """Return a valid row, as JSON."""
         return dict.fromkeys(self.columns, _EXAMPLE)
 
-    def example_rows(self, num_rows: int) -> NDArray[np.uint8]:
-        """Return (num_rows, max_bytes) texts of different lengths and words."""
+    def example_rows(self, num_rows: int) -> NDArray[Any]:
+        """Return (num_rows, ...) texts of different lengths and words."""
         texts = [" ".join(map(str, range(row, 3 * row + 2))) for row in range(num_rows)]
         return encode_texts(texts, self)
 
@@ -90,7 +140,12 @@ class TextContract(InputContract):
 
     def remarks(self, rows: NDArray[Any]) -> list[dict[str, bool]]:
         """Tell for each row if its text was longer than the network reads."""
-        return [{"truncated": cut} for cut in (rows[:, -1] == TRUNCATED).tolist()]
+        return [{"truncated": cut} for cut in self.is_truncated(rows).tolist()]
+
+    def is_truncated(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return (rows,) True for a text that was longer than the network reads."""
+        cut: NDArray[np.bool_] = rows[:, 0] < 0 if self.tokenizer else rows[:, -1] == TRUNCATED
+        return cut
 
 
 def normalised(text: str, most: int | None = None) -> str:
@@ -107,21 +162,90 @@ def text_of(cells: Iterable[str], contract: TextContract) -> str:
     return SEPARATOR.join(normalised(cell, most) for cell in cells)
 
 
-def encode_texts(texts: Sequence[str], contract: TextContract) -> NDArray[np.uint8]:
-    """(rows, max_bytes) uint8 from normalised texts."""
+def encode_texts(texts: Sequence[str], contract: TextContract) -> NDArray[Any]:
+    """(rows, ...) of the contract, from normalised texts."""
+    if contract.tokenizer:
+        return _encode_tokens(texts, contract)
     size = contract.max_bytes
     rows = np.zeros((len(texts), size), np.uint8)
     for row, text in zip(rows, texts, strict=True):
         encoded = text.encode()
         if len(encoded) > size:
-            encoded = encoded[: size - 1].decode(errors="ignore").encode()
+            encoded = _cut(encoded, size - 1).encode()
             row[-1] = TRUNCATED
         row[: len(encoded)] = np.frombuffer(encoded, np.uint8)
     return rows
 
 
-def decode_row(row: NDArray[np.uint8], mark: str = "...") -> str:
-    """Return the text of an encoded row, with `mark` at its end if it was cut."""
+def load_tokenizer(content: str) -> Any:
+    """Return the `tokenizers.Tokenizer` of a `tokenizer.json`, which neither pads nor cuts.
+
+    Names of special tokens within a text are ordinary characters. BundleError if the content cannot
+    be read, UnavailableError without the package.
+    """
+    tokenizers = import_tokenizers()
+    try:
+        loaded = tokenizers.Tokenizer.from_str(content)
+    except Exception as error:  # the package raises its base class
+        raise BundleError(
+            f"the tokenizer cannot be read: {error}; expected the content of a tokenizer.json. "
+            "Save it with the package tokenizers again, and run `dvc repro precompute`."
+        ) from error
+    loaded.no_padding()
+    loaded.no_truncation()
+    loaded.encode_special_tokens = True
+    return loaded
+
+
+def import_tokenizers() -> Any:
+    """Import the package tokenizers; UnavailableError if it is not installed."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise UnavailableError(
+            "this model reads tokens, but the package tokenizers is not installed. Install it: "
+            "pip install 'slipway-ml[tokens]' (in a clone: make install)."
+        ) from None
+    return tokenizers
+
+
+def _encode_tokens(texts: Sequence[str], contract: TextContract) -> NDArray[np.int32]:
+    size = contract.max_bytes
+    encoded = [text.encode() for text in texts]
+    read = [
+        text if len(payload) <= size else _cut(payload, size)
+        for text, payload in zip(texts, encoded, strict=True)
+    ]
+    tokenizer = contract.loaded_tokenizer
+    # Batches run on threads of the package's own, which few rows are not worth.
+    found = (
+        tokenizer.encode_batch_fast(read)
+        if len(read) > _ROWS_ON_THREADS
+        else map(tokenizer.encode, read)
+    )
+    rows = np.zeros((len(texts), *contract.shape), np.int32)
+    for row, tokens, payload in zip(rows, found, encoded, strict=True):
+        ids = tokens.ids or [0]  # a tokenizer may drop every character; no row is padding alone
+        row[: len(ids)] = np.array(ids, np.int32) + 1
+        if tokens.overflowing or len(payload) > size:
+            row[0] = -row[0]
+    return rows
+
+
+def _cut(encoded: bytes, size: int) -> str:
+    """Return the whole characters in the first `size` bytes."""
+    return encoded[:size].decode(errors="ignore")
+
+
+def decode_row(row: NDArray[Any], contract: TextContract, mark: str = "...") -> str:
+    """Return the text of an encoded row, with `mark` at its end if it was cut.
+
+    A tokenizer that changes letters gives the text as it sees it, such as in lower case.
+    """
+    if contract.tokenizer:
+        ids = (np.abs(row[row != 0]) - 1).tolist()
+        shown: str = contract.loaded_tokenizer.decode(ids)
+        return shown.rstrip(_REPLACEMENT) + mark if row[0] < 0 else shown
     payload = row.tobytes()
     text = payload.rstrip(b"\xff").rstrip(b"\0").decode(errors="replace")
     return text + mark if payload.endswith(b"\xff") else text

@@ -199,8 +199,11 @@ TEXTS = InputKind(
         "clean.rules.too_long": "refuse",
         "clean.rules.control_characters": "flag",
         "precompute.max_text_bytes": 512,
+        "precompute.tokenizer": None,
+        "precompute.vocabulary_size": None,
+        "precompute.max_tokens": None,
     },
-    requests={"data.text_columns": []},
+    requests={"data.text_columns": [], "precompute.tokenizer": None},
     parts={
         "contract": "slipway.inputs.texts:TextContract",
         "check_source": "slipway.data.texts.cleaning:check_texts",

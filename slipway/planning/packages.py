@@ -23,6 +23,12 @@ def missing_packages(params: Params) -> list[str]:
         check_trackers(params.train)
     except UnavailableError as error:
         found.append(str(error))
+    if params.precompute.tokenizer and find_spec("tokenizers") is None:
+        found.append(
+            f"precompute.tokenizer is {params.precompute.tokenizer!r}, but the package tokenizers "
+            "is not installed. Install it: pip install 'slipway-ml[tokens]' (in a clone: make "
+            "install), or set it to null."
+        )
     if package := missing_network(params.train):
         found.append(
             f"train.network is {params.train.network!r}, but the package {package} is not "

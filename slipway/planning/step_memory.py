@@ -159,9 +159,9 @@ def _forward_backward(
 
 def _batch(network: Network, rows: int) -> tuple[Tensor, Tensor]:
     contract = network.spec.input
-    dtype = torch.uint8 if contract.dtype is np.uint8 else torch.float32
     target_dtype = getattr(torch, kind_of(network.spec.task).target.dtype)
     targets = torch.zeros(rows, dtype=target_dtype)
+    dtype = torch.from_numpy(np.empty(0, contract.dtype)).dtype
     return torch.zeros((rows, *contract.shape), dtype=dtype), targets
 
 

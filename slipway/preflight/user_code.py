@@ -131,8 +131,8 @@ def _check_training(params: Params, spec: "NetworkSpec") -> None:
     with torch.random.fork_rng(devices=[]):
         network = initial_network(params.seed, params.train, spec)
         rows = torch.rand(example_rows(spec, _NUM_ROWS).shape)
-        if spec.input.dtype == np.uint8:
-            rows = (rows * 255).to(torch.uint8)
+        if spec.input.dtype != np.float32:
+            rows = (rows * 255).to(example_rows(spec).dtype)
         targets = torch.from_numpy(_answers(spec)[0][:_NUM_ROWS])
         targets = targets.to(getattr(torch, kind_of(spec.task).target.dtype))
         losses = RowLosses(network, params.train)

@@ -133,7 +133,7 @@ class TextApi:
         rows = bundle.golden_rows()
         if rows is None or len(self._contract.columns) > 1:
             return [json.dumps(self._contract.example_row()).encode()], "an example text"
-        texts = [decode_row(row) for row in rows.inputs[:most]]
+        texts = [decode_row(row, self._contract) for row in rows.inputs[:most]]
         bodies = [json.dumps({self._contract.columns[0]: text}).encode() for text in texts]
         return bodies, "the texts of the bundle's golden rows"
 

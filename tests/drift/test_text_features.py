@@ -5,6 +5,7 @@ import pytest
 
 from slipway.drift.text_features import measure_texts, text_features
 from slipway.inputs.texts import TextContract, encode_texts
+from tests.tokens import token_contract
 
 pytestmark = pytest.mark.unit
 CONTRACT = TextContract(kind="texts", columns=["text"], max_bytes=32, max_characters=None)
@@ -32,6 +33,17 @@ def test_links_and_cut_texts_are_seen() -> None:
     assert found["links"] > 0
     assert found["truncated"] == 1
     assert measured("see you")["links"] == 0
+
+
+def test_tokens_have_the_features_of_their_text_and_how_many_there_are() -> None:
+    contract = token_contract()
+    names = [feature.name for feature in text_features(contract)]
+    (values,) = measure_texts(contract, encode_texts(["AB c1!"], contract)).tolist()
+    found = dict(zip(names, values, strict=True))
+    assert {name: found[name] for name in measured("AB c1!")} == measured("AB c1!")
+    num_tokens = np.exp(found["log_tokens"])
+    assert num_tokens == pytest.approx(len(contract.loaded_tokenizer.encode("AB c1!").ids))
+    assert found["characters_per_token"] == pytest.approx(6 / num_tokens)
 
 
 def test_no_rows_have_no_features() -> None:

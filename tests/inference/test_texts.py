@@ -16,7 +16,7 @@ TWO = TextContract(kind="texts", columns=["title", "text"], max_bytes=32, max_ch
 
 def texts(given: object, contract: TextContract = ONE) -> tuple[list[str], bool]:
     batches, is_list = TextReader(contract).read(given, batch_size=2)
-    return [decode_row(row) for batch in batches for row in batch], is_list
+    return [decode_row(row, contract) for batch in batches for row in batch], is_list
 
 
 def test_a_string_a_dict_a_list_and_tables_give_the_same_rows() -> None:
@@ -51,13 +51,15 @@ def test_a_table_keeps_its_good_rows_and_names_the_others() -> None:
         2: "missing_value",
         3: "out_of_range",
     }
-    assert [decode_row(row) for row in read.inputs] == ["a", "c"]
+    assert [decode_row(row, ONE) for row in read.inputs] == ["a", "c"]
 
 
 def test_numbers_in_a_column_of_texts_are_read_as_in_training() -> None:
-    assert [decode_row(row) for row in read_text_table(pa.table({"text": [1.0, 2.5]}), ONE).inputs]
+    assert [
+        decode_row(row, ONE) for row in read_text_table(pa.table({"text": [1.0, 2.5]}), ONE).inputs
+    ]
     read = read_text_table(pa.table({"text": np.array([7, 8])}), ONE)
-    assert [decode_row(row) for row in read.inputs] == ["7", "8"]
+    assert [decode_row(row, ONE) for row in read.inputs] == ["7", "8"]
 
 
 def test_a_table_without_the_column_is_refused_with_the_one_that_was_meant() -> None:

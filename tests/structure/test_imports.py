@@ -11,13 +11,16 @@ from slipway.system.source_code import imported_modules
 from tests.structure.rooms import RING_0, TABLES, forbidden_arrows, unlisted_rooms, upward_rows
 
 PACKAGES_OF_RING_0 = {
-    *("imagecodecs", "numpy", "pi_heif", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel")
+    *("imagecodecs", "numpy", "pi_heif", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"),
+    "tokenizers",  # only on use, for models that read tokens
 }
 RUNTIMES = {"onnxruntime", "tensorrt", "cuda"}
 HEAVY = (
     "torch",
     "pytorch_lightning",
     "deepspeed",
+    "transformers",
+    "peft",
     "timm",
     "onnx",
     "onnxruntime",

@@ -52,6 +52,6 @@ def test_an_image_request_is_not_collected_for_a_model_of_texts() -> None:
 def test_a_replayed_request_becomes_the_rows_that_the_service_made() -> None:
     body = json.dumps({"rows": [{"title": "t", "text": "a  b"}, {"text": "c"}]}).encode()
     rows = decode_payload(JSON, body, CONTRACT)
-    assert [decode_row(row) for row in rows] == ["t\na b", "\nc"]
+    assert [decode_row(row, CONTRACT) for row in rows] == ["t\na b", "\nc"]
     with pytest.raises(DataError, match="the text is missing"):
         decode_payload(JSON, b'{"text": ""}', CONTRACT)

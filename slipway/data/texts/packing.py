@@ -1,8 +1,10 @@
-"""Packing of texts: the bytes of the split rows become one uint8 matrix per split.
+"""Packing of texts: the bytes or tokens of the split rows become one matrix per split.
 
+A BPE tokenizer is learned from the training rows only; it is the same, byte for byte, in each run.
 The service encodes requests with the same functions. `slipway.data.store.packed` reads the store.
 """
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.config.params import Params
+from slipway.config.sections import PrecomputeParams
 from slipway.data.engine.rows import SPLITS
 from slipway.data.store.packed import (
     PackedManifest,
@@ -25,11 +28,18 @@ from slipway.data.store.targets import class_names, packed_rows, target_scale, t
 from slipway.data.tables.files import ID_COLUMN
 from slipway.data.tables.source import columns_of
 from slipway.data.texts.files import read_texts
-from slipway.inputs.texts import TRUNCATED, TextContract, encode_texts, text_of
+from slipway.inputs.texts import (
+    TextContract,
+    encode_texts,
+    import_tokenizers,
+    load_tokenizer,
+    text_of,
+)
 from slipway.system import files
-from slipway.system.errors import IntegrityError
+from slipway.system.errors import BundleError, IntegrityError, ParamsError
 
 _BLOCK_ROWS = 1 << 12
+_TOKENIZER = "tokenizer.json"
 
 
 def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
@@ -47,6 +57,8 @@ def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
         else None,
         ignored=[name for name in columns_of(data) if name not in used],
     )
+    is_training = pc.equal(rows["split"], "train")
+    contract = _with_tokenizer(contract, params.precompute, texts.filter(is_training))
     classes = class_names(rows, task)
     targets = targets_of(rows, classes, task)
     num_cut, manifests = 0, {}
@@ -59,7 +71,6 @@ def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
                 folder / split, part, texts.filter(chosen), own_targets, contract
             )
             num_cut += cut
-        is_training = pc.equal(rows["split"], "train").to_numpy()
         manifest = PackedManifest(
             format_version=3,
             task=task,
@@ -67,16 +78,17 @@ def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
             classes=classes,
             mean=[],
             std=[],
-            target_scale=None if classes else target_scale(targets[is_training]),
+            target_scale=None if classes else target_scale(targets[is_training.to_numpy()]),
             splits=manifests,
         )
         write_manifest(folder, manifest)
     notes = [f"packed {rows.num_rows} texts of at most {contract.max_bytes} bytes"]
+    limits = f"precompute.max_text_bytes is {contract.max_bytes}"
+    if contract.tokenizer:
+        notes[0] += f", as at most {contract.max_tokens} of {contract.vocabulary_size:,} tokens"
+        limits += f", max_tokens {contract.max_tokens}"
     if num_cut:
-        notes.append(
-            f"{num_cut} texts are longer and were cut: "
-            f"precompute.max_text_bytes is {contract.max_bytes}"
-        )
+        notes.append(f"{num_cut} texts are longer and were cut: {limits}")
     return "\n".join(notes)
 
 
@@ -90,6 +102,70 @@ def _texts_of(rows: pa.Table, texts: pa.Table) -> pa.Table:
     return texts.take(positions)
 
 
+def _with_tokenizer(
+    contract: TextContract, params: PrecomputeParams, training: pa.Table
+) -> TextContract:
+    """Return the contract with the tokenizer that `params` name, if they do.
+
+    ParamsError if there is no usable one, UnavailableError without the package.
+    """
+    if params.tokenizer is None:
+        return contract
+    if params.tokenizer == "bpe":
+        content = learned_tokenizer(_texts(training, contract), params.vocabulary_size or 0)
+    else:
+        content = read_tokenizer(Path(params.tokenizer))
+    fields = {"tokenizer": content, "max_tokens": params.max_tokens}
+    return contract.model_copy(update=fields)
+
+
+def learned_tokenizer(texts: Iterable[str], vocabulary_size: int) -> str:
+    """Learn a ByteLevel BPE; return the content of its `tokenizer.json`.
+
+    Every byte is a token, so no text has an unknown one. Equal texts in any order give equal
+    content. UnavailableError without the package tokenizers.
+    """
+    tokenizers = import_tokenizers()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        min_frequency=2,
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    content: str = tokenizer.to_str()
+    return content
+
+
+def read_tokenizer(path: Path) -> str:
+    """Read a `tokenizer.json`, or that of a folder, without its rules for padding and length.
+
+    ParamsError if it is missing or cannot be read.
+    """
+    file = path / _TOKENIZER if path.is_dir() else path
+    try:
+        content: str = load_tokenizer(file.read_text(encoding="utf-8")).to_str()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParamsError(
+            f"precompute.tokenizer is {str(path)!r}, but {file} cannot be read ({error}); expected "
+            "'bpe', or a tokenizer.json. From a folder with only a vocabulary make one: "
+            "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        ) from None
+    except BundleError as error:
+        raise ParamsError(f"precompute.tokenizer is {str(path)!r}: {error}") from None
+    return content
+
+
+def _texts(rows: pa.Table, contract: TextContract) -> Iterator[str]:
+    """Yield the text of each row, from the cells of its columns."""
+    for batch in rows.to_batches(_BLOCK_ROWS):
+        cells = zip(*(batch[name].to_pylist() for name in contract.columns), strict=True)
+        yield from (text_of((cell or "" for cell in row), contract) for row in cells)
+
+
 def _write(
     root: Path, rows: pa.Table, texts: pa.Table, targets: NDArray[Any], contract: TextContract
 ) -> tuple[PackedSplitManifest, int]:
@@ -97,13 +173,14 @@ def _write(
     root.mkdir()
     write_labels(root, targets)
     inputs = np.lib.format.open_memmap(
-        root / "inputs.npy", mode="w+", dtype=np.uint8, shape=(rows.num_rows, *contract.shape)
+        root / "inputs.npy",
+        mode="w+",
+        dtype=contract.dtype,
+        shape=(rows.num_rows, *contract.shape),
     )
     for begin in range(0, rows.num_rows, _BLOCK_ROWS):
-        block = texts.slice(begin, _BLOCK_ROWS)
-        cells = zip(*(block[name].to_pylist() for name in contract.columns), strict=True)
-        joined = [text_of((cell or "" for cell in row), contract) for row in cells]
-        inputs[begin : begin + block.num_rows] = encode_texts(joined, contract)
+        block = list(_texts(texts.slice(begin, _BLOCK_ROWS), contract))
+        inputs[begin : begin + len(block)] = encode_texts(block, contract)
     inputs.flush()
-    num_cut = int((inputs[:, -1] == TRUNCATED).sum())
+    num_cut = int(contract.is_truncated(inputs).sum())
     return write_split(root, packed_rows(rows, targets), contract.shape), num_cut

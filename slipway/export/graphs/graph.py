@@ -19,11 +19,15 @@ from slipway.data.store.packed import Inputs
 from slipway.export.graphs.trees import write_trees
 from slipway.inputs.contract import InputContract, input_name
 from slipway.kinds.registry import Task
-from slipway.runtimes.runtime import open_onnx, run_in_batches
+from slipway.runtimes.runtime import MIN_LENGTH, open_onnx, run_in_batches
 from slipway.system.errors import BundleError, ParityError
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 
-_ELEMENT_TYPES = {np.uint8: onnx.TensorProto.UINT8, np.float32: onnx.TensorProto.FLOAT}
+_ELEMENT_TYPES = {
+    np.uint8: onnx.TensorProto.UINT8,
+    np.float32: onnx.TensorProto.FLOAT,
+    np.int32: onnx.TensorProto.INT32,
+}
 _BATCH_SIZE = 64
 
 
@@ -64,9 +68,12 @@ def export_graph(
     """
     # With one example row torch may fix the batch; it also refuses a range of a single number.
     example = torch.from_numpy(np.zeros((min(2, max_batch_size), *contract.shape), contract.dtype))
-    dynamic = None
+    sizes: dict[int, Any] = {}
     if max_batch_size > 1:
-        dynamic = ({0: torch.export.Dim("rows", min=1, max=max_batch_size)},)
+        sizes[0] = torch.export.Dim("rows", min=1, max=max_batch_size)
+    if contract.varies_in_length:
+        sizes[1] = torch.export.Dim("length", min=MIN_LENGTH, max=contract.shape[0])
+    dynamic = (sizes,) if sizes else None
     try:
         program = torch.onnx.export(
             network.eval(),
@@ -129,7 +136,11 @@ def check_graph(graph: bytes, contract: InputContract, output: OutputContract) -
         ) from error
     columns = max(len(output.labels), 1)
     expected = [
-        (input_name(contract), _ELEMENT_TYPES[contract.dtype], list(contract.shape)),
+        (
+            input_name(contract),
+            _ELEMENT_TYPES[contract.dtype],
+            [0] if contract.varies_in_length else list(contract.shape),
+        ),
         (output.kind, onnx.TensorProto.FLOAT, [columns]),
         (SCORE_NAME, onnx.TensorProto.FLOAT, []),
     ]

@@ -256,12 +256,14 @@ def _scale_each_row(graph: onnx.GraphProto) -> None:
         "row_smallest": np.array(1e-20, np.float32),  # a row of zeros has a scale, too
         "row_middle": np.array(128.0, np.float32),
     }
-    nodes, zero_points = [], []
+    nodes: list[onnx.NodeProto] = []
+    zero_points, row_scales = [], set[str]()
     for node in graph.node:
         if node.op_type != "DynamicQuantizeLinear":
             nodes.append(node)
             continue
         values, (codes, scale, zero_point) = node.input[0], node.output
+        row_scales.add(scale)
         zero_points.append(onnx.numpy_helper.from_array(np.array(128, np.uint8), zero_point))
         make, at = onnx.helper.make_node, f"{values}/row"
         nodes += [
@@ -275,13 +277,38 @@ def _scale_each_row(graph: onnx.GraphProto) -> None:
             make("Cast", [f"{at}_shifted"], [codes], to=onnx.TensorProto.UINT8),
         ]
     del graph.node[:]
-    graph.node.extend(nodes)
+    graph.node.extend(_with_scales_in_turn(nodes, row_scales))
     graph.initializer.extend(
         [
             *(onnx.numpy_helper.from_array(array, name) for name, array in constants.items()),
             *zero_points,
         ]
     )
+
+
+def _with_scales_in_turn(
+    nodes: list[onnx.NodeProto], row_scales: set[str]
+) -> Iterator[onnx.NodeProto]:
+    """Multiply each product by the scales of the weights, and then by those of its rows.
+
+    The product of both scales is a pattern that ONNX Runtime 1.31 fuses to MatMulIntegerToFloat,
+    which takes the scale of the first row for every place of a sequence.
+    """
+    both = {
+        node.output[0]: sorted(node.input, key=row_scales.__contains__)
+        for node in nodes
+        if node.op_type == "Mul" and not row_scales.isdisjoint(node.input)
+    }
+    for node in nodes:
+        scaled = [name for name in node.input if name in both]
+        if node.op_type == "Mul" and scaled:
+            (product,) = (name for name in node.input if name not in both)
+            of_weights, of_rows = both[scaled[0]]
+            half = f"{node.output[0]}/half"
+            yield onnx.helper.make_node("Mul", [product, of_weights], [half])
+            yield onnx.helper.make_node("Mul", [half, of_rows], list(node.output), name=node.name)
+        elif node.output[0] not in both:
+            yield node
 
 
 class _SampleReader:

@@ -103,12 +103,12 @@ async def explain_image(
 
 async def explain_text(
     explained: ExplainedOutput,
-    row: NDArray[np.uint8],
+    row: NDArray[Any],
     contract: TextContract,
     most_rows: int,
 ) -> dict[str, Any]:
     """The change of the output when each word of the text is left out."""
-    pieces = words.words_of(decode_row(row, mark=""), most_rows)
+    pieces = words.words_of(decode_row(row, contract, mark=""), most_rows)
     changes = explained.own - await explained(words.without_each(pieces, contract))
     return {
         "kind": "words",

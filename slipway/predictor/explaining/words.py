@@ -5,8 +5,8 @@ A word is a run of characters without white space; of scripts without spaces, a 
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from slipway.inputs.texts import TextContract, encode_texts
@@ -27,7 +27,7 @@ def words_of(text: str, most: int) -> list[str]:
     return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
-def without_each(words: Sequence[str], contract: TextContract) -> NDArray[np.uint8]:
-    """(words, max_bytes) uint8: the text without each of its words."""
+def without_each(words: Sequence[str], contract: TextContract) -> NDArray[Any]:
+    """(words, ...) inputs: the text without each of its words."""
     copies = ["".join([*words[:place], *words[place + 1 :]]) for place in range(len(words))]
     return encode_texts(copies, contract)

@@ -69,7 +69,8 @@ def text_cells(
     contract: TextContract, rows: Sequence[NDArray[Any]]
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Return the columns joined as one name, and the text of each row; no column is numeric."""
-    return [" + ".join(contract.columns)], [[_shortened(decode_row(row))] for row in rows], []
+    texts = [[_shortened(decode_row(row, contract))] for row in rows]
+    return [" + ".join(contract.columns)], texts, []
 
 
 def _shortened(text: str) -> str:

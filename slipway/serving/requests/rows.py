@@ -124,8 +124,8 @@ class RowDecoder(JsonDecoder[ColumnContract]):
 class TextDecoder(JsonDecoder[TextContract]):
     """Decodes the texts of rows."""
 
-    def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[np.uint8]:
-        """(rows, max_bytes) uint8"""
+    def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[Any]:
+        """(rows, ...) bytes or tokens"""
         with suppress(CellError):
             return encode_texts([read_text(row, self._contract) for row in rows], self._contract)
         every = (

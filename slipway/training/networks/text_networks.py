@@ -1,7 +1,7 @@
-"""Networks for texts: a bag of hashed n-grams, a small transformer over bytes, and the user's own.
+"""Networks for texts: a bag of hashed n-grams, a small transformer, and the user's own.
 
-All of them take the bytes of a text (slipway/inputs/texts.py). Integer arithmetic turns these into
-n-grams inside the network, so the exported graph does the same, and no vocabulary can mismatch.
+They take the bytes or the tokens of a text (slipway/inputs/texts.py). Integer arithmetic turns
+bytes into n-grams inside the network, so the exported graph does the same.
 """
 
 import torch
@@ -18,39 +18,45 @@ from slipway.training.networks.user_network import user_backbone
 
 _PRIME, _MODULUS = 1_000_003, 2**31 - 1  # of the hashes, whose products stay below 2**63
 _WORD_BYTES = 32  # a longer word counts by its last bytes
+_MASKED = -1e4  # a score of attention to padding: its weight is 0, and fp16 holds the number
 _NO_NGRAM = 0  # the row of the table for positions without an n-gram
-_VALUES = 256  # of a byte
 
 
 class TextNetwork(Network):
-    """Maps (rows, max_bytes) uint8, the bytes of texts, to (rows, classes) logits.
+    """Maps (rows, max_bytes) uint8, or (rows, up to max_tokens) int32, to (rows, classes) logits.
 
     For a numeric target the output is (rows, 1) in its unit.
     """
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, L) uint8 -> (B, K) float"""
-        places = rows.to(torch.int64)
-        places = torch.where(places == TRUNCATED, 0, places)
+        """(B, L) uint8 or int32 -> (B, K) float"""
+        places = self._places(rows.to(torch.int64))
         if not torch.compiler.is_exporting():
             places = _without_padding(places)
         return self.to_target_unit(self.backbone(places))
 
+    def _places(self, rows: Tensor) -> Tensor:
+        """(B, L) Remove the mark of a text that was cut."""
+        if self.spec.input.varies_in_length:
+            return rows.abs()
+        return torch.where(rows == TRUNCATED, 0, rows)
+
     def misfit(self, error: Exception) -> str:
         """Describe why this network cannot take such texts, and the remedy."""
+        has_tokens = self.spec.input.varies_in_length
+        unit, key = ("tokens", "max_tokens") if has_tokens else ("bytes", "max_text_bytes")
         return (
-            f"cannot take texts of {self.spec.input.shape[0]} bytes: {error}. Change "
-            "precompute.max_text_bytes or train.network_arguments."
+            f"cannot take texts of {self.spec.input.shape[0]} {unit}: {error}. Change "
+            f"precompute.{key} or train.network_arguments."
         )
 
 
 class UserTextNetwork(TextNetwork):
-    """Maps bytes to those of the user's module, which gets (rows, max_bytes) float32."""
+    """Maps bytes or tokens to those of the user's module, which gets (rows, length) float32."""
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, L) uint8 -> (B, K) float"""
-        places = rows.to(torch.float32)
-        return self.to_target_unit(self.backbone(torch.where(places == TRUNCATED, 0, places)))
+        """(B, L) uint8 or int32 -> (B, K) float"""
+        return self.to_target_unit(self.backbone(self._places(rows.to(torch.float32))))
 
 
 class HashedNgrams(nn.Module):
@@ -123,15 +129,17 @@ class HashedNgrams(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """A transformer over patches of bytes, with a learned first position that answers."""
+    """A transformer over patches of bytes, or tokens; a learned first position answers."""
 
     def __init__(
-        self, arguments: SmallTransformerArguments, max_bytes: int, num_outputs: int
+        self, arguments: SmallTransformerArguments, contract: TextContract, num_outputs: int
     ) -> None:
         super().__init__()
         width, self._patch = arguments.width, arguments.patch
-        self._num_patches = -(-max_bytes // self._patch)
-        self.bytes = nn.Embedding(_VALUES, width, padding_idx=0)
+        self._num_patches = -(-contract.shape[0] // self._patch)
+        # 0 is padding; a byte stands for itself, a token for the row behind its id.
+        num_values = contract.vocabulary_size + contract.varies_in_length
+        self.bytes = nn.Embedding(num_values, width, padding_idx=0)
         self.patches = nn.Linear(self._patch * width, width)
         self.positions = nn.Parameter(torch.randn(self._num_patches, width) * 0.02)
         self.first = nn.Parameter(torch.randn(width) * 0.02)
@@ -142,7 +150,7 @@ class SmallTransformer(nn.Module):
         self.head = nn.Linear(width, num_outputs)
 
     def forward(self, places: Tensor) -> Tensor:
-        """(B, L) int64 bytes, 0 for none -> (B, K) float"""
+        """(B, L) int64 bytes or tokens, 0 for none -> (B, K) float"""
         num_patches = -(-places.shape[1] // self._patch)
         places = F.pad(places, (0, num_patches * self._patch - places.shape[1]))
         embedded = self.bytes(places).reshape(places.shape[0], num_patches, -1)
@@ -152,7 +160,7 @@ class SmallTransformer(nn.Module):
         )  # never masked: attention to nothing is NaN
         tokens = torch.cat([first, tokens], dim=1)
         is_there = places.reshape(places.shape[0], num_patches, -1).amax(dim=2) > 0
-        mask = F.pad(is_there, (1, 0), value=True)[:, None, None, :]
+        mask = torch.where(F.pad(is_there, (1, 0), value=True), 0.0, _MASKED)[:, None, None, :]
         for block in self.blocks:
             tokens = block(tokens, mask)
         logits: Tensor = self.head(self.norm(tokens[:, 0]))
@@ -175,10 +183,11 @@ class _TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(arguments.dropout)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """(B, T, W) float and (B, 1, 1, T) bool, False for padding -> (B, T, W)"""
+        """(B, T, W) and (B, 1, 1, T) float, added to the scores of attention -> (B, T, W)"""
         split = self.queries_keys_values(self.attention_norm(tokens)).chunk(3, dim=2)
         shape = (*tokens.shape[:2], self._num_heads, -1)
         queries, keys, values = (part.reshape(shape).transpose(1, 2) for part in split)
+        mask = mask.to(queries.dtype)
         attended = F.scaled_dot_product_attention(queries, keys, values, mask).transpose(1, 2)
         tokens = tokens + self.dropout(self.attended(attended.flatten(2)))
         answer: Tensor = tokens + self.dropout(self.layer(self.layer_norm(tokens)))
@@ -189,11 +198,21 @@ def text_network(spec: NetworkSpec) -> TextNetwork:
     """Build the network of a spec for texts; ParamsError if there is none of this name."""
     assert isinstance(spec.input, TextContract)
     if spec.name == "hashed_ngrams":
+        if spec.input.tokenizer:
+            raise ParamsError(
+                "train.network is 'hashed_ngrams', which reads bytes, but the packed store has "
+                "tokens. Set precompute.tokenizer to null, or name 'small_transformer'."
+            )
         arguments = parse_arguments(spec, HashedNgramsArguments)
         return TextNetwork(HashedNgrams(arguments, spec.num_outputs), spec)
     if spec.name == "small_transformer":
         settings = parse_arguments(spec, SmallTransformerArguments)
-        backbone = SmallTransformer(settings, spec.input.max_bytes, spec.num_outputs)
+        if spec.input.tokenizer and settings.patch > 1:
+            raise ParamsError(
+                f"train.network_arguments.patch is {settings.patch}, but the packed store has "
+                "tokens, which this network reads one by one. Set it to 1."
+            )
+        backbone = SmallTransformer(settings, spec.input, spec.num_outputs)
         return TextNetwork(backbone, spec)
     if is_user_code(spec.name):
         return UserTextNetwork(user_backbone(spec, spec.input.shape), spec)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,11 +11,13 @@ import pytest
 from slipway.config.params import parse_params
 from slipway.data.store.packed import PackPaths, open_split, read_manifest
 from slipway.data.texts.cleaning import clean_texts
-from slipway.data.texts.packing import pack_texts
+from slipway.data.texts.packing import learned_tokenizer, pack_texts, read_tokenizer
 from slipway.data.texts.source import raw_rows
-from slipway.inputs.texts import TextContract, encode_texts, read_text
-from slipway.system.errors import IntegrityError
+from slipway.inputs.texts import TextContract, encode_texts, read_text, text_of
+from slipway.system.errors import IntegrityError, ParamsError
 from tests.project_params import PROJECT, of_kind
+from tests.sentences import sentences
+from tests.tokens import bpe
 
 pytestmark = pytest.mark.unit
 ROWS = [
@@ -23,19 +26,27 @@ ROWS = [
 ]
 
 
+TOKENS = {"tokenizer": "bpe", "vocabulary_size": 300, "max_tokens": 24}
+
+
 @pytest.fixture
 def packed(tmp_path: Path) -> tuple[Path, str]:
+    return pack(tmp_path)
+
+
+def pack(tmp_path: Path, **precompute: Any) -> tuple[Path, str]:
+    """Clean and pack ROWS; return the folder and what was printed."""
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, ROWS)) + "\n")
     content = of_kind(PROJECT.model_dump(mode="json"), "text_classification")
     content["data"] |= {"path": str(tmp_path / "texts.jsonl"), "text_columns": ["title", "text"]}
-    content["precompute"]["max_text_bytes"] = 64
+    content["precompute"] |= {"max_text_bytes": 64, **precompute}
     content["train"] |= {
         "network": "small_transformer",
         "network_arguments": {
             "width": 8,
             "num_layers": 1,
             "num_heads": 1,
-            "patch": 4,
+            "patch": 1,
             "dropout": 0.0,
         },
     }
@@ -53,10 +64,11 @@ def packed(tmp_path: Path) -> tuple[Path, str]:
     return tmp_path, pack_texts(params, rows, paths)
 
 
+@pytest.mark.parametrize("precompute", [{}, TOKENS], ids=["bytes", "tokens"])
 def test_stored_rows_are_those_that_a_client_would_send_bit_for_bit(
-    packed: tuple[Path, str],
+    tmp_path: Path, precompute: dict[str, Any]
 ) -> None:
-    folder, _ = packed
+    folder, _ = pack(tmp_path, **precompute)
     manifest = read_manifest(folder / "packed")
     contract = manifest.input
     assert isinstance(contract, TextContract)
@@ -77,6 +89,63 @@ def test_stored_rows_are_those_that_a_client_would_send_bit_for_bit(
 def test_precompute_says_how_many_texts_were_cut(packed: tuple[Path, str]) -> None:
     # Row n has 14 n + 21 bytes: "Title n", a separator, and n + 1 times "body n" and 6 bytes.
     assert "packed 12 texts of at most 64 bytes\n8 texts are longer and were cut" in packed[1]
+
+
+def test_precompute_says_how_many_tokens_there_are(tmp_path: Path) -> None:
+    _, printed = pack(tmp_path, **TOKENS)
+    assert printed.startswith("packed 12 texts of at most 64 bytes, as at most 24 of 274 tokens")
+    assert printed.endswith("were cut: precompute.max_text_bytes is 64, max_tokens 24")
+
+
+def test_the_tokenizer_is_learned_from_training_rows_only(tmp_path: Path) -> None:
+    folder, _ = pack(tmp_path, **TOKENS)
+    manifest = read_manifest(folder / "packed")
+    contract = manifest.input
+    assert isinstance(contract, TextContract)
+    rows = {name: open_split(folder / "packed", manifest, name) for name in ("train", "val")}
+    bodies = {
+        name: [text_of([ROWS[number]["title"], ROWS[number]["text"]], contract) for number in own]
+        for name, own in (
+            (name, [int(source.split(":")[0]) for source in split.sources])
+            for name, split in rows.items()
+        )
+    }
+    assert contract.tokenizer == learned_tokenizer(bodies["train"], 300)
+    assert contract.tokenizer != learned_tokenizer(bodies["train"] + bodies["val"], 300)
+
+
+def test_the_tokenizer_does_not_depend_on_the_order_of_rows_nor_on_the_run() -> None:
+    texts = [text for _, text in sentences(2000, seed=2)]
+    first = learned_tokenizer(texts, 1000)
+    assert learned_tokenizer(reversed(texts), 1000) == first
+    assert len(json.loads(first)["model"]["vocab"]) == 1000
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_tokenizer_of_a_folder_or_a_file_is_stored_without_its_padding_and_length(
+    tmp_path: Path, is_folder: bool
+) -> None:
+    content = json.loads(bpe()) | {"truncation": None}
+    content["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "!",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert read_tokenizer(tmp_path if is_folder else tmp_path / "tokenizer.json") == bpe()
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_a_tokenizer_that_is_missing_or_unreadable_is_refused(
+    tmp_path: Path, content: str | None
+) -> None:
+    if content:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ParamsError, match=r"precompute\.tokenizer is .*expected"):
+        read_tokenizer(tmp_path)
 
 
 def test_a_changed_file_is_refused(packed: tuple[Path, str]) -> None:

@@ -125,6 +125,23 @@ def test_answers_of_a_dynamic_graph_do_not_depend_on_other_rows_of_the_batch(
     assert np.isfinite(answers(model, np.zeros((1, WIDTH), np.float32))).all()
 
 
+def test_each_place_of_a_sequence_has_its_own_range_in_a_dynamic_graph(tmp_path: Path) -> None:
+    """ONNX Runtime would fuse the usual form of both scales, and take the first row's for all."""
+    generator = np.random.default_rng(1)
+    weight = generator.normal(size=(WIDTH, WIDTH)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["row", "weight"], ["product"], name="layer"),
+        helper.make_node("Relu", ["product"], ["positive"]),
+        helper.make_node("ReduceMean", ["positive", "places"], ["value"], keepdims=0),
+    ]
+    weights: dict[str, NDArray[Any]] = {"weight": weight, "places": np.array([1])}
+    fp32 = graph(nodes, weights, ["N", "length", WIDTH])
+    rows = generator.normal(size=(8, 3, WIDTH)).astype(np.float32)
+    rows *= np.array([0.01, 1.0, 100.0], np.float32)[:, None]
+    exact = answers(fp32, rows)
+    assert np.abs(answers(dynamic_graph(fp32, tmp_path), rows) - exact).max() < 0.05 * exact.max()
+
+
 def test_answers_of_onnxruntimes_own_dynamic_graph_depend_on_other_rows(
     tmp_path: Path,
 ) -> None:

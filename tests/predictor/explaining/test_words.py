@@ -35,12 +35,12 @@ def test_the_pieces_are_the_text_and_not_too_many(text: str, most: int) -> None:
 
 def test_each_copy_lacks_one_word() -> None:
     copies = without_each(["a ", "b ", "c"], CONTRACT)
-    assert [decode_row(row) for row in copies] == ["b c", "a c", "a b "]
+    assert [decode_row(row, CONTRACT) for row in copies] == ["b c", "a c", "a b "]
 
 
 def test_the_word_that_a_model_looks_at_has_the_largest_change() -> None:
     async def answers_free(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
-        found = [[0.9 if "free" in decode_row(row) else 0.1] for row in rows]
+        found = [[0.9 if "free" in decode_row(row, CONTRACT) else 0.1] for row in rows]
         return np.array(found, np.float32)
 
     (row,) = encode_texts(["call for a free prize"], CONTRACT)

@@ -10,6 +10,7 @@ from slipway.inputs.texts import TextContract, encode_texts
 from slipway.system.errors import ParamsError
 from slipway.training.networks.networks import NetworkSpec, build_network
 from slipway.training.networks.text_networks import HashedNgrams, TextNetwork, _words
+from tests.tokens import token_contract
 
 pytestmark = pytest.mark.unit
 CONTRACT = TextContract(kind="texts", columns=["text"], max_bytes=64, max_characters=None)
@@ -24,7 +25,12 @@ NGRAMS: dict[str, Any] = {
 TRANSFORMER = {"width": 16, "num_layers": 1, "num_heads": 2, "patch": 4, "dropout": 0.0}
 
 
-def network(name: str = "hashed_ngrams", **changes: Any) -> TextNetwork:
+TOKENS = token_contract()
+
+
+def network(
+    name: str = "hashed_ngrams", contract: TextContract = CONTRACT, **changes: Any
+) -> TextNetwork:
     torch.manual_seed(1)
     arguments = {"hashed_ngrams": NGRAMS, "small_transformer": TRANSFORMER}[name] | changes
     built = build_network(
@@ -33,7 +39,7 @@ def network(name: str = "hashed_ngrams", **changes: Any) -> TextNetwork:
             name=name,
             arguments=arguments,
             classes=["a", "b", "c"],
-            input=CONTRACT,
+            input=contract,
             mean=[],
             std=[],
             target_scale=None,
@@ -64,6 +70,29 @@ def test_an_answer_does_not_depend_on_the_other_texts_of_a_batch(name: str) -> N
         alone = torch.cat([built(batch[place : place + 1]) for place in range(len(batch))])
     np.testing.assert_allclose(together, alone, atol=1e-6)
     assert len({tuple(np.round(row, 6)) for row in together.tolist()}) == len(batch)
+
+
+def test_a_transformer_of_tokens_depends_on_each_of_them_and_not_on_padding() -> None:
+    texts = ["a", "the soup was cold", "the soup was late", "x y " * 20]
+    batch = torch.from_numpy(encode_texts(texts, TOKENS))
+    built = network("small_transformer", TOKENS, patch=1)
+    with torch.inference_mode():
+        together = built(batch)
+        alone = torch.cat([built(batch[place : place + 1]) for place in range(len(batch))])
+        cut = built(batch[:3, : int(batch[:3].any(dim=0).sum())])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    np.testing.assert_allclose(together[:3], cut, atol=1e-6)
+    assert len({tuple(np.round(row, 6)) for row in together.tolist()}) == len(batch)
+
+
+def test_a_transformer_takes_tokens_one_by_one() -> None:
+    with pytest.raises(ParamsError, match=r"patch is 4, .* Set it to 1"):
+        network("small_transformer", TOKENS)
+
+
+def test_hashed_ngrams_refuse_tokens() -> None:
+    with pytest.raises(ParamsError, match=r"the packed store has tokens\. Set precompute"):
+        network("hashed_ngrams", TOKENS)
 
 
 def test_a_row_of_padding_gives_a_finite_answer() -> None:

@@ -1,0 +1,75 @@
+"""Graphs of tokens: any number of rows and any length, in every precision."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipway.artifacts.bundle import OutputContract
+from slipway.export.graphs.graph import (
+    check_graph,
+    describe_graph,
+    export_graph,
+    onnx_answers,
+    prove_parity,
+)
+from slipway.export.graphs.variants import make_variant
+from slipway.inputs.texts import encode_texts
+from slipway.kinds.targets import CLASS
+from slipway.training.networks.features import last_layer
+from slipway.training.networks.networks import NetworkSpec, build_network
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
+from slipway.training.uncertainty.ood_score import fit_ood_score
+from tests.sentences import CLASSES, sentences
+from tests.tokens import token_contract
+
+pytestmark = pytest.mark.process
+CONTRACT = token_contract()
+OUTPUT = OutputContract(kind="probabilities", labels=list(CLASSES))
+ROWS = encode_texts([text for _, text in sentences(40, seed=3)] + ["a", "x y " * 20], CONTRACT)
+
+
+def calibrated(spec: NetworkSpec) -> CalibratedNetwork:
+    """Wrap a network with drawn weights."""
+    torch.manual_seed(1)
+    network = build_network(spec).eval()
+    layer = last_layer(network, torch.from_numpy(ROWS[:1]))
+    width = next(network.get_submodule(layer).parameters()).shape[1]
+    features = np.random.default_rng(2).normal(size=(50, width)).astype(np.float32)
+    score = fit_ood_score(layer, features)
+    return CalibratedNetwork(network, CLASS.load_part("head"), 1.0, score).eval()
+
+
+def test_a_transformer_of_tokens_is_exported_for_every_length_and_precision(
+    tmp_path: Path,
+) -> None:
+    spec = NetworkSpec(
+        task="text_classification",
+        name="small_transformer",
+        arguments={"width": 16, "num_layers": 1, "num_heads": 2, "patch": 1, "dropout": 0.1},
+        classes=list(CLASSES),
+        input=CONTRACT,
+        mean=[],
+        std=[],
+        target_scale=None,
+    )
+    network = calibrated(spec)
+    graph = export_graph(network, CONTRACT, OUTPUT, opset=18, max_batch_size=8)
+    described = describe_graph(
+        graph,
+        variant="fp32",
+        task=spec.task,
+        contract=CONTRACT,
+        output=OUTPUT,
+        weights_sha256="",
+    )
+    check_graph(described, CONTRACT, OUTPUT)
+    prove_parity(network, graph, ROWS, batch_sizes=[1, 2, 7], max_difference=1e-5)
+    fp32 = onnx_answers(graph, ROWS).outputs
+    single = np.concatenate([onnx_answers(graph, row[None]).outputs for row in ROWS])
+    np.testing.assert_allclose(single, fp32, atol=1e-6)  # each at its own length
+    for variant in ("fp16", "int8_dynamic", "int8"):
+        made, _ = make_variant(variant, graph, ROWS, tmp_path, lambda _: 0.0, 0.1)
+        found = onnx_answers(made, ROWS, variant=variant).outputs
+        assert np.abs(found - fp32).max() < 0.02, variant
