@@ -22,6 +22,23 @@ COMMENT = re.compile(r"<!-- (\w+): (.+?) -->")
 NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?:e-\d+)?(?: ?%)?(?!\w)")
 CONDITIONS = re.compile(r"20\d\d-\d\d-\d\d, \d+ cores of .+load average at the end [\d.]+", re.S)
 
+MEASURED = re.compile(r"\b(took|takes?|taking|measured|costs?|needed|reached|gained)\b")
+WITH_UNIT = re.compile(
+    r"(?<![\w.-])\d[\d,.]*[ -]?"
+    r"(s|ms|seconds|minutes|MB|GB|kB|GiB|MiB|images/s|rows/s|answers/s|times( as)?|x|%)(?![\w/])"
+)
+# Limits, settings and computed examples, which nobody measured.
+NOT_MEASURED = (
+    "**Shutdown** takes",
+    "a function that takes 10 ms",
+    "they take longer than `--slow-ms`",
+    "So a network of 1 billion parameters takes",
+    "Refused bodies take turns",
+    "Drift detection takes at most",
+    "whose batches took at most 1 ms in warm-up",
+    "and the service takes `12.5`",
+)
+
 
 class Quote(NamedTuple):
     """A comment, and the text of its page up to it."""
@@ -87,6 +104,33 @@ def test_the_pages_quote_results() -> None:
     in_readme = {quote.results for quote in QUOTES if quote.page == "README.md"}
     in_results = {quote.results for quote in QUOTES if quote.page == "results.md"}
     assert in_readme <= in_results
+
+
+def bare_figures(text: str) -> list[str]:
+    """Find sentences that tell a measured figure in a paragraph that quotes no results."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*[-*|] |\d+\. )", text)
+    return [
+        sentence
+        for paragraph in paragraphs
+        if not COMMENT.search(paragraph)
+        for sentence in re.split(r"(?<=[.:;]) ", " ".join(paragraph.split()))
+        if MEASURED.search(sentence) and WITH_UNIT.search(sentence)
+    ]
+
+
+PROSE = [page for page in PAGES if "decisions" not in page.parts and not page.match("*.zh.md")]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_a_measured_figure_quotes_its_results(page: Path) -> None:
+    bare = bare_figures(page.read_text())
+    assert not [one for one in bare if not any(known in one for known in NOT_MEASURED)]
+
+
+def test_a_figure_without_its_results_is_found() -> None:
+    assert bare_figures("One.\n\nA step took 35 ms here.") == ["A step took 35 ms here."]
+    assert not bare_figures("A step took 35 ms <!-- x: 35 -->.\n\nWait for 35 ms.")
 
 
 LINE = "| 260 | 19.9% | 1,234.6 (0.251 to 9) |"
