@@ -95,18 +95,21 @@ def test_an_offloaded_training_resumes_to_the_same_weights(
     assert weights_digest(killed) == weights_digest(whole)
 
 
-def test_auto_is_zero_2_in_float16_on_every_gpu(tmp_path: Path) -> None:
+def test_auto_is_single_in_bfloat16_on_one_gpu_and_zero_2_in_float16_on_several(
+    tmp_path: Path,
+) -> None:
     num_gpus = torch.cuda.device_count()
     auto = {"accelerator": "auto", "strategy": "auto", "precision": "auto", "devices": "auto"}
     project = write_project(tmp_path, batch_size=8 * num_gpus, **{**ON_GPU, **auto})
     done = run_command(project)
     assert done.returncode == 0, done.stderr
     actual = read_model_manifest(project / "artifacts/model").actual
-    assert (actual.strategy, actual.precision, actual.world_size) == (
-        "deepspeed_stage_2",
-        "16-mixed",
-        num_gpus,
-    )
+    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if num_gpus == 1:
+        expected = ("single", "bf16-mixed" if has_bfloat16 else "16-mixed")
+    else:
+        expected = ("deepspeed_stage_2", "16-mixed")
+    assert (actual.strategy, actual.precision, actual.world_size) == (*expected, num_gpus)
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "32-true"])

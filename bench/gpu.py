@@ -1,0 +1,543 @@
+"""Runs everything that needs a GPU, within ten minutes: `python -m bench.gpu [--cpu] [PART ...]`.
+
+Each part is a process of its own with a time limit. It writes its lines as it gets them, and
+bench/results/gpu.md is written anew after each part, so a part that fails or is cut off keeps what
+it has. Data sets and packages that are missing are named. `--cpu` tries the script itself on the
+CPU with small sizes, and writes to tmp/. CIFAR-10 is read from ../shared/data, or from the folder
+in the variable CIFAR10.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import yaml
+
+from bench.conditions import conditions
+from slipway.artifacts.certificate import read_certificate
+from slipway.reports.console import interval, number
+from slipway.reports.evaluation.record import read_metrics
+from slipway.system import files
+from slipway.training.networks.networks import read_model_manifest
+from tests.project_params import NO_AUGMENTATION, of_kind
+
+ROOT = Path.cwd()
+SCRATCH = ROOT / "tmp/bench/gpu"
+STAGES = ("code", "clean", "split", "precompute", "augment", "train", "evaluate")
+EXPORT = ("export", "compile", "verify")
+LOAD_SECONDS, CONNECTIONS = 10.0, 32
+STRATEGIES = (
+    ("single", None),
+    ("deepspeed_stage_1", None),
+    ("deepspeed_stage_2", None),
+    ("deepspeed_stage_2", "optimizer"),
+    ("deepspeed_stage_3", None),
+    ("deepspeed_stage_3", "optimizer_and_parameters"),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a part runs, and in which size."""
+
+    on_gpu: bool
+
+    @property
+    def accelerator(self) -> str:
+        return "gpu" if self.on_gpu else "cpu"
+
+    def size(self, full: int, small: int) -> int:
+        """`full` on a GPU, `small` for a trial on the CPU."""
+        return full if self.on_gpu else small
+
+
+@dataclass(frozen=True)
+class Part:
+    """One section of the results."""
+
+    title: str
+    seconds: int  # limit
+    run: Callable[[Machine], Iterator[str]]  # lines of Markdown
+
+
+def rates(machine: Machine) -> Iterator[str]:
+    """Matrix products of each dtype, and copies to the GPU: the machine's own limits."""
+    side = machine.size(8192, 512)
+    device = "cuda" if machine.on_gpu else "cpu"
+    yield f"| Product of {side}x{side} matrices | TFLOP/s |"
+    yield "|---|---|"
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+        seconds = _median_seconds(partial(torch.matmul, left, right), machine)
+        yield f"| {str(dtype).removeprefix('torch.')} | {2 * side**3 / seconds / 1e12:,.2f} |"
+    if machine.on_gpu:
+        pinned = torch.empty(2**28, dtype=torch.uint8).pin_memory()
+        seconds = _median_seconds(lambda: pinned.to("cuda", non_blocking=True), machine)
+        yield f"\nPinned memory is copied to the GPU at {len(pinned) / seconds / 1e9:.1f} GB/s."
+
+
+def _median_seconds(call: Callable[[], Any], machine: Machine) -> float:
+    def timed() -> float:
+        begin = time.perf_counter()
+        call()
+        if machine.on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    for _ in range(3):
+        timed()
+    return statistics.median(timed() for _ in range(10))
+
+
+def strategies(machine: Machine) -> Iterator[str]:
+    """A small training with each strategy in half precision, four at a time."""
+    from tests.training.conftest import write_project
+
+    wide = {"width": 128, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0}
+    setups = [
+        (precision, strategy, offload)
+        for precision in ("16-mixed", "bf16-mixed")
+        for strategy, offload in STRATEGIES
+        if machine.on_gpu or (precision, strategy) != ("16-mixed", "single")
+    ][: machine.size(99, 2)]
+
+    def train(setup: tuple[str, str, str | None]) -> str:
+        precision, strategy, offload = setup
+        project = write_project(
+            SCRATCH / "strategies" / "-".join(map(str, setup)),
+            precision=precision,
+            strategy=strategy,
+            offload=offload,
+            accelerator=machine.accelerator,
+            network_arguments=wide | {"normalisation": "batch"},
+            epochs=machine.size(8, 2),
+            learning_rate=0.002,
+        )
+        begin = time.perf_counter()
+        run_stages(project, ("train",))
+        seconds = time.perf_counter() - begin
+        actual = read_model_manifest(project / "artifacts/model").actual
+        accuracy = json.loads((project / "metrics/train.json").read_text())["val_accuracy"]
+        return (
+            f"| {strategy} | {offload or 'none'} | {precision} | {actual.accelerator}, "
+            f"parameters {actual.parameter_dtype} | {accuracy:.3f} | {seconds:.0f} s |"
+        )
+
+    yield "| Strategy | Offload | Precision | Actual | Validation accuracy | With its start |"
+    yield "|---|---|---|---|---|---|"
+    with ThreadPoolExecutor(machine.size(4, 1)) as threads:
+        for setup, line in zip(setups, threads.map(_or_error(train), setups), strict=True):
+            yield (
+                line
+                if line.startswith("|")
+                else f"| {setup[1]} | {setup[2]} | {setup[0]} | {line} |"
+            )
+
+
+def certificate(machine: Machine) -> Iterator[str]:
+    """The digits, from files to the certificate, with each hop that this machine has."""
+    project = SCRATCH / "digits"
+    write_project_of("image_classification", project, {"train": {"epochs": machine.size(30, 3)}})
+    if not machine.on_gpu:
+        set_params(project, {"evaluate": {"gates": {}}})
+    run_stages(project, STAGES + EXPORT)
+    found = read_certificate(project / "artifacts/certificate.json")
+    yield f"{found.status}, gates {found.gates}.\n"
+    yield "| Hop | Status | Largest difference | Flipped | One row | Rows/s |"
+    yield "|---|---|---|---|---|---|"
+    for hop in found.hops:
+        if hop.actual is None:
+            yield f"| {hop.name} | {hop.reason} | | | | |"
+            continue
+        yield (
+            f"| {hop.name} | {hop.status} | {hop.max_difference or 0:.1e} | {len(hop.flipped)} "
+            f"| {hop.latency_ms or 0:.2f} ms | {hop.rows_per_second or 0:,.0f} |"
+        )
+
+
+def service(machine: Machine) -> Iterator[str]:
+    """The digits' service under load, after the part `certificate`."""
+    import httpx
+
+    project = SCRATCH / "digits"
+    if not (project / "artifacts/certificate.json").exists():
+        raise FileNotFoundError("no certificate: run the part `certificate` first")
+    images = pq.read_table(ROOT / "data/demo/digits.parquet", columns=["image"])["image"]
+    image = images[0].as_py()
+    body = image["bytes"] if isinstance(image, dict) else image
+    provider = "cuda" if machine.on_gpu else "cpu"
+    with served(project, {"SLIPWAY_PROVIDER": provider}) as address:
+        times: list[float] = []
+        codes: dict[int, int] = {}
+        end = time.perf_counter() + machine.size(int(LOAD_SECONDS), 2)
+
+        def ask() -> None:
+            with httpx.Client(base_url=address) as client:
+                while (begin := time.perf_counter()) < end:
+                    answer = client.post("/predict", files={"images": ("a.png", body, "image/png")})
+                    times.append(time.perf_counter() - begin)
+                    codes[answer.status_code] = codes.get(answer.status_code, 0) + 1
+
+        begin = time.perf_counter()
+        threads = [threading.Thread(target=ask) for _ in range(CONNECTIONS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = time.perf_counter() - begin
+    middle, late = np.quantile(times, [0.5, 0.99]) * 1000
+    yield (
+        f"{CONNECTIONS} connections, provider {provider}, the client in Python on the same "
+        f"processor: {len(times) / seconds:,.0f} answers/s, half within {middle:.1f} ms, 99 % "
+        f"within {late:.1f} ms; statuses {codes}."
+    )
+
+
+def cifar10(machine: Machine) -> Iterator[str]:
+    """CIFAR-10 from scratch, its own test images; 94 % is the aim."""
+    source = Path(os.environ.get("CIFAR10", ROOT.parent / "shared/data/cifar10"))
+    joined = SCRATCH / "cifar10.parquet"
+    _join_cifar10(source, joined, machine.size(50_000, 1_000))
+    project = SCRATCH / "cifar10"
+    width, epochs = machine.size(64, 16), machine.size(30, 1)
+    changes: dict[str, dict[str, Any]] = {
+        "data": {"path": str(joined), "split_column": "part"},
+        "clean": {"max_bad_fraction": 0.2},
+        "precompute": {"image_size_px": 32, "channels": 3},
+        "augment": NO_AUGMENTATION
+        | {"crop_padding_px": 4, "horizontal_flip": 0.5, "erasing": 0.25},
+        "train": {
+            "network_arguments": {
+                "width": width,
+                "blocks": [2, 2, 2, 2][: machine.size(4, 2)],
+                "dropout": 0.0,
+                "stochastic_depth": 0.0,
+                "normalisation": "batch",
+            },
+            "epochs": epochs,
+            "batch_size": 512,
+            "optimizer": "sgd",
+            "momentum": 0.9,
+            "nesterov": True,
+            "learning_rate": 0.3,
+            "weight_decay": 0.0005,
+            "label_smoothing": 0.1,
+            "schedule": "one_cycle",
+            "warmup_epochs": epochs / 4,
+            "gradient_clip_norm": None,
+            "ema_decay": 0.99,
+            "precision": "bf16-mixed",
+            "accelerator": machine.accelerator,
+            "keep": "last",
+            "checkpoint_every_minutes": None,
+        },
+        "evaluate": {"gates": {}},
+    }
+    write_project_of("image_classification", project, changes)
+    run_stages(project, STAGES[:-2])
+    begin = time.perf_counter()
+    run_stages(project, ("train",))
+    seconds = time.perf_counter() - begin
+    yield f"`small_resnet` of width {width}, {epochs} epochs: trained in {seconds:.0f} s."
+    run_stages(project, ("evaluate",))
+    accuracy = read_metrics(project / "metrics/evaluate.json")["accuracy"]
+    yield (
+        f"Accuracy {number(accuracy.value)} ({interval(accuracy)}), {accuracy.rows:,} test images."
+    )
+
+
+def _join_cifar10(source: Path, joined: Path, num_rows: int) -> None:
+    """Write the images with a column `part`; every 50th image of its training part is for val."""
+    train = pq.read_table(source / "train.parquet").slice(0, num_rows)
+    test = pq.read_table(source / "test.parquet").slice(0, num_rows // 5)
+    parts = ["val" if row % 50 == 0 else "train" for row in range(len(train))]
+    table = pa.concat_tables([train, test])
+    table = table.append_column("part", pa.array(parts + ["test"] * len(test)))
+    joined.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, joined)
+
+
+def transformer(machine: Machine) -> Iterator[str]:
+    """Steps of a transformer of 1.0e9 parameters over bytes, with each way to hold its state."""
+    from slipway.config.params import load_params
+    from slipway.profiling.measured_run import MeasuredRun, ProfiledProject
+
+    width, layers = machine.size(2048, 64), machine.size(20, 2)
+    project = SCRATCH / "transformer"
+    table = SCRATCH / "sentences.csv"
+    files.write_text(table, "text,label\n" + "\n".join(_sentences(600)) + "\n")
+    batch = machine.size(64, 8)
+    changes: dict[str, dict[str, Any]] = {
+        "data": {"path": str(table), "target_column": "label", "text_columns": ["text"]},
+        "precompute": {"max_text_bytes": 512},
+        "train": {
+            "network": "small_transformer",
+            "network_arguments": {
+                "width": width,
+                "num_layers": layers,
+                "num_heads": width // 64,
+                "patch": 4,
+                "dropout": 0.0,
+            },
+            "batch_size": batch,
+            "learning_rate": 1e-4,
+            "accelerator": machine.accelerator,
+            "devices": 1,
+            "precision": "bf16-mixed",
+        },
+    }
+    write_project_of("text_classification", project, changes)
+    run_stages(project, STAGES[:-2])
+    profiled = ProfiledProject(
+        load_params(project / "params.yaml"),
+        project / "data/packed",
+        project / "data/augmented",
+        project,
+        project / "scratch",
+    )
+    # 6 FLOP for each parameter and position: forward and backward (Kaplan et al. 2020).
+    flop = 6 * 12 * layers * width**2 * batch * 512 / 4
+    yield f"{12 * layers * width**2:,} parameters in blocks, batches of {batch} texts.\n"
+    yield "| Strategy | Offload | Step | TFLOP/s | Memory in use |"
+    yield "|---|---|---|---|---|"
+    for strategy, offload in STRATEGIES[: machine.size(99, 1)]:
+        changed: dict[str, Any] = {"strategy": strategy, "offload": offload}
+        with MeasuredRun(profiled, f"{strategy} {offload}", **changed) as run:
+            run.time_steps()
+            step = statistics.median(run.time_steps().step_ms for _ in range(3))
+            used = _used_memory() if machine.on_gpu else "not measured on a CPU"
+        yield (
+            f"| {strategy} | {offload or 'none'} | {step:,.0f} ms "
+            f"| {flop / step / 1e9:,.1f} | {used} |"
+        )
+
+
+def _used_memory() -> str:
+    free, total = torch.cuda.mem_get_info()
+    return f"{(total - free) / 2**30:.1f} GiB"
+
+
+def _sentences(num_rows: int) -> Iterator[str]:
+    generator = np.random.default_rng(7)
+    words = ["".join(generator.choice(list("abcdefghij"), 5)) for _ in range(400)]
+    for row in range(num_rows):
+        label = row % 2
+        chosen = generator.choice(words[label * 150 : label * 150 + 250], 80)
+        yield f"{' '.join(chosen)},{'ab'[label]}"
+
+
+def gpu_tests(machine: Machine) -> Iterator[str]:
+    """Run `pytest -m gpu`."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rfEs", "--no-header"]
+    command += ["--numprocesses", "4", *([] if machine.on_gpu else ["--maxfail", "1"]), "tests"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if line.startswith(("FAILED", "ERROR", "SKIPPED")):
+                yield f"* {line.strip()[:300]}"
+            elif " in " in line and line.rstrip().endswith(("s", ")")):
+                yield f"* {line.strip(' =' + chr(10))}"
+
+
+def ladder(machine: Machine) -> Iterator[str]:
+    """The ladder, into a results file of its own."""
+    if not machine.on_gpu:
+        yield "not executed: its rows on the CPU are in ladder.md."
+        return
+    subprocess.run([sys.executable, "-m", "bench.ladder"], check=True)
+    yield from (ROOT / "bench/results/ladder.md").read_text().splitlines()[2:18]
+
+
+PARTS = {
+    "rates": Part("The machine's own rates", 30, rates),
+    "strategies": Part("Strategies in half precision", 100, strategies),
+    "certificate": Part("Certificate of the digits", 90, certificate),
+    "service": Part("The digits' service under load", 40, service),
+    "transformer": Part("A transformer with 1.0e9 parameters", 90, transformer),
+    "cifar10": Part("CIFAR-10 from scratch", 120, cifar10),
+    "tests": Part("Tests that need a GPU", 150, gpu_tests),
+    "ladder": Part("The ladder", 90, ladder),
+}
+
+
+def _or_error(call: Callable[[Any], str]) -> Callable[[Any], str]:
+    def guarded(argument: Any) -> str:
+        try:
+            return call(argument)
+        except Exception as error:  # one setup must not hide the others
+            return _in_a_line(error)
+
+    return guarded
+
+
+def _in_a_line(error: BaseException) -> str:
+    text = getattr(error, "stderr", None) or str(error)
+    last = [line for line in text.splitlines() if line.strip()][-1:]
+    return f"failed: {type(error).__name__}: {' '.join(last)[:300]}".replace("|", "/")
+
+
+def write_project_of(task: str, folder: Path, changes: dict[str, dict[str, Any]]) -> None:
+    """A project folder with the params of this checkout for `task`, and `changes`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    content = of_kind(yaml.safe_load((ROOT / "params.yaml").read_text()), task)
+    content["data"]["path"] = str(ROOT / content["data"]["path"])
+    if task != "image_classification":
+        content["augment"] = {
+            key: value for key, value in NO_AUGMENTATION.items() if key in content["augment"]
+        }
+    files.write_text(folder / "params.yaml", yaml.safe_dump(content))
+    shutil.copy(ROOT / "dvc.yaml", folder / "dvc.yaml")
+    set_params(folder, changes)
+
+
+def set_params(folder: Path, changes: dict[str, dict[str, Any]]) -> None:
+    """Change keys of its params.yaml."""
+    content = yaml.safe_load((folder / "params.yaml").read_text())
+    for section, values in changes.items():
+        content[section].update(values)
+    files.write_text(folder / "params.yaml", yaml.safe_dump(content))
+
+
+def run_stages(project: Path, stages: Sequence[str]) -> None:
+    """Run stages in processes of their own. RuntimeError with the last lines of one that fails."""
+    for stage in stages:
+        done = subprocess.run(
+            [sys.executable, "-m", f"slipway.stages.{stage}"],
+            cwd=project,
+            env=os.environ | {"PYTHONPATH": _python_path(), "DS_BUILD_OPS": "0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        print(done.stdout, flush=True)
+        if done.returncode:
+            last = [line.strip() for line in done.stdout.splitlines() if line.strip()][-2:]
+            raise RuntimeError(f"stage {stage}: {' '.join(last)}")
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+@contextmanager
+def served(project: Path, settings: dict[str, str]) -> Iterator[str]:
+    """The address of the project's service, once it is ready."""
+    import httpx
+
+    from tests.end_to_end.project import free_port
+
+    with free_port() as port:
+        pass
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "bentoml", "serve", "slipway.serving.service:Slipway"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    environment = os.environ | settings | {"PYTHONPATH": _python_path()}
+    with (project / "service.log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=project, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            while True:
+                with suppress(httpx.TransportError):
+                    if httpx.get(f"{address}/readyz").status_code == 200:
+                        break
+                if process.poll() is not None:
+                    raise RuntimeError((project / "service.log").read_text()[-600:])
+                time.sleep(0.2)
+            yield address
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=30)
+
+
+def run_part(name: str, machine: Machine) -> None:
+    """Run a part in this process, and write each line as it comes."""
+    place = SCRATCH / f"{name}.md"
+    with place.open("w") as output:
+        try:
+            for line in PARTS[name].run(machine):
+                output.write(f"{line}\n")
+                output.flush()
+        except Exception as error:  # the results say it; the other parts go on
+            output.write(f"\n{_in_a_line(error)}\n")
+            raise
+
+
+def run_limited(name: str, machine: Machine) -> str:
+    """Run a part in a process group of its own, ended at its limit; what it found."""
+    part, begin = PARTS[name], time.perf_counter()
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    (SCRATCH / f"{name}.md").write_text("")
+    command = [sys.executable, "-m", "bench.gpu", "--inside", name]
+    command += [] if machine.on_gpu else ["--cpu"]
+    ending = ""
+    with (SCRATCH / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            process.wait(timeout=part.seconds * machine.size(1, 4))
+        except subprocess.TimeoutExpired:
+            ending = f"\nEnded at its limit of {part.seconds} s.\n"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    seconds = time.perf_counter() - begin
+    found = (SCRATCH / f"{name}.md").read_text() or "Nothing was measured.\n"
+    versions = conditions("torch", "deepspeed", "onnxruntime-gpu", "tensorrt", "bentoml")
+    return f"{found}{ending}\n{seconds:.0f} s in all. {versions}\n"
+
+
+def write_results(result: Path, device: str, new: dict[str, str]) -> None:
+    """Write the sections by title; those of other parts stay as they are."""
+    old = result.read_text().split("\n## ")[1:] if result.exists() else []
+    sections = dict(section.split("\n\n", 1) for section in old) | new
+    body = "\n".join(f"## {title}\n\n{text.rstrip()}\n" for title, text in sections.items())
+    files.write_text(result, f"# On a GPU: {device}\n\n{body}")
+
+
+def main() -> None:
+    """Run all parts, or those that are named, and write the results after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--cpu", action="store_true", help="try the script with small sizes")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    machine = Machine(on_gpu=not given.cpu)
+    if unknown := [name for name in given.parts if name not in PARTS]:
+        parser.error(f"no part {', '.join(unknown)}: choose from {', '.join(PARTS)}")
+    if given.inside:
+        run_part(given.inside, machine)
+        return
+    if machine.on_gpu and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here; --cpu tries the script without one")
+    result = ROOT / "bench/results/gpu.md" if machine.on_gpu else SCRATCH / "gpu.md"
+    device = torch.cuda.get_device_name() if machine.on_gpu else "a trial on the CPU"
+    for name in given.parts or PARTS:
+        section = run_limited(name, machine)
+        print(f"## {PARTS[name].title}\n\n{section}", flush=True)
+        write_results(result, device, {PARTS[name].title: section})
+
+
+if __name__ == "__main__":
+    main()
