@@ -42,7 +42,7 @@ from tests.project_params import NO_AUGMENTATION, of_kind
 ROOT = Path.cwd()
 SCRATCH = ROOT / "tmp/bench/gpu"
 STAGES = ("code", "clean", "split", "precompute", "augment", "train", "evaluate")
-EXPORT = ("export", "compile", "verify")
+EXPORT = ("prune", "export", "compile", "verify")
 LOAD_SECONDS, CONNECTIONS = 10.0, 32
 STRATEGIES = (
     ("single", None),
@@ -186,13 +186,14 @@ def service(machine: Machine) -> Iterator[str]:
     provider = "cuda" if machine.on_gpu else "cpu"
     with served(project, {"SLIPWAY_PROVIDER": provider}) as address:
         times: list[float] = []
+        png = {"content-type": "image/png"}
         codes: dict[int, int] = {}
         end = time.perf_counter() + machine.size(int(LOAD_SECONDS), 2)
 
         def ask() -> None:
             with httpx.Client(base_url=address) as client:
                 while (begin := time.perf_counter()) < end:
-                    answer = client.post("/predict", files={"images": ("a.png", body, "image/png")})
+                    answer = client.post("/predict", content=body, headers=png)
                     times.append(time.perf_counter() - begin)
                     codes[answer.status_code] = codes.get(answer.status_code, 0) + 1
 
@@ -203,6 +204,8 @@ def service(machine: Machine) -> Iterator[str]:
         for thread in threads:
             thread.join()
         seconds = time.perf_counter() - begin
+    if set(codes) - {200, 429, 503}:
+        raise RuntimeError(f"the service answered with the statuses {codes}")
     middle, late = np.quantile(times, [0.5, 0.99]) * 1000
     yield (
         f"{CONNECTIONS} connections, provider {provider}, the client in Python on the same "
