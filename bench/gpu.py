@@ -1,7 +1,7 @@
 """Runs everything that needs a GPU, within ten minutes: `python -m bench.gpu [--cpu] [PART ...]`.
 
 Each part is a process of its own with a time limit. It writes its lines as it gets them, and
-bench/results/gpu.md is written anew after each part, so a part that fails or is cut off keeps what
+bench/results/gpu.md is written again after each part, so a part that fails or is cut off keeps what
 it has. Data sets and packages that are missing are named. `--cpu` tries the script itself on the
 CPU with small sizes, and writes to tmp/. CIFAR-10 is read from ../shared/data, or from the folder
 in the variable CIFAR10.
@@ -56,7 +56,7 @@ STRATEGIES = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a part runs, and in which size."""
+    """The place and the size of a part."""
 
     on_gpu: bool
 
@@ -153,7 +153,7 @@ def strategies(machine: Machine) -> Iterator[str]:
 
 
 def certificate(machine: Machine) -> Iterator[str]:
-    """The digits, from files to the certificate, with each hop that this machine has."""
+    """The digits, from files to the certificate, with each backend that this machine has."""
     project = SCRATCH / "digits"
     write_project_of("image_classification", project, {"train": {"epochs": machine.size(30, 3)}})
     if not machine.on_gpu:
@@ -161,15 +161,15 @@ def certificate(machine: Machine) -> Iterator[str]:
     run_stages(project, STAGES + EXPORT)
     found = read_certificate(project / "artifacts/certificate.json")
     yield f"{found.status}, gates {found.gates}.\n"
-    yield "| Hop | Status | Largest difference | Flipped | One row | Rows/s |"
+    yield "| Backend | Status | Largest difference | Flipped | One row | Rows/s |"
     yield "|---|---|---|---|---|---|"
-    for hop in found.hops:
-        if hop.actual is None:
-            yield f"| {hop.name} | {hop.reason} | | | | |"
+    for backend in found.hops:
+        if backend.actual is None:
+            yield f"| {backend.name} | {backend.reason} | | | | |"
             continue
         yield (
-            f"| {hop.name} | {hop.status} | {hop.max_difference or 0:.1e} | {len(hop.flipped)} "
-            f"| {hop.latency_ms or 0:.2f} ms | {hop.rows_per_second or 0:,.0f} |"
+            f"| {backend.name} | {backend.status} | {backend.max_difference or 0:.1e} | {len(backend.flipped)} "
+            f"| {backend.latency_ms or 0:.2f} ms | {backend.rows_per_second or 0:,.0f} |"
         )
 
 

@@ -258,7 +258,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert [page.name for page in PAGES if page not in reached] == []
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=28)
 def test_the_site_builds_and_every_link_and_anchor_in_it_leads_somewhere() -> None:
     done = subprocess.run(["make", "site"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

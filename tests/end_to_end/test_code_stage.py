@@ -79,11 +79,12 @@ def test_changed_comments_and_docstrings_rerun_no_stage(project: Project) -> Non
 @pytest.mark.parametrize(
     ("name", "old", "new", "stages"),
     [
-        (
+        pytest.param(
             "slipway/training/module.py",
             "\nimport",
             "\nimport sys\nimport",
             {"audit", "train", "prune"},
+            marks=pytest.mark.nightly(seconds=30),
         ),
         pytest.param(
             *("slipway/serving/page/app.js", "import", "import ", {"verify"}),

@@ -19,7 +19,7 @@ from tests import plain_http, warm_starts
 from tests.end_to_end.conftest import SMALL
 from tests.end_to_end.project import Project, copy_checkout, wait_until_ready
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.nightly(seconds=6)  # and the set-up of all
 
 STAGES = (
     *("code", "clean", "split", "precompute", "augment", "train"),

@@ -64,6 +64,7 @@ def run(stage: str, project: Path) -> None:
     assert done.returncode == 0, (stage, done.stdout, done.stderr)
 
 
+@pytest.mark.nightly(seconds=45)
 def test_the_guides_code_is_trained_by_two_processes_certified_and_named(project: Path) -> None:
     for stage in STAGES:
         run(stage, project)

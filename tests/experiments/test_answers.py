@@ -59,7 +59,7 @@ Path("metrics/evaluate.json").write_text(json.dumps({
 """
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=40)
 def test_two_saved_experiments_are_compared_by_their_own_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,7 +207,7 @@ def test_a_run_with_values_keeps_them_and_leaves_rows_also_if_it_fails(
     assert (project.path / "params.yaml").read_text() == edited
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=45)
 def test_killed_and_interrupted_runs_go_on_and_a_second_run_is_refused(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     (tmp_path / "wait").touch()

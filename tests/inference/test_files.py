@@ -259,7 +259,7 @@ print(done.seconds, done.resumed_rows)
 """
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=20)
 def test_kill_9_at_any_moment_loses_and_repeats_no_row(table_project: Path, tmp_path: Path) -> None:
     source = write_csv(tmp_path / "in.csv", frame(6000))
 

@@ -121,7 +121,7 @@ def test_propose_writes_params_only_with_apply(tmp_path: Path) -> None:
     assert load_params(path).train.batch_size == 64
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=30)
 def test_tuning_commands_propose_changes_of_a_real_project_and_apply_them_on_request(
     tmp_path: Path,
 ) -> None:

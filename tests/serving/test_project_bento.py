@@ -189,7 +189,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in names}
 
 
-@pytest.mark.process
+@pytest.mark.nightly(seconds=40)
 def test_two_projects_share_an_environment_with_params_artifacts_and_services_of_their_own(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

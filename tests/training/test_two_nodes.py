@@ -73,6 +73,7 @@ def _trained_on_two_nodes(project: Path) -> str:
     return weights_digest(project)
 
 
+@pytest.mark.nightly(seconds=50)
 def test_torchrun_on_two_nodes_trains_the_weights_of_one_node(
     nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path
 ) -> None:

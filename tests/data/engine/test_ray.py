@@ -83,7 +83,7 @@ def test_a_packing_on_ray_is_the_same_though_a_worker_is_killed(tmp_path: Path) 
 
 
 @with_ray
-@pytest.mark.process
+@pytest.mark.nightly(seconds=35)
 def test_ray_returns_results_in_order_and_raises_errors_of_the_function(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     assert run_python(tmp_path, "mapping.py", "600") == "True"

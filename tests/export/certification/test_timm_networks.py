@@ -25,7 +25,7 @@ from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 from slipway.training.uncertainty.calibration import Calibrator
 from tests.export.conftest import CLASSES, QUICK, RESAMPLING, Project, make_project, trained
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.nightly(seconds=20)
 NETWORKS: dict[str, tuple[int, dict[str, Any]]] = {
     "timm/test_vit": (32, {"img_size": 32}),
     "timm/test_convnext": (32, {}),
@@ -45,13 +45,7 @@ class Exported:
     bundle: LoadedBundle
 
 
-IN_TURN = [
-    pytest.param(name, marks=() if name == TRANSFORMER else pytest.mark.nightly(seconds=40))
-    for name in NETWORKS
-]
-
-
-@pytest.fixture(name="exported", scope="module", params=IN_TURN)
+@pytest.fixture(name="exported", scope="module", params=NETWORKS)
 def _exported(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, export_params: Params
 ) -> Exported:

@@ -32,7 +32,7 @@ negative_data_rejection.expected-statuses = [
     ("kind", "num_examples"),
     [
         pytest.param("images", 5, marks=pytest.mark.nightly(seconds=21)),
-        ("rows", 5),
+        ("rows", 2),
         pytest.param("images", 200, marks=pytest.mark.nightly(seconds=120)),
         pytest.param("rows", 200, marks=pytest.mark.nightly(seconds=120)),
     ],
