@@ -152,24 +152,24 @@ def strategies(machine: Machine) -> Iterator[str]:
             )
 
 
-def certificate(machine: Machine) -> Iterator[str]:
+def certified(machine: Machine) -> Iterator[str]:
     """The digits, from files to the certificate, with each backend that this machine has."""
     project = SCRATCH / "digits"
     write_project_of("image_classification", project, {"train": {"epochs": machine.size(30, 3)}})
     if not machine.on_gpu:
         set_params(project, {"evaluate": {"gates": {}}})
     run_stages(project, STAGES + EXPORT)
-    found = read_certificate(project / "artifacts/certificate.json")
-    yield f"{found.status}, gates {found.gates}.\n"
+    certificate = read_certificate(project / "artifacts/certificate.json")
+    yield f"{certificate.status}, gates {certificate.gates}.\n"
     yield "| Backend | Status | Largest difference | Flipped | One row | Rows/s |"
     yield "|---|---|---|---|---|---|"
-    for backend in found.hops:
+    for backend in certificate.hops:
         if backend.actual is None:
             yield f"| {backend.name} | {backend.reason} | | | | |"
             continue
         yield (
-            f"| {backend.name} | {backend.status} | {backend.max_difference or 0:.1e} | {len(backend.flipped)} "
-            f"| {backend.latency_ms or 0:.2f} ms | {backend.rows_per_second or 0:,.0f} |"
+            f"| {backend.name} | {backend.status} | {backend.max_difference or 0:.1e} "
+            f"| {len(backend.flipped)} | {backend.latency_ms or 0:.2f} ms | {backend.rows_per_second or 0:,.0f} |"
         )
 
 
@@ -373,7 +373,7 @@ def ladder(machine: Machine) -> Iterator[str]:
 PARTS = {
     "rates": Part("The machine's own rates", 30, rates),
     "strategies": Part("Strategies in half precision", 100, strategies),
-    "certificate": Part("Certificate of the digits", 90, certificate),
+    "certificate": Part("Certificate of the digits", 90, certified),
     "service": Part("The digits' service under load", 40, service),
     "transformer": Part("A transformer with 1.0e9 parameters", 90, transformer),
     "cifar10": Part("CIFAR-10 from scratch", 120, cifar10),
