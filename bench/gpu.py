@@ -169,7 +169,8 @@ def certified(machine: Machine) -> Iterator[str]:
             continue
         yield (
             f"| {backend.name} | {backend.status} | {backend.max_difference or 0:.1e} "
-            f"| {len(backend.flipped)} | {backend.latency_ms or 0:.2f} ms | {backend.rows_per_second or 0:,.0f} |"
+            f"| {len(backend.flipped)} | {backend.latency_ms or 0:.2f} ms "
+            f"| {backend.rows_per_second or 0:,.0f} |"
         )
 
 
