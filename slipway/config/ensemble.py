@@ -30,6 +30,9 @@ _INITIAL = (
 )  # keys of train that the first weights have
 
 
+_STUDENT = {"temperature": 2.0, "soft_fraction": 0.8, "served": True}
+
+
 class MemberParams(ParamsSection):
     """The values that a member has in place of those of the file; the others are equal."""
 
@@ -39,12 +42,22 @@ class MemberParams(ParamsSection):
     )
 
 
+class StudentParams(MemberParams):
+    """A network that learns from the answers of the ensemble to the training rows."""
+
+    # Divides the logits of teacher and student in the loss; null for a number.
+    temperature: Annotated[float, Field(gt=0)] | None
+    soft_fraction: Annotated[float, Field(gt=0, le=1)]  # of the loss; the rest is of the targets
+    served: bool  # in place of the ensemble
+
+
 class EnsembleParams(ParamsSection):
     """Several models whose answers are combined."""
 
     method: Literal["average", "vote", "greedy", "stack", "soup"] | None  # null: one model
     folds: Annotated[int, Field(ge=2)] | None  # of the trainings of each member, for stack
     members: Annotated[list[MemberParams], Field(examples=[[{}, {"seed": 8}]])]
+    student: Annotated[StudentParams, Field(examples=[_STUDENT])] | None
 
     def problems(self) -> Iterator[str]:
         if self.method is None and self.members:
@@ -59,6 +72,11 @@ class EnsembleParams(ParamsSection):
             )
         if self.method != "stack" and self.folds is not None:
             yield f"folds is {self.folds}, but method is {as_yaml(self.method)}: set folds to null"
+        if self.method in (None, "soup") and self.student is not None:
+            yield (
+                f"student is set, but method is {as_yaml(self.method)}, which is one network as it "
+                "is: set student to null, or method to average or greedy"
+            )
         if self.method is not None and len(self.members) < 2:
             yield (
                 f"method is {self.method!r}, which combines at least two members, but members has "
@@ -86,13 +104,19 @@ def require_one_model(method: str | None, command: str) -> None:
     if method is not None:
         raise ParamsError(
             f"{command} is for one model, but ensemble.method is {method!r}, expected null. Write "
-            "`ensemble: { method: null, folds: null, members: [] }`, and make it an ensemble later."
+            "`ensemble: { method: null, folds: null, members: [], student: null }`, and make it an "
+            "ensemble later."
         )
 
 
 def members_of(ensemble: EnsembleParams, seed: int, train: TrainParams) -> list[MemberSettings]:
     """Return the settings of each member; ValidationError if train refuses a value."""
     return [_member(params, seed, train) for params in ensemble.members]
+
+
+def student_of(ensemble: EnsembleParams, seed: int, train: TrainParams) -> MemberSettings | None:
+    """Return the settings of the student, if there is one; ValidationError as `members_of`."""
+    return _member(ensemble.student, seed, train) if ensemble.student else None
 
 
 def _member(params: MemberParams, seed: int, train: TrainParams) -> MemberSettings:
@@ -137,6 +161,24 @@ def member_mistakes(ensemble: EnsembleParams, seed: int, train: TrainParams) -> 
         yield from (f"{name}.{text}" for text in _refusals(member.train, train))
         if ensemble.method == "soup":
             yield from (f"{name}.{text}" for text in _other_weights(params, seed, train))
+    if ensemble.student is not None:
+        yield from (f"ensemble.student.{text}" for text in _student_mistakes(ensemble, seed, train))
+
+
+def _student_mistakes(ensemble: EnsembleParams, seed: int, train: TrainParams) -> Iterator[str]:
+    assert ensemble.student is not None
+    content = _content(ensemble.student, train)
+    try:
+        student = _member(ensemble.student, seed, train)
+    except ValidationError as error:
+        yield from describe_mistakes(error, _Content, content)
+        return
+    if are_trees(student.train.network):
+        yield (
+            f"train.network is {student.train.network!r}, but trees do not learn from soft "
+            "answers: name a network, such as tabm"
+        )
+    yield from _refusals(student.train, train)
 
 
 def _refusals(own: TrainParams, train: TrainParams) -> Iterator[str]:

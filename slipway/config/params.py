@@ -20,7 +20,13 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from slipway.config.ensemble import EnsembleParams, member_mistakes, members_of
+from slipway.config.ensemble import (
+    EnsembleParams,
+    StudentParams,
+    member_mistakes,
+    members_of,
+    student_of,
+)
 from slipway.config.mistakes import as_yaml, describe_mistakes, hint
 from slipway.config.network_arguments import arguments_class
 from slipway.config.search import SearchParams
@@ -55,6 +61,7 @@ from slipway.kinds.targets import LABELS, UNBOUNDED_METRICS, TargetKind
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code
 
+_ONE_MODEL = EnsembleParams(method=None, folds=None, members=[], student=None)
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")
 
 
@@ -372,6 +379,8 @@ def _members_that_do_not_fit(params: Params) -> Iterator[str]:
             for key in ("group_column", "time_column")
             if (column := getattr(params.data, key)) is not None
         )
+    if ensemble.student is not None:
+        yield from _wrong_temperature(ensemble.student, kind_of(task).target.has_classes)
     if params.prune.kind is not None:
         yield (
             f"prune.kind is {params.prune.kind!r}, but ensemble.method is {ensemble.method!r}, "
@@ -380,14 +389,27 @@ def _members_that_do_not_fit(params: Params) -> Iterator[str]:
     if found := list(member_mistakes(ensemble, params.seed, params.train)):
         yield from found
         return
-    without = params.model_copy(
-        update={"ensemble": EnsembleParams(method=None, folds=None, members=[])}
-    )
+    without = params.model_copy(update={"ensemble": _ONE_MODEL})
     known = set(misfits(without))
-    for place, member in enumerate(members_of(ensemble, params.seed, params.train)):
+    members = members_of(ensemble, params.seed, params.train)
+    named = {f"ensemble.members[{place}]": member for place, member in enumerate(members)}
+    if student := student_of(ensemble, params.seed, params.train):
+        named["ensemble.student"] = student
+    for name, member in named.items():
         own = without.model_copy(update={"seed": member.seed, "train": member.train})
-        yield from (
-            f"ensemble.members[{place}]: {text}" for text in misfits(own) if text not in known
+        yield from (f"{name}: {text}" for text in misfits(own) if text not in known)
+
+
+def _wrong_temperature(student: StudentParams, has_classes: bool) -> Iterator[str]:
+    if has_classes and student.temperature is None:
+        yield (
+            "ensemble.student.temperature is null, but a student learns probabilities at a "
+            "temperature: set it to 2.0"
+        )
+    if not has_classes and student.temperature is not None:
+        yield (
+            f"ensemble.student.temperature is {student.temperature}, but numbers have none: set it "
+            "to null"
         )
 
 

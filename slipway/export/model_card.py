@@ -163,7 +163,7 @@ def _counts(found: Mapping[str, Any]) -> str:
 
 
 def _training(facts: CardFacts) -> list[str]:
-    training, train = facts.training, facts.lineage.params["train"]
+    training, train = facts.training, facts.training.params
     ended = "stopped early" if training.stopped_early else "to the end"
     actual, num_segments = training.actual, len(training.segments)
     processes = "process" if actual.world_size == 1 else "processes"
@@ -171,8 +171,14 @@ def _training(facts: CardFacts) -> list[str]:
     if training.network.name == ENSEMBLE:
         return list(_members(training))
     weights = f"{ended}; the weights are those of epoch {training.kept_epoch}"
-    if facts.lineage.params.get("ensemble", {}).get("method") == "soup":
+    ensemble = facts.lineage.params.get("ensemble", {})
+    if ensemble.get("method") == "soup":
         weights = "in all; the weights are the mean of several trainings' (a model soup)"
+    elif student := ensemble.get("student"):
+        weights += (
+            f". It is the student of an ensemble ({ensemble['method']}), whose answers to the "
+            f"training rows are {student['soft_fraction']:g} of its loss"
+        )
     return [
         f"{training.epochs} epochs, {weights}. Seed {training.seed}.",
         f"{train['optimizer']}, learning rate {train['learning_rate']:g} ({train['schedule']}), "

@@ -13,6 +13,7 @@ from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.data.store.transform_table import TRANSFORM_TABLE
 from slipway.data.tables.raw_columns import read_raw_columns
+from slipway.export.certification.timings import row_latencies
 from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.metrics.scores import Resampling
 from slipway.metrics.user_metrics import load_user_metrics
@@ -30,13 +31,12 @@ from slipway.system.errors import SchemaError
 from slipway.training.networks.networks import load_network
 from slipway.training.telemetry.curves import read_curves
 from slipway.training.uncertainty.calibration import Calibrator
-from slipway.training.uncertainty.member_answers import member_answers
+from slipway.training.uncertainty.member_answers import ensemble_answers
 from slipway.training.uncertainty.ood_score import save_ood_score
 from slipway.training.uncertainty.prediction import default_device
 
 MODEL = Path("artifacts/model")
-PACKED, SPLIT = Path("data/packed"), Path("data/split")
-LIVE = Path("reports/live")
+PACKED, SPLIT, LIVE = Path("data/packed"), Path("data/split"), Path("reports/live")
 CALIBRATION, OOD_SCORE = Path("artifacts/calibration.json"), Path("artifacts/ood_score.safetensors")
 PREDICTIONS = Path("artifacts/predictions.parquet")
 METRICS, GATES = Path("metrics/evaluate.json"), Path("metrics/gates.json")
@@ -91,7 +91,14 @@ def run(params: Params) -> None:
             fitted.calibration.thresholds,
             network.column_gains(),
         ),
-        member_answers(network, test, settings.batch_size, device),
+        *ensemble_answers(
+            MODEL,
+            network,
+            test,
+            settings.batch_size,
+            device,
+            partial(row_latencies, train=train, val=val, params=settings, seed=params.seed),
+        ),
     )
     gates = judge(evaluation, settings, resampling)
 

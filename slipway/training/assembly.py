@@ -80,7 +80,8 @@ def training_batches(
     """Make the augmented training batches of one rank."""
     changes = image_changes(data.plan, data.manifest.input, on_gpu)
     dtype = kind_of(data.manifest.task).target.dtype
-    return TrainingBatches(data.train, shape, rank, seed, changes, dtype)
+    soft = data.soft.answers if data.soft else None
+    return TrainingBatches(data.train, shape, rank, seed, changes, dtype, soft)
 
 
 def validation_batches(
@@ -102,6 +103,7 @@ def training_module(
         batches.ids,
         data.mean_weight,
         data.class_weights(params),
+        data.soft.distillation if data.soft else None,
     )
 
 

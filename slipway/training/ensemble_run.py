@@ -1,18 +1,20 @@
 """A training of an ensemble: trains each member, chooses weights, and writes one model.
 
 A finished member stays in `.work/members/`, named by the fingerprint of its training: adding one
-trains one, and a killed training goes on with the member that it was at.
+trains one, and a killed training goes on with the member that it was at. A student is trained like
+a member, on the answers of the ensemble to the training rows.
 """
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipway.config.ensemble import MemberSettings, members_of
+from slipway.config.ensemble import MemberSettings, members_of, student_of
 from slipway.config.params import Params
 from slipway.config.seals import check_inputs
 from slipway.config.sections import TrainParams
@@ -23,6 +25,7 @@ from slipway.reports.console import number, text_table
 from slipway.system import files
 from slipway.system.errors import IntegrityError, SchemaError
 from slipway.training.batches.row_selection import select
+from slipway.training.batches.soft_answers import Distillation, SoftAnswers, read_soft_answers
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.strategies import TrainingHost, place, requested_setup
 from slipway.training.ensembles.measure import ValidationMeasure
@@ -33,6 +36,8 @@ from slipway.training.job import Paths, TrainingData, open_data, placed
 from slipway.training.networks.ensemble import EnsembleNetwork, ensemble_spec
 from slipway.training.networks.initialization import pretrained_file
 from slipway.training.networks.networks import (
+    ENSEMBLE,
+    STUDENT,
     ModelManifest,
     Network,
     load_network,
@@ -67,7 +72,10 @@ def train_ensemble(params: Params, paths: Paths) -> None:
     """
     host = one_process("the training of an ensemble", "train")
     found = members_of(params.ensemble, params.seed, params.train)
-    places = [_train_member(member, place, paths, host) for place, member in enumerate(found, 1)]
+    places = [
+        _train_member(member, f"{place} {member.name}", paths, host)
+        for place, member in enumerate(found, 1)
+    ]
     rows = open_data(paths.packed, paths.augmented).val
     members = [_trained(params, *place, rows) for place in places]
     if params.ensemble.method == "soup":
@@ -80,13 +88,18 @@ def train_ensemble(params: Params, paths: Paths) -> None:
         kept = [place for place, weight in enumerate(chosen.weights) if weight]
         network = _combined(params, [members[place] for place in kept], chosen)
     metrics = _measure(params, network, rows).metrics(_answers(params, network, rows))
-    _write(params, paths, members, chosen, network, metrics)
+    teachers = [members[place] for place in kept]
+    student = _student(params, network, teachers, paths, host)
+    _write(params, paths, members, chosen, network, metrics, student)
 
 
 def _train_member(
-    member: MemberSettings, number: int, paths: Paths, host: TrainingHost
+    member: MemberSettings, name: str, paths: Paths, host: TrainingHost, soft: Path | None = None
 ) -> tuple[str, Paths]:
-    """Train a member unless it is trained; return its name and its files."""
+    """Train a member unless it is trained; return its name and its files.
+
+    `soft` are the soft answers that a student learns from.
+    """
     settings = member.train.model_copy(update=ONE_PROCESS)
     pretrained = pretrained_file(settings)
     fingerprint = take_fingerprint(
@@ -97,8 +110,8 @@ def _train_member(
         paths.augmented,
         paths.root,
         pretrained,
+        soft,
     )
-    name = f"{number} {member.name}"
     folder = paths.work.parent / MEMBERS / fingerprint.name
     own = replace(
         paths,
@@ -107,6 +120,7 @@ def _train_member(
         live=folder / "live",
         work=folder / "work",
         costs=folder / "costs.json",
+        soft=soft,
     )
     try:
         load_network(own.model)
@@ -115,6 +129,50 @@ def _train_member(
         print(f"member    {name}", flush=True)
         train(member.seed, settings, own)
     return name, own
+
+
+def _student(
+    params: Params,
+    teacher: Network,
+    members: Sequence[TrainedMember],
+    paths: Paths,
+    host: TrainingHost,
+) -> TrainedMember | None:
+    """Train the student of `params.ensemble`, if there is one, unless it is trained."""
+    settings = student_of(params.ensemble, params.seed, params.train)
+    if settings is None:
+        return None
+    soft = _soft_answers(params, teacher, members, paths)
+    name, own = _train_member(settings, f"{STUDENT} {settings.name}", paths, host, soft)
+    return _trained(params, name, own, open_data(paths.packed, paths.augmented).val)
+
+
+def _soft_answers(
+    params: Params, teacher: Network, members: Sequence[TrainedMember], paths: Paths
+) -> Path:
+    """Write the answers of `teacher`, which has these members, to the training rows, unless done.
+
+    The file is named by all that decides it. So it is the same for a killed training that goes on,
+    also if another number of threads would change the last bits.
+    """
+    facts = params.ensemble.student
+    assert facts is not None
+    distillation = Distillation(facts.temperature or 1.0, facts.soft_fraction)
+    depends_on = [
+        teacher.spec.model_dump(mode="json"),
+        [member.manifest.digests["fingerprint"] for member in members],
+        asdict(distillation),
+    ]
+    key = files.digest_json(depends_on)[:12]
+    path = paths.work.parent / MEMBERS / f"soft-{key}.safetensors"
+    data = open_data(paths.packed, paths.augmented, verify=False)
+    if path.is_file():
+        read_soft_answers(path, data.num_train)  # an altered one is refused
+        return path
+    rows = select(data.train, np.arange(data.num_train), tuple(data.manifest.input.shape))
+    SoftAnswers(_answers(params, teacher, rows), distillation).write(path)
+    print(f"student   learns from answers to {data.num_train:,} training rows", flush=True)
+    return path
 
 
 def _trained(params: Params, name: str, paths: Paths, rows: PackedSplit) -> TrainedMember:
@@ -236,15 +294,24 @@ def _write(
     chosen: ChosenWeights,
     network: Network,
     metrics: dict[str, float],
+    student: TrainedMember | None,
 ) -> None:
-    """Write the model, its metrics and the curves of the best member."""
+    """Write the model, its metrics and the curves of the best member or of the student."""
     kept = [member for member, weight in zip(members, chosen.weights, strict=True) if weight]
-    manifest = _manifest(params, [member.manifest for member in kept], network, metrics)
-    best = min(members, key=lambda member: member.metrics["val/loss"])
-    files.write_json(paths.metrics, _report(params, members, chosen, manifest))
+    whole = _manifest(params, [member.manifest for member in kept], network, metrics)
+    shown = min(members, key=lambda member: member.metrics["val/loss"])
+    models = {ENSEMBLE: (whole, network.payload())}
+    served = ENSEMBLE
+    if student is not None:
+        models[STUDENT] = student.manifest, student.network.payload()
+        assert params.ensemble.student is not None
+        if params.ensemble.student.served:
+            served, shown = STUDENT, student
+    manifest, payload = models.pop(served)
+    files.write_json(paths.metrics, _report(params, members, chosen, manifest, student))
     with files.new_directory(paths.live) as live:
-        shutil.copytree(best.paths.live, live, dirs_exist_ok=True)
-    save_payload(paths.model, manifest, network.payload())
+        shutil.copytree(shown.paths.live, live, dirs_exist_ok=True)
+    save_payload(paths.model, manifest, payload, models)
     check_inputs()
     names = [name for name in metrics if name.startswith("val/")]
     table = text_table(
@@ -253,12 +320,17 @@ def _write(
             [member.name, number(weight), *(number(member.metrics[name]) for name in names)]
             for member, weight in zip(members, chosen.weights, strict=True)
         ]
-        + [[f"all, {params.ensemble.method}", "", *(number(metrics[name]) for name in names)]],
+        + [[f"all, {params.ensemble.method}", "", *(number(metrics[name]) for name in names)]]
+        + [
+            [one.name, "", *(number(one.metrics[name]) for name in names)]
+            for one in [student]
+            if one is not None
+        ],
     )
     print(
         f"on the validation rows:\n{table}\nkept {len(kept)} of {len(members)} members in ", end=""
     )
-    print(f"{paths.model}")
+    print(f"{paths.model}{', which serves the student' if served == STUDENT else ''}")
     if chosen.expected_loss is not None:
         print(f"loss to expect of such a choice on other rows: {number(chosen.expected_loss)}")
 
@@ -301,6 +373,7 @@ def _report(
     members: Sequence[TrainedMember],
     chosen: ChosenWeights,
     manifest: ModelManifest,
+    student: TrainedMember | None,
 ) -> dict[str, object]:
     """Return the content of `metrics/train.json`."""
     return {
@@ -319,9 +392,12 @@ def _report(
                 member.name: {"weight": weight, **_flat(member.metrics)}
                 for member, weight in zip(members, chosen.weights, strict=True)
             },
+            **({STUDENT: {"name": student.name, **_flat(student.metrics)}} if student else {}),
         },
     }
 
 
 def _flat(metrics: dict[str, float]) -> dict[str, float]:
-    return {name.replace("/", "_"): value for name, value in metrics.items()}
+    return {
+        name.replace("/", "_"): value for name, value in metrics.items() if name != "learning_rate"
+    }

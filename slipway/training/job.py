@@ -19,6 +19,7 @@ from slipway.kinds.registry import are_trees
 from slipway.system.cores import num_cores
 from slipway.system.errors import DataError
 from slipway.training.batches.batches import StepShape, cut_step
+from slipway.training.batches.soft_answers import SoftAnswers, read_soft_answers
 from slipway.training.checkpoints.checkpoints import Checkpoint, CheckpointStore
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.distributed.execution import check_execution
@@ -50,6 +51,7 @@ class Paths:
     log: Path  # of all trainings
     costs: Path  # of the last training
     root: Path  # of the project, for the digests of its code
+    soft: Path | None = None  # soft answers, from which a student learns
 
 
 PROJECT_PATHS = Paths(
@@ -74,6 +76,7 @@ class TrainingData:
     train: list[PackedSplit]  # the split, and its offline copies if there are any
     val: PackedSplit
     plan: AugmentPlan
+    soft: SoftAnswers | None = None  # of a teacher to the training rows
 
     @property
     def num_train(self) -> int:
@@ -154,14 +157,21 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     Raises ParamsError, UnavailableError, SchemaError or DataError if it cannot be trained so.
     """
     placement = place(placed(params), this_host())
-    data = open_data(paths.packed, paths.augmented, verify=is_first_process())
+    data = open_data(paths.packed, paths.augmented, paths.soft, verify=is_first_process())
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)
     network = initial_network(seed, params, spec)
     data.class_weights(params)  # refused here rather than after the start
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     fingerprint = take_fingerprint(
-        seed, params, placement, paths.packed, paths.augmented, paths.root, pretrained_file(params)
+        seed,
+        params,
+        placement,
+        paths.packed,
+        paths.augmented,
+        paths.root,
+        pretrained_file(params),
+        paths.soft,
     )
     return Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
 
@@ -171,8 +181,10 @@ def placed(params: TrainParams) -> TrainParams:
     return params.model_copy(update=_TREES_RUN) if are_trees(params.network) else params
 
 
-def open_data(packed: Path, augmented: Path, *, verify: bool = True) -> TrainingData:
-    """Map the output of `precompute` and `augment`.
+def open_data(
+    packed: Path, augmented: Path, soft: Path | None = None, *, verify: bool = True
+) -> TrainingData:
+    """Map the output of `precompute` and `augment`; `soft` is a file of soft answers.
 
     Raises SchemaError if it is missing or does not fit. With `verify`, raises IntegrityError if it
     was altered.
@@ -180,7 +192,9 @@ def open_data(packed: Path, augmented: Path, *, verify: bool = True) -> Training
     manifest = read_manifest(packed)
     plan, copies = open_augmented(augmented, manifest)
     train, val = (open_split(packed, manifest, split, verify=verify) for split in ("train", "val"))
-    return TrainingData(manifest, [train, copies] if copies else [train], val, plan)
+    rows = [train, copies] if copies else [train]
+    answers = read_soft_answers(soft, sum(map(len, rows))) if soft else None
+    return TrainingData(manifest, rows, val, plan, answers)
 
 
 def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:

@@ -15,6 +15,7 @@ from slipway.kinds.registry import kind_of
 from slipway.system.errors import TrainingError
 from slipway.training.augmentation.batch import augment_batch
 from slipway.training.batches.batches import Batch
+from slipway.training.batches.soft_answers import Distillation
 from slipway.training.distributed.collectives import num_ranks
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses, l1_penalty
@@ -30,6 +31,7 @@ class TrainingModule(pl.LightningModule):
         ids: of the training rows, to name those with a non-finite loss.
         mean_weight: mean weight of all training rows.
         class_weights: (classes,) float32, or None if all classes count the same.
+        distillation: of the soft answers in the batches, if there are any.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class TrainingModule(pl.LightningModule):
         ids: Sequence[str],
         mean_weight: float = 1.0,
         class_weights: Tensor | None = None,
+        distillation: Distillation | None = None,
     ) -> None:
         super().__init__()
         self.network = network
@@ -50,7 +53,7 @@ class TrainingModule(pl.LightningModule):
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
         self._headline = kind_of(network.spec.task).target.headline
-        self._losses = RowLosses(network, params, class_weights)
+        self._losses = RowLosses(network, params, class_weights, distillation)
         self.train_sums, self._val_sums = EpochSums(), EpochSums()
 
     def on_train_epoch_start(self) -> None:
@@ -68,7 +71,8 @@ class TrainingModule(pl.LightningModule):
             inputs = augment_batch(inputs, batch.changes)
         # Weights are relative to the mean of all training rows, not of the batch: a step then does
         # not depend on how its rows are divided over processes.
-        losses = self._losses(self.network(inputs), batch.targets, batch.mixing) * (
+        answers = self.network(inputs)
+        losses = self._losses(answers, batch.targets, batch.mixing, batch.soft) * (
             batch.weights / self._mean_weight
         )
         mean = self.nonfinite_guard.checked_mean(losses, batch)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.config.ensemble import members_of, require_one_model
+from slipway.config.ensemble import members_of, require_one_model, student_of
 from slipway.config.network_arguments import LightgbmArguments, TabmArguments
 from slipway.config.params import mistakes_in, parse_params
 from slipway.system.errors import ParamsError
@@ -33,7 +33,7 @@ def content(
         "label_smoothing": 0.0,
     }
     folds = 5 if method == "stack" else None
-    found["ensemble"] = {"method": method, "folds": folds, "members": members}
+    found["ensemble"] = {"method": method, "folds": folds, "members": members, "student": None}
     if task == "table_regression":
         found["evaluate"]["gates"] = {}
     return found
@@ -171,3 +171,42 @@ def test_a_command_for_one_model_refuses_an_ensemble() -> None:
     require_one_model(None, "slipway search")
     with pytest.raises(ParamsError, match=r"slipway search is for one model.*method: null"):
         require_one_model("greedy", "slipway search")
+
+
+STUDENT = {"temperature": 2.0, "soft_fraction": 0.8, "served": True}
+
+
+def taught(
+    student: dict[str, Any], method: str | None = "average", task: str = "table_classification"
+) -> list[str]:
+    given = content([{}, {"seed": 8}] if method else [], method, task)
+    given["ensemble"]["student"] = student
+    return mistakes_in(given)
+
+
+def test_a_student_is_a_network_of_any_kind_of_row() -> None:
+    assert taught(STUDENT) == []
+    assert taught(STUDENT | {"seed": 9, "train": {"learning_rate": 0.1}}) == []
+    assert taught(STUDENT | {"temperature": None}, task="table_regression") == []
+    params = parse_params(content([{}, {"seed": 8}]) | {})
+    assert student_of(params.ensemble, params.seed, params.train) is None
+
+
+@pytest.mark.parametrize(
+    ("student", "method", "task", "expected"),
+    [
+        ({"train": TREES}, "average", "table_classification", "trees do not learn from soft"),
+        ({"temperature": None}, "average", "table_classification", "set it to 2.0"),
+        ({}, "average", "table_regression", "numbers have none: set it to null"),
+        ({}, "soup", "table_classification", "set student to null"),
+        ({}, None, "table_classification", "set student to null"),
+        ({"soft_fraction": 0}, "average", "table_classification", "above 0"),
+        ({"train": {"epochs": 0}}, "average", "table_classification", "student.train.epochs"),
+        ({"train": {"devices": 2}}, "average", "table_classification", "in one process"),
+    ],
+)
+def test_a_student_that_cannot_learn_is_refused_before_a_training(
+    student: dict[str, Any], method: str | None, task: str, expected: str
+) -> None:
+    found = taught(STUDENT | student, method, task)
+    assert any(expected in line for line in found), found

@@ -1,6 +1,7 @@
 """Trainings of ensembles in real processes: members are trained once, and survive a kill."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,20 @@ pytestmark = pytest.mark.process
 TREES_MEMBER = {"train": {"network": "lightgbm", "network_arguments": TREES, "epochs": 30}}
 
 
-def set_members(project: Path, members: list[dict[str, Any]], method: str = "greedy") -> None:
+def set_members(
+    project: Path,
+    members: list[dict[str, Any]],
+    method: str = "greedy",
+    student: dict[str, Any] | None = None,
+) -> None:
     content = yaml.safe_load((project / "params.yaml").read_text())
     folds = 2 if method == "stack" else None
-    content["ensemble"] = {"method": method, "folds": folds, "members": members}
+    content["ensemble"] = {
+        "method": method,
+        "folds": folds,
+        "members": members,
+        "student": student,
+    }
     files.write_text(project / "params.yaml", yaml.safe_dump(content))
 
 
@@ -61,3 +72,36 @@ def test_an_altered_member_is_trained_again_and_finished_folds_of_a_stack_are_no
     arguments = read_model_manifest(project / "artifacts/model").network.arguments
     assert arguments["method"] == "stack"
     assert len(arguments["bias"]) == 2
+
+
+@pytest.mark.nightly(seconds=60)
+def test_a_killed_student_goes_on_to_the_same_weights_and_is_served_when_asked(
+    tmp_path: Path,
+) -> None:
+    project = write_project(tmp_path / "project", label_smoothing=0.0)
+    student = {"seed": 9, "temperature": 2.0, "soft_fraction": 0.8, "served": False}
+    set_members(project, [TREES_MEMBER, TREES_MEMBER | {"seed": 8}], "average", student)
+    kill_after(project, "member    student")
+    done = run_training(project)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained before") == 2
+    model = project / "artifacts/model"
+    assert read_model_manifest(model).network.name == "ensemble"
+    student_file = files.sha256_file(model / "student/weights.safetensors")
+    assert "student tabm, seed 9" in done.stdout
+
+    set_members(
+        project, [TREES_MEMBER, TREES_MEMBER | {"seed": 8}], "average", student | {"served": True}
+    )
+    served = run_training(project)
+    assert served.stdout.count("trained before") == 3
+    assert files.sha256_file(model / "weights.safetensors") == student_file
+    assert load_network(model / "ensemble").spec.name == "ensemble"
+    assert load_network(model).spec.name == "tabm"
+    report = json.loads((project / "metrics/train.json").read_text())
+    assert report["val_loss"] == pytest.approx(report["ensemble"]["student"]["val_loss"], rel=1e-4)
+
+    shutil.rmtree(project / ".work")
+    again = run_training(project)
+    assert again.stdout.count("trained before") == 0
+    assert files.sha256_file(model / "weights.safetensors") == student_file

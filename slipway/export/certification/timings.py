@@ -15,15 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.bundle import Ratio
-from slipway.data.store.packed import Inputs
-from slipway.runtimes.runtime import Runner
+from slipway.artifacts.bundle import OutputContract, Ratio
+from slipway.config.sections import MeasuringParams
+from slipway.data.store.packed import Inputs, PackedSplit
+from slipway.export.graphs.graph import export_graph
+from slipway.kinds.registry import kind_of
+from slipway.runtimes.runtime import Runner, open_onnx
+from slipway.training.networks.networks import Network
+from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
+from slipway.training.uncertainty.calibration import Calibrator
 
 FEWEST_CALLS_FOR_P99 = 100
 _ROUNDS = 11
 _MAX_CALLS = 20  # with one row, per round: 220 in all
 _MIN_CALLS = 3
 _BLOCK_S = 0.003  # shorter calls are repeated to fill this time
+_OPSET, _LATENCIES_S = 18, 5.0  # of graphs that are only timed
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,33 @@ def measure_in_turns(
             for name in order:
                 timings.blocks[name][size].append(_block(runners[name], batch, warm[name][size]))
     return timings
+
+
+def row_latencies(
+    networks: Mapping[str, Network],
+    train: PackedSplit,
+    val: PackedSplit,
+    params: MeasuringParams,
+    seed: int,
+) -> dict[str, float]:
+    """Return the median milliseconds of one row in the fp32 graph of each network, on the CPU."""
+    runners: dict[str, Runner] = {}
+    for name, network in networks.items():
+        fitted, spec = Calibrator(network, params, seed, "cpu").fit(train, val), network.spec
+        target = kind_of(spec.task).target
+        head, temperature = target.load_part("head"), fitted.calibration.temperature
+        graph = export_graph(
+            CalibratedNetwork(network, head, temperature, fitted.score).eval(),
+            spec.input,
+            OutputContract(kind=target.output, labels=spec.classes),
+            opset=_OPSET,
+            max_batch_size=1,
+        )
+        runners[name] = open_onnx(
+            graph, variant="fp32", precision="fp32", provider="cpu", num_threads=0
+        )
+    timings = measure_in_turns(runners, val.inputs, 1, _LATENCIES_S, params.confidence)
+    return {name: timings.p50_ms(name) for name in networks}
 
 
 def median_ratio(ratios: Sequence[float], confidence: float) -> Ratio:

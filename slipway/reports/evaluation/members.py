@@ -1,11 +1,11 @@
 """Members of an ensemble on the test rows: the gain of the ensemble, and where members disagree.
 
 The best member is the one with the lowest validation loss: chosen on test rows, it would look
-better than it is.
+better than it is. A student is judged by the part of the gain over this member that it keeps.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ from slipway.reports.console import interval
 from slipway.reports.evaluation.slice_scores import RowAnswers
 from slipway.system.contract import Contract
 
+ENSEMBLE_NAME = "ensemble"
 _MOST_DISPUTED = 0.1  # of the rows
 _LEAST_ROWS = 20
+ENOUGH_KEPT = 0.8  # of the ensemble's gain, by a student
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,19 @@ class MemberAnswers:
     loss: float  # on the validation rows
     num_bytes: int  # of its weights
     outputs: NDArray[np.float32]  # (N, K) probabilities or values
+
+
+@dataclass(frozen=True)
+class StudentAnswers:
+    """The answers of a student and of the ensemble that taught it to the test rows."""
+
+    name: str
+    is_served: bool  # in place of the ensemble
+    num_bytes: int  # of its weights
+    outputs: NDArray[np.float32]  # (N, K)
+    ensemble: NDArray[np.float32]  # (N, K)
+    # Median milliseconds of one row in the fp32 graph, on the CPU of this machine.
+    latency_ms: Mapping[str, float]  # of the best member, of ENSEMBLE_NAME and of the student
 
 
 class MemberScore(Contract):
@@ -50,6 +65,29 @@ class MemberScore(Contract):
         return "the ensemble is better" if self.gain.low > 0 else "the ensemble is worse"
 
 
+class StudentScore(Contract):
+    """A student beside its ensemble and the best member."""
+
+    name: str
+    is_served: bool
+    bytes: int
+    measured: float  # the headline metric
+    gain: Metric  # over the best member; above 0 is better
+    kept: float | None  # fraction of the ensemble's gain; null if the ensemble has none
+    latency_ms: dict[str, float]  # of the best member, ENSEMBLE_NAME and the student
+
+    def verdict(self, best: str) -> str:
+        """The kept gain in words, and the latency beside that of the member `best`."""
+        ratio = self.latency_ms[self.name] / self.latency_ms[best]
+        slower = f"at {ratio:.2g}x the latency of {best}"
+        if self.kept is None:
+            return f"the ensemble has no gain that a student could keep; it answers {slower}"
+        kept = f"{self.kept:.0%} of the ensemble's gain"
+        if self.kept < ENOUGH_KEPT:
+            return f"it keeps {kept}, less than the {ENOUGH_KEPT:.0%} to expect, {slower}"
+        return f"it keeps {kept} {slower}"
+
+
 class DisputedRows(Contract):
     """The headline metric on the tenth of the rows on which members differ most, and the rest."""
 
@@ -64,6 +102,7 @@ class MemberComparison(Contract):
     ensemble: float
     members: list[MemberScore]
     dispute: DisputedRows | None  # null with too few rows
+    student: StudentScore | None = None
 
     def gain_text(self) -> str:
         """Compare the ensemble with its best member in one sentence."""
@@ -73,47 +112,101 @@ class MemberComparison(Contract):
             f"({interval(best.gain)}), {best.verdict}"
         )
 
+    def student_text(self, student: StudentScore) -> str:
+        """Compare the student with the ensemble in one sentence."""
+        return (
+            f"gain of the {student.name}: {student.gain.value:+.4g} {self.metric} "
+            f"({interval(student.gain)}); {student.verdict(self.members[0].name)}"
+        )
+
 
 def compare_members(
-    answers: RowAnswers, members: Sequence[MemberAnswers], resampling: Resampling
+    answers: RowAnswers,
+    members: Sequence[MemberAnswers],
+    resampling: Resampling,
+    student: StudentAnswers | None = None,
 ) -> MemberComparison:
-    """Compare the answers of the ensemble with those of each member on the same rows."""
-    target = kind_of(answers.task).target
-    metric, sign = target.headline, 1 if target.headline_is_fraction else -1
-    scores, whole = [], 0.0
-    for member in sorted(members, key=lambda member: member.loss):
-        found = paired_difference(
-            answers.task,
-            metric,
-            answers.targets,
-            member.outputs,
-            answers.outputs,
-            resampling,
-            thresholds=(None, answers.thresholds),
-        )
-        low, high = sorted((sign * found.low, sign * found.high))
-        whole = found.after
+    """Compare the answers of the ensemble with those of each member on the same rows.
+
+    `answers` are those of the served model: the ensemble, or a student that is served.
+    """
+    whole = answers
+    if student and student.is_served:
+        whole = replace(answers, outputs=student.ensemble, thresholds=None)
+    metric = kind_of(answers.task).target.headline
+    best_first = sorted(members, key=lambda member: member.loss)
+    scores, measured = [], 0.0
+    for member in best_first:
+        before, measured, gain = _gain(whole, member.outputs, resampling)
         scores.append(
             MemberScore(
                 name=member.name,
                 weight=member.weight,
                 bytes=member.num_bytes,
-                measured=found.before,
-                gain=Metric(
-                    value=sign * found.difference,
-                    low=low,
-                    high=high,
-                    confidence=found.confidence,
-                    rows=found.rows,
-                ),
+                measured=before,
+                gain=gain,
             )
         )
     outputs = np.stack([member.outputs for member in members])
     return MemberComparison(
         metric=metric,
-        ensemble=whole,
+        ensemble=measured,
         members=scores,
-        dispute=_dispute(answers, outputs, metric, resampling),
+        dispute=_dispute(whole, outputs, metric, resampling),
+        student=_score(student, answers, best_first[0], scores[0].gain, resampling)
+        if student
+        else None,
+    )
+
+
+def _gain(
+    answers: RowAnswers, before: NDArray[np.float32], resampling: Resampling
+) -> tuple[float, float, Metric]:
+    """Return the headline metric of (N, K) `before` and of `answers`, and the gain from it."""
+    target = kind_of(answers.task).target
+    found = paired_difference(
+        answers.task,
+        target.headline,
+        answers.targets,
+        before,
+        answers.outputs,
+        resampling,
+        thresholds=(None, answers.thresholds),
+    )
+    sign = 1 if target.headline_is_fraction else -1
+    low, high = sorted((sign * found.low, sign * found.high))
+    gain = Metric(
+        value=sign * found.difference,
+        low=low,
+        high=high,
+        confidence=found.confidence,
+        rows=found.rows,
+    )
+    return found.before, found.after, gain
+
+
+def _score(
+    student: StudentAnswers,
+    answers: RowAnswers,
+    best: MemberAnswers,
+    whole: Metric,
+    resampling: Resampling,
+) -> StudentScore:
+    """Compare a student with the best member; `whole` is the ensemble's gain over it."""
+    own = answers
+    if not student.is_served:
+        own = replace(answers, outputs=student.outputs, thresholds=None)
+    _, measured, gain = _gain(own, best.outputs, resampling)
+    return StudentScore(
+        name=student.name,
+        is_served=student.is_served,
+        bytes=student.num_bytes,
+        measured=measured,
+        gain=gain,
+        kept=gain.value / whole.value if whole.value > 0 else None,
+        latency_ms={
+            name: student.latency_ms[name] for name in (best.name, ENSEMBLE_NAME, student.name)
+        },
     )
 
 

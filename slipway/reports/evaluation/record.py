@@ -26,7 +26,12 @@ from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import TargetErrors, baseline_outputs, baseline_scores, measure
 from slipway.metrics.user_metrics import UserMetric, measure_user_metrics
 from slipway.reports.evaluation.importance import ColumnImportance
-from slipway.reports.evaluation.members import MemberAnswers, MemberComparison, compare_members
+from slipway.reports.evaluation.members import (
+    MemberAnswers,
+    MemberComparison,
+    StudentAnswers,
+    compare_members,
+)
 from slipway.reports.evaluation.reference_comparison import (
     ReferenceAnswers,
     ReferenceComparison,
@@ -136,6 +141,7 @@ def evaluate_rows(
     user_metrics: Sequence[UserMetric] = (),
     importance: Sequence[ColumnImportance] = (),
     members: Sequence[MemberAnswers] = (),
+    student: StudentAnswers | None = None,
 ) -> Evaluation:
     """Measure the answers to the rows of `test`.
 
@@ -145,6 +151,7 @@ def evaluate_rows(
         dimensions: cut the rows into slices.
         reference: has the answers of the reference model.
         members: have the answers of an ensemble's members.
+        student: has those of its student.
 
     Raises MetricError if a metric of the user's has no value.
     """
@@ -183,7 +190,7 @@ def evaluate_rows(
         | _baseline_of(user_metrics, task, train_targets, targets, len(manifest.classes)),
         user_metrics=user_metrics,
         importance=importance,
-        members=compare_members(answers, members, resampling) if members else None,
+        members=compare_members(answers, members, resampling, student) if members else None,
     )
 
 

@@ -42,6 +42,8 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
         lines.append(_reference(evaluation.reference))
     if evaluation.members:
         lines.append(evaluation.members.gain_text())
+        if student := evaluation.members.student:
+            lines.append(evaluation.members.student_text(student))
     return "\n".join(f"  {line}" for line in lines)
 
 

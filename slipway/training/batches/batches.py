@@ -30,6 +30,7 @@ class Mixing(NamedTuple):
 
     targets: Tensor  # (B,) of the partner, as `Batch.targets`
     own_shares: Tensor  # (B,) float32 in [0, 1], weight of the row's own target
+    soft: Tensor | None = None  # (B, K) float32 soft answers to the partner, if there are any
 
 
 class Batch(NamedTuple):
@@ -44,6 +45,7 @@ class Batch(NamedTuple):
     rows: Tensor  # (B,) int64 position in the split
     changes: Changes | None  # for `augment_batch` on a GPU; None if the inputs are final
     mixing: Mixing | None  # None if no targets are mixed
+    soft: Tensor | None = None  # (B, K) float32 soft answers of a teacher, if there is one
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class TrainingBatches(Dataset[Batch]):
         splits: the training split, and its offline copies if there are any.
         changes: None for tables.
         target_dtype: as in the record of the target's kind.
+        soft: (N, K) float32 soft answers of a teacher to the rows of all splits.
     """
 
     def __init__(
@@ -109,13 +112,14 @@ class TrainingBatches(Dataset[Batch]):
         seed: int,
         changes: ImageChanges | None,
         target_dtype: str,
+        soft: Tensor | None = None,
     ) -> None:
         self._inputs = StoredRows([split.inputs for split in splits])
         self._keys = np.concatenate([split.keys for split in splits])
         self._targets = torch.cat([_target_tensor(split, target_dtype) for split in splits])
         self._weights = torch.cat([_weight_tensor(split) for split in splits])
         self._shape, self._rank, self._seed = shape, rank, seed
-        self._changes = changes
+        self._changes, self._soft = changes, soft
         if changes and changes.plan.is_identity and self._inputs.shape[0] == changes.size_px:
             self._changes = None
         self._order: tuple[int, NDArray[np.int64]] | None = None
@@ -142,6 +146,7 @@ class TrainingBatches(Dataset[Batch]):
             rows=torch.from_numpy(rows.copy()),
             changes=None,
             mixing=None,
+            soft=self._soft[rows] if self._soft is not None else None,
         )
         if self._changes is None:
             return batch._replace(inputs=torch.from_numpy(self._inputs.gather(rows)))
@@ -165,8 +170,12 @@ class TrainingBatches(Dataset[Batch]):
             mix = draw_mixing(how.plan, epoch, self._keys[rows], how.size_px)
             mixed_with = np.where(mix.own_share < 1, partner_rows, rows)
             needed, partners = _with_partners(rows, mixed_with)
-            targets = self._targets[partner_rows]
-            batch = batch._replace(mixing=Mixing(targets, torch.from_numpy(mix.own_share)))
+            mixing = Mixing(
+                self._targets[partner_rows],
+                torch.from_numpy(mix.own_share),
+                self._soft[partner_rows] if self._soft is not None else None,
+            )
+            batch = batch._replace(mixing=mixing)
         change = draw(how.plan, epoch, self._keys[needed])
         if how.on_device:
             stored_px, _, channels = self._inputs.shape

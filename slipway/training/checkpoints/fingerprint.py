@@ -76,17 +76,20 @@ def take_fingerprint(
     augmented: Path,
     root: Path,
     pretrained: Path | None = None,
+    soft: Path | None = None,
 ) -> Fingerprint:
     """Take the fingerprint of a training in the project `root`.
 
     The packed manifest holds the digests of the pixels. `pretrained` is the file of the initial
-    weights; its path does not count.
+    weights, `soft` that of a student's soft answers; their paths do not count.
     """
     augmentation = sorted(path for path in augmented.rglob("*") if path.is_file())
     paths = [packed / "manifest.json", *augmentation]
     data = {path.as_posix(): files.sha256_file(path) for path in paths}
     if pretrained:
         data["pretrained"] = files.sha256_file(pretrained)
+    if soft:
+        data["soft"] = files.sha256_file(soft)
     return Fingerprint(
         seed=seed,
         train=params.model_dump(mode="json", exclude=set(HOW_IT_RUNS)),

@@ -2,6 +2,8 @@
 
 artifacts/model/model.json           model manifest: network, inputs, outputs, origin
 artifacts/model/weights.safetensors  weights in float32; of boosted trees trees.txt instead
+artifacts/model/student/             the same of a student that is not served, beside an ensemble
+artifacts/model/ensemble/            the same of its ensemble, beside a student that is served
 
 Training, evaluation and export use the same module, with normalisation inside, so none of them can
 forget it. Altered weights, unknown networks and unknown arguments are refused.
@@ -10,6 +12,7 @@ forget it. Altered weights, unknown networks and unknown arguments are refused.
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -30,6 +33,7 @@ from slipway.system.errors import IntegrityError, ParamsError, SchemaError
 from slipway.system.user_code import UserCode
 
 ENSEMBLE = "ensemble"  # `NetworkSpec.name` of several networks that answer together
+STUDENT = "student"  # folder of a student that is not served, in that of its ensemble
 _FIX = "Run `dvc repro train`."
 Arguments = TypeVar("Arguments", bound=BaseModel)
 
@@ -219,12 +223,23 @@ def save_model(folder: Path, manifest: ModelManifest, weights: Mapping[str, Tens
     save_payload(folder, manifest, serialize_tensors(weights))
 
 
-def save_payload(folder: Path, manifest: ModelManifest, payload: bytes) -> None:
-    """Write `folder` as `save_model` does; `payload` is the content of the weights file."""
-    manifest = manifest.model_copy(update={"weights_sha256": files.sha256_bytes(payload)})
+def save_payload(
+    folder: Path,
+    manifest: ModelManifest,
+    payload: bytes,
+    others: Mapping[str, tuple[ModelManifest, bytes]] = MappingProxyType({}),
+) -> None:
+    """Write `folder` as `save_model` does; `payload` is the content of the weights file.
+
+    `others` are models in folders of it, by their name.
+    """
     with files.new_directory(folder) as partial:
-        files.write_bytes(partial / weights_file(manifest.network.name), payload)
-        files.write_json(partial / "model.json", manifest.model_dump(mode="json"))
+        for name, (facts, content) in {"": (manifest, payload), **others}.items():
+            place = partial / name
+            place.mkdir(exist_ok=True)
+            facts = facts.model_copy(update={"weights_sha256": files.sha256_bytes(content)})
+            files.write_bytes(place / weights_file(facts.network.name), content)
+            files.write_json(place / "model.json", facts.model_dump(mode="json"))
 
 
 def read_model_manifest(folder: Path) -> ModelManifest:

@@ -14,6 +14,7 @@ from slipway.kinds.registry import kind_of
 from slipway.system.errors import ParamsError, TrainingError, UnavailableError
 from slipway.system.user_code import definition_place, failure, import_named, is_user_code
 from slipway.training.batches.batches import Mixing
+from slipway.training.batches.soft_answers import Distillation
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.optimizers import decays
 
@@ -22,10 +23,14 @@ class RowLosses(nn.Module):
     """Maps answers and targets to (B,) float32 losses. `class_weights` is (K,) float32."""
 
     def __init__(
-        self, network: Network, params: TrainParams, class_weights: Tensor | None = None
+        self,
+        network: Network,
+        params: TrainParams,
+        class_weights: Tensor | None = None,
+        distillation: Distillation | None = None,
     ) -> None:
         super().__init__()
-        spec = network.spec
+        spec, self._distillation = network.spec, distillation
         target_std = spec.target_scale.std if spec.target_scale else 1.0
         make_loss = kind_of(spec.task).target.load_part("loss")
         self.of_target = make_loss(params, target_std, class_weights)
@@ -33,28 +38,41 @@ class RowLosses(nn.Module):
         if is_user_code(params.loss):
             self._of_user = UserLoss(params.loss, has_classes=bool(spec.classes))
 
-    def forward(self, answers: Tensor, targets: Tensor, mixing: Mixing | None = None) -> Tensor:
+    def forward(
+        self,
+        answers: Tensor,
+        targets: Tensor,
+        mixing: Mixing | None = None,
+        soft: Tensor | None = None,
+    ) -> Tensor:
         """Compute the loss of the kind of target.
 
         A mixed image has the losses of its two targets, weighted by their fractions. `answers` are
         (B, K), or (B, submodels, K): the mean of the submodels' losses, so that each submodel
-        learns by itself.
+        learns by itself. (B, K) `soft` answers of a teacher have their fraction of the loss.
         """
-        own = self._unmixed(answers, targets)
+        own = self._unmixed(answers, targets, soft)
         if mixing is None:
             return own
-        partner = self._unmixed(answers, mixing.targets)
+        partner = self._unmixed(answers, mixing.targets, mixing.soft)
         return mixing.own_shares * own + (1 - mixing.own_shares) * partner
 
-    def _unmixed(self, answers: Tensor, targets: Tensor) -> Tensor:
+    def _unmixed(self, answers: Tensor, targets: Tensor, soft: Tensor | None) -> Tensor:
         if answers.ndim == 3:
             num_submodels = answers.shape[1]
             losses = self._unmixed(
-                answers.flatten(0, 1), targets.repeat_interleave(num_submodels, 0)
+                answers.flatten(0, 1),
+                targets.repeat_interleave(num_submodels, 0),
+                None if soft is None else soft.repeat_interleave(num_submodels, 0),
             )
             return losses.view(-1, num_submodels).mean(dim=1)
         loss = self._of_user or self.of_target
-        return cast(Tensor, loss(answers, targets))
+        losses = cast(Tensor, loss(answers, targets))
+        if soft is None or self._distillation is None:
+            return losses
+        fraction, temperature = self._distillation.fraction, self._distillation.temperature
+        distilled: Tensor = self.of_target.distilled(answers, soft, temperature)
+        return fraction * distilled + (1 - fraction) * losses
 
 
 class UserLoss:

@@ -33,6 +33,16 @@ class ClassLoss(nn.Module):
             reduction="none",
         )
 
+    def distilled(self, logits: Tensor, soft: Tensor, temperature: float) -> Tensor:
+        """(B,) divergence from the probabilities of a teacher's (B, K) logits.
+
+        It is multiplied by the squared temperature, which keeps the size of its gradient.
+        """
+        own = F.log_softmax(logits.float() / temperature, dim=1)
+        other = F.log_softmax(soft / temperature, dim=1)
+        divergence = F.kl_div(own, other, reduction="none", log_target=True)
+        return divergence.sum(dim=1) * temperature**2
+
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
         """(B,) float64: 1 for a correct row, else 0."""
         return (logits.argmax(dim=1) == targets).double()

@@ -43,6 +43,15 @@ class LabelLoss(nn.Module):
         absent = -torch.log1p(-shifted) * shifted**_GAMMA_NEGATIVE
         return (smooth * present + (1 - smooth) * absent).mean(dim=1)
 
+    def distilled(self, logits: Tensor, soft: Tensor, temperature: float) -> Tensor:
+        """(B,) cross-entropy with the probabilities of a teacher's (B, K) logits, as for classes.
+
+        It is the mean over labels.
+        """
+        own, other = logits.float() / temperature, torch.sigmoid(soft / temperature)
+        losses = F.binary_cross_entropy_with_logits(own, other, reduction="none")
+        return losses.mean(dim=1) * temperature**2
+
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
         """(B,) float64: 1 for a row whose labels are all right at a threshold of a half, else 0."""
         return ((logits >= 0) == (targets > 0)).all(dim=1).double()

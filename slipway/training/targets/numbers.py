@@ -34,6 +34,10 @@ class NumberLoss(nn.Module):
             errors, torch.zeros_like(errors), delta=self._huber_delta, reduction="none"
         )
 
+    def distilled(self, values: Tensor, soft: Tensor, temperature: float) -> Tensor:
+        """(B,) losses of the distance from a teacher's (B, 1) values; they have no temperature."""
+        return self.forward(values, soft[:, 0])
+
     def scores(self, values: Tensor, targets: Tensor) -> Tensor:
         """(B,) float64 squared errors."""
         return (values[:, 0].double() - targets.double()) ** 2

@@ -1,20 +1,43 @@
-"""Answers of an ensemble's members to the test rows, for the report."""
+"""Answers of an ensemble's members and of its student to the test rows, for the report."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from slipway.data.store.packed import PackedSplit
-from slipway.reports.evaluation.members import MemberAnswers
+from slipway.reports.evaluation.members import ENSEMBLE_NAME, MemberAnswers, StudentAnswers
 from slipway.training.networks.ensemble import EnsembleNetwork
-from slipway.training.networks.networks import Network
+from slipway.training.networks.networks import (
+    ENSEMBLE,
+    STUDENT,
+    Network,
+    load_network,
+    read_model_manifest,
+)
 from slipway.training.uncertainty.prediction import predict
 
 
-def member_answers(
-    network: Network, rows: PackedSplit, batch_size: int, device: str
-) -> list[MemberAnswers]:
-    """Return the answers of an ensemble's members for the report; empty for one network."""
-    if not isinstance(network, EnsembleNetwork):
-        return []
-    facts = network.arguments
-    return [
+def ensemble_answers(
+    model: Path,
+    served: Network,
+    rows: PackedSplit,
+    batch_size: int,
+    device: str,
+    latencies: Callable[[Mapping[str, Network]], Mapping[str, float]],
+) -> tuple[list[MemberAnswers], StudentAnswers | None]:
+    """Return the answers of an ensemble's members, and of its student if there is one.
+
+    Args:
+        model: folder of the network `served`, with the ensemble or the student beside it.
+        latencies: times networks by name.
+
+    Without an ensemble there are none. Raises what `load_network` raises.
+    """
+    is_served = (model / ENSEMBLE).is_dir()
+    ensemble = load_network(model / ENSEMBLE) if is_served else served
+    if not isinstance(ensemble, EnsembleNetwork):
+        return [], None
+    facts = ensemble.arguments
+    members = [
         MemberAnswers(
             name=fact.label,
             weight=weight,
@@ -22,5 +45,24 @@ def member_answers(
             num_bytes=len(member.payload()),
             outputs=predict(member, rows.inputs, batch_size, device),
         )
-        for member, fact, weight in zip(network.members, facts.members, facts.weights, strict=True)
+        for member, fact, weight in zip(ensemble.members, facts.members, facts.weights, strict=True)
     ]
+    folder = model if is_served else model / STUDENT
+    if not folder.is_dir():
+        return members, None
+    student = served if is_served else load_network(folder)
+    name = f"{STUDENT} {student.spec.name}, seed {read_model_manifest(folder).seed}"
+    best = min(range(len(members)), key=lambda place: members[place].loss)
+    timed = {
+        members[best].name: ensemble.members[best],
+        ENSEMBLE_NAME: ensemble,
+        name: student,
+    }
+    return members, StudentAnswers(
+        name=name,
+        is_served=is_served,
+        num_bytes=len(student.payload()),
+        outputs=predict(student, rows.inputs, batch_size, device),
+        ensemble=predict(ensemble, rows.inputs, batch_size, device),
+        latency_ms=latencies(timed),
+    )

@@ -1,11 +1,18 @@
 """Members of an ensemble on the test rows: gains with paired intervals, and disputed rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from slipway.metrics.scores import Resampling
-from slipway.reports.evaluation.members import MemberAnswers, MemberComparison, compare_members
+from slipway.reports.evaluation.members import (
+    MemberAnswers,
+    MemberComparison,
+    StudentAnswers,
+    compare_members,
+)
 from slipway.reports.evaluation.slice_scores import RowAnswers
 from slipway.reports.pages.sections.members import members_section
 
@@ -15,7 +22,9 @@ DRAWN = np.random.default_rng(0)
 TARGETS = DRAWN.normal(size=NUM_ROWS) * 10
 
 
-def compared(errors: list[NDArray[np.float64]], losses: list[float]) -> MemberComparison:
+def compared(
+    errors: list[NDArray[np.float64]], losses: list[float], student: StudentAnswers | None = None
+) -> MemberComparison:
     """Members with these errors, and their mean as the ensemble."""
     outputs = [(TARGETS + error)[:, None].astype(np.float32) for error in errors]
     members = [
@@ -23,7 +32,68 @@ def compared(errors: list[NDArray[np.float64]], losses: list[float]) -> MemberCo
         for place, (own, loss) in enumerate(zip(outputs, losses, strict=True))
     ]
     whole = np.stack(outputs).mean(axis=0)
-    return compare_members(RowAnswers("table_regression", TARGETS, whole), members, RESAMPLING)
+    answers = RowAnswers("table_regression", TARGETS, whole)
+    if student and student.is_served:
+        answers = RowAnswers("table_regression", TARGETS, student.outputs)
+    return compare_members(answers, members, RESAMPLING, student)
+
+
+ERRORS = [DRAWN.normal(size=NUM_ROWS) for _ in range(4)]
+
+
+def student_with(error: NDArray[np.float64], *, is_served: bool = False) -> StudentAnswers:
+    """A student with this error, beside the mean of ERRORS."""
+    whole = np.stack([(TARGETS + one)[:, None].astype(np.float32) for one in ERRORS]).mean(axis=0)
+    return StudentAnswers(
+        "student",
+        is_served,
+        500,
+        (TARGETS + error)[:, None].astype(np.float32),
+        whole,
+        {"1": 2.0, "ensemble": 8.0, "student": 2.2},
+    )
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_student_is_judged_by_the_part_of_the_gain_that_it_keeps(is_served: bool) -> None:
+    losses = [0.4, 0.1, 0.2, 0.3]
+    same = compared(ERRORS, losses, student_with(np.mean(ERRORS, axis=0), is_served=is_served))
+    assert same.student is not None
+    assert same.student.kept == pytest.approx(1, abs=1e-3)
+    assert same.student.gain == same.members[0].gain.model_copy(
+        update={
+            "value": pytest.approx(same.members[0].gain.value, abs=1e-3),
+            "low": pytest.approx(same.members[0].gain.low, abs=1e-3),
+            "high": pytest.approx(same.members[0].gain.high, abs=1e-3),
+        }
+    )
+    assert "keeps 100% of the ensemble's gain at 1.1x the latency of 1" in same.student_text(
+        same.student
+    )
+    poor = compared(ERRORS, losses, student_with(ERRORS[1], is_served=is_served))
+    assert poor.student is not None
+    assert poor.student.kept == pytest.approx(0, abs=1e-3)
+    assert "less than the 80% to expect" in poor.student_text(poor.student)
+    assert poor.ensemble == same.ensemble
+
+
+def test_without_a_gain_there_is_nothing_to_keep() -> None:
+    worse = [ERRORS[0], ERRORS[0] + 5]
+    names = {"0": 1.0, "ensemble": 2.0, "student": 1.0}
+    student = replace(student_with(ERRORS[0]), latency_ms=names)
+    found = compared(worse, [0.1, 0.2], student)
+    assert found.student is not None
+    assert found.student.kept is None
+    assert "no gain that a student could keep" in found.student_text(found.student)
+
+
+def test_the_section_shows_the_student_beside_the_ensemble_and_the_best_member() -> None:
+    found = compared(ERRORS, [0.4, 0.1, 0.2, 0.3], student_with(np.mean(ERRORS, axis=0)))
+    text = str(members_section(found))
+    assert "gain kept" in text
+    assert "ensemble, served" in text
+    assert "2.2 ms" in text
+    assert text.count("<table") == 2
 
 
 def test_independent_errors_give_a_gain_beyond_noise() -> None:

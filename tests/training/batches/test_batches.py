@@ -210,9 +210,8 @@ def test_loader_processes_change_no_batch() -> None:
         assert torch.equal(alone.inputs, shared.inputs)
         assert alone.mixing is not None
         assert shared.mixing is not None
-        assert all(
-            torch.equal(one, two) for one, two in zip(alone.mixing, shared.mixing, strict=True)
-        )
+        assert torch.equal(alone.mixing.targets, shared.mixing.targets)
+        assert torch.equal(alone.mixing.own_shares, shared.mixing.own_shares)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -246,3 +245,18 @@ def test_a_batch_size_that_the_processes_cannot_divide_is_refused() -> None:
 def test_fewer_rows_than_a_batch_are_refused_with_both_numbers() -> None:
     with pytest.raises(ParamsError, match="batch_size is 104, but there are only 103"):
         _training(batch_size=104, limit=104)
+
+
+def test_soft_answers_follow_their_rows_and_their_mixing_partners() -> None:
+    soft = torch.arange(len(SPLIT), dtype=torch.float32)[:, None] * torch.tensor([1.0, -1.0])
+    plain = TrainingBatches(
+        [SPLIT], cut_step(24, 1, 24), 0, 3, _changes(), target_dtype="int64", soft=soft
+    )
+    batch = plain[2, 1]
+    assert batch.soft is not None
+    assert torch.equal(batch.soft[:, 0].long(), batch.rows)
+    assert batch.mixing is not None
+    assert batch.mixing.soft is not None
+    targets = torch.from_numpy(SPLIT.targets.astype("int64"))
+    assert torch.equal(targets[batch.mixing.soft[:, 0].long()], batch.mixing.targets)
+    assert _training()[2, 1].soft is None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from slipway.data.store.packed import TargetScale
 from slipway.system.errors import ParamsError, TrainingError
 from slipway.training.batches.batches import Mixing
+from slipway.training.batches.soft_answers import Distillation
 from slipway.training.networks.networks import build_network
 from slipway.training.recipe.losses import RowLosses, class_weights, l1_penalty
 from tests.project_params import PROJECT
@@ -162,3 +163,57 @@ def test_a_loss_that_is_none_of_rows_is_refused_with_its_line(
     assert "It gets outputs (3, 2) and targets (3,), and returns a loss for each row" in str(
         raised.value
     )
+
+
+TEACHER = torch.tensor([[2.0, -1.0], [0.5, 0.0]])
+
+
+def _distilled(task: str, fraction: float, temperature: float = 2.0, **changes: Any) -> RowLosses:
+    classes = {} if "classification" in task else changes
+    of = spec(task=task, **classes)
+    params = PROJECT.train.model_copy(update={"label_smoothing": 0.0})
+    return RowLosses(build_network(of), params, None, Distillation(temperature, fraction))
+
+
+def test_a_student_of_classes_learns_the_softened_probabilities_of_its_teacher() -> None:
+    losses, targets = _distilled("image_classification", 1.0), torch.tensor([0, 1])
+    same = TEACHER + torch.tensor([[3.0], [-1.0]])  # another constant, equal probabilities
+    assert losses(same, targets, soft=TEACHER).tolist() == pytest.approx([0, 0], abs=1e-6)
+    given = torch.randn(2, 2, generator=torch.Generator().manual_seed(0))
+    shares = torch.softmax(TEACHER / 2, dim=1)
+    expected = (shares * (shares.log() - torch.log_softmax(given / 2, dim=1))).sum(dim=1) * 4
+    assert torch.allclose(losses(given, targets, soft=TEACHER), expected, atol=1e-6)
+    # Without soft answers, as on validation rows, it is the loss of the targets.
+    hard = losses(given, targets)
+    assert torch.allclose(hard, torch.nn.functional.cross_entropy(given, targets, reduction="none"))
+    mixed = _distilled("image_classification", 0.25)(given, targets, soft=TEACHER)
+    assert torch.allclose(mixed, 0.25 * expected + 0.75 * hard, atol=1e-6)
+
+
+def test_submodels_and_mixed_rows_learn_from_the_soft_answers_of_their_rows() -> None:
+    losses, targets = _distilled("image_classification", 0.5), torch.tensor([0, 1])
+    given = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(1))
+    whole = losses(given, targets, soft=TEACHER)
+    parts = [losses(given[:, place], targets, soft=TEACHER) for place in range(3)]
+    assert torch.allclose(whole, torch.stack(parts).mean(dim=0), atol=1e-6)
+    shares = torch.tensor([0.3, 0.9])
+    mixing = Mixing(targets.flip(0), shares, TEACHER.flip(0))
+    partner = losses(given, targets.flip(0), soft=TEACHER.flip(0))
+    found = losses(given, targets, mixing, TEACHER)
+    assert torch.allclose(found, shares * whole + (1 - shares) * partner, atol=1e-6)
+
+
+def test_a_student_of_a_number_learns_the_values_in_deviations_of_the_target() -> None:
+    scale = TargetScale(mean=10.0, std=2.0)
+    losses = _distilled("image_regression", 1.0, 1.0, classes=[], target_scale=scale)
+    found = losses(torch.tensor([[11.0], [14.0]]), torch.zeros(2), soft=torch.tensor([[11], [10]]))
+    assert found.tolist() == [0.0, 4.0]
+
+
+def test_a_student_of_labels_learns_a_probability_of_each() -> None:
+    losses = _distilled("image_multilabel", 1.0, classes=["one", "two"])
+    found = losses(torch.zeros(2, 2), torch.zeros(2, 2), soft=TEACHER)
+    shares = torch.sigmoid(TEACHER / 2)
+    half = torch.full_like(shares, 0.5)
+    expected = torch.nn.functional.binary_cross_entropy(half, shares, reduction="none")
+    assert torch.allclose(found, expected.mean(dim=1) * 4, atol=1e-6)

@@ -1,0 +1,56 @@
+"""Soft answers: those of an ensemble to the training rows, from which a student learns.
+
+They are one file of safetensors, with the settings of the distillation (Hinton et al. 2015,
+"Distilling the Knowledge in a Neural Network"). So its digest in the fingerprint of the student's
+training stands for all of them.
+"""
+
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from slipway.system import files
+from slipway.system.errors import IntegrityError, SchemaError
+
+_FIX = "Remove it, and run `dvc repro train`."
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The part of a student's loss that compares it with the soft answers."""
+
+    temperature: float  # divides the logits of both; 1 for a number
+    fraction: float  # of the loss; the rest is the loss of the rows' own targets
+
+
+@dataclass(frozen=True)
+class SoftAnswers:
+    """Answers to the training rows, offline copies included, and what is made of them."""
+
+    answers: Tensor  # (N, K) float32 logits, or (N, 1) values in the target's unit
+    distillation: Distillation
+
+    def write(self, path: Path) -> None:
+        # Settings are a tensor: metadata has no order, and equal answers are to be equal bytes.
+        settings = torch.tensor(astuple(self.distillation), dtype=torch.float64)
+        tensors = {"answers": self.answers, "settings": settings}
+        files.write_bytes(path, safetensors.torch.save(tensors))
+
+
+def read_soft_answers(path: Path, num_rows: int) -> SoftAnswers:
+    """Read the answers to `num_rows` training rows.
+
+    Raises IntegrityError if the file is not readable, SchemaError if it has other rows.
+    """
+    try:
+        tensors = safetensors.torch.load_file(path)
+        found, answers = Distillation(*tensors["settings"].tolist()), tensors["answers"]
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"{path} has no soft answers: {error}. {_FIX}") from error
+    if len(answers) != num_rows:
+        raise SchemaError(f"{path} has {len(answers)} rows, expected {num_rows}. {_FIX}")
+    return SoftAnswers(answers, found)
