@@ -7,13 +7,17 @@ import sys
 import click
 
 from slipway.cli.command import is_quiet
+from slipway.system.errors import ParamsError
 
 
 @click.command()
 @click.option("--name", help="Name of the search; search-NUMBER without.")
 @click.option("--folds", is_flag=True, help="Train params.yaml as it is, on each of split.folds.")
+@click.option(
+    "--members", type=click.IntRange(min=2), help="Make the best trials members of an ensemble."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the trials for a program.")
-def search(name: str | None, folds: bool, as_json: bool) -> None:
+def search(name: str | None, folds: bool, members: int | None, as_json: bool) -> None:
     """Try values of params.yaml within a budget, as the section `search` there says.
 
     Each trial trains beside the workspace and becomes an experiment with its score on validation
@@ -22,7 +26,20 @@ def search(name: str | None, folds: bool, as_json: bool) -> None:
 
     With --folds nothing is searched: params.yaml is trained on each fold, and the score is that of
     the answers to all folds.
+
+    With --members nothing is searched either: that many of the best trials of the latest search, or
+    of the one that --name names, become ensemble.members in params.yaml.
     """
+    if members is not None:
+        if folds or as_json:
+            raise ParamsError(
+                "search was given --members and another task, expected --members alone or with "
+                "--name. Leave out --folds and --json."
+            )
+        from slipway.search.members import write_members
+
+        click.echo(f"{write_members(name, members)}\nnext: slipway run")
+        return
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         content = _cross_validate(name) if folds else _search(name)
     if as_json:

@@ -33,8 +33,8 @@ _INITIAL = (
 _STUDENT = {"temperature": 2.0, "soft_fraction": 0.8, "served": True}
 
 
-class MemberParams(ParamsSection):
-    """The values that a member has in place of those of the file; the others are equal."""
+class OwnParams(ParamsSection):
+    """The values that a model has in place of those of the file; the others are equal."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     train: Annotated[dict[str, Any], Field(examples=[{"learning_rate": 0.002}])] = Field(
@@ -42,7 +42,14 @@ class MemberParams(ParamsSection):
     )
 
 
-class StudentParams(MemberParams):
+class MemberParams(OwnParams):
+    """A model that answers together with others."""
+
+    # This fold of the training rows, of `folds`, is left out of its training.
+    without_fold: Annotated[int, Field(ge=0)] | None = None
+
+
+class StudentParams(OwnParams):
     """A network that learns from the answers of the ensemble to the training rows."""
 
     # Divides the logits of teacher and student in the loss; null for a number.
@@ -55,7 +62,8 @@ class EnsembleParams(ParamsSection):
     """Several models whose answers are combined."""
 
     method: Literal["average", "vote", "greedy", "stack", "soup"] | None  # null: one model
-    folds: Annotated[int, Field(ge=2)] | None  # of the trainings of each member, for stack
+    # Of the trainings of each member, for stack; else of the training rows, for without_fold.
+    folds: Annotated[int, Field(ge=2)] | None
     members: Annotated[list[MemberParams], Field(examples=[[{}, {"seed": 8}]])]
     student: Annotated[StudentParams, Field(examples=[_STUDENT])] | None
 
@@ -70,8 +78,27 @@ class EnsembleParams(ParamsSection):
                 "method is 'stack', which is fitted to answers out of fold, but folds is null: set "
                 "folds to 5, or method to greedy"
             )
-        if self.method != "stack" and self.folds is not None:
-            yield f"folds is {self.folds}, but method is {as_yaml(self.method)}: set folds to null"
+        parts = [one.without_fold for one in self.members if one.without_fold is not None]
+        if self.method != "stack" and self.folds is not None and not parts:
+            yield (
+                f"folds is {self.folds}, but method is {as_yaml(self.method)} and no member has "
+                "without_fold: set folds to null"
+            )
+        if self.method == "stack" and parts:
+            yield (
+                "method is 'stack', whose folds are those of every member, but a member has "
+                f"without_fold {parts[0]}: remove it, or set method to greedy"
+            )
+        elif parts and max(parts) >= (self.folds or 0):
+            folds = self.folds or max(5, max(parts) + 1)
+            yield (
+                f"without_fold is {max(parts)}, but folds is {as_yaml(self.folds)}: "
+                + (
+                    f"set folds to {folds}"
+                    if self.folds is None
+                    else f"expected a number from 0 to {folds - 1}"
+                )
+            )
         if self.method in (None, "soup") and self.student is not None:
             yield (
                 f"student is set, but method is {as_yaml(self.method)}, which is one network as it "
@@ -97,6 +124,7 @@ class MemberSettings:
     name: str  # for reports: "tabm, seed 8"
     seed: int
     train: TrainParams
+    without_fold: int | None = None
 
 
 def require_one_model(method: str | None, command: str) -> None:
@@ -119,7 +147,7 @@ def student_of(ensemble: EnsembleParams, seed: int, train: TrainParams) -> Membe
     return _member(ensemble.student, seed, train) if ensemble.student else None
 
 
-def _member(params: MemberParams, seed: int, train: TrainParams) -> MemberSettings:
+def _member(params: OwnParams, seed: int, train: TrainParams) -> MemberSettings:
     own = _Content.model_validate(_content(params, train)).train
     number = seed if params.seed is None else params.seed
     others = [
@@ -128,10 +156,13 @@ def _member(params: MemberParams, seed: int, train: TrainParams) -> MemberSettin
         if key != "network" and not isinstance(value, list | dict)
     ]
     shown = others if "network" not in params.train else []
-    return MemberSettings(", ".join([own.network, f"seed {number}", *shown]), number, own)
+    fold = params.without_fold if isinstance(params, MemberParams) else None
+    if fold is not None:
+        shown.append(f"without fold {fold}")
+    return MemberSettings(", ".join([own.network, f"seed {number}", *shown]), number, own, fold)
 
 
-def _content(params: MemberParams, train: TrainParams) -> dict[str, Any]:
+def _content(params: OwnParams, train: TrainParams) -> dict[str, Any]:
     """Return the section train of a member; arguments of the same network are merged."""
     content = {**train.model_dump(), **params.train}
     arguments = params.train.get("network_arguments")
@@ -151,7 +182,7 @@ def member_mistakes(ensemble: EnsembleParams, seed: int, train: TrainParams) -> 
         except ValidationError as error:
             yield from (f"{name}.{text}" for text in describe_mistakes(error, _Content, content))
             continue
-        known = as_yaml([member.seed, member.train.model_dump()])
+        known = as_yaml([member.seed, member.without_fold, member.train.model_dump()])
         if known in seen:
             yield (
                 f"{name} is the same as members[{seen[known]}], so that it would answer the same: "

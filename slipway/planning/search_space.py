@@ -149,6 +149,23 @@ class Space:
                 found[dimension.key] = values[dimension.key]
         return found
 
+    def changes(self, values: Values) -> Values:
+        """Return what a trial with these values changes in params.yaml.
+
+        A key whose condition does not hold keeps its value. But after `slipway take` this may be
+        the value of the other case, such as a momentum for adamw. If params.yaml refuses it, the
+        key is null.
+        """
+        nulls = {
+            dimension.key: None
+            for dimension in self.dimensions
+            if dimension.key not in values and self._is_active(dimension, {})
+        }
+        if not nulls or not mistakes_in(changed_content(self.content, values)):
+            return values
+        changed = values | nulls
+        return values if mistakes_in(changed_content(self.content, changed)) else changed
+
     def external(self, values: Values) -> tuple[dict[str, Any], dict[str, "BaseDistribution"]]:
         """Return values and their distributions as Optuna knows them."""
         mine = [dimension for dimension in self.dimensions if dimension.key in values]
@@ -385,7 +402,7 @@ def _refused_values(space: Space) -> Iterator[str]:
     present = mistakes_in(dict(space.content))
     seen: dict[str, Values] = {}
     for values in space.samples():
-        for text in mistakes_in(changed_content(space.content, values)):
+        for text in mistakes_in(changed_content(space.content, space.changes(values))):
             if text not in present and text not in seen:
                 seen[text] = values
     for text, values in list(seen.items())[:_SHOWN]:

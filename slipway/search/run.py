@@ -221,11 +221,12 @@ class _Search:
     def _plan(self, job: JobLine, folder: str) -> TrialPlan:
         study = self._study
         is_pinned = study.threads != num_cores()
-        devices = value_at(changed_content(self._content, job.values), "train.devices")
+        changes = self._space.changes(job.values)
+        devices = value_at(changed_content(self._content, changes), "train.devices")
         return TrialPlan(
             name=study.trial_name(job.trial),
             folder=folder,
-            params=changed_text(self._text, job.values),
+            params=changed_text(self._text, changes),
             lock=self._lock,
             state=study.state(job.trial),
             answers=study.answers(job.trial),
@@ -280,7 +281,7 @@ class _Search:
             status="running",
             cause="",
             stage="train",
-            params=params_of(changed_content(self._content, job.values)),
+            params=params_of(changed_content(self._content, self._space.changes(job.values))),
             results=None,
             process=os.getpid(),
             group=None,

@@ -23,7 +23,7 @@ from slipway.data.store.packed import PackedSplit
 from slipway.kinds.registry import are_trees, kind_of
 from slipway.reports.console import number, text_table
 from slipway.system import files
-from slipway.system.errors import IntegrityError, SchemaError
+from slipway.system.errors import DataError, IntegrityError, SchemaError
 from slipway.training.batches.row_selection import select
 from slipway.training.batches.soft_answers import Distillation, SoftAnswers, read_soft_answers
 from slipway.training.checkpoints.fingerprint import take_fingerprint
@@ -32,7 +32,7 @@ from slipway.training.ensembles.measure import ValidationMeasure
 from slipway.training.ensembles.soup import greedy_soup
 from slipway.training.ensembles.stack import refuse_leak, stack_folds, stacked_weights
 from slipway.training.ensembles.weights import ChosenWeights, equal_weights, greedy_weights
-from slipway.training.job import Paths, TrainingData, open_data, placed
+from slipway.training.job import LeftOut, Paths, TrainingData, open_data, placed
 from slipway.training.networks.ensemble import EnsembleNetwork, ensemble_spec
 from slipway.training.networks.initialization import pretrained_file
 from slipway.training.networks.networks import (
@@ -72,8 +72,9 @@ def train_ensemble(params: Params, paths: Paths) -> None:
     """
     host = one_process("the training of an ensemble", "train")
     found = members_of(params.ensemble, params.seed, params.train)
+    check_folds(params, found, open_data(paths.packed, paths.augmented, verify=False))
     places = [
-        _train_member(member, f"{place} {member.name}", paths, host)
+        _train_member(params, member, f"{place} {member.name}", paths, host)
         for place, member in enumerate(found, 1)
     ]
     rows = open_data(paths.packed, paths.augmented).val
@@ -93,14 +94,45 @@ def train_ensemble(params: Params, paths: Paths) -> None:
     _write(params, paths, members, chosen, network, metrics, student)
 
 
+def _left_out(params: Params, member: MemberSettings) -> LeftOut | None:
+    if member.without_fold is None:
+        return None
+    assert params.ensemble.folds is not None
+    return LeftOut(member.without_fold, params.ensemble.folds, params.seed)
+
+
+def check_folds(params: Params, members: Sequence[MemberSettings], data: TrainingData) -> None:
+    """Raise DataError if a member would never see a class that has training rows."""
+    rows, classes = data.train[0], data.manifest.classes
+    for number_of, member in enumerate(members):
+        if (left_out := _left_out(params, member)) is None:
+            continue
+        keeps = left_out.keeps(rows.keys)
+        for label, name in enumerate(classes):
+            own = rows.rows_of(label)
+            if len(own) and not keeps[own].any():
+                raise DataError(
+                    f"ensemble.members[{number_of}] is trained without fold {left_out.fold} of "
+                    f"{left_out.num_folds}, which has all {len(own)} training rows of the class "
+                    f"{name!r}; expected some in other folds. Raise ensemble.folds, or remove "
+                    "without_fold."
+                )
+
+
 def _train_member(
-    member: MemberSettings, name: str, paths: Paths, host: TrainingHost, soft: Path | None = None
+    params: Params,
+    member: MemberSettings,
+    name: str,
+    paths: Paths,
+    host: TrainingHost,
+    soft: Path | None = None,
 ) -> tuple[str, Paths]:
     """Train a member unless it is trained; return its name and its files.
 
     `soft` are the soft answers that a student learns from.
     """
     settings = member.train.model_copy(update=ONE_PROCESS)
+    paths = replace(paths, soft=soft, left_out=_left_out(params, member))
     pretrained = pretrained_file(settings)
     fingerprint = take_fingerprint(
         member.seed,
@@ -110,7 +142,7 @@ def _train_member(
         paths.augmented,
         paths.root,
         pretrained,
-        soft,
+        paths.further_data(),
     )
     folder = paths.work.parent / MEMBERS / fingerprint.name
     own = replace(
@@ -120,7 +152,6 @@ def _train_member(
         live=folder / "live",
         work=folder / "work",
         costs=folder / "costs.json",
-        soft=soft,
     )
     try:
         load_network(own.model)
@@ -143,7 +174,7 @@ def _student(
     if settings is None:
         return None
     soft = _soft_answers(params, teacher, members, paths)
-    name, own = _train_member(settings, f"{STUDENT} {settings.name}", paths, host, soft)
+    name, own = _train_member(params, settings, f"{STUDENT} {settings.name}", paths, host, soft)
     return _trained(params, name, own, open_data(paths.packed, paths.augmented).val)
 
 

@@ -6,19 +6,23 @@ the profiler and the planner start from it.
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from slipway.config.sections import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan, open_augmented
+from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.kinds.registry import are_trees
+from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.system.errors import DataError
 from slipway.training.batches.batches import StepShape, cut_step
+from slipway.training.batches.row_selection import select
 from slipway.training.batches.soft_answers import SoftAnswers, read_soft_answers
 from slipway.training.checkpoints.checkpoints import Checkpoint, CheckpointStore
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
@@ -38,8 +42,23 @@ _TREES_RUN = {"strategy": "single", "precision": "32-true", "accelerator": "cpu"
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A fold of the training rows, by id and seed only."""
+
+    fold: int
+    num_folds: int
+    seed: int
+
+    def keeps(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """(N,) True for the rows of the other folds."""
+        folds = (uniform(self.seed, 0, keys, "left out") * self.num_folds).astype(np.int64)
+        kept: NDArray[np.bool_] = folds != self.fold
+        return kept
+
+
+@dataclass(frozen=True)
 class Paths:
-    """Files and folders that a training reads and writes."""
+    """Files and folders that a training reads and writes, and the rows that it leaves out."""
 
     packed: Path
     augmented: Path
@@ -52,6 +71,13 @@ class Paths:
     costs: Path  # of the last training
     root: Path  # of the project, for the digests of its code
     soft: Path | None = None  # soft answers, from which a student learns
+    left_out: LeftOut | None = None  # training rows that a member does not learn from
+
+    def further_data(self) -> dict[str, str]:
+        """Digests and facts of the rows of one member or student, by name."""
+        soft = {"soft": files.sha256_file(self.soft)} if self.soft else {}
+        rows = {"left_out": files.digest_json(asdict(self.left_out))} if self.left_out else {}
+        return soft | rows
 
 
 PROJECT_PATHS = Paths(
@@ -157,7 +183,9 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     Raises ParamsError, UnavailableError, SchemaError or DataError if it cannot be trained so.
     """
     placement = place(placed(params), this_host())
-    data = open_data(paths.packed, paths.augmented, paths.soft, verify=is_first_process())
+    data = open_data(
+        paths.packed, paths.augmented, paths.soft, paths.left_out, verify=is_first_process()
+    )
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)
     network = initial_network(seed, params, spec)
@@ -171,7 +199,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
         paths.augmented,
         paths.root,
         pretrained_file(params),
-        paths.soft,
+        paths.further_data(),
     )
     return Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
 
@@ -182,7 +210,12 @@ def placed(params: TrainParams) -> TrainParams:
 
 
 def open_data(
-    packed: Path, augmented: Path, soft: Path | None = None, *, verify: bool = True
+    packed: Path,
+    augmented: Path,
+    soft: Path | None = None,
+    left_out: LeftOut | None = None,
+    *,
+    verify: bool = True,
 ) -> TrainingData:
     """Map the output of `precompute` and `augment`; `soft` is a file of soft answers.
 
@@ -193,6 +226,13 @@ def open_data(
     plan, copies = open_augmented(augmented, manifest)
     train, val = (open_split(packed, manifest, split, verify=verify) for split in ("train", "val"))
     rows = [train, copies] if copies else [train]
+    if left_out:
+        keeps = left_out.keeps(train.keys)
+        originals = [np.arange(len(split)) % len(train) for split in rows]  # of offline copies, too
+        rows = [
+            select([split], np.flatnonzero(keeps[own]), tuple(split.inputs.shape[1:]))
+            for split, own in zip(rows, originals, strict=True)
+        ]
     answers = read_soft_answers(soft, sum(map(len, rows))) if soft else None
     return TrainingData(manifest, rows, val, plan, answers)
 

@@ -129,7 +129,11 @@ def test_a_soup_of_other_first_weights_is_refused(member: dict[str, Any], expect
     [
         ("stack", None, "fitted to answers out of fold, but folds is null: set folds to 5"),
         ("stack", 1, r"ensemble\.folds"),
-        ("greedy", 5, "folds is 5, but method is 'greedy': set folds to null"),
+        (
+            "greedy",
+            5,
+            "folds is 5, but method is 'greedy' and no member has without_fold: set folds to null",
+        ),
     ],
 )
 def test_only_a_stack_has_folds(method: str, folds: int | None, expected: str) -> None:
@@ -210,3 +214,27 @@ def test_a_student_that_cannot_learn_is_refused_before_a_training(
 ) -> None:
     found = taught(STUDENT | student, method, task)
     assert any(expected in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("folds", "numbers", "method", "expected"),
+    [
+        (5, [0, 1], "average", ""),
+        (2, [1, None], "greedy", ""),
+        (None, [0, 1], "average", "without_fold is 1, but folds is null: set folds to 5"),
+        (3, [0, 3], "average", "but folds is 3: expected a number from 0 to 2"),
+        (5, [0, 1], "stack", "whose folds are those of every member"),
+        (5, [2, 2], "average", "is the same as members[0]"),
+    ],
+)
+def test_members_may_be_trained_without_a_fold_each(
+    folds: int | None, numbers: list[int | None], method: str, expected: str
+) -> None:
+    given = content([{"without_fold": number} for number in numbers], method)
+    given["ensemble"]["folds"] = folds
+    found = mistakes_in(given)
+    assert any(expected in line for line in found) if expected else found == []
+
+
+def test_a_student_has_no_fold_of_its_own() -> None:
+    assert "ensemble.student.without_fold" in " ".join(taught(STUDENT | {"without_fold": 0}))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slipway.config.params import mistakes_in, parse_params
-from slipway.planning.search_space import Space, read_space
+from slipway.planning.search_space import Space, Values, changed_content, read_space
 from slipway.system.errors import ParamsError
 
 PARAMS: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
@@ -135,6 +135,29 @@ def test_a_key_is_left_out_while_its_condition_does_not_hold() -> None:
     ]
     assert found.present() == {"train.optimizer": "adamw"}
     assert found.active({"train.optimizer": "sgd", "train.momentum": 0.5})["train.momentum"] == 0.5
+
+
+def test_after_a_trial_was_taken_a_key_of_its_case_is_null_where_it_is_refused() -> None:
+    dimensions = {
+        "train.optimizer": {"choice": ["adamw", "sgd"]},
+        "train.momentum": {"range": [0.5, 0.9], "when": {"train.optimizer": ["sgd"]}},
+    }
+    given = content(space=dimensions)
+    params = parse_params(given).search
+    assert params is not None
+    taken = {"train.optimizer": "sgd", "train.momentum": 0.7}
+    found = read_space(changed_content(given, taken), params)  # refused without the null
+    assert found.present() == taken
+    adamw: Values = {"train.optimizer": "adamw"}
+    assert found.changes(adamw) == adamw | {"train.momentum": None}
+    assert found.changes(taken) == taken
+    assert read_space(given, params).changes(adamw) == adamw
+
+
+def test_a_key_of_another_case_keeps_its_value_where_it_is_accepted() -> None:
+    when = {"choice": [20], "when": {"train.optimizer": ["adamw"]}}
+    found = space(space={"train.optimizer": {"choice": ["adamw"]}, "train.epochs": when})
+    assert found.changes({"train.optimizer": "adamw"}) == {"train.optimizer": "adamw"}
 
 
 def test_a_range_is_of_whole_numbers_if_its_key_takes_no_others() -> None:

@@ -2,13 +2,20 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
+from slipway.config.ensemble import members_of
+from slipway.config.params import load_params
 from slipway.system import files
+from slipway.system.errors import DataError
+from slipway.training.ensemble_run import check_folds
+from slipway.training.job import LeftOut, open_data
 from slipway.training.networks.networks import load_network, read_model_manifest
 from tests.training.real_runs import kill_after, run_training
 from tests.training.test_table_runs import write_project
@@ -23,9 +30,10 @@ def set_members(
     members: list[dict[str, Any]],
     method: str = "greedy",
     student: dict[str, Any] | None = None,
+    folds: int | None = None,
 ) -> None:
     content = yaml.safe_load((project / "params.yaml").read_text())
-    folds = 2 if method == "stack" else None
+    folds = 2 if method == "stack" else folds
     content["ensemble"] = {
         "method": method,
         "folds": folds,
@@ -105,3 +113,38 @@ def test_a_killed_student_goes_on_to_the_same_weights_and_is_served_when_asked(
     again = run_training(project)
     assert again.stdout.count("trained before") == 0
     assert files.sha256_file(model / "weights.safetensors") == student_file
+
+
+@pytest.mark.nightly(seconds=40)
+def test_members_without_a_fold_each_are_trained_on_other_rows(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project", label_smoothing=0.0)
+    members = [TREES_MEMBER | {"without_fold": fold} for fold in (0, 1)]
+    set_members(project, members, "average", folds=2)
+    first = run_training(project)
+    assert first.returncode == 0, first.stderr
+    assert "1 lightgbm, seed 7, without fold 0" in first.stdout
+    digests = {
+        read_model_manifest(path).weights_sha256
+        for path in (project / ".work/members").glob("*/model")
+    }
+    assert len(digests) == 2
+    set_members(project, members, "average", folds=3)
+    again = run_training(project)
+    assert again.stdout.count("trained before") == 0
+
+
+@pytest.mark.unit
+def test_a_fold_with_all_rows_of_a_class_is_refused(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project", label_smoothing=0.0)
+    set_members(project, [{"without_fold": 0}, {"without_fold": 1}], "average", folds=2)
+    params = load_params(project / "params.yaml")
+    members = members_of(params.ensemble, params.seed, params.train)
+    data = open_data(project / "data/packed", project / "data/augmented", verify=False)
+    check_folds(params, members, data)
+    rows = data.train[0]
+    is_low = ~LeftOut(1, 2, params.seed).keeps(rows.keys) & (np.arange(len(rows)) % 2 == 0)
+    rows = replace(rows, targets=is_low.astype(np.float64))  # only rows of fold 1 are "low"
+    with pytest.raises(
+        DataError, match=r"members\[1\] is trained without fold 1 of 2.*'low'.*Raise ensemble.folds"
+    ):
+        check_folds(params, members, replace(data, train=[rows]))

@@ -4,11 +4,13 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from slipway.data.engine.randomness import id_keys
 from slipway.system.cores import num_cores
 from slipway.training.distributed.strategies import Placement
-from slipway.training.job import can_have, own_threads
+from slipway.training.job import LeftOut, can_have, open_data, own_threads
 from slipway.training.networks.networks import RunSegment, read_model_manifest
 from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_checkpoint, run_forked
@@ -44,6 +46,32 @@ def test_another_number_of_threads_is_another_process_layout() -> None:
     assert not saved.has_same_layout(saved.model_copy(update={"threads": 4}))
     assert not saved.model_copy(update={"threads": None}).has_same_layout(saved)
     assert str(saved) == "single on 1 process with 32 rows a batch and 2 threads each"
+
+
+def test_each_row_is_left_out_by_one_member_and_the_folds_are_equal_for_equal_ids() -> None:
+    keys = id_keys([f"{number * 2**50:016x}" for number in range(1000)])
+    keeps = np.stack([LeftOut(fold, 4, seed=7).keeps(keys) for fold in range(4)])
+    assert (keeps.sum(axis=0) == 3).all()
+    assert ((~keeps).sum(axis=1) > 200).all()
+    assert (LeftOut(1, 4, seed=7).keeps(keys[::-1])[::-1] == keeps[1]).all()
+    assert (LeftOut(1, 4, seed=8).keeps(keys) != keeps[1]).any()
+
+
+def test_a_member_trains_without_its_fold_and_its_offline_copies(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project")
+    whole = open_data(project / "data/packed", project / "data/augmented", verify=False)
+    left_out = LeftOut(0, 3, seed=7)
+    part = open_data(
+        project / "data/packed", project / "data/augmented", None, left_out, verify=False
+    )
+    keeps = left_out.keeps(whole.train[0].keys)
+    assert part.train[0].ids == [
+        name for name, kept in zip(whole.train[0].ids, keeps, strict=True) if kept
+    ]
+    assert 0 < part.num_train < whole.num_train
+    assert part.val.ids == whole.val.ids
+    position = int(np.flatnonzero(keeps)[0])
+    assert np.array_equal(part.train[0].inputs[0], whole.train[0].inputs[position])
 
 
 def on_one_core() -> None:

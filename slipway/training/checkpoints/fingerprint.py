@@ -6,9 +6,10 @@ this module lists the differences. The process layout is not part of it: other p
 a checkpoint, see `resumption`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from slipway.config.sections import TrainParams
@@ -76,20 +77,19 @@ def take_fingerprint(
     augmented: Path,
     root: Path,
     pretrained: Path | None = None,
-    soft: Path | None = None,
+    further: Mapping[str, str] = MappingProxyType({}),
 ) -> Fingerprint:
     """Take the fingerprint of a training in the project `root`.
 
     The packed manifest holds the digests of the pixels. `pretrained` is the file of the initial
-    weights, `soft` that of a student's soft answers; their paths do not count.
+    weights; its path does not count. `further` are digests of what else decides the rows, by name.
     """
     augmentation = sorted(path for path in augmented.rglob("*") if path.is_file())
     paths = [packed / "manifest.json", *augmentation]
     data = {path.as_posix(): files.sha256_file(path) for path in paths}
     if pretrained:
         data["pretrained"] = files.sha256_file(pretrained)
-    if soft:
-        data["soft"] = files.sha256_file(soft)
+    data |= further
     return Fingerprint(
         seed=seed,
         train=params.model_dump(mode="json", exclude=set(HOW_IT_RUNS)),

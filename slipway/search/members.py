@@ -1,0 +1,109 @@
+"""The best trials of a search as members of an ensemble: `slipway search --members`.
+
+Members are written into params.yaml, each with the values in which its trial differs. So an
+ensemble depends on params.yaml only, and the records of the search may be removed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipway.config.edit import changed_text
+from slipway.config.mistakes import as_yaml
+from slipway.config.params import no_project, parse_yaml
+from slipway.experiments.records import ExperimentRecord, params_of, read_records
+from slipway.planning.search_space import metrics_of
+from slipway.reports.console import number
+from slipway.search.run import PARAMS
+from slipway.system import files
+from slipway.system.errors import ParamsError
+
+_NETWORK, _ARGUMENTS = "train.network", "train.network_arguments"
+
+
+def write_members(search: str | None, count: int) -> str:
+    """Make the best `count` trials the members in params.yaml; return a text for the user.
+
+    Without a name it is the latest search. An ensemble keeps its method and its student; one model
+    becomes an ensemble with greedy weights. ParamsError if there are fewer trials, or if a trial
+    differs in a key that members share.
+    """
+    if not PARAMS.is_file():
+        raise no_project(PARAMS)
+    text = PARAMS.read_text()
+    content: dict[str, Any] = parse_yaml(text.encode(), str(PARAMS))
+    best = _best(_trials(search), content["data"]["task"], count)
+    members = [{"train": values} if (values := _member(one, content)) else {} for one in best]
+    changes: dict[str, Any] = {"ensemble.members": members}
+    if content["ensemble"]["method"] is None:
+        changes = {"ensemble.method": "greedy", **changes}
+    files.write_text(PARAMS, changed_text(text, changes))
+    lines = [
+        f"  {one.name}  {score.name} {number(score.value)}  {as_yaml(member)}"
+        for one, member in zip(best, members, strict=True)
+        if (score := one.validation)
+    ]
+    return "\n".join(
+        [f"ensemble.members in {PARAMS} has the best trials of {best[0].search}:", *lines]
+    )
+
+
+def _trials(search: str | None) -> list[ExperimentRecord]:
+    """Return the records of the trials of a search, or of the latest one."""
+    trials = [record for record in read_records() if record.search]
+    known = list(dict.fromkeys(record.search for record in trials if record.search))
+    if not known:
+        raise ParamsError(
+            "there is no search yet, expected one with finished trials. Run `slipway search` first."
+        )
+    if search is not None and search not in known:
+        raise ParamsError(
+            f"there is no search {search!r}, expected one of {', '.join(known)}. Choose one of "
+            "them, or leave --name out for the latest."
+        )
+    return [record for record in trials if record.search == (search or known[0])]
+
+
+def _best(trials: Sequence[ExperimentRecord], task: str, count: int) -> list[ExperimentRecord]:
+    finished = [one for one in trials if one.ended == "done" and one.validation is not None]
+    if count < 2 or len(finished) < count:
+        raise ParamsError(
+            f"--members is {count}, expected from 2 to the {len(finished)} finished trials of "
+            f"{trials[0].search}. Choose another number, or search with a larger budget."
+        )
+    directions = metrics_of(task)
+
+    def score(one: ExperimentRecord) -> float:
+        assert one.validation is not None
+        sign = 1 if directions[one.validation.name] == "minimize" else -1
+        return sign * one.validation.value
+
+    return sorted(finished, key=score)[:count]
+
+
+def _member(trial: ExperimentRecord, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the section train in which the trial differs from params.yaml."""
+    present = params_of({name: part for name, part in content.items() if name != "ensemble"})
+    given = {key: value for key, value in trial.params.items() if not key.startswith("ensemble")}
+    differing = [
+        key for key in {**given, **present} if given.get(key, ...) != present.get(key, ...)
+    ]
+    if shared := [key for key in differing if not key.startswith("train.")]:
+        values = ", ".join(f"{key} {as_yaml(given.get(key))}" for key in shared)
+        raise ParamsError(
+            f"{trial.name} was trained with {values}, which members share with params.yaml. "
+            "Expected trials that differ in the section train only. Set these values in "
+            "params.yaml, or search again without these keys."
+        )
+    arguments = {
+        key.removeprefix(f"{_ARGUMENTS}."): value
+        for key, value in given.items()
+        if key.startswith(f"{_ARGUMENTS}.") and (key in differing or _NETWORK in differing)
+    }
+    found = {
+        key.removeprefix("train."): given[key]
+        for key in differing
+        if key in given and not key.startswith(_ARGUMENTS)
+    }
+    if arguments or _NETWORK in differing:
+        found["network_arguments"] = arguments
+    return found
