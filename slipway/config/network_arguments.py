@@ -131,6 +131,24 @@ class SmallTransformerArguments(NetworkArguments):
         return num_heads
 
 
+class EncoderArguments(NetworkArguments):
+    """`train.network_arguments` of `encoder`."""
+
+    EXAMPLE: ClassVar[str] = (
+        "{ pooling: mean, dropout: 0.1, lora_rank: null, layer_decay: 0.9, "
+        "checkpoint_activations: false }"
+    )
+
+    pooling: Literal["mean", "first"]  # of the answers to all tokens, or to the first one
+    dropout: Annotated[float, Field(ge=0, lt=1)]  # before the last layer
+    # Rank of the trained change of each layer (LoRA), merged at the end; null: train the layers.
+    lora_rank: Annotated[int, Field(ge=1, le=256)] | None
+    # Factor of the learning rate from each layer to the one before it; 1: the same for all.
+    layer_decay: Annotated[float, Field(gt=0, le=1)]
+    # Compute activations again in the backward pass: less memory for a third more time.
+    checkpoint_activations: bool
+
+
 def arguments_class(network: str) -> type[NetworkArguments] | None:
     """The class of a network's arguments; None if it is unknown or checks them itself."""
     path = _known_networks().get(network_family(network))

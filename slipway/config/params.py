@@ -48,7 +48,7 @@ from slipway.config.sections import (
     VerifyParams,
 )
 from slipway.config.tree_settings import requests_beyond_trees
-from slipway.kinds.inputs import network_family
+from slipway.kinds.inputs import ENCODER, network_family
 from slipway.kinds.registry import (
     KINDS,
     Task,
@@ -261,6 +261,11 @@ def _tokens_that_do_not_fit(params: Params) -> Iterator[str]:
             f"precompute.tokenizer is {tokenizer!r}, but train.network is {network!r}, which reads "
             "bytes: set tokenizer, vocabulary_size and max_tokens to null"
         )
+    if network == ENCODER and tokenizer in (None, "bpe"):
+        yield (
+            f"precompute.tokenizer is {as_yaml(tokenizer)}, but train.network is {network!r}, "
+            f"which has its own: set tokenizer to train.pretrained, {params.train.pretrained!r}"
+        )
     patch = params.train.network_arguments.get("patch", 1)
     if network == "small_transformer" and tokenizer is not None and patch != 1:
         yield (
@@ -337,6 +342,11 @@ def _pruning_without_effect(params: Params) -> Iterator[str]:
         yield (
             "prune.kind is 'structured', but train.network is 'tabm', "
             "whose submodels share their layers: use magnitude"
+        )
+    if kind == "structured" and train.network == ENCODER:
+        yield (
+            f"prune.kind is 'structured', but train.network is {ENCODER!r}, whose layers belong to "
+            "its config: use magnitude"
         )
     if kind == "structured" and train.network_arguments.get("normalisation") == "group":
         yield (

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from slipway.config.mistakes import as_yaml
 from slipway.config.network_arguments import argument_mistakes
 from slipway.inputs.images import MAX_PIXELS
+from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import Task
 from slipway.system.user_code import NAME
 
@@ -378,12 +379,13 @@ def _named_twice(key: str, names: Sequence[str]) -> Iterator[str]:
 class TrainParams(ParamsSection):
     """The network and its training recipe."""
 
-    # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables, or your own
-    # "package.module:Class".
+    # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables, "encoder" for a local
+    # Hugging Face folder, or your own "package.module:Class".
     network: str
     # Passed to the network's constructor.
     network_arguments: Annotated[dict[str, Any], Field(examples=[{"width": 32}])]
-    # For timm networks: "hub", or a .safetensors or .pth file. null: fresh weights.
+    # For timm networks: "hub", or a .safetensors or .pth file. null: fresh weights. For "encoder":
+    # a local Hugging Face folder.
     pretrained: str | None
     freeze_epochs: NotNegativeInt  # epochs that train only the head of a pretrained network
     # Epochs over which the frozen parts join, the last one first. 0: all at once.
@@ -473,10 +475,20 @@ class TrainParams(ParamsSection):
             )
 
     def _problems_of_networks(self) -> Iterator[str]:
-        if self.pretrained is not None and not self.network.startswith("timm/"):
+        if self.pretrained is not None and not self.network.startswith(("timm/", ENCODER)):
             yield (
                 f"pretrained is {self.pretrained!r}, but network is {self.network!r}: "
-                "only 'timm/NAME' has pretrained weights"
+                "only 'timm/NAME' and 'encoder' have pretrained weights"
+            )
+        if self.network == ENCODER and self.pretrained in (None, "hub"):
+            yield (
+                f"network is {ENCODER!r}, but pretrained is {as_yaml(self.pretrained)}: expected a "
+                "folder with config.json, model.safetensors and tokenizer.json"
+            )
+        if self.freeze_epochs and self.network_arguments.get("lora_rank") is not None:
+            yield (
+                f"freeze_epochs is {self.freeze_epochs}, but network_arguments.lora_rank is set, "
+                "which freezes the encoder itself: set one of them to 0 or null"
             )
         if self.freeze_epochs and self.pretrained is None:
             yield (

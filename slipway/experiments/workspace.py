@@ -18,7 +18,7 @@ _KEPT = ("experiments", "search", "cache", "config", "dvc", "home")
 # Keys of params.yaml that may name the user's own files.
 _OF_THE_USER = (
     *("data.path", "data.split_file", "data.checksums"),
-    *("evaluate.reference_model", "train.pretrained"),
+    *("evaluate.reference_model", "train.pretrained", "precompute.tokenizer"),
 )
 
 

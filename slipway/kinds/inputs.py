@@ -45,6 +45,7 @@ def network_family(name: str) -> str:
 
 
 TIMM = "timm/NAME"
+ENCODER = "encoder"  # of a local Hugging Face folder, which `train.pretrained` names
 IMAGES = InputKind(
     name="images",
     graph_input="image",
@@ -189,6 +190,7 @@ TEXTS = InputKind(
     networks={
         "hashed_ngrams": "slipway.config.network_arguments:HashedNgramsArguments",
         "small_transformer": "slipway.config.network_arguments:SmallTransformerArguments",
+        ENCODER: "slipway.config.network_arguments:EncoderArguments",
     },
     settings={
         "data.text_columns": [],

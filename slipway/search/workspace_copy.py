@@ -25,7 +25,7 @@ FOLDERS = Path(".work/search/folders")
 # Keys of params.yaml that may name files that git does not know.
 _PATHS = (
     *("data.path", "data.split_file", "data.checksums"),
-    *("evaluate.reference_model", "train.pretrained"),
+    *("evaluate.reference_model", "train.pretrained", "precompute.tokenizer"),
 )
 _LARGEST_COPY = 64 << 20  # bytes of an untracked file or folder; larger ones are linked
 _BTIME = 1_000_000_000  # DVC names its state by it: each use of a folder finds the last one's

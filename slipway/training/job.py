@@ -17,6 +17,7 @@ from slipway.config.sections import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan, open_augmented
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
+from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import are_trees
 from slipway.system import files
 from slipway.system.cores import num_cores
@@ -29,6 +30,7 @@ from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerpri
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.processes import is_first_process
 from slipway.training.distributed.strategies import Placement, place, this_host
+from slipway.training.networks.encoders import read_config
 from slipway.training.networks.initialization import (
     initial_network,
     pretrained_file,
@@ -239,13 +241,15 @@ def open_data(
 
 def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
     """Describe the network in `params` for the packed data."""
-    mean, std = manifest.mean, manifest.std
-    if params.pretrained:
+    mean, std, arguments = manifest.mean, manifest.std, params.network_arguments
+    if params.network == ENCODER:
+        arguments = {**arguments, "config": read_config(Path(params.pretrained or ""))}
+    elif params.pretrained:
         mean, std = pretrained_normalisation(params.network, len(mean))
     return NetworkSpec(
         task=manifest.task,
         name=params.network,
-        arguments=params.network_arguments,
+        arguments=arguments,
         classes=manifest.classes,
         input=manifest.input,
         mean=mean,

@@ -53,6 +53,7 @@ from slipway.training.distributed.stop_signals import (
 )
 from slipway.training.distributed.strategies import requested_setup
 from slipway.training.job import Job, Paths, count_parameters, prepare
+from slipway.training.networks.encoders import merged
 from slipway.training.networks.networks import (
     ModelManifest,
     Network,
@@ -255,7 +256,12 @@ def write_model(job: Job) -> None:
             "Run `dvc repro` again; it resumes from there."
         )
     weights = consolidated_weights(job.store.state(TrainingPosition(last.kept_epoch, 0)))
-    manifest = model_manifest(job, last, count_parameters(_network_with(job.spec, weights)))
+    trained = _network_with(job.spec, weights)
+    network = merged(trained)
+    manifest = model_manifest(job, last, count_parameters(network))
+    if network is not trained:
+        manifest = manifest.model_copy(update={"network": network.spec})
+        weights = network.state_dict()
     failed = {
         name: run.failure for name, run in tracked_runs(job.store.root).items() if run.failure
     }

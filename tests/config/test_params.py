@@ -205,7 +205,7 @@ def test_code_of_the_users_is_accepted_for_every_kind_and_gated_without_bounds(t
             "and class indices only: set train.label_smoothing to 0.0",
         ),
         ({"train__class_weights": "balanced"}, "set train.class_weights to null, and do it in"),
-        ({"train__pretrained": "hub"}, "only 'timm/NAME' has pretrained weights"),
+        ({"train__pretrained": "hub"}, "only 'timm/NAME' and 'encoder' have pretrained weights"),
         ({"evaluate__metrics": ["scores.f1"]}, "evaluate.metrics.0: found 'scores.f1'"),
         ({"evaluate__metrics": ["a:f", "b:f"]}, "metrics names 'f' more than once"),
         (

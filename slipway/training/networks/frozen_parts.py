@@ -12,6 +12,7 @@ from torch import nn
 
 from slipway.config.sections import TrainParams
 from slipway.system.errors import ParamsError
+from slipway.training.networks.encoders import EncoderBackbone
 from slipway.training.networks.initialization import head_tensors
 from slipway.training.networks.networks import Network
 
@@ -32,8 +33,11 @@ def num_frozen(epoch: int, num_parts: int, params: TrainParams) -> int:
 def parts_of(network: Network) -> list[list[str]]:
     """Divide the names of all parameters into parts, from the input to the head.
 
-    The parts are timm's stages. Raises ParamsError if timm does not define them.
+    The parts are timm's stages, or an encoder's layers. Raises ParamsError if timm does not define
+    them.
     """
+    if isinstance(network.backbone, EncoderBackbone):
+        return [[_BACKBONE + name for name in part] for part in network.backbone.named_parts()]
     from timm.models import group_parameters  # takes seconds to import, and few need it
 
     backbone: Any = network.backbone

@@ -1,6 +1,7 @@
-"""Networks before their first step: with random weights, or pretrained ones of timm.
+"""Networks before their first step: with random weights, or pretrained ones.
 
-Pretrained weights come from a local file, or from the hub of timm's tag. The head is always new.
+Pretrained weights come from a local file, from the hub of timm's tag, or of an encoder from a local
+folder. The head is always new.
 Everything else has to fit by name and shape; timm adapts inputs with another number of channels.
 Nothing is unpickled.
 """
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from slipway.config.params import Params
 from slipway.config.sections import TrainParams
 from slipway.inputs.images import MAX_PIXELS, ImageContract
+from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import ParamsError, UnavailableError
+from slipway.training.networks.encoders import encoder_weights, load_encoder
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 
 _TIMM = "timm/"
@@ -27,7 +30,10 @@ def initial_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Networ
     torch.manual_seed(seed)
     network = build_network(spec)
     if pretrained := pretrained_file(params):
-        load_pretrained(network, pretrained)
+        if params.network == ENCODER:
+            load_encoder(network, pretrained.parent)
+        else:
+            load_pretrained(network, pretrained)
     return network
 
 
@@ -69,6 +75,8 @@ def pretrained_file(params: TrainParams) -> Path | None:
     """
     if params.pretrained is None:
         return None
+    if params.network == ENCODER:
+        return encoder_weights(Path(params.pretrained))
     if params.pretrained == "hub":
         return _download(params.network)
     path = Path(params.pretrained)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from slipway.config.network_arguments import HashedNgramsArguments, SmallTransformerArguments
 from slipway.inputs.texts import TRUNCATED, TextContract
+from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import input_kind
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code
@@ -214,6 +215,10 @@ def text_network(spec: NetworkSpec) -> TextNetwork:
             )
         backbone = SmallTransformer(settings, spec.input, spec.num_outputs)
         return TextNetwork(backbone, spec)
+    if spec.name == ENCODER:
+        from slipway.training.networks import encoders  # transformers takes seconds
+
+        return TextNetwork(encoders.encoder_backbone(spec), spec)
     if is_user_code(spec.name):
         return UserTextNetwork(user_backbone(spec, spec.input.shape), spec)
     expected = " or ".join(map(repr, input_kind(spec.input.kind).networks))

@@ -23,22 +23,26 @@ def optimizer_and_schedule(
 ) -> OptimizerLRSchedulerConfig:
     """Make the optimizer and its schedule.
 
-    Weight decay leaves out norms, scales and biases. The learning rate of a frozen part is 0.
+    Weight decay leaves out norms, scales and biases. The learning rate of a frozen part is 0. An
+    encoder's `layer_decay` lowers it from each layer to the one before.
     """
     named = dict(network.named_parameters())
-    parts = parts_of(network) if params.freeze_epochs else [list(named)]
+    decay_of_parts = params.network_arguments.get("layer_decay", 1.0)
+    are_apart = params.freeze_epochs or decay_of_parts != 1.0
+    parts = parts_of(network) if are_apart else [list(named)]
     schedule = learning_rate_schedule(params, steps_per_epoch)
     groups: list[dict[str, Any]] = []
     schedules: list[Schedule] = []
     for index, part in enumerate(parts):
         trained = [name for name in part if named[name].requires_grad]
+        scale = decay_of_parts ** (len(parts) - 1 - index)
         for decay in (True, False):
             chosen = [named[name] for name in trained if decays(name, named[name]) is decay]
             if chosen:
                 weight_decay = params.weight_decay if decay else 0.0
                 groups.append({"params": chosen, "weight_decay": weight_decay})
                 schedules.append(
-                    _part_schedule(schedule, index, len(parts), params, steps_per_epoch)
+                    _part_schedule(schedule, index, len(parts), params, steps_per_epoch, scale)
                 )
     optimizer = _optimizer(groups, params)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedules)
@@ -76,11 +80,16 @@ def learning_rate_schedule(params: TrainParams, steps_per_epoch: int) -> Schedul
 
 
 def _part_schedule(
-    schedule: Schedule, index: int, num_parts: int, params: TrainParams, steps_per_epoch: int
+    schedule: Schedule,
+    index: int,
+    num_parts: int,
+    params: TrainParams,
+    steps_per_epoch: int,
+    scale: float,
 ) -> Schedule:
     def factor(step: int) -> float:
         is_frozen = index < num_frozen(step // steps_per_epoch, num_parts, params)
-        return 0.0 if is_frozen else schedule(step)
+        return 0.0 if is_frozen else scale * schedule(step)
 
     return factor
 

@@ -1,6 +1,7 @@
 """Graphs of tokens: any number of rows and any length, in every precision."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ from slipway.export.graphs.graph import (
 from slipway.export.graphs.variants import make_variant
 from slipway.inputs.texts import encode_texts
 from slipway.kinds.targets import CLASS
+from slipway.training.networks.encoders import read_config
 from slipway.training.networks.features import last_layer
 from slipway.training.networks.networks import NetworkSpec, build_network
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 from slipway.training.uncertainty.ood_score import fit_ood_score
+from tests.encoder_folders import SIZES, tiny_encoder
 from tests.sentences import CLASSES, sentences
 from tests.tokens import token_contract
 
@@ -41,19 +44,21 @@ def calibrated(spec: NetworkSpec) -> CalibratedNetwork:
     return CalibratedNetwork(network, CLASS.load_part("head"), 1.0, score).eval()
 
 
-def test_a_transformer_of_tokens_is_exported_for_every_length_and_precision(
-    tmp_path: Path,
-) -> None:
-    spec = NetworkSpec(
+def spec_of(name: str, arguments: dict[str, Any]) -> NetworkSpec:
+    return NetworkSpec(
         task="text_classification",
-        name="small_transformer",
-        arguments={"width": 16, "num_layers": 1, "num_heads": 2, "patch": 1, "dropout": 0.1},
+        name=name,
+        arguments=arguments,
         classes=list(CLASSES),
         input=CONTRACT,
         mean=[],
         std=[],
         target_scale=None,
     )
+
+
+def check_every_precision(spec: NetworkSpec, scratch: Path) -> None:
+    """Export a network, and compare graphs of every precision at every length."""
     network = calibrated(spec)
     graph = export_graph(network, CONTRACT, OUTPUT, opset=18, max_batch_size=8)
     described = describe_graph(
@@ -70,6 +75,29 @@ def test_a_transformer_of_tokens_is_exported_for_every_length_and_precision(
     single = np.concatenate([onnx_answers(graph, row[None]).outputs for row in ROWS])
     np.testing.assert_allclose(single, fp32, atol=1e-6)  # each at its own length
     for variant in ("fp16", "int8_dynamic", "int8"):
-        made, _ = make_variant(variant, graph, ROWS, tmp_path, lambda _: 0.0, 0.1)
+        made, _ = make_variant(variant, graph, ROWS, scratch, lambda _: 0.0, 0.1)
         found = onnx_answers(made, ROWS, variant=variant).outputs
         assert np.abs(found - fp32).max() < 0.02, variant
+
+
+def test_a_transformer_of_tokens_is_exported_for_every_length_and_precision(
+    tmp_path: Path,
+) -> None:
+    arguments = {"width": 16, "num_layers": 1, "num_heads": 2, "patch": 1, "dropout": 0.1}
+    check_every_precision(spec_of("small_transformer", arguments), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["bert", *(pytest.param(name, marks=pytest.mark.nightly) for name in SIZES if name != "bert")],
+)
+def test_an_encoder_is_exported_for_every_length_and_precision(tmp_path: Path, family: str) -> None:
+    arguments = {
+        "pooling": "mean",
+        "dropout": 0.1,
+        "lora_rank": None,
+        "layer_decay": 1.0,
+        "checkpoint_activations": False,
+        "config": read_config(tiny_encoder(tmp_path / "folder", family)),
+    }
+    check_every_precision(spec_of("encoder", arguments), tmp_path)

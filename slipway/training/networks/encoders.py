@@ -1,0 +1,266 @@
+"""Encoders of a local Hugging Face folder, fine-tuned whole, by their last layers, or by LoRA.
+
+`train.pretrained` is the folder: config.json, model.safetensors and tokenizer.json. Nothing is
+downloaded or unpickled, and no code of the folder runs. The config becomes a part of the model's
+`arguments`, so that a trained model needs the folder no more. The head is always new.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipway.config.network_arguments import EncoderArguments
+from slipway.data.texts.packing import read_tokenizer
+from slipway.inputs.texts import TextContract
+from slipway.system.errors import ParamsError, UnavailableError
+from slipway.training.networks.networks import Network, NetworkSpec, build_network
+
+# Families of transformers whose encoders are exported and tested.
+FAMILIES = (
+    *("bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"),
+)
+_BEHIND_PADDING = ("camembert", "roberta", "xlm-roberta")  # positions begin behind its id
+WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
+# Keys of a config that describe another head, another file or the writer.
+_FOREIGN = ("architectures", "auto_map", "_name_or_path", "id2label", "label2id", "dtype")
+_MASKED = -1e4  # added to a score of attention: its weight is 0, and fp16 holds the number
+_SAVE = "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER, safe_serialization=True)"
+
+
+class EncoderBackbone(nn.Module):
+    """The encoder, the mean of its answers over the tokens of a text, and a linear head."""
+
+    def __init__(
+        self, encoder: Any, arguments: EncoderArguments, num_outputs: int, padding: int
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.dropout = nn.Dropout(arguments.dropout)
+        self.head = nn.Linear(encoder.config.hidden_size, num_outputs)
+        self._is_mean, self._padding = arguments.pooling == "mean", padding
+        if arguments.checkpoint_activations:
+            encoder.activation_checkpointing_enable()
+        if arguments.lora_rank is not None:
+            _adapt(encoder, arguments.lora_rank)
+
+    def forward(self, places: Tensor) -> Tensor:
+        """(B, L) int64 id of a token plus 1, 0 for none -> (B, K) float"""
+        is_there = places > 0
+        ids = torch.where(is_there, places - 1, self._padding)
+        # The first place is never masked: attention to nothing is NaN.
+        first = torch.arange(places.shape[1], device=places.device) == 0
+        mask = torch.where(is_there | first, 0.0, _MASKED).to(self.head.weight.dtype)
+        # A mask for each score is taken as it is, in every precision.
+        encoder: Any = self.encoder
+        masks = self._masks(mask[:, None, None, :])
+        states = encoder(input_ids=ids, attention_mask=masks).last_hidden_state
+        if self._is_mean:
+            weights = is_there.to(states.dtype)[:, :, None]
+            pooled = (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+        else:
+            pooled = states[:, 0]
+        logits: Tensor = self.head(self.dropout(pooled))
+        return logits
+
+    def named_parts(self) -> list[list[str]]:
+        """Return the names of all parameters: embeddings, each layer, and behind them the head."""
+        layers = _layers(self.encoder)
+        names = [name for name, _ in self.named_parameters()]
+        places = {id(each): place for place, each in enumerate(layers, start=1)}
+        owner = {
+            f"{module_name}.{name}": places[id(module)]
+            for module_name, module in self.named_modules()
+            if id(module) in places
+            for name, _ in module.named_parameters()
+        }
+        parts: list[list[str]] = [[] for _ in range(len(layers) + 2)]
+        for name in names:
+            is_before = name.startswith("encoder.embeddings")
+            parts[owner.get(name, 0 if is_before else -1)].append(name)
+        return parts
+
+    def load_body(self, state: Mapping[str, Tensor]) -> None:
+        """Load the weights of the encoder without adapters."""
+        own = self.encoder.state_dict()
+        names = {name.replace(".base_layer.", "."): name for name in own if ".lora_" not in name}
+        given = {name: state[plain] for plain, name in names.items() if plain in state}
+        if lacking := sorted(set(names) - set(state)):
+            raise ParamsError(
+                f"train.pretrained lacks {', '.join(lacking[:5])}, which a "
+                f"{type(self.encoder).__name__} has. Name a whole model."
+            )
+        self.encoder.load_state_dict(given, strict=False)
+
+    def _masks(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """(B, 1, 1, L) -> the mask, or one for each kind of layer."""
+        config: Any = self.encoder.config
+        if config.model_type != "modernbert":
+            return mask
+        places = torch.arange(mask.shape[-1], device=mask.device)
+        distance = (places[:, None] - places[None, :]).abs()
+        window = torch.where(distance <= config.sliding_window, 0.0, _MASKED).to(mask.dtype)
+        return {"full_attention": mask, "sliding_attention": torch.minimum(mask, window)}
+
+
+def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
+    """Build the encoder of a spec, with drawn weights; ParamsError if its input does not fit."""
+    assert isinstance(spec.input, TextContract)
+    arguments = {name: value for name, value in spec.arguments.items() if name != "config"}
+    parsed = EncoderArguments.model_validate(arguments)
+    if spec.input.tokenizer is None:
+        raise ParamsError(
+            "train.network is 'encoder', but the packed store has bytes. Set precompute.tokenizer "
+            "to the folder in train.pretrained."
+        )
+    config = dict(spec.arguments.get("config") or {})
+    transformers = _import_transformers()
+    try:
+        described = transformers.AutoConfig.for_model(**config)
+        encoder = transformers.AutoModel.from_config(described, attn_implementation="sdpa")
+    except Exception as error:  # of any kind, for a config that does not fit together
+        raise ParamsError(f"the encoder's config.json cannot be used: {error}") from error
+    if hasattr(encoder, "pooler"):
+        encoder.pooler = None  # it would be a part of the head, which is new
+    padding = int(described.pad_token_id or 0)
+    behind = padding + 1 if described.model_type in _BEHIND_PADDING else 0
+    longest, found = described.max_position_embeddings - behind, spec.input.shape[0]
+    if found > longest:
+        raise ParamsError(
+            f"precompute.max_tokens is {found}, but the encoder in train.pretrained reads at most "
+            f"{longest}. Set it to {longest} or less."
+        )
+    if spec.input.vocabulary_size > described.vocab_size:
+        raise ParamsError(
+            f"precompute.tokenizer has {spec.input.vocabulary_size:,} tokens, but the encoder in "
+            f"train.pretrained has {described.vocab_size:,}: they do not belong together. Set "
+            "precompute.tokenizer to the same folder."
+        )
+    return EncoderBackbone(encoder, parsed, spec.num_outputs, padding)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.json without what concerns another head; ParamsError if it is no known one."""
+    try:
+        content = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ParamsError(
+            f"train.pretrained is {str(folder)!r}, whose {_CONFIG} cannot be read ({error}); "
+            "expected a folder that save_pretrained() wrote."
+        ) from None
+    family = content.get("model_type") if isinstance(content, dict) else None
+    if family not in FAMILIES:
+        raise ParamsError(
+            f"train.pretrained is {str(folder)!r}, a model of the type {family!r}, expected an "
+            f"encoder: {', '.join(FAMILIES)}."
+        )
+    return {key: value for key, value in content.items() if key not in _FOREIGN}
+
+
+def encoder_weights(folder: Path) -> Path:
+    """Return the file of weights in a folder; ParamsError if there are only pickled ones."""
+    path = folder / WEIGHTS
+    if path.is_file():
+        return path
+    wrong = f"train.pretrained is {str(folder)!r}, expected a folder with {WEIGHTS}"
+    pickled = sorted(file.name for ending in _PICKLES for file in folder.glob(ending))
+    if pickled:
+        wrong += f"; {', '.join(pickled)} is not read, because loading it may run code"
+    raise ParamsError(f"{wrong}. Save it so where you trust it: {_SAVE}")
+
+
+def load_encoder(network: Network, folder: Path) -> None:
+    """Load the encoder's weights from a folder; ParamsError if they or the tokenizer do not fit."""
+    encoder_weights(folder)
+    contract, backbone = network.spec.input, network.backbone
+    assert isinstance(contract, TextContract)
+    assert isinstance(backbone, EncoderBackbone)
+    if read_tokenizer(folder) != contract.tokenizer:
+        raise ParamsError(
+            f"train.pretrained is {str(folder)!r}, whose tokenizer is not that of the packed store."
+            f" Set precompute.tokenizer to {str(folder)!r}, and run `dvc repro`."
+        )
+    transformers = _import_transformers()
+    try:
+        donor = transformers.AutoModel.from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except Exception as error:  # of any kind
+        raise ParamsError(f"train.pretrained {str(folder)!r} cannot be loaded: {error}") from error
+    model, report = donor
+    missing = set(report["missing_keys"])
+    backbone.load_body(
+        {name: value for name, value in model.state_dict().items() if name not in missing}
+    )
+
+
+def merged(network: Network) -> Network:
+    """Return the network with its adapters added to the layers that they adapt.
+
+    A network without adapters is returned itself.
+    """
+    spec, backbone = network.spec, network.backbone
+    if not isinstance(backbone, EncoderBackbone) or spec.arguments.get("lora_rank") is None:
+        return network
+    from peft.tuners.lora import LoraLayer
+
+    for module in backbone.modules():
+        if isinstance(module, LoraLayer):
+            module.merge(safe_merge=True)
+    state = {
+        name.replace(".base_layer.", "."): value
+        for name, value in network.state_dict().items()
+        if ".lora_" not in name
+    }
+    plain = build_network(
+        spec.model_copy(update={"arguments": {**spec.arguments, "lora_rank": None}})
+    )
+    plain.load_state_dict(state, strict=True)
+    return plain
+
+
+def _adapt(encoder: nn.Module, rank: int) -> None:
+    """Add LoRA (Hu et al. 2021) to each linear layer, and freeze everything else of the encoder."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    linear = {
+        name.rpartition(".")[2]
+        for layer in _layers(encoder)
+        for name, module in layer.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(linear))
+    inject_adapter_in_model(config, encoder)
+
+
+def _layers(encoder: Any) -> nn.ModuleList:
+    """Return the layers, the only list with as many modules as the config says."""
+    return next(
+        module
+        for module in encoder.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == encoder.config.num_hidden_layers
+    )
+
+
+def _import_transformers() -> Any:
+    transformers: Any
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError:
+        raise UnavailableError(
+            "train.network is 'encoder', but the package transformers is not installed. Install "
+            "it: pip install 'slipway-ml[encoders]' (in a clone: make install)."
+        ) from None
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
