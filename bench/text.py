@@ -1,7 +1,8 @@
 """Compares trained networks with TF-IDF and logistic regression on the same rows.
 
 `python -m bench.text FILE.csv...` makes a project of each file in an empty folder, as
-`slipway init` proposes it, and runs its stages up to `evaluate`. It fits scikit-learn's
+`slipway init` proposes it, and runs its stages up to `evaluate`. With `--tokens` a second row has
+the small transformer on tokens of its own BPE. It fits scikit-learn's
 TfidfVectorizer and LogisticRegression on the same training rows: words and pairs of words, or
 characters and pairs of characters if most texts have no spaces. The strength of the regression is
 chosen on the validation rows, as the network's epoch is. The difference in accuracy has its paired
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from bench.conditions import conditions
+from slipway.config.edit import propose
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.data.tables.files import ID_COLUMN
 from slipway.data.texts.files import read_texts
@@ -34,6 +37,28 @@ from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling
 from slipway.system import files
 
+# Values of params.yaml with `--tokens`; they were not tuned.
+TOKENS = {
+    "precompute.max_text_bytes": 1024,
+    "precompute.tokenizer": "bpe",
+    "precompute.vocabulary_size": 8000,
+    "precompute.max_tokens": 128,
+    "train.network": "small_transformer",
+    "train.network_arguments": {
+        "width": 96,
+        "num_layers": 2,
+        "num_heads": 4,
+        "patch": 1,
+        "dropout": 0.2,
+    },
+    "train.epochs": 8,
+    "train.batch_size": 64,
+    "train.learning_rate": 0.001,
+    "train.warmup_epochs": 1.0,
+    "train.weight_decay": 0.05,
+    "train.label_smoothing": 0.1,
+    "train.ema_decay": None,
+}
 RESULT = Path.cwd() / "bench/results/text.md"
 STAGES = ("code", "clean", "split", "precompute", "augment", "train", "evaluate")
 STRENGTHS = (1.0, 10.0, 100.0)  # C: the inverse of the penalty
@@ -80,10 +105,11 @@ def network_answers(
     return np.array(table.take(places)["probabilities"].to_pylist(), np.float64)
 
 
-def trained(data: Path, project: Path) -> float:
-    """Make a project and run its stages; the processor's seconds of `train`."""
+def trained(data: Path, project: Path, changes: dict[str, Any]) -> float:
+    """Make a project with other values and run its stages; the processor's seconds of `train`."""
     slipway = [sys.executable, "-m", "slipway.cli"]
     run([*slipway, "init", "--data", str(data.absolute()), "--yes", str(project)], Path.cwd())
+    propose(project / "params.yaml", changes, apply=True)
     seconds = {
         stage: run([sys.executable, "-m", f"slipway.stages.{stage}"], project) for stage in STAGES
     }
@@ -99,9 +125,9 @@ def run(command: list[str], folder: Path) -> float:
     return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
 
 
-def compare(data: Path, project: Path) -> list[str]:
-    """The row of one file."""
-    training = trained(data, project)
+def compare(data: Path, project: Path, changes: dict[str, Any]) -> list[str]:
+    """The row of one file and one network."""
+    training = trained(data, project, changes)
     manifest = read_manifest(project / "data/packed")
     contract = manifest.input
     assert isinstance(contract, TextContract), f"{project} has no texts"
@@ -130,13 +156,19 @@ def main() -> None:
     """The table of all files."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     with tempfile.TemporaryDirectory() as folder:
-        for given in map(Path, sys.argv[1:]):
-            row = compare(given, Path(folder) / given.stem)
+        arguments = sys.argv[1:]
+        kinds: dict[str, dict[str, Any]] = {"proposed": {}}
+        if "--tokens" in arguments:
+            arguments.remove("--tokens")
+            kinds["tokens"] = TOKENS
+        for given, (kind, changes) in product(map(Path, arguments), kinds.items()):
+            row = compare(given, Path(folder) / f"{given.stem}_{kind}", changes)
             lines.append("| " + " | ".join(row) + " |")
             print(lines[-1], flush=True)
     text = "\n".join(lines)
     note = (
-        "One split and one run of each, with the settings that `slipway init` proposes. "
+        "One split and one run of each, with the settings that `slipway init` proposes; "
+        "small_transformer reads tokens, with the settings in bench/text.py. "
         "Seconds are those of the processor, of all threads; training includes its start. "
         f"{conditions('scikit-learn', 'torch')}"
     )
