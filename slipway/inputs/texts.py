@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from slipway.inputs.contract import InputContract
-from slipway.system.errors import BundleError, CellError, UnavailableError
+from slipway.system.errors import BundleError, CellError, ParamsError, UnavailableError
 
 TRUNCATED = 0xFF  # no byte of UTF-8
 SEPARATOR = "\n"  # between the columns of a row; a normalised text has none
@@ -34,6 +35,7 @@ _REPLACEMENT = "\ufffd"
 # which is quadratic in a run of combining marks; NFC joins at most four characters to one.
 _CHARACTERS_PER_BYTE = 4
 _ROWS_ON_THREADS = 64
+_TOKENIZER = "tokenizer.json"
 _EXAMPLE = "This is an example."
 
 
@@ -195,6 +197,25 @@ def load_tokenizer(content: str) -> Any:
     loaded.no_truncation()
     loaded.encode_special_tokens = True
     return loaded
+
+
+def read_tokenizer(path: Path) -> str:
+    """Read a `tokenizer.json`, or that of a folder, without its rules for padding and length.
+
+    ParamsError if it is missing or cannot be read.
+    """
+    file = path / _TOKENIZER if path.is_dir() else path
+    try:
+        content: str = load_tokenizer(file.read_text(encoding="utf-8")).to_str()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParamsError(
+            f"precompute.tokenizer is {str(path)!r}, but {file} cannot be read ({error}); expected "
+            "'bpe', or a tokenizer.json. From a folder with only a vocabulary make one: "
+            "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        ) from None
+    except BundleError as error:
+        raise ParamsError(f"precompute.tokenizer is {str(path)!r}: {error}") from None
+    return content
 
 
 def import_tokenizers() -> Any:

@@ -32,14 +32,13 @@ from slipway.inputs.texts import (
     TextContract,
     encode_texts,
     import_tokenizers,
-    load_tokenizer,
+    read_tokenizer,
     text_of,
 )
 from slipway.system import files
-from slipway.system.errors import BundleError, IntegrityError, ParamsError
+from slipway.system.errors import IntegrityError
 
 _BLOCK_ROWS = 1 << 12
-_TOKENIZER = "tokenizer.json"
 
 
 def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
@@ -137,25 +136,6 @@ def learned_tokenizer(texts: Iterable[str], vocabulary_size: int) -> str:
     )
     tokenizer.train_from_iterator(texts, trainer)
     content: str = tokenizer.to_str()
-    return content
-
-
-def read_tokenizer(path: Path) -> str:
-    """Read a `tokenizer.json`, or that of a folder, without its rules for padding and length.
-
-    ParamsError if it is missing or cannot be read.
-    """
-    file = path / _TOKENIZER if path.is_dir() else path
-    try:
-        content: str = load_tokenizer(file.read_text(encoding="utf-8")).to_str()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParamsError(
-            f"precompute.tokenizer is {str(path)!r}, but {file} cannot be read ({error}); expected "
-            "'bpe', or a tokenizer.json. From a folder with only a vocabulary make one: "
-            "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-        ) from None
-    except BundleError as error:
-        raise ParamsError(f"precompute.tokenizer is {str(path)!r}: {error}") from None
     return content
 
 

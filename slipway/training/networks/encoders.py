@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from slipway.config.network_arguments import EncoderArguments
-from slipway.data.texts.packing import read_tokenizer
-from slipway.inputs.texts import TextContract
+from slipway.inputs.texts import TextContract, read_tokenizer
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 

@@ -11,9 +11,9 @@ import pytest
 from slipway.config.params import parse_params
 from slipway.data.store.packed import PackPaths, open_split, read_manifest
 from slipway.data.texts.cleaning import clean_texts
-from slipway.data.texts.packing import learned_tokenizer, pack_texts, read_tokenizer
+from slipway.data.texts.packing import learned_tokenizer, pack_texts
 from slipway.data.texts.source import raw_rows
-from slipway.inputs.texts import TextContract, encode_texts, read_text, text_of
+from slipway.inputs.texts import TextContract, encode_texts, read_text, read_tokenizer, text_of
 from slipway.system.errors import IntegrityError, ParamsError
 from tests.project_params import PROJECT, of_kind
 from tests.sentences import sentences

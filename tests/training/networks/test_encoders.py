@@ -9,8 +9,7 @@ import torch
 
 from slipway.config.params import mistakes_in
 from slipway.config.sections import TrainParams
-from slipway.data.texts.packing import read_tokenizer
-from slipway.inputs.texts import TextContract, encode_texts
+from slipway.inputs.texts import TextContract, encode_texts, read_tokenizer
 from slipway.system.errors import ParamsError
 from slipway.training.networks.encoders import (
     EncoderBackbone,
