@@ -42,7 +42,8 @@ class Hooks:
 class Extension:
     """An optional feature. `attach` registers its metrics and returns its hooks.
 
-    `allows_remote` and `initial_settings` also run in the server process, before workers start.
+    `allows_remote`, `initial_settings` and `address` also run in the server process, before
+    workers start.
     """
 
     name: str
@@ -50,3 +51,5 @@ class Extension:
     settings: type[SettingsSection] | None = None
     allows_remote: Callable[[Settings], bool] | None = None
     initial_settings: Callable[[Settings], Settings] | None = None
+    # Host and port of its own, and how to choose another port; None without one.
+    address: Callable[[Settings], tuple[str, int, str] | None] | None = None

@@ -9,6 +9,7 @@ from slipway.serving.engine_rebuild import extension as engine_rebuild
 from slipway.serving.explaining import extension as explaining
 from slipway.serving.extension import Extension
 from slipway.serving.gpu import extension as gpu
+from slipway.serving.grpc_port import extension as grpc_port
 from slipway.serving.monitoring import extension as monitoring
 from slipway.serving.open_inference import extension as open_inference
 from slipway.serving.page import extension as page
@@ -16,6 +17,7 @@ from slipway.serving.request_log import extension as request_log
 from slipway.serving.rollout import extension as rollout
 
 EXTENSIONS: tuple[Extension, ...] = (
+    grpc_port.EXTENSION,  # its calls end before the others stop
     auth.EXTENSION,
     request_log.EXTENSION,
     monitoring.EXTENSION,

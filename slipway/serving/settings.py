@@ -46,6 +46,8 @@ EXTENSION_VARIABLES = frozenset(
         "disable_auth",
         "feedback_days",
         "feedback_rows",
+        "grpc_host",
+        "grpc_port",
         "keys",
         "monitoring",
         "rebuild_engine",

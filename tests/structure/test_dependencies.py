@@ -76,6 +76,7 @@ def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict
         "serve",
         "serve-cpu",
         "service",
+        "grpc",
         "gpu",
         "dev",
     }

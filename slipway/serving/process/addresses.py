@@ -18,19 +18,21 @@ def require_safe_start(
 ) -> None:
     """Raise SlipwayError if the service must not, or cannot, listen on `host` and `port`."""
     checks = [one.allows_remote for one in extensions if one.allows_remote]
-    if not any(check(settings) for check in checks):
-        require_loopback(host, has_authentication=bool(checks))
-        if settings.admin_port:
-            require_loopback(settings.admin_host, has_authentication=bool(checks))
-    require_free(host, port, "Choose another with --port")
-    if not settings.admin_port:
-        return
-    if settings.admin_port == port:
-        raise SettingsError(
-            f"SLIPWAY_ADMIN_PORT is {port}, the main port. "
-            "Choose another, or 0 to have all on one port"
-        )
-    require_free(settings.admin_host, settings.admin_port, "Choose another with SLIPWAY_ADMIN_PORT")
+    addresses = [(host, port, "Choose another with --port")]
+    if settings.admin_port:
+        hint = "Choose another with SLIPWAY_ADMIN_PORT, or 0 to have all on the main port"
+        addresses.append((settings.admin_host, settings.admin_port, hint))
+    own = (one.address(settings) for one in extensions if one.address)
+    addresses += [address for address in own if address]
+    allows_remote = any(check(settings) for check in checks)
+    taken: set[int] = set()
+    for each_host, each_port, hint in addresses:
+        if not allows_remote:
+            require_loopback(each_host, has_authentication=bool(checks))
+        if each_port in taken:
+            raise SettingsError(f"two ports of this service are {each_port}. {hint}")
+        require_free(each_host, each_port, hint)
+        taken.add(each_port)
 
 
 def require_loopback(host: str, *, has_authentication: bool) -> None:

@@ -1,0 +1,294 @@
+"""The Open Inference Protocol over gRPC: Triton's own client, limits, and wrong messages."""
+
+import random
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from numpy.typing import NDArray
+from tritonclient import grpc as triton
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from slipway.serving.auth.keys import add_key
+from slipway.serving.extensions import EXTENSIONS
+from slipway.serving.grpc_port.extension import GrpcSettings
+from slipway.serving.grpc_port.messages import http_body
+from slipway.serving.http.responses import Refusal
+from slipway.serving.process.addresses import require_safe_start
+from slipway.serving.settings import Settings, SettingsError
+from tests import plain_http
+from tests.serving.bundles import LABELS, SIZE_PX, picture, probabilities, row_classifier, table_row
+from tests.serving.ready_service import ready_service
+from tests.serving.server import Server, free_port
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service with both ports."""
+
+    http: Server
+    address: str
+
+    def client(self) -> triton.InferenceServerClient:
+        return triton.InferenceServerClient(self.address)
+
+
+def started(folder: Path, graph: Any = None, **settings: object) -> Iterator[Service]:
+    port = free_port()
+    with ready_service(folder, graph, grpc_port=port, **settings) as server:
+        yield Service(server, f"127.0.0.1:{port}")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    yield from started(tmp_path_factory.mktemp("images"), max_body_bytes=1 << 20)
+
+
+def tensor(name: str, datatype: str, values: NDArray[Any]) -> triton.InferInput:
+    made = triton.InferInput(name, list(values.shape), datatype)
+    made.set_data_from_numpy(values)
+    return made
+
+
+def pixels(rows: int, seed: int = 0) -> NDArray[np.uint8]:
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 256, (rows, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
+
+
+@pytest.mark.process
+def test_the_triton_client_reads_health_metadata_and_statistics(images: Service) -> None:
+    client = images.client()
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("slipway")
+    metadata = client.get_model_metadata("slipway")
+    assert [one.name for one in metadata.inputs] == ["image"]
+    assert client.is_model_ready("slipway", metadata.versions[0])
+    assert client.get_model_config("slipway").config.input[0].name == "image"
+    assert client.get_inference_statistics("slipway").model_stats[0].name == "slipway"
+    (model,) = client.get_model_repository_index().models
+    assert (model.name, model.state) == ("slipway", "READY")
+    assert "binary_tensor_data" in client.get_server_metadata().extensions
+
+
+@pytest.mark.process
+def test_health_and_reflection_are_those_of_every_grpc_service(images: Service) -> None:
+    with grpc.insecure_channel(images.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        found = health.Check(health_pb2.HealthCheckRequest(service=""))
+        assert found.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError, match="no service 'other'"):
+            health.Check(health_pb2.HealthCheckRequest(service="other"))
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert "inference.GRPCInferenceService" in database.get_services()
+        pool = DescriptorPool(database)
+        service = pool.FindServiceByName("inference.GRPCInferenceService")
+        assert "ModelInfer" in service.methods_by_name
+
+
+@pytest.mark.process
+def test_infer_answers_as_over_http(images: Service) -> None:
+    sent = pixels(5)
+    result = images.client().infer("slipway", [tensor("image", "UINT8", sent)], request_id="mine")
+    np.testing.assert_allclose(result.as_numpy("probabilities"), probabilities(sent), atol=1e-6)
+    assert result.get_response().id == "mine"
+    assert result.as_numpy("prediction_set").shape == (5, len(LABELS))
+    encoded = np.empty(1, object)
+    encoded[:] = [picture(3, size=(30, 40))]
+    found = images.client().infer("slipway", [tensor("image", "BYTES", encoded)])
+    answer = plain_http.post(
+        images.http.url + "/predict", content=encoded[0], headers={"content-type": "image/png"}
+    ).json()
+    assert found.as_numpy("label")[0].decode() == answer["label"]
+    assert found.as_numpy("probabilities")[0].tolist() == list(answer["probabilities"].values())
+
+
+@pytest.mark.process
+def test_a_stream_answers_each_of_its_messages_and_goes_on_after_an_error(images: Service) -> None:
+    answers: list[Any] = []
+    with images.client() as client:
+        client.start_stream(lambda result, error: answers.append(error or result))
+        for datatype in ("UINT8", "INT8", "UINT8"):
+            values = pixels(1).astype(datatype.lower())
+            client.async_stream_infer("slipway", [tensor("image", datatype, values)])
+        client.stop_stream()
+    assert len(answers) == 3
+    assert isinstance(answers[1], InferenceServerException)
+    assert "INT8" in str(answers[1])
+    np.testing.assert_allclose(
+        answers[2].as_numpy("probabilities"), probabilities(pixels(1)), atol=1e-6
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("model", "datatype", "rows", "code", "words"),
+    [
+        ("another", "UINT8", 1, "NOT_FOUND", "no model 'another'"),
+        ("../slipway", "UINT8", 1, "NOT_FOUND", "no model"),
+        ("slipway", "INT8", 1, "INVALID_ARGUMENT", "INT8"),
+        ("slipway", "UINT8", 65, "RESOURCE_EXHAUSTED", "SLIPWAY_MAX_ITEMS"),
+    ],
+)
+def test_a_refused_call_has_its_code_and_its_reason(
+    images: Service, model: str, datatype: str, rows: int, code: str, words: str
+) -> None:
+    values = pixels(rows).astype(datatype.lower())
+    with pytest.raises(InferenceServerException) as raised:
+        images.client().infer(model, [tensor("image", datatype, values)])
+    assert raised.value.status() == f"StatusCode.{code}"
+    assert words in raised.value.message()
+
+
+@pytest.mark.process
+def test_a_message_above_the_limit_of_bodies_is_refused(images: Service) -> None:
+    with grpc.insecure_channel(images.address) as channel:
+        call = channel.unary_unary(INFER)
+        with pytest.raises(grpc.RpcError) as raised:
+            call(bytes(2 << 20))
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert images.client().is_server_ready()
+
+
+def mutated(message: bytes, draw: random.Random) -> bytes:
+    """A message with some bytes changed, cut off, doubled or added."""
+    content = bytearray(message)
+    for _ in range(draw.randrange(1, 5)):
+        place = draw.randrange(len(content))
+        kind = draw.randrange(4)
+        if kind == 0:
+            content[place] = draw.randrange(256)
+        elif kind == 1:
+            del content[place : place + draw.randrange(1, 20)]
+        elif kind == 2:
+            content[place:place] = draw.randbytes(draw.randrange(1, 20))
+        else:
+            content += content[place : place + 50]
+        content = content or bytearray(b"\0")
+    return bytes(content)
+
+
+def send_mutated(service: Service, number: int) -> dict[str, int]:
+    """How often each status answered."""
+    values = pixels(1)
+    request = service_pb2.ModelInferRequest(model_name="slipway", id="one")
+    request.inputs.add(name="image", datatype="UINT8", shape=values.shape)
+    request.raw_input_contents.append(values.tobytes())
+    message, draw = request.SerializeToString(), random.Random(7)
+    found: dict[str, int] = {}
+    with grpc.insecure_channel(service.address) as channel:
+        call = channel.unary_unary(INFER)
+        for _ in range(number):
+            code = "OK"
+            try:
+                call(mutated(message, draw), timeout=10)
+            except grpc.RpcError as error:
+                code = error.code().name
+            found[code] = found.get(code, 0) + 1
+    return found
+
+
+@pytest.mark.process
+def test_mutated_messages_are_refused_and_never_fail_the_service(images: Service) -> None:
+    found = send_mutated(images, 300)
+    assert found.keys() <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}, found
+    assert found["INVALID_ARGUMENT"] > 50
+    assert images.client().is_server_ready()
+
+
+@pytest.mark.nightly(seconds=60)
+def test_10_000_mutated_messages_are_refused_and_never_fail_the_service(
+    tmp_path: Path,
+) -> None:
+    for service in started(tmp_path):
+        found = send_mutated(service, 10_000)
+        assert found.keys() <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}, found
+        assert service.client().is_server_ready()
+
+
+@pytest.mark.process
+def test_rows_of_a_table_and_a_key_are_taken_as_over_http(tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", "alice", "caller", None)
+    for service in started(tmp_path, row_classifier(), keys=tmp_path / "keys"):
+        row = table_row(1)
+        request = [tensor(name, *_one(value)) for name, value in row.items()]
+        with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
+            service.client().infer("slipway", request)
+        headers = {"authorization": f"Bearer {key}"}
+        found = service.client().infer("slipway", request, headers=headers)
+        answer = httpx.post(service.http.url + "/predict", json=row, headers=headers).json()
+        assert found.as_numpy("label")[0].decode() == answer["label"]
+
+
+def _one(value: Any) -> tuple[str, NDArray[Any]]:
+    """The datatype and the array of a cell."""
+    if isinstance(value, str):
+        return "BYTES", np.array([value.encode()], object)
+    if isinstance(value, bool):
+        return "BOOL", np.array([value])
+    return "FP64", np.array([value], float)
+
+
+@pytest.mark.unit
+def test_typed_contents_become_the_bytes_of_raw_ones() -> None:
+    request = service_pb2.ModelInferRequest()
+    request.inputs.add(name="a", datatype="INT16", shape=[2]).contents.int_contents.extend([1, -2])
+    request.inputs.add(name="b", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"xy")
+    body, head_length = http_body(request)
+    assert body[head_length:] == struct.pack("<hh", 1, -2) + struct.pack("<I", 2) + b"xy"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("datatype", "field", "values", "words"),
+    [
+        ("INT8", "int_contents", [300], "outside INT8"),
+        ("FP32", "int_contents", [3], "expected fp32_contents for FP32"),
+    ],
+)
+def test_contents_that_do_not_fit_their_datatype_are_refused(
+    datatype: str, field: str, values: list[Any], words: str
+) -> None:
+    request = service_pb2.ModelInferRequest()
+    tensor = request.inputs.add(name="a", datatype=datatype, shape=[1])
+    getattr(tensor.contents, field).extend(values)
+    with pytest.raises(Refusal, match=words):
+        http_body(request)
+
+
+@pytest.mark.unit
+def test_raw_contents_of_another_number_than_inputs_are_refused() -> None:
+    request = service_pb2.ModelInferRequest(raw_input_contents=[b"a", b"b"])
+    request.inputs.add(name="a", datatype="UINT8", shape=[1])
+    with pytest.raises(Refusal, match="2 were found, expected one for each of 1 inputs"):
+        http_body(request)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"grpc_port": 3999}, "two ports of this service are 3999"),
+        ({"grpc_port": 3998, "grpc_host": "0.0.0.0"}, "can be reached from other machines"),
+    ],
+)
+def test_an_unsafe_or_taken_address_is_refused_before_the_start(
+    own: dict[str, Any], words: str
+) -> None:
+    settings = Settings(sections=(GrpcSettings(**own),))
+    with pytest.raises(SettingsError, match=words):
+        require_safe_start(settings, EXTENSIONS, "127.0.0.1", 3999)
