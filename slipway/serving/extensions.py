@@ -1,6 +1,6 @@
 """The extensions of the service. Removing one from the list removes its feature and nothing else.
 
-`GET /status` shows their parts in this order.
+They stop in this order, calls over gRPC first, and `GET /status` shows their parts in it.
 """
 
 from slipway.serving.api_docs import extension as api_docs
@@ -17,7 +17,7 @@ from slipway.serving.request_log import extension as request_log
 from slipway.serving.rollout import extension as rollout
 
 EXTENSIONS: tuple[Extension, ...] = (
-    grpc_port.EXTENSION,  # its calls end before the others stop
+    grpc_port.EXTENSION,
     auth.EXTENSION,
     request_log.EXTENSION,
     monitoring.EXTENSION,

@@ -328,4 +328,4 @@ def _attach(worker: ModelWorker) -> Hooks:
     return Hooks(start=start, stop=stop)
 
 
-EXTENSION = Extension("grpc", _attach, settings=GrpcSettings, address=_address)
+EXTENSION = Extension("grpc_port", _attach, settings=GrpcSettings, address=_address)
