@@ -183,7 +183,7 @@ def mutated(message: bytes, draw: random.Random) -> bytes:
 
 
 def send_mutated(service: Service, number: int) -> dict[str, int]:
-    """How often each status answered."""
+    """Count the answers by status."""
     values = pixels(1)
     request = service_pb2.ModelInferRequest(model_name="slipway", id="one")
     request.inputs.add(name="image", datatype="UINT8", shape=values.shape)
