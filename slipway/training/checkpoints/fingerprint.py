@@ -89,6 +89,8 @@ def take_fingerprint(
     data = {path.as_posix(): files.sha256_file(path) for path in paths}
     if pretrained:
         data["pretrained"] = files.sha256_file(pretrained)
+        if (config := pretrained.with_name("config.json")).is_file():  # of an encoder
+            data["pretrained_config"] = files.sha256_file(config)
     data |= further
     return Fingerprint(
         seed=seed,

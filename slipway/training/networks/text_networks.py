@@ -32,7 +32,8 @@ class TextNetwork(Network):
     def forward(self, rows: Tensor) -> Tensor:
         """(B, L) uint8 or int32 -> (B, K) float"""
         places = self._places(rows.to(torch.int64))
-        if not torch.compiler.is_exporting():
+        # A plan traces tensors without content, of a class of their own.
+        if not torch.compiler.is_exporting() and type(rows) is Tensor:
             places = _without_padding(places)
         return self.to_target_unit(self.backbone(places))
 

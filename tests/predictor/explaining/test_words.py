@@ -1,6 +1,7 @@
 """Words of a text, and copies that lack one."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from slipway.inputs.texts import TextContract, decode_row, encode_texts
 from slipway.predictor.explaining.explanation import ExplainedOutput, explain_text
 from slipway.predictor.explaining.words import without_each, words_of
+from tests.tokens import token_contract
 
 pytestmark = pytest.mark.unit
 CONTRACT = TextContract(kind="texts", columns=["text"], max_bytes=64, max_characters=None)
@@ -38,14 +40,15 @@ def test_each_copy_lacks_one_word() -> None:
     assert [decode_row(row, CONTRACT) for row in copies] == ["b c", "a c", "a b "]
 
 
-def test_the_word_that_a_model_looks_at_has_the_largest_change() -> None:
-    async def answers_free(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
-        found = [[0.9 if "free" in decode_row(row, CONTRACT) else 0.1] for row in rows]
+@pytest.mark.parametrize("contract", [CONTRACT, token_contract(max_tokens=64)])
+def test_the_word_that_a_model_looks_at_has_the_largest_change(contract: TextContract) -> None:
+    async def answers_free(rows: NDArray[Any]) -> NDArray[np.float32]:
+        found = [[0.9 if "free" in decode_row(row, contract) else 0.1] for row in rows]
         return np.array(found, np.float32)
 
-    (row,) = encode_texts(["call for a free prize"], CONTRACT)
+    (row,) = encode_texts(["call for a free prize"], contract)
     explained = ExplainedOutput(answers_free, 0, np.array([0.9], np.float32))
-    answer = asyncio.run(explain_text(explained, row, CONTRACT, most_rows=64))
+    answer = asyncio.run(explain_text(explained, row, contract, most_rows=64))
     changes = {each["text"]: each["change"] for each in answer["words"]}
     assert changes.pop("free ") == pytest.approx(0.8)
     assert list(changes.values()) == pytest.approx([0.0] * 4)
