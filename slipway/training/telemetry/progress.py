@@ -56,10 +56,8 @@ def print_start(
     if job.params.pretrained:
         digest = job.fingerprint.data["pretrained"]
         mean, std = (", ".join(f"{value:.3f}" for value in part) for part in (spec.mean, spec.std))
-        print(
-            f"weights   {job.params.pretrained}, SHA-256 {digest[:12]}, "
-            f"for pixels of mean {mean}, std {std}"
-        )
+        pixels = f", for pixels of mean {mean}, std {std}" if mean else ""
+        print(f"weights   {job.params.pretrained}, SHA-256 {digest[:12]}{pixels}")
     for reason in placement.reasons:
         print(f"  auto    {reason}")
     for note in [*notes, *without_effect(job.params, spec.classes)]:
