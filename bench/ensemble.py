@@ -1,9 +1,10 @@
-"""Compares an ensemble with each of its members on the same test rows.
+"""Compares an ensemble with each of its members, its student and a search on the same test rows.
 
-`python -m bench.ensemble [PROJECT]` reads the packed store, the model and the log of a project
-whose training was an ensemble: this checkout's, or PROJECT's. It exports each member and the
-ensemble as one ONNX graph, answers the test rows with it, and times it. It prints and writes one
-table. The best member is the one with the lowest validation loss.
+`python -m bench.ensemble [PROJECT [SEARCHED]]` reads the packed store, the model and the log of a
+project whose training was an ensemble: this checkout's, or PROJECT's. It exports each member, the
+ensemble and a student that is not served as one ONNX graph, answers the test rows with it, and
+times it. SEARCHED is a project with the same split that has the best trial of its search. It prints
+and writes one table. The best member is the one with the lowest validation loss.
 """
 
 import json
@@ -27,7 +28,12 @@ from slipway.reports.console import interval, number, size
 from slipway.runtimes.runtime import Runner, open_onnx, run_in_batches
 from slipway.system import files
 from slipway.training.networks.ensemble import EnsembleNetwork
-from slipway.training.networks.networks import Network, load_network, read_model_manifest
+from slipway.training.networks.networks import (
+    STUDENT,
+    Network,
+    load_network,
+    read_model_manifest,
+)
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 from slipway.training.uncertainty.calibration import Calibrator
 
@@ -72,8 +78,20 @@ def seconds_by_weights(project: Path) -> dict[str, float]:
     }
 
 
-def compare(project: Path) -> list[list[str]]:
-    """A row for each member, and one for the ensemble."""
+def searched_model(project: Path) -> tuple[str, Network, float, float]:
+    """The best trial of a search: its name, network, validation loss, and seconds of all trials."""
+    records = [
+        json.loads(path.read_text()) for path in (project / ".work/experiments").glob("*.json")
+    ]
+    trials = [record for record in records if record["search"]]
+    loss = read_model_manifest(project / "artifacts/model").metrics["val/loss"]
+    name = f"the best of {len(trials)} trials"
+    seconds = sum(trial["seconds"] for trial in trials)
+    return name, load_network(project / "artifacts/model"), loss, seconds
+
+
+def compare(project: Path, searched: Path | None) -> list[list[str]]:
+    """A row for each member, and one for the ensemble, its student and the best trial."""
     packed = project / "data/packed"
     manifest = read_manifest(packed)
     train, val, test = (open_split(packed, manifest, name) for name in ("train", "val", "test"))
@@ -83,9 +101,24 @@ def compare(project: Path) -> list[list[str]]:
     report = json.loads((project / "metrics/train.json").read_text())
     members = report["ensemble"]["members"]
     names = [member.label for member in whole.arguments.members]
+    networks: dict[str, Network] = dict(zip(names, whole.members, strict=True)) | {WHOLE: whole}
+    others: dict[str, dict[str, float]] = {}
+    times = seconds_by_weights(project)
+    digests = [files.sha256_bytes(member.payload()) for member in whole.members]
+    seconds = dict(zip(names, [times[digest] for digest in digests], strict=True))
+    seconds[WHOLE] = sum(times.values())  # also of members that got no weight
+    if (folder := project / "artifacts/model" / STUDENT).is_dir():
+        student, facts = load_network(folder), report["ensemble"][STUDENT]
+        name = facts["name"]
+        networks[name], others[name] = student, {"val_loss": facts["val_loss"]}
+        own = times[files.sha256_bytes(student.payload())]
+        seconds[WHOLE] -= own
+        seconds[name] = own
+    if searched:
+        name, network, loss, spent = searched_model(searched)
+        networks[name], others[name], seconds[name] = network, {"val_loss": loss}, spent
     graphs = {
-        name: graph_of(network, project, manifest, train, val)
-        for name, network in zip([*names, WHOLE], [*whole.members, whole], strict=True)
+        name: graph_of(network, project, manifest, train, val) for name, network in networks.items()
     }
     runners: dict[str, Runner] = {
         name: open_onnx(graph, variant="fp32", precision="fp32", provider="cpu", num_threads=0)
@@ -96,22 +129,19 @@ def compare(project: Path) -> list[list[str]]:
         for name, runner in runners.items()
     }
     timings = measure_in_turns(runners, test.inputs, BATCH, SECONDS, RESAMPLING.confidence)
-    times = seconds_by_weights(project)
-    digests = [files.sha256_bytes(member.payload()) for member in whole.members]
-    seconds = dict(zip(names, [times[digest] for digest in digests], strict=True))
-    seconds[WHOLE] = sum(times.values())  # also of members that got no weight
     rows = []
-    for name in [*sorted(names, key=lambda name: float(members[name]["val_loss"])), WHOLE]:
+    best_first = sorted(names, key=lambda name: float(members[name]["val_loss"]))
+    for name in [*best_first, WHOLE, *others]:
         found = measure(manifest.task, test.targets, answers[name], RESAMPLING, names=["rmse"])
         metric = found["rmse"]
         gain = paired_difference(
             manifest.task, "rmse", test.targets, answers[WHOLE], answers[name], RESAMPLING
         )
-        facts = members.get(name, {"weight": 1.0, "val_loss": report["val_loss"]})
+        facts = others.get(name) or members.get(name) or {"val_loss": report["val_loss"]}
         rows.append(
             [
                 name,
-                "" if name == WHOLE else number(facts["weight"]),
+                number(facts["weight"]) if "weight" in facts else "",
                 number(facts["val_loss"]),
                 f"{number(metric.value)} ({interval(metric)})",
                 ""
@@ -129,16 +159,19 @@ def compare(project: Path) -> list[list[str]]:
 def main() -> None:
     """The table of one project."""
     project = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    searched = Path(sys.argv[2]) if len(sys.argv) > 2 else None
     manifest = read_manifest(project / "data/packed")
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(row) + " |" for row in compare(project)]
+    lines += ["| " + " | ".join(row) + " |" for row in compare(project, searched)]
     text = "\n".join(lines)
     print(text)
     sizes = ", ".join(f"{manifest.splits[name].rows:,} {name}" for name in ("train", "val", "test"))
     method = json.loads((project / "metrics/train.json").read_text())["ensemble"]["method"]
     note = (
         f"One split ({sizes} rows), one run of each, weights by `{method}`; the best member on the "
-        f"validation rows comes first. {conditions('lightgbm', 'torch', 'tabm')}"
+        f"validation rows comes first. The seconds of the ensemble are those of its members, "
+        "without its student, and those of a search are of all its trials. Trainings ran beside "
+        f"other work. {conditions('lightgbm', 'torch', 'tabm')}"
     )
     files.write_text(RESULT, f"# An ensemble and its members on one split\n\n{text}\n\n{note}\n")
 

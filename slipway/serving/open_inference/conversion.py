@@ -7,7 +7,8 @@ one tensor per column, (N,) or (N, 1). Columns that are left out, NaN and empty 
 values; tensors of columns that training ignored are ignored. A text model takes one tensor BYTES
 per text column, (N,) or (N, 1). The outputs are `label` BYTES (N,),
 `probabilities` FP32 (N, labels) and `prediction_set` BOOL (N, labels), or `value` FP32 (N, 1);
-and `ood_score` FP32 (N,) and `is_ood` BOOL (N,).
+and `ood_score` FP32 (N,) and `is_ood` BOOL (N,). With `evaluate.decision` and costs there are
+`expected_cost` FP32 (N,), and `abstain` BOOL (N,) if rows may be left to a person.
 """
 
 import io
@@ -44,6 +45,7 @@ _COLUMN_DATATYPES = {
     "text": (BYTES,),
 }
 _CONFIG_TYPES = {BYTES: "STRING"}  # others have the same name
+_COST_DATATYPES = {"expected_cost": "FP32", "abstain": "BOOL"}
 _IMAGE_DIMENSIONS = 4
 _INLINE_VALUES = 1000  # take about a millisecond to write
 _VALUES_BESIDE = 4  # the cost of an item's other outputs, in values
@@ -67,6 +69,9 @@ def describe(manifest: Bundle) -> dict[str, Any]:
             _described("prediction_set", "BOOL", num_labels),
         ]
     outputs += [_described("ood_score", "FP32"), _described("is_ood", "BOOL")]
+    if (decision := manifest.calibration.decision) and decision.costs:
+        names = ["expected_cost"] + ["abstain"] * (decision.costs.abstain is not None)
+        outputs += [_described(name, _COST_DATATYPES[name]) for name in names]
     outputs += [_described(name, "BOOL") for name in contract.remark_names]
     described: dict[str, Any] = {"inputs": describe_inputs(contract), "outputs": outputs}
     if ignored:
@@ -180,7 +185,13 @@ def _tensors(answer: dict[str, Any], labels: list[str], remarks: Sequence[str]) 
     return [
         *tensors,
         _column(answers, "ood_score", (count,)),
-        *(_column(answers, name, (count,), "BOOL") for name in ("is_ood", *remarks)),
+        _column(answers, "is_ood", (count,), "BOOL"),
+        *(
+            _column(answers, name, (count,), datatype)
+            for name, datatype in _COST_DATATYPES.items()
+            if name in answers[0]
+        ),
+        *(_column(answers, name, (count,), "BOOL") for name in remarks),
     ]
 
 
