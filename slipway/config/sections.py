@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from slipway.config.mistakes import as_yaml
 from slipway.config.network_arguments import argument_mistakes
 from slipway.inputs.images import MAX_PIXELS
+from slipway.inputs.personal_data import PersonalData
 from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import Task
 from slipway.system.user_code import NAME
@@ -220,6 +221,11 @@ class RuleParams(ParamsSection):
     too_short: Action  # texts
     too_long: Action  # texts
     control_characters: Action  # in a text; flag: each run of them becomes a space
+    garbled: Action  # a text that was read in another encoding
+    mixed_script: Action  # a word of Latin and Greek or Cyrillic letters
+    rare_script: Action  # a text in a script of less than 1 % of the texts
+    personal_data: Action  # in a text; precompute.mask_personal_data hides it from the network
+    boilerplate: Action  # a passage that many texts of one class have and no other text
 
 
 class CleanParams(ParamsSection):
@@ -234,6 +240,8 @@ class CleanParams(ParamsSection):
     max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)]
     # Near duplicates differ in at most this many of the 64 bits of the perceptual hash.
     near_duplicate_bits: Annotated[int, Field(ge=0, le=16)]
+    # Near duplicates share at least this fraction of their sequences of four characters.
+    near_duplicate_similarity: Annotated[float, Field(ge=0.5, le=1)]
     constant_std: NotNegative  # grey levels of 255; a smaller deviation is a constant_image
     blur_variance: NotNegative  # of the Laplacian, in grey levels squared; less is blurred
     dark_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; a darker mean is too_dark
@@ -303,8 +311,11 @@ class PrecomputeParams(ParamsSection):
     tokenizer: Annotated[str, Field(min_length=1, examples=["bpe"])] | None
     vocabulary_size: Annotated[int, Field(ge=300, le=200_000)] | None  # only for bpe
     max_tokens: Annotated[int, Field(ge=8, le=8192)] | None  # of a text; longer ones are cut
+    # Personal data that a text shows only as [email], [phone] or [card], in the service as well.
+    mask_personal_data: Annotated[list[PersonalData], Field(examples=[["email", "phone", "card"]])]
 
     def problems(self) -> Iterator[str]:
+        yield from _named_twice("mask_personal_data", self.mask_personal_data)
         own = {"vocabulary_size": self.vocabulary_size}
         yield from _belongs_to("tokenizer", self.tokenizer or "null", "bpe", **own)
         if (self.tokenizer is None) != (self.max_tokens is None):

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from slipway.inputs.contract import InputContract
+from slipway.inputs.personal_data import PersonalData, mask
 from slipway.system.errors import BundleError, CellError, ParamsError, UnavailableError
 
 TRUNCATED = 0xFF  # no byte of UTF-8
@@ -51,6 +52,8 @@ class TextContract(InputContract):
     max_characters: int | None  # of a row; a longer one is refused
     tokenizer: str | None = None  # the content of a `tokenizer.json`; null: the row is bytes
     max_tokens: int | None = None  # of a row; null for bytes
+    # Personal data that a text shows only as its kind in brackets.
+    masked: list[PersonalData] = Field(default_factory=list)
     # Other columns of the training table except the target: rows may have them, with any value.
     ignored: list[str] = Field(default_factory=list)
 
@@ -161,7 +164,7 @@ def normalised(text: str, most: int | None = None) -> str:
 def text_of(cells: Iterable[str], contract: TextContract) -> str:
     """Return the text of a row from its cells, in the order of the contract's columns."""
     most = _CHARACTERS_PER_BYTE * contract.max_bytes
-    return SEPARATOR.join(normalised(cell, most) for cell in cells)
+    return SEPARATOR.join(mask(normalised(cell, most), contract.masked) for cell in cells)
 
 
 def encode_texts(texts: Sequence[str], contract: TextContract) -> NDArray[Any]:

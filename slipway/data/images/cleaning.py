@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.engine.parallel import Engine, chunked, ordered_map
 from slipway.data.engine.progress import progress
-from slipway.data.engine.rows import ID_DIGITS, ROWS, hex_strings, row_numbers
+from slipway.data.engine.rows import ID_DIGITS, ROWS, hex_strings
 from slipway.data.engine.scratch import first_bytes, store_table, take_rows
 from slipway.data.images.duplicate_clusters import (
     NO_CLUSTER,
@@ -29,7 +29,12 @@ from slipway.data.images.inspection import OF_16_BITS, Inspector, PixelDigester
 from slipway.data.images.thumbnails import thumbnail_file
 from slipway.data.rules.findings import RuleFindings
 from slipway.data.rules.outliers import robust_deviations
-from slipway.data.rules.report import CleanReport, CleanResult, Clusters, clean_report
+from slipway.data.rules.report import (
+    CleanReport,
+    CleanResult,
+    clean_report,
+    summarise_clusters,
+)
 from slipway.data.rules.result import Cleaned
 from slipway.data.rules.rules import IMAGE_RULES
 from slipway.data.sources import sources
@@ -38,8 +43,6 @@ from slipway.data.sources.samples import RawSample
 from slipway.data.splits.split_file import SplitFile, read_split_file
 from slipway.kinds.registry import Task, kind_of
 
-_MAX_CLUSTERS = 8
-_MAX_SHOWN = 4  # of one cluster
 _BLOCK_ROWS = 128
 _BLOCK_BYTES = 4 << 20
 _WRITTEN_ROWS = 1 << 14  # in one batch
@@ -212,30 +215,6 @@ def _row_batches(
 def image_report(cleaned: Cleaned, clean: CleanParams, data: DataParams) -> CleanReport:
     """Count kept and refused images by rule, with examples."""
     # Refused near duplicates leave no cluster.
-    clusters = _clusters(cleaned.rows) if clean.rules.near_duplicate == "flag" else None
+    clusters = summarise_clusters(cleaned.rows) if clean.rules.near_duplicate == "flag" else None
     hints = _hints(cleaned)
     return clean_report(cleaned, IMAGE_RULES, data, clean, clusters=clusters, hints=hints)
-
-
-def _clusters(rows: pa.Table) -> Clusters:
-    named = rows.select(["cluster", "source"]).filter(pc.is_valid(rows["cluster"]))
-    named = named.append_column("number", row_numbers(named["source"]))
-    sizes = (
-        named.group_by("cluster")
-        .aggregate([("source", "count")])
-        .sort_by([("source_count", "descending"), ("cluster", "ascending")])
-    )
-    counts = sizes["source_count"]
-    shown = [
-        named.filter(pc.equal(named["cluster"], cluster))
-        .sort_by([("number", "ascending"), ("source", "ascending")])["source"]
-        .slice(0, _MAX_SHOWN)
-        .to_pylist()
-        for cluster in sizes["cluster"].slice(0, _MAX_CLUSTERS).to_pylist()
-    ]
-    return Clusters(
-        count=len(counts),
-        rows=named.num_rows,
-        largest=counts[0].as_py() if len(counts) else 0,
-        examples=shown,
-    )

@@ -10,7 +10,7 @@ and more bits in larger sets, so that buckets do not grow. Mirrored or rotated i
 borders and captions are not found.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -86,18 +86,22 @@ def find_pairs_by_hash(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int
 
 
 def cluster_roots(
-    found: DuplicatePairs, num_rows: int, num_images: int | None = None
+    found: DuplicatePairs,
+    num_rows: int,
+    num_images: int | None = None,
+    stricter: Sequence[float] = _STRICTER_CORRELATIONS,
 ) -> NDArray[np.int64]:
     """(N,) the smallest row connected with each of `num_rows` rows, or -1 for a row without a pair.
 
     Chains of similar pairs could merge a whole data set. A cluster of more than
     MAX_CLUSTER_FRACTION of all images (`num_images`, by default `num_rows`) therefore keeps only
-    its better correlated pairs, step by step, until it is small enough or consists of copies only.
+    its better correlated pairs, by one `stricter` bound after the other, until it is small enough
+    or consists of copies only.
     """
     limit = max(MIN_CLUSTER_LIMIT, int((num_images or num_rows) * MAX_CLUSTER_FRACTION))
     pairs, correlations = found.pairs, found.correlations
     roots = _components(pairs, num_rows)
-    for min_correlation in _STRICTER_CORRELATIONS:
+    for min_correlation in stricter:
         is_too_large = np.bincount(roots, minlength=num_rows) > limit
         if not is_too_large.any():
             break

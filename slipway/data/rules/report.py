@@ -25,6 +25,7 @@ from slipway.kinds.registry import kind_of
 from slipway.system.contract import Contract
 
 MAX_EXAMPLES = 20
+_MAX_CLUSTERS, _MAX_OF_CLUSTER = 8, 4
 
 
 class Example(Contract):
@@ -74,6 +75,23 @@ class Clusters(Contract):
     examples: list[list[str]]  # sources of the largest clusters, at most four of each
 
 
+class SharedPassage(Contract):
+    """A passage in lower case that texts of one class share, and those of no other class."""
+
+    text: str
+    of: str  # the class
+    fraction: float  # of the sampled texts of the class
+
+
+class TextProfile(Contract):
+    """The kept texts of all classes, and what sets the texts of each apart."""
+
+    scripts: dict[str, NonNegativeInt]  # kept rows by their main script
+    sampled: NonNegativeInt  # rows that the terms and passages were found in
+    terms: dict[str, list[str]]  # the most telling words and pairs of each class
+    passages: list[SharedPassage]
+
+
 class CleanReport(Contract):
     """The content of `reports/clean.json`; `kept` and the refused rows add up to `read`."""
 
@@ -90,6 +108,8 @@ class CleanReport(Contract):
     hints: list[str] = Field(default_factory=list)  # with lines of params.yaml to paste
     sizes: dict[str, TargetSummary] = Field(default_factory=dict)  # of kept images, by quantity
     clusters: Clusters | None = None  # null for tables, and unless near duplicates are flagged
+    texts: TextProfile | None = None  # null without texts
+    excerpts: dict[str, str] = Field(default_factory=dict)  # of the texts in examples, by source
 
 
 @dataclass(frozen=True)
@@ -113,8 +133,13 @@ def clean_report(
     columns: Sequence[ColumnSummary] = (),
     clusters: Clusters | None = None,
     hints: Sequence[str] = (),
+    texts: TextProfile | None = None,
+    characters: ArrayLike | None = None,
 ) -> CleanReport:
-    """Summarise cleaned data; `rules` are those for its kind of input."""
+    """Summarise cleaned data; `rules` are those for its kind of input.
+
+    `characters` are the lengths of the kept texts.
+    """
     rows = cleaned.rows
     skipped = not_checked(rules, data, clean)
     target = kind_of(data.task).target
@@ -134,13 +159,43 @@ def clean_report(
         not_checked=dict(sorted(skipped.items())),
         columns=list(columns),
         hints=[*hints, *(class_hints(classes, data.label_map) if classes else [])],
-        sizes=_sizes(rows) if rows["width"].null_count < rows.num_rows else {},
+        sizes=_sizes(rows, characters),
         clusters=clusters,
+        texts=texts,
     )
 
 
-def _sizes(images: pa.Table) -> dict[str, TargetSummary]:
-    return {name: target_summary(images[name].to_numpy()) for name in ("width", "height", "bytes")}
+def summarise_clusters(rows: pa.Table) -> Clusters:
+    """Summarise the clusters of kept rows (`rows.ROWS`)."""
+    named = rows.select(["cluster", "source"]).filter(pc.is_valid(rows["cluster"]))
+    named = named.append_column("number", row_numbers(named["source"]))
+    sizes = (
+        named.group_by("cluster")
+        .aggregate([("source", "count")])
+        .sort_by([("source_count", "descending"), ("cluster", "ascending")])
+    )
+    counts = sizes["source_count"]
+    shown = [
+        named.filter(pc.equal(named["cluster"], cluster))
+        .sort_by([("number", "ascending"), ("source", "ascending")])["source"]
+        .slice(0, _MAX_OF_CLUSTER)
+        .to_pylist()
+        for cluster in sizes["cluster"].slice(0, _MAX_CLUSTERS).to_pylist()
+    ]
+    return Clusters(
+        count=len(counts),
+        rows=named.num_rows,
+        largest=counts[0].as_py() if len(counts) else 0,
+        examples=shown,
+    )
+
+
+def _sizes(rows: pa.Table, characters: ArrayLike | None) -> dict[str, TargetSummary]:
+    if characters is not None:
+        return {"characters": target_summary(characters)}
+    if rows["width"].null_count == rows.num_rows:
+        return {}
+    return {name: target_summary(rows[name].to_numpy()) for name in ("width", "height", "bytes")}
 
 
 def _rule_counts(findings: pa.Table, meanings: Mapping[str, str]) -> dict[str, RuleCount]:

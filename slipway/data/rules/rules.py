@@ -74,7 +74,15 @@ TEXT_RULES = _ANNOTATION_RULES | {
     "type_violation": "bytes that are not of data.encoding, or a text that is a list or bytes",
     "too_short": "fewer characters than clean.min_characters",
     "too_long": "more characters than clean.max_characters",
-    "control_characters": "characters that no one sees; each run of them becomes a space",
+    "control_characters": (
+        "control characters, each run of which becomes a space, or marks that no one sees, "
+        "such as those that turn the direction of a text"
+    ),
+    "garbled": "letters of UTF-8 that were read in another encoding, such as \u00c3\u00a9",
+    "mixed_script": "a word with both Latin and Greek or Cyrillic letters, which look the same",
+    "rare_script": "in the script of less than 1 % of the texts",
+    "personal_data": "an e-mail address, a phone number or the number of a payment card",
+    "boilerplate": "a passage that many texts of one class have and no other text",
     "outlier": (
         "a target more than clean.outlier_mad_threshold robust standard deviations from the median"
     ),
@@ -82,8 +90,10 @@ TEXT_RULES = _ANNOTATION_RULES | {
     "conflicting_label": "the same text under different classes",
     "conflicting_target": "the same text with different numbers",
     "near_duplicate": (
-        "the same text but for case and white space; they stay in one split, or one of them is kept"
+        "nearly the same text, by clean.near_duplicate_similarity; they stay in one split, or one "
+        "of them is kept"
     ),
+    "near_conflict": "nearly the same text as one of another class",
 }
 # Ends the detail of a copy that leaks between given splits.
 IN_ANOTHER_SPLIT = ", which is in the given split "

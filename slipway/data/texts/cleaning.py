@@ -4,25 +4,26 @@ Nothing is repaired or dropped silently: kept + quarantined == read. Texts are c
 that networks see, in lower case. The result does not depend on the order of the rows.
 """
 
-import hashlib
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slipway.config.sections import CleanParams, DataParams
-from slipway.data.engine.scratch import order_by, scratch_array, slices, store_table, take
-from slipway.data.rules.report import CleanReport, CleanResult, ColumnSummary, clean_report
+from slipway.config.sections import Action, CleanParams, DataParams
+from slipway.data.engine.scratch import scratch_array, slices, store_table, take
+from slipway.data.rules.report import (
+    CleanReport,
+    CleanResult,
+    ColumnSummary,
+    clean_report,
+    summarise_clusters,
+)
 from slipway.data.rules.result import Cleaned
 from slipway.data.rules.rules import TEXT_RULES
 from slipway.data.sources.checksums import read_checksums
-from slipway.data.sources.raw_tables import RawColumn, RawTable
-from slipway.data.sources.text_format import NOT_UTF8
+from slipway.data.sources.raw_tables import RawTable
 from slipway.data.tables.cells import DIGEST_BYTES, row_digests
 from slipway.data.tables.clean_step import check_table
 from slipway.data.tables.cleaning import (
@@ -35,25 +36,26 @@ from slipway.data.tables.duplicate_rows import apply_equal_input_rules, refuse_d
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.source import identified_columns, read_table_of, stored_tables
 from slipway.data.tables.targets import annotate
+from slipway.data.texts.columns import (
+    PERSONAL,
+    TextColumn,
+    num_characters,
+    read_column,
+    rows_by_id,
+)
 from slipway.data.texts.files import text_schema, write_texts
-from slipway.data.texts.source import text_cells
-from slipway.inputs.texts import normalised
+from slipway.data.texts.near_duplicates import apply_near_duplicate_rule
+from slipway.data.texts.profile import (
+    apply_passage_rule,
+    apply_script_rule,
+    excerpts_of,
+    passage_hints,
+    profile_of,
+)
+from slipway.inputs.personal_data import IN_WORDS
+from slipway.kinds.registry import kind_of
 
 check_texts = check_table
-# White space is no control character here: a text may have lines and tabs.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_KEY_BYTES = 8
-
-
-@dataclass(frozen=True)
-class _TextColumn:
-    """A text column of N rows and U distinct cells; the last entry is for rows without a cell."""
-
-    raw: RawColumn
-    lengths: NDArray[np.int64]  # (U + 1,) characters of the normalised text
-    keys: NDArray[np.int64]  # (U + 1,) equal for texts that differ in case and white space only
-    is_bad: NDArray[np.bool_]  # (U + 1,)
-    has_control: NDArray[np.bool_]  # (U + 1,)
 
 
 def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
@@ -66,7 +68,7 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
     check_columns(raw, data)
     ledger = Ledger(raw.numbers, raw.source)
     annotations = annotate(raw, data, clean, ledger)
-    columns = [_read(raw.columns[name]) for name in data.text_columns]
+    columns = [read_column(raw.columns[name]) for name in data.text_columns]
     _apply_rules(columns, clean, ledger)
     find_outliers([], annotations, raw.columns[data.target_columns[0]], clean, ledger)
 
@@ -78,49 +80,45 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
     refuse_duplicates(found, alive, ledger, annotations.given_splits)
     keys = [take(column.keys, column.raw.codes) for column in columns]
     clusters = apply_equal_input_rules(keys, annotations, digests, clean.rules, ledger)
-    left = np.flatnonzero(ledger.alive)
-    words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
-    order = take(left, order_by(*words.T))
+    clusters |= apply_near_duplicate_rule(columns, clusters, digests, annotations, clean, ledger)
+    order = rows_by_id(digests, ledger)
+    several = kind_of(data.task).target.several
+    scripts = apply_script_rule(columns, order, clean, ledger)
+    profile = profile_of(columns, order, scripts, annotations, several=several)
+    apply_passage_rule(profile, columns, order, clean, ledger)
+    order = rows_by_id(digests, ledger)
     rows = kept_rows(raw, order, digests, clusters, num_bytes, annotations, ledger)
     cleaned = Cleaned(rows, ledger.quarantine(raw.malformed), raw.num_read, ledger.flagged_rows())
-    summaries = _summaries(raw, columns)
+    lengths = num_characters(columns)
+
+    def report() -> CleanReport:
+        summaries = _summaries(raw, columns)
+        is_flag = clean.rules.near_duplicate == "flag"
+        clusters = summarise_clusters(rows) if is_flag else None
+        found = clean_report(
+            cleaned,
+            TEXT_RULES,
+            data,
+            clean,
+            summaries,
+            clusters,
+            passage_hints(profile),
+            profile,
+            lengths[order],
+        )
+        return found.model_copy(update={"excerpts": excerpts_of(found, raw, columns)})
+
     return CleanResult(
         cleaned,
-        partial(_report, cleaned, data, clean, summaries),
+        report,
         "{}\n",
         lambda folder: write_texts(folder, _kept_texts(columns, order, rows), data.text_columns),
         hint=_conflict_hint(cleaned),
     )
 
 
-def _report(
-    cleaned: Cleaned, data: DataParams, clean: CleanParams, columns: Sequence[ColumnSummary]
-) -> CleanReport:
-    return clean_report(cleaned, TEXT_RULES, data, clean, columns)
-
-
-def _read(raw: RawColumn) -> _TextColumn:
-    size = len(raw.values) + 1
-    lengths, keys = scratch_array((size,), np.int64), scratch_array((size,), np.int64)
-    is_bad, has_control = np.zeros(size, bool), np.zeros(size, bool)
-    for code, cell in enumerate(text_cells(raw)):
-        text = normalised(cell)
-        lengths[code] = len(text)
-        keys[code] = _key(text)
-        is_bad[code] = NOT_UTF8 in cell
-        has_control[code] = _CONTROL.search(cell) is not None
-    lengths[-1], keys[-1] = 0, _key("")
-    return _TextColumn(raw, lengths, keys, is_bad, has_control)
-
-
-def _key(text: str) -> int:
-    digest = hashlib.blake2b(text.casefold().encode(), digest_size=_KEY_BYTES).digest()
-    return int.from_bytes(digest, "little", signed=True)
-
-
-def _apply_rules(columns: Sequence[_TextColumn], clean: CleanParams, ledger: Ledger) -> None:
+def _apply_rules(columns: Sequence[TextColumn], clean: CleanParams, ledger: Ledger) -> None:
     rules = clean.rules
-    lengths = np.zeros(len(ledger.alive), np.int64)
     for column in columns:
         codes = column.raw.codes
         bad, control = take(column.is_bad, codes), take(column.has_control, codes)
@@ -130,7 +128,13 @@ def _apply_rules(columns: Sequence[_TextColumn], clean: CleanParams, ledger: Led
         ledger.apply_to_cells(
             rules.control_characters, column.raw, control, "control_characters", expected
         )
-        lengths += take(column.lengths, codes)
+        expected = "letters in data.encoding"
+        garbled, mixed = take(column.is_garbled, codes), take(column.is_mixed, codes)
+        ledger.apply_to_cells(rules.garbled, column.raw, garbled, "garbled", expected)
+        expected = "each word in one script"
+        ledger.apply_to_cells(rules.mixed_script, column.raw, mixed, "mixed_script", expected)
+        _apply_personal_rule(column, rules.personal_data, ledger)
+    lengths = num_characters(columns)
     names = " and ".join(column.raw.name for column in columns)
     empty = ((row, f"{names}: no text") for row in np.flatnonzero(lengths == 0).tolist())
     ledger.apply("refuse", "missing_value", empty)
@@ -149,7 +153,19 @@ def _apply_rules(columns: Sequence[_TextColumn], clean: CleanParams, ledger: Led
         ledger.apply(getattr(rules, rule), rule, details)
 
 
-def _summaries(raw: RawTable, columns: Sequence[_TextColumn]) -> list[ColumnSummary]:
+def _apply_personal_rule(column: TextColumn, action: Action, ledger: Ledger) -> None:
+    """Name the kinds of personal data, never the data."""
+    found = take(column.personal, column.raw.codes)
+    words = [
+        f"{column.raw.name}: "
+        + " and ".join(IN_WORDS[kind] for bit, kind in enumerate(PERSONAL) if bits >> bit & 1)
+        for bits in range(1 << len(PERSONAL))
+    ]
+    rows = np.flatnonzero(found)
+    ledger.apply(action, "personal_data", ((row, words[found[row]]) for row in rows.tolist()))
+
+
+def _summaries(raw: RawTable, columns: Sequence[TextColumn]) -> list[ColumnSummary]:
     found = []
     for column in columns:
         lengths = take(column.lengths, column.raw.codes)
@@ -160,7 +176,7 @@ def _summaries(raw: RawTable, columns: Sequence[_TextColumn]) -> list[ColumnSumm
 
 
 def _kept_texts(
-    columns: Sequence[_TextColumn], order: NDArray[np.int64], rows: pa.Table
+    columns: Sequence[TextColumn], order: NDArray[np.int64], rows: pa.Table
 ) -> pa.Table:
     """Return the cells of the kept rows under their ids; null for no cell."""
     schema = text_schema([column.raw.name for column in columns])

@@ -54,6 +54,7 @@ def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
         max_characters=params.clean.max_characters
         if params.clean.rules.too_long == "refuse"
         else None,
+        masked=params.precompute.mask_personal_data,
         ignored=[name for name in columns_of(data) if name not in used],
     )
     is_training = pc.equal(rows["split"], "train")

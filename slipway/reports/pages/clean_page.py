@@ -15,6 +15,7 @@ from slipway.data.rules.report import (
     Example,
     RuleCount,
     TargetSummary,
+    TextProfile,
 )
 from slipway.reports.pages.charts import BarGroup, bar_groups, bars
 from slipway.reports.pages.html_page import (
@@ -34,7 +35,12 @@ Pictures = Mapping[str, NDArray[np.uint8]]  # by source, (H, W, 3)
 MAX_PICTURES = 8  # of one rule
 _MAX_CLASSES = 50
 _SEVERITIES = {"flag": "flagged, and kept", "error": "refused", "duplicate": "refused duplicates"}
-_SIZES = {"width": "pixels of width", "height": "pixels of height", "bytes": "bytes"}
+_SIZES = {
+    "width": "pixels of width",
+    "height": "pixels of height",
+    "bytes": "bytes",
+    "characters": "characters",
+}
 
 
 def shown_sources(report: CleanReport) -> list[str]:
@@ -51,9 +57,10 @@ def clean_page(report: CleanReport, pictures: Pictures) -> str:
         _totals(report),
         section("Hints", *map(paragraph, report.hints)) if report.hints else None,
         _rule_bars(report) if report.refused or report.flagged else None,
-        *_rule_sections("Refused", report.refused, pictures),
-        *_rule_sections("Flagged, and kept", report.flagged, pictures),
-        _clusters(report.clusters, pictures) if report.clusters else None,
+        *_rule_sections("Refused", report.refused, pictures, report.excerpts),
+        *_rule_sections("Flagged, and kept", report.flagged, pictures, report.excerpts),
+        _clusters(report.clusters, pictures, report.excerpts) if report.clusters else None,
+        *(_texts(report.texts) if report.texts else ()),
         _corrections(report.corrections),
         _columns(report.columns) if report.columns else None,
         _classes(report.classes) if report.classes is not None else None,
@@ -97,13 +104,15 @@ def _rule_bars(report: CleanReport) -> Html:
     return section("Rules", drawn)
 
 
-def _rule_sections(title: str, rules: Mapping[str, RuleCount], pictures: Pictures) -> list[Html]:
+def _rule_sections(
+    title: str, rules: Mapping[str, RuleCount], pictures: Pictures, excerpts: Mapping[str, str]
+) -> list[Html]:
     if not rules:
         return [section(title, paragraph("None.", "soft"))]
     order = sorted(rules.items(), key=lambda entry: (-entry[1].count, entry[0]))
     rows = [[name, f"{rule.count:,}", rule.meaning] for name, rule in order]
     examples = [
-        section(f"{title}: {name} ({rule.count:,})", *_examples(rule, pictures))
+        section(f"{title}: {name} ({rule.count:,})", *_examples(rule, pictures, excerpts))
         for name, rule in order
     ]
     return [section(title, table(["rule", "rows", "meaning"], rows, numeric=["rows"])), *examples]
@@ -113,10 +122,16 @@ def _shown(rule: RuleCount) -> Sequence[Example]:
     return rule.examples[:MAX_PICTURES]
 
 
-def _examples(rule: RuleCount, pictures: Pictures) -> list[Html | None]:
+def _examples(
+    rule: RuleCount, pictures: Pictures, excerpts: Mapping[str, str]
+) -> list[Html | None]:
     shown = _shown(rule)
     figures = [_figure(one.source, one.detail, pictures) for one in shown if one.source in pictures]
     others = [[one.source, one.detail] for one in shown if one.source not in pictures]
+    columns = ["source", "what was found"]
+    if excerpts:
+        columns.append("text")
+        others = [[*row, excerpts.get(row[0], "")] for row in others]
     file, column = ("rows", "flags") if rule.severity == "flag" else ("quarantine", "rule")
     more = (
         f"These are {len(shown)} of {rule.count:,}; "
@@ -124,7 +139,7 @@ def _examples(rule: RuleCount, pictures: Pictures) -> list[Html | None]:
     )
     return [
         gallery(figures) if figures else None,
-        table(["source", "what was found"], others) if others else None,
+        table(columns, others) if others else None,
         paragraph(more, "note") if rule.count > len(shown) else None,
     ]
 
@@ -133,8 +148,8 @@ def _figure(source: str, detail: str, pictures: Pictures) -> Html:
     return figure(image(pictures[source], source), source, detail)
 
 
-def _clusters(clusters: Clusters, pictures: Pictures) -> Html:
-    title = "Pictures that look the same"
+def _clusters(clusters: Clusters, pictures: Pictures, excerpts: Mapping[str, str]) -> Html:
+    title = "Texts that are nearly the same" if excerpts else "Pictures that look the same"
     if not clusters.count:
         return section(title, paragraph("None.", "soft"))
     many = f"{clusters.count:,} clusters, the largest of {clusters.largest:,}"
@@ -149,7 +164,39 @@ def _clusters(clusters: Clusters, pictures: Pictures) -> Html:
         )
         for number, group in enumerate(clusters.examples, 1)
     ]
-    return section(title, paragraph(text), *rows)
+    texts = [
+        [str(number), source, excerpts[source]]
+        for number, group in enumerate(clusters.examples, 1)
+        for source in group
+        if source in excerpts
+    ]
+    words = table(["cluster", "source", "text"], texts) if texts else None
+    return section(title, paragraph(text), words, *(rows if pictures else ()))
+
+
+def _texts(texts: TextProfile) -> list[Html]:
+    scripts = [[script, f"{rows:,}"] for script, rows in texts.scripts.items()]
+    found = [section("Scripts", table(["most letters", "rows"], scripts, numeric=["rows"]))]
+    if not texts.sampled:
+        return found
+    terms = [[name, ", ".join(words) or "none"] for name, words in texts.terms.items()]
+    found.append(
+        section(
+            "Most telling words",
+            table(["class", "words and pairs of words"], terms),
+            paragraph(
+                f"Of {texts.sampled:,} texts. [email], [phone] and [card] stand for such data.",
+                "note",
+            ),
+        )
+    )
+    passages = [[one.of, f"{one.fraction:.0%}", one.text] for one in texts.passages]
+    if passages:
+        columns = ["class", "texts of the class", "passage"]
+        found.append(
+            section("Passages of one class only", table(columns, passages, numeric=[columns[1]]))
+        )
+    return found
 
 
 def _corrections(corrections: Mapping[str, int]) -> Html:

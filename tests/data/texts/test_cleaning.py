@@ -4,16 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slipway.config.sections import DataParams
-from slipway.data.rules.report import CleanResult
+from slipway.data.rules.report import CleanResult, Clusters
 from slipway.data.texts.cleaning import check_texts, clean_texts
 from slipway.system.errors import DataError
 from tests.project_params import PROJECT, clean_params
 
 pytestmark = pytest.mark.unit
-PLAIN = [("good", f"a fine text with number {n}") for n in range(5)]
+PLAIN = [("good", f"a text with number {n}") for n in range(5)]
 
 
 def of_texts(path: Path, **changes: Any) -> DataParams:
@@ -79,6 +80,86 @@ def test_texts_that_differ_in_case_and_space_are_kept_in_one_split(tmp_path: Pat
     assert len(clusters) == 1
     assert None not in clusters
     assert all(row["cluster"] is None for row in kept if int(row["source"]) < len(PLAIN))
+
+
+def test_nearly_equal_texts_are_kept_in_one_split_and_name_each_other(tmp_path: Path) -> None:
+    long = "this is a long message that many people have got and sent to others, number "
+    rows = [
+        *PLAIN,
+        ("bad", f"{long}123"),
+        ("bad", f"{long}987"),
+        ("good", f"{long}5"),
+        ("bad", "x"),
+    ]
+    found = result(tmp_path, rows)
+    kept = {int(row["source"]): row for row in found.cleaned.rows.to_pylist()}
+    near = {source for source, row in kept.items() if row["cluster"] == kept[5]["cluster"]}
+    assert near == {5, 6, 7}
+    assert flagged(found)[7] == ["near_conflict", "near_duplicate"]
+    assert kept[8]["cluster"] is None
+    report = found.report()
+    assert report.clusters is not None
+    assert (report.clusters.count, report.clusters.rows) == (1, 3)
+    assert report.excerpts["5"] == f"{long}123"
+
+
+def test_near_duplicates_are_refused_but_one_if_the_rule_says_so(tmp_path: Path) -> None:
+    long = "this is a long message that many people have got and sent to others, number "
+    rows = [
+        *PLAIN,
+        *(("bad", f"{long}{number}") for number in range(4)),
+        ("bad", f"{long}0".upper()),
+    ]
+    found = result(tmp_path, rows, rules={"near_duplicate": "refuse"})
+    kept = [int(row["source"]) for row in found.cleaned.rows.to_pylist()]
+    assert len(set(kept) & set(range(5, 10))) == 1
+    assert {rule for rule, _ in refused(found).values()} == {"near_duplicate"}
+    assert result(tmp_path, rows, near_duplicate_similarity=1.0).report().clusters == Clusters(
+        count=1, rows=2, largest=2, examples=[["5", "9"]]
+    )
+
+
+def test_suspicious_texts_are_flagged_by_their_rule(tmp_path: Path) -> None:
+    rows = [
+        *(
+            ("good" if n % 2 else "bad", f"a fine text with number {n} and {n * 7919 % 1000}")
+            for n in range(120)
+        ),
+        ("bad", "caf\u00c3\u00a9 au lait"),
+        ("bad", "log in to p\u0430ypal"),
+        ("bad", "\u5f88\u597d\u5403\u7684\u9762"),
+        ("bad", "\u202eevil text that runs to the left"),
+        ("bad", "write to a.b@example.org or 09061701461"),
+        ("bad", "5 \u03bcm, caf\u00e9 and na\u00efve, \u201cquoted\u201d"),
+    ]
+    found = result(tmp_path, rows, rules={"near_duplicate": None})
+    assert flagged(found) == {
+        120: ["garbled"],
+        121: ["mixed_script"],
+        122: ["rare_script"],
+        123: ["control_characters"],
+        124: ["personal_data"],
+    }
+    report = found.report()
+    (example,) = report.flagged["personal_data"].examples
+    assert example.detail == "text: an e-mail address and a phone number"
+    assert report.excerpts["124"] == "write to [email] or [phone]"
+    assert report.texts is not None
+    assert report.texts.scripts == {"Latin": 125, "Han": 1}
+
+
+def test_a_passage_of_one_class_is_flagged_on_each_row_with_a_hint(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    words = [" ".join(generator.choice(list("abcdefghij"), 30)) for _ in range(60)]
+    rows = [("spam" if n % 2 else "ham", text) for n, text in enumerate(words)]
+    rows = [
+        (label, f"{text} Unsubscribe here: reply STOP") if label == "spam" else (label, text)
+        for label, text in rows
+    ]
+    found = result(tmp_path, rows, rules={"near_duplicate": None})
+    assert flagged(found) == {row: ["boilerplate"] for row in range(1, 60, 2)}
+    (hint,) = found.report().hints
+    assert "unsubscribe here: reply stop', which 100% of the texts of 'spam' have" in hint
 
 
 def test_the_same_row_again_is_a_duplicate_and_other_labels_are_a_conflict(tmp_path: Path) -> None:

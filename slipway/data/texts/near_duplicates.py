@@ -1,0 +1,202 @@
+"""Nearly equal texts, in any language: most of their sequences of characters are the same.
+
+Two texts are compared by the sets of all sequences of four characters in them. The fraction of
+sequences that both have, of those that either has (Jaccard), is estimated by MinHash (Broder 1997):
+128 hash functions agree on the smallest element of both sets with this probability. Texts that
+agree in one of 32 bands of four values are candidates. The result depends on the set of texts only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.config.sections import CleanParams
+from slipway.data.engine.scratch import (
+    ScratchSet,
+    key_slices,
+    order_by,
+    scratch_array,
+    scratch_file,
+    slices,
+)
+from slipway.data.images.near_duplicates import DuplicatePairs, cluster_roots
+from slipway.data.tables.ledger import Ledger
+from slipway.data.tables.targets import Annotations
+from slipway.data.texts.columns import TextColumn, joined_texts, num_characters, rows_by_id
+
+MIN_CHARACTERS = 24  # shorter texts have too few sequences to compare
+_STRICTER = (0.8, 0.9, 0.95, 0.98)  # that divide a cluster of too many texts
+_LENGTH = 4  # characters of a sequence
+_HASHES, _BAND = 128, 4  # the standard error of an estimate is at most 0.044
+_BLOCK_CHARACTERS = 1 << 16  # hashed at a time, and at most compared of a text
+_BLOCK_TEXTS = 1 << 12
+_PAIRS = 1 << 14  # compared at a time
+_RANDOM = np.random.default_rng(17)
+_FACTORS = _RANDOM.integers(1 << 31, 1 << 32, _HASHES, dtype=np.uint32) | np.uint32(1)
+_OFFSETS = _RANDOM.integers(0, 1 << 32, _HASHES, dtype=np.uint32)
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+_32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+
+Hashes = NDArray[np.uint32]
+
+
+def find_similar(
+    num_texts: int, texts: Callable[[slice], list[str]], min_similarity: float
+) -> DuplicatePairs:
+    """Find pairs of nearly equal texts and their similarity.
+
+    `texts` returns those of a slice; each has at least MIN_CHARACTERS characters. Memory does not
+    grow with the number of texts.
+    """
+    known = scratch_array((num_texts, _HASHES), np.uint32)
+    for part in slices(num_texts, _BLOCK_TEXTS):
+        known[part] = signatures(texts(part))
+    with scratch_file() as file:
+        found = ScratchSet(file)
+        for band in range(0, _HASHES, _BAND):
+            for candidates in _candidates(known[:, band : band + _BAND]):
+                found.add(_similar(known, candidates, min_similarity))
+        codes = found.ascending()
+    pairs = _pairs_of(np.asarray(codes))
+    return DuplicatePairs(pairs, _similarities(known, pairs))
+
+
+def signatures(texts: list[str]) -> Hashes:
+    """(texts, 128) the smallest value of each hash function over the sequences of each text."""
+    found = np.empty((len(texts), _HASHES), np.uint32)
+    begin = 0
+    while begin < len(texts):
+        end, size = begin, 0
+        while end < len(texts) and (end == begin or size < _BLOCK_CHARACTERS):
+            size += len(texts[end])
+            end += 1
+        found[begin:end] = _signatures([text[:_BLOCK_CHARACTERS] for text in texts[begin:end]])
+        begin = end
+    return found
+
+
+def _signatures(texts: list[str]) -> Hashes:
+    lengths = np.array([len(text) for text in texts])
+    characters = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32).astype(np.uint64)
+    hashes = np.zeros(len(characters) - _LENGTH + 1, np.uint64)
+    for place in range(_LENGTH):
+        hashes = (hashes + characters[place : place + len(hashes)] + np.uint64(1)) * _PRIME
+        hashes ^= hashes >> np.uint64(29)
+    is_inside = np.ones(len(characters), bool)  # not in two texts
+    ends = np.cumsum(lengths)
+    for back in range(1, _LENGTH):
+        is_inside[ends - back] = False
+    values = (hashes[is_inside[: len(hashes)]] >> _32).astype(np.uint32)
+    starts = np.concatenate([[0], np.cumsum(lengths - _LENGTH + 1)[:-1]])
+    found = np.empty((len(texts), _HASHES), np.uint32)
+    for index in range(_HASHES):
+        mixed = (values ^ _OFFSETS[index]) * _FACTORS[index]
+        mixed ^= mixed >> np.uint32(15)
+        found[:, index] = np.minimum.reduceat(mixed, starts)
+    return found
+
+
+def _candidates(band: Hashes) -> Iterator[NDArray[np.int64]]:
+    """Yield (P, 2) pairs of texts with equal values: each with the first one and with the next."""
+    keys = scratch_array((len(band),), np.uint64)
+    for part in slices(len(band)):
+        mixed = np.zeros(part.stop - part.start, np.uint64)
+        for values in band[part].T:
+            mixed = (mixed ^ values) * _PRIME
+            mixed ^= mixed >> np.uint64(29)
+        keys[part] = mixed
+    order = order_by(keys)
+    for part in key_slices(len(keys), lambda part: keys[order[part]]):
+        rows = order[part]
+        is_same = keys[rows[1:]] == keys[rows[:-1]]
+        places = np.flatnonzero(is_same) + 1
+        starts = np.where(np.append(False, is_same), 0, np.arange(len(rows)))
+        first = rows[np.maximum.accumulate(starts)[places]]
+        for pairs in ((rows[places - 1], rows[places]), (first, rows[places])):
+            yield np.stack([np.minimum(*pairs), np.maximum(*pairs)], axis=1)
+
+
+def _similar(known: Hashes, pairs: NDArray[np.int64], min_similarity: float) -> NDArray[np.uint64]:
+    """Return the pairs that are similar enough as one number each."""
+    chosen = pairs[_similarities(known, pairs) >= min_similarity].astype(np.uint64)
+    return (chosen[:, 0] << _32) | chosen[:, 1]
+
+
+def _pairs_of(codes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    return np.stack([codes >> _32, codes & _LOW_32], axis=1).astype(np.int64).reshape(-1, 2)
+
+
+def _similarities(known: Hashes, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(P,) the fraction of equal values."""
+    found = np.empty(len(pairs))
+    for part in slices(len(pairs), _PAIRS):
+        left, right = known[pairs[part, 0]], known[pairs[part, 1]]
+        found[part] = (left == right).mean(axis=1)
+    return found
+
+
+def apply_near_duplicate_rule(
+    columns: Sequence[TextColumn],
+    equal: Mapping[int, int],
+    digests: NDArray[np.uint8],
+    annotations: Annotations,
+    clean: CleanParams,
+    ledger: Ledger,
+) -> dict[int, int]:
+    """Apply the rules for nearly equal texts; return the first row of each one's cluster.
+
+    Args:
+        equal: the first row of each row whose text equals another but for case and white space.
+    """
+    action = clean.rules.near_duplicate
+    if action is None:
+        return {}
+    rows = rows_by_id(digests, ledger)
+    is_compared = num_characters(columns)[rows] >= MIN_CHARACTERS
+    others = [row for row, first in equal.items() if row != first]
+    rows = rows[is_compared & ~np.isin(rows, others)]  # one row of those with equal texts
+    found = find_similar(
+        len(rows), lambda part: joined_texts(columns, rows[part]), clean.near_duplicate_similarity
+    )
+    places = np.unique(found.pairs)  # few, even in large sets
+    pairs = np.searchsorted(places, found.pairs).reshape(-1, 2)
+    rows = rows[places]
+    _flag_near_conflicts(rows, pairs, annotations, ledger)
+    roots = cluster_roots(
+        DuplicatePairs(pairs, found.correlations), len(rows), int(ledger.alive.sum()), _STRICTER
+    )
+    like = np.where(roots < 0, 0, roots)
+    within = pairs[roots[pairs[:, 0]] == roots[pairs[:, 1]]][::-1]  # the first one is written last
+    like[within[:, 0]] = within[:, 1]
+    like[within[:, 1]] = within[:, 0]
+    is_named = (roots >= 0) if action == "flag" else (roots >= 0) & (roots != np.arange(len(roots)))
+    details = (
+        (int(rows[place]), f"nearly the same text as {ledger.source(int(rows[like[place]]))}")
+        for place in np.flatnonzero(is_named)
+    )
+    ledger.apply(action, "near_duplicate", details)
+    if action == "refuse":
+        return {}
+    firsts = {int(rows[place]): int(rows[roots[place]]) for place in np.flatnonzero(roots >= 0)}
+    return firsts | {row: firsts[first] for row, first in equal.items() if first in firsts}
+
+
+def _flag_near_conflicts(
+    rows: NDArray[np.int64], pairs: NDArray[np.int64], annotations: Annotations, ledger: Ledger
+) -> None:
+    if annotations.labels is None or not len(pairs):
+        return
+    labels = annotations.labels[rows]
+    one_way = pairs[labels[pairs[:, 0]] != labels[pairs[:, 1]]]
+    both_ways = np.concatenate([one_way, one_way[:, ::-1]])
+    _, first = np.unique(both_ways[:, 0], return_index=True)
+    details = (
+        (
+            int(rows[row]),
+            f"{labels[row]}, nearly the same text as {labels[other]} of "
+            f"{ledger.source(int(rows[other]))}",
+        )
+        for row, other in both_ways[first].tolist()
+    )
+    ledger.apply("flag", "near_conflict", details)

@@ -1,0 +1,82 @@
+"""Personal data in texts, found by their form: e-mail addresses, phone numbers, payment cards.
+
+Cleaning flags them; training and the service mask them with the same function. Names and postal
+addresses have no form of their own and are not found.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Literal, NamedTuple
+
+PersonalData = Literal["email", "phone", "card"]
+IN_WORDS: dict[PersonalData, str] = {
+    "email": "an e-mail address",
+    "phone": "a phone number",
+    "card": "the number of a payment card",
+}
+# Letters of ASCII only, since words of some languages stand beside each other without a space.
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}", re.ASCII)
+_DIGITS = re.compile(r"(?<![\dA-Za-z_.,+])\+?\(?\d(?:[ ()/-]{0,2}\d){6,18}(?![\dA-Za-z_])")
+_NORTH_AMERICAN = re.compile(r"\(?\d{3}\)?[ -]\d{3}[ -]\d{4}")
+_CHINESE_MOBILE = re.compile(r"1[3-9]\d{9}")
+_CARD_DIGITS = range(13, 20)
+_PHONE_DIGITS = range(8, 16)  # with the code of the country; ITU-T E.164 has at most 15
+_NATIONAL_DIGITS = range(9, 12)  # that begin with the 0 of trunk calls
+
+
+class Found(NamedTuple):
+    """A place in a text that holds personal data."""
+
+    kind: PersonalData
+    begin: int
+    end: int
+
+
+def personal_data(text: str) -> list[Found]:
+    """Return all places with personal data, in their order; none overlap."""
+    emails = [Found("email", *match.span()) for match in _EMAIL.finditer(text)]
+    found: list[Found] = []
+    for one in sorted([*emails, *_numbers(text)], key=lambda place: (place.begin, -place.end)):
+        if not found or one.begin >= found[-1].end:
+            found.append(one)
+    return found
+
+
+def mask(text: str, kinds: Collection[PersonalData]) -> str:
+    """Replace each place with data of these kinds by its kind in brackets, such as "[email]"."""
+    if not kinds:
+        return text
+    parts, end = [], 0
+    for found in personal_data(text):
+        if found.kind in kinds:
+            parts += [text[end : found.begin], f"[{found.kind}]"]
+            end = found.end
+    return "".join([*parts, text[end:]])
+
+
+def _numbers(text: str) -> Iterator[Found]:
+    for match in _DIGITS.finditer(text):
+        written = match.group()
+        digits = [int(character) for character in written if character.isdecimal()]
+        if _is_card(written, digits):
+            yield Found("card", *match.span())
+        elif _is_phone(written, digits):
+            yield Found("phone", *match.span())
+
+
+def _is_card(written: str, digits: list[int]) -> bool:
+    """Check length, first digit and the check digit (Luhn's, ISO/IEC 7812-1)."""
+    if len(digits) not in _CARD_DIGITS or written[0] == "+" or digits[0] not in range(2, 7):
+        return False
+    doubled = [2 * digit - 9 * (digit > 4) for digit in digits[-2::-2]]
+    return (sum(digits[::-2]) + sum(doubled)) % 10 == 0
+
+
+def _is_phone(written: str, digits: list[int]) -> bool:
+    """Tell phone numbers from dates, prices and counts, which have no such start."""
+    if written[0] == "+" or digits[:2] == [0, 0]:
+        return len(digits) in _PHONE_DIGITS
+    if digits[0] == 0:
+        return len(digits) in _NATIONAL_DIGITS
+    is_written_so = (form.fullmatch(written) for form in (_NORTH_AMERICAN, _CHINESE_MOBILE))
+    return any(is_written_so)
