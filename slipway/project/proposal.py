@@ -393,7 +393,7 @@ class _Draft:
         self.set("data.text_columns", names, "free text")
         self.set_all(recipe.text_values([column.raw for column in texts]))
         self._length(recipe.text_length(self.rows_of("train")))
-        self.set("train.learning_rate", 0.01, "usual for this network")
+        self.set("train.learning_rate", 0.003, "usual for this network")
         self.set("train.weight_decay", 0.01)
         self.set("train.label_smoothing", 0.0)
 
