@@ -66,6 +66,12 @@ def choose(
     if isinstance(chosen, Question):
         return chosen
     column, target_reason = chosen
+    is_number = column.is_numeric or column.guess.kind == "number"
+    if task is not None and kind_of(task).target is NUMBER and not is_number:
+        raise ParamsError(
+            f"--task is {task!r}, but {column.name!r} holds {_examples(column)}, expected numbers. "
+            "Name another column with --target, or leave --task out."
+        )
     kinds = target_kinds(column) if task is None else [kind_of(task).target]
     if len(kinds) > 1:
         return Question(

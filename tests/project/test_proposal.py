@@ -110,6 +110,11 @@ def test_a_task_of_texts_is_refused_for_a_table_without_texts() -> None:
         propose(inspect(wine(Path())), "text_classification", "cultivar", machine=LAPTOP)
 
 
+def test_a_numeric_task_is_refused_for_a_target_of_words(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"'label' holds ham, spam, expected numbers"):
+        table(tmp_path, _texts(99), task="text_regression", target="label")
+
+
 def _texts(rows: int) -> str:
     lines = [f"{'ham' if n % 3 else 'spam'},see you at {n} in the usual place" for n in range(rows)]
     return "label,text\n" + "\n".join(lines)
