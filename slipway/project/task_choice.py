@@ -67,7 +67,7 @@ def choose(
         return chosen
     column, target_reason = chosen
     is_number = column.is_numeric or column.guess.kind == "number"
-    if task is not None and kind_of(task).target is NUMBER and not is_number:
+    if task is not None and not kind_of(task).target.has_classes and not is_number:
         raise ParamsError(
             f"--task is {task!r}, but {column.name!r} holds {_examples(column)}, expected numbers. "
             "Name another column with --target, or leave --task out."
