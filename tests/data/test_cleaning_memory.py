@@ -18,15 +18,17 @@ import pytest
 from slipway.data.engine import scratch
 from slipway.data.images.cleaning import compare_samples
 from slipway.data.images.inspection import FACTS
+from slipway.data.texts.cleaning import clean_texts
 from tests.data.raw_files import cleaned, data_params
-from tests.project_params import clean_params
+from tests.project_params import PROJECT, clean_params
 
 COUNTS = (80_000, 240_000)
 ROWS_OF_A_BATCH = 4096
 MOST_BYTES = {
     "images": 60,
     "table": 450,
-}  # a row; the table's has 80 in the file, and no cell twice
+    "texts": 450,
+}  # a row; a table's or text's has 70 to 80 in the file, and no cell twice
 
 
 def facts(count: int) -> Iterator[pa.RecordBatch]:
@@ -71,12 +73,24 @@ def clean_csv(count: int) -> None:
         cleaned(data_params(path))
 
 
+def clean_sentences(count: int) -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        path = Path(folder) / "texts.csv"
+        with path.open("w") as file:
+            file.write("label,text\n")
+            for row, words in enumerate(np.random.default_rng(1).integers(0, 1 << 20, (count, 12))):
+                file.write(f"{'ab'[row % 2]},{' '.join(f'{word:x}' for word in words)}\n")
+        own = {"path": str(path), "task": "text_classification", "text_columns": ["text"]}
+        clean_texts(PROJECT.data.model_copy(update=own), clean_params())
+
+
 def tell(kind: str, place: str) -> None:
     """Print the bytes of each row more, with arrays in files or, for the twin, in memory."""
     if place == "memory":
         scratch._SMALLEST_FILE_BYTES = 1 << 60
     fewer, more = (
-        peak({"images": clean_images, "table": clean_csv}[kind], count) for count in COUNTS
+        peak({"images": clean_images, "table": clean_csv, "texts": clean_sentences}[kind], count)
+        for count in COUNTS
     )
     print((more - fewer) / (COUNTS[1] - COUNTS[0]))
 
@@ -103,7 +117,7 @@ def peak(work: Callable[[int], None], count: int) -> int:
 
 @pytest.mark.nightly(seconds=20)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see memory")
-@pytest.mark.parametrize("kind", ["images", "table"])
+@pytest.mark.parametrize("kind", ["images", "table", "texts"])
 def test_memory_does_not_grow_with_the_rows(kind: str, tmp_path: Path, root: Path) -> None:
     def bytes_a_row(place: str) -> float:
         command = [
