@@ -425,7 +425,13 @@ class TrainParams(ParamsSection):
     gradient_clip_norm: PositiveFloat | None
     ema_decay: OpenFraction | None  # of the moving average of the weights, per step
     strategy: Literal[
-        "auto", "single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"
+        "auto",
+        "single",
+        "ddp",
+        "fsdp",
+        "deepspeed_stage_1",
+        "deepspeed_stage_2",
+        "deepspeed_stage_3",
     ]
     precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
     accelerator: Literal["auto", "cpu", "gpu"]

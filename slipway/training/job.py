@@ -30,6 +30,7 @@ from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerpri
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.processes import is_first_process
 from slipway.training.distributed.strategies import Placement, place, this_host
+from slipway.training.networks.blocks import check_blocks
 from slipway.training.networks.encoders import read_config
 from slipway.training.networks.initialization import (
     initial_network,
@@ -191,6 +192,8 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)
     network = initial_network(seed, params, spec)
+    if placement.strategy == "fsdp":
+        check_blocks(network, placement.strategy)
     data.class_weights(params)  # refused here rather than after the start
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     fingerprint = take_fingerprint(

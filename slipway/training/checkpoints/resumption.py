@@ -21,6 +21,7 @@ from slipway.training.checkpoints.consolidation import (
     network_weights,
 )
 from slipway.training.checkpoints.rank_state import restore_rank_state
+from slipway.training.distributed.shards import load_optimizer
 from slipway.training.networks.networks import Network, RunSegment
 from slipway.training.recipe.weight_average import WeightAverage
 
@@ -159,7 +160,7 @@ def _restore_optimizer(
         for index, name in enumerate(names)
         if name in states
     }
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    load_optimizer(optimizer, {**optimizer.state_dict(), "state": state})
 
 
 def _restore_deepspeed(zero: Any, module: torch.nn.Module, state: ConsolidatedState) -> None:

@@ -22,7 +22,7 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
             raise ParamsError(
                 "train.channels_last is true, but rows without pixels have no channels. Use 'auto'."
             )
-        if placement.zero_stage is not None:
+        if placement.is_sharded:
             raise ParamsError(
                 f"train.channels_last is true, but strategy {placement.strategy!r} views weights "
                 "as flat bytes, which this layout forbids. Use 'auto', or the strategy 'single' "
@@ -30,11 +30,11 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
             )
     if not params.compile:
         return
-    if placement.zero_stage == 3:
+    if placement.zero_stage == 3 or placement.strategy == "fsdp":
         raise ParamsError(
-            "train.compile is true, but deepspeed_stage_3 gathers and frees the weights of each "
-            "layer as it is called, which torch's compiler does not support. Use false, or "
-            "another strategy."
+            f"train.compile is true, but {placement.strategy} gathers and frees the weights of "
+            "each layer as it is called, which Slipway does not compile. Use false, or another "
+            "strategy."
         )
     if missing := missing_compiler(placement.accelerator):
         raise UnavailableError(f"train.compile is true, but {missing}. Install it, or use false.")
@@ -64,7 +64,7 @@ def apply_execution(
     Compilation is in place, so the names of the weights and the saved state stay the same.
     """
     # Images arrive as NHWC, so channels_last never has to convert them.
-    automatic = placement.zero_stage is None and kind_of(task).input.has_pixels
+    automatic = not placement.is_sharded and kind_of(task).input.has_pixels
     if params.channels_last is True or (params.channels_last == "auto" and automatic):
         network.to(memory_format=torch.channels_last)
     if params.compile:

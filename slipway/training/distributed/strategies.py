@@ -24,6 +24,7 @@ from torch import Tensor
 
 from slipway.config.sections import Offload, TrainParams
 from slipway.system.errors import ParamsError, TrainingError, UnavailableError
+from slipway.training.distributed.fully_sharded import FullyShardedStrategy, ShardedPrecision
 from slipway.training.distributed.launchers import Launch, cluster_environment, find_launch
 from slipway.training.networks.networks import TrainingSetup
 
@@ -63,9 +64,14 @@ class Placement:
         return int(self.strategy[-1]) if self.strategy.startswith("deepspeed") else None
 
     @property
+    def is_sharded(self) -> bool:
+        """True with DeepSpeed and FSDP, which keep weights as flat parts in their own dtype."""
+        return self.zero_stage is not None or self.strategy == "fsdp"
+
+    @property
     def half_dtype(self) -> torch.dtype | None:
-        """The dtype to which DeepSpeed casts parameters; DDP and single keep them in float32."""
-        if self.zero_stage is None or self.precision == "32-true":
+        """The dtype in which DeepSpeed and FSDP compute; DDP and single keep float32 weights."""
+        if not self.is_sharded or self.precision == "32-true":
             return None
         return torch.float16 if self.precision == "16-mixed" else torch.bfloat16
 
@@ -79,7 +85,7 @@ class Placement:
             world_size=self.world_size,
             zero_stage=self.zero_stage,
             offload=self.offload,
-            parameter_dtype=_DTYPES[self.precision] if self.zero_stage else "float32",
+            parameter_dtype=_DTYPES[self.precision] if self.is_sharded else "float32",
         )
 
 
@@ -194,7 +200,8 @@ def _strategy(params: TrainParams, accelerator: str, devices: int, reasons: list
     if params.strategy == "single" and world_size > 1:
         raise ParamsError(
             "train.strategy is 'single', but train.devices and train.num_nodes make "
-            f"{world_size} processes. Use 'ddp' or a deepspeed strategy, or one device on one node."
+            f"{world_size} processes. Use 'ddp', 'fsdp' or a deepspeed strategy, or one device on "
+            "one node."
         )
     if params.strategy != "auto":
         return params.strategy
@@ -214,6 +221,12 @@ def _precision(
 ) -> PrecisionName:
     if params.precision == "auto":
         return _auto_precision(host, accelerator, strategy, reasons)
+    if params.precision == "16-mixed" and strategy == "fsdp":
+        raise UnavailableError(
+            "train.precision is '16-mixed', but strategy 'fsdp' has no loss scaling, without which "
+            "small gradients vanish in fp16. Use 'bf16-mixed' or '32-true', or a deepspeed "
+            "strategy."
+        )
     is_deepspeed = strategy.startswith("deepspeed")
     if params.precision == "16-mixed" and accelerator == "cpu" and not is_deepspeed:
         raise UnavailableError(
@@ -235,9 +248,12 @@ def _auto_precision(
     if accelerator == "cpu":
         reasons.append("precision 32-true: training on the cpu")
         return "32-true"
-    if strategy == "single" and host.has_bfloat16:
+    if strategy in ("single", "fsdp") and host.has_bfloat16:
         reasons.append("precision bf16-mixed: this GPU computes in it, and it needs no loss scale")
         return "bf16-mixed"
+    if strategy == "fsdp":
+        reasons.append("precision 32-true: fsdp has no loss scale, and this GPU no bfloat16")
+        return "32-true"
     reasons.append("precision 16-mixed: training on the gpu")
     return "16-mixed"
 
@@ -302,6 +318,11 @@ def trainer_arguments(
         "num_nodes": placement.num_nodes,
         "plugins": [cluster_environment(placement.launch)],
     }
+    if placement.strategy == "fsdp":
+        arguments["strategy"] = FullyShardedStrategy(placement.world_size, placement.half_dtype)
+        arguments["plugins"].append(ShardedPrecision())
+        arguments["inference_mode"] = False  # its tensors could not be gathered for training again
+        return arguments
     if placement.zero_stage is None:
         arguments["precision"] = placement.precision
         arguments["strategy"] = "auto"
@@ -331,9 +352,11 @@ def trainer_arguments(
 def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
     """Read from a trainer that has set itself up how it really trains."""
     strategy = trainer.strategy
-    model, stage = trainer.lightning_module, None
+    dtype, stage = next(trainer.lightning_module.parameters()).dtype, None
+    if isinstance(strategy, FullyShardedStrategy) and strategy.compute_dtype:
+        dtype = strategy.compute_dtype
     if isinstance(strategy, DeepSpeedStrategy):
-        model = strategy.deepspeed_engine.module
+        dtype = next(strategy.deepspeed_engine.module.parameters()).dtype
         stage = strategy.deepspeed_engine.zero_optimization_stage()
     return TrainingSetup(
         strategy=_actual_strategy(strategy, stage),
@@ -342,7 +365,7 @@ def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
         world_size=trainer.world_size,
         zero_stage=stage,
         offload=_actual_offload(strategy),
-        parameter_dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        parameter_dtype=str(dtype).removeprefix("torch."),
     )
 
 
@@ -372,6 +395,8 @@ def _actual_strategy(strategy: Strategy, stage: int | None) -> str:
         return f"deepspeed_stage_{stage}"
     if isinstance(strategy, DDPStrategy):
         return "ddp"
+    if isinstance(strategy, FullyShardedStrategy):
+        return "fsdp" if strategy.is_sharded else "fsdp, of which a process holds whole weights"
     return "single" if isinstance(strategy, SingleDeviceStrategy) else type(strategy).__name__
 
 
@@ -401,6 +426,8 @@ def _actual_precision(strategy: Strategy) -> str:
         if strategy.deepspeed_engine.fp16_enabled():
             return "16-mixed"
         return "bf16-mixed" if strategy.deepspeed_engine.bfloat16_enabled() else "32-true"
+    if isinstance(strategy, FullyShardedStrategy):
+        return "bf16-mixed" if strategy.compute_dtype == torch.bfloat16 else "32-true"
     plugin = strategy.precision_plugin
     if isinstance(plugin, MixedPrecision):
         return str(plugin.precision)

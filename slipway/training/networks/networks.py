@@ -68,7 +68,7 @@ class NetworkSpec(Contract):
 class TrainingSetup(Contract):
     """The requested or the actual setup of a training."""
 
-    strategy: str  # "single", "ddp", "deepspeed_stage_2"
+    strategy: str  # "single", "ddp", "fsdp", "deepspeed_stage_2"
     precision: str  # "32-true", "bf16-mixed", "16-mixed"
     accelerator: str  # "cpu", "gpu"
     world_size: int | Literal["auto"]  # processes over all nodes

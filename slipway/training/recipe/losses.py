@@ -15,6 +15,7 @@ from slipway.system.errors import ParamsError, TrainingError, UnavailableError
 from slipway.system.user_code import definition_place, failure, import_named, is_user_code
 from slipway.training.batches.batches import Mixing
 from slipway.training.batches.soft_answers import Distillation
+from slipway.training.distributed.shards import whole
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.optimizers import decays
 
@@ -157,7 +158,7 @@ def l1_penalty(network: nn.Module, factor: float) -> Tensor | float:
         for name, parameter in network.named_parameters()
         if parameter.requires_grad and decays(name, parameter)
     ]
-    return factor * torch.stack([weight.float().abs().sum() for weight in weights]).sum()
+    return factor * torch.stack([whole(weight.float().abs().sum()) for weight in weights]).sum()
 
 
 def _check_names(requested: Mapping[str, float], classes: Sequence[str]) -> None:

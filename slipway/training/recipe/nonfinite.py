@@ -21,6 +21,7 @@ from slipway.config.sections import TrainParams
 from slipway.system.errors import TrainingError
 from slipway.training.batches.batches import Batch
 from slipway.training.distributed.collectives import gather_objects
+from slipway.training.distributed.shards import whole
 
 # DeepSpeed's floor. torch's scaler has none, and would sink until nothing is left of the gradient.
 _MIN_LOSS_SCALE = 1.0
@@ -98,7 +99,7 @@ class NonFiniteGuard:
         if isinstance(trainer.strategy, DeepSpeedStrategy):
             return
         parameters = [value for group in optimizer.param_groups for value in group["params"]]
-        norm = get_total_norm([value.grad for value in parameters if value.grad is not None])
+        norm = whole(get_total_norm([value.grad for value in parameters if value.grad is not None]))
         self.gradient_norm, self._is_finite = norm, bool(torch.isfinite(norm))
         if not self._is_finite:
             self._scaler = _LossScaler(getattr(trainer.precision_plugin, "scaler", None))

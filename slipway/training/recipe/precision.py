@@ -1,6 +1,6 @@
-"""Makes networks run in DeepSpeed's fp16 and bf16 engines.
+"""Makes networks run with weights in half precision: DeepSpeed's fp16 and bf16, FSDP's bf16.
 
-DeepSpeed casts every parameter and leaves buffers in float32, which BatchNorm refuses (seen in
+Both cast every parameter and leave buffers in float32, which BatchNorm refuses (seen in DeepSpeed
 0.19.8, on the CPU and by its source on a GPU). So BatchNorm computes in float32, and the inputs of
 the backbone and derived buffers (attention masks, rotary tables) get the dtype of the parameters.
 Names, shapes and saved weights stay the same.
@@ -19,7 +19,9 @@ from slipway.training.networks.networks import Network
 def adapt_to_half(network: Network, dtype: torch.dtype) -> None:
     """Prepare `network` for parameters of `dtype` (float16 or bfloat16)."""
     network.backbone.register_forward_pre_hook(
-        lambda _, inputs: tuple(value.to(dtype) for value in inputs)
+        lambda _, inputs: tuple(
+            value.to(dtype) if value.is_floating_point() else value for value in inputs
+        )
     )
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -17,6 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from slipway.training.distributed.collectives import num_ranks
+from slipway.training.distributed.shards import divided_like, gathered_like, local
 
 _STATE_KEY = "WeightAverage"  # of the callback in the trainer's state
 # DeepSpeed's file of everything that is not sharded.
@@ -32,7 +33,8 @@ class WeightAverage(pl.Callback):
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         self._network, self._decay = network, decay
-        self._values: dict[str, Tensor] = {}  # float32, by name in the network
+        # float32, by name in the network; this rank's parts from the start of a training on
+        self._values: dict[str, Tensor] = {}
         self._num_updates = 0
         # The weights of training, while the average is in their place.
         self._training_weights: dict[str, Tensor] = {}
@@ -42,7 +44,10 @@ class WeightAverage(pl.Callback):
         return _STATE_KEY
 
     def state_dict(self) -> dict[str, Any]:
-        return {"values": self._values, "num_updates": self._num_updates}
+        """Gather the whole average. Every rank has to call it."""
+        like = self._network.state_dict()
+        values = {name: gathered_like(value, like[name]) for name, value in self._values.items()}
+        return {"values": values, "num_updates": self._num_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._values, self._num_updates = state_dict["values"], state_dict["num_updates"]
@@ -50,6 +55,11 @@ class WeightAverage(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self._values:
             self._values = {name: value.clone() for name, value in self._current(trainer).items()}
+        else:  # whole values of a checkpoint
+            like = self._network.state_dict()
+            self._values = {
+                name: local(divided_like(value, like[name])) for name, value in self._values.items()
+            }
         device = trainer.strategy.root_device
         self._values = {name: value.to(device) for name, value in self._values.items()}
         self._num_updates = self._num_updates or trainer.global_step
@@ -145,9 +155,9 @@ def averaged_weights(state: Path) -> dict[str, Tensor]:
 
 
 def _floating_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and saved buffers, without counters."""
+    """This rank's parts of parameters and saved buffers, without counters."""
     state = network.state_dict()
-    return {name: value for name, value in state.items() if value.is_floating_point()}
+    return {name: local(value) for name, value in state.items() if value.is_floating_point()}
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from slipway.config.sections import TrainParams
 from slipway.kinds.registry import input_kind
 from slipway.system.memory import status_bytes
+from slipway.training.distributed.shards import whole
 from slipway.training.telemetry.run_log import RunLog
 from slipway.training.telemetry.trackers import Trackers
 
@@ -267,11 +268,16 @@ def _gather_tensors(
 ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """(name, weight, unscaled gradient) of each parameter between backward and optimizer step.
 
-    Every rank has to call it: with DeepSpeed the tensors are gathered from their shards.
+    Every rank has to call it: with DeepSpeed and FSDP the tensors are gathered from their shards.
     """
     if not isinstance(trainer.strategy, DeepSpeedStrategy):
         for name, parameter in network.named_parameters():
-            yield name, parameter.detach(), parameter.grad
+            gradient = parameter.grad
+            yield (
+                name,
+                whole(parameter.detach()),
+                None if gradient is None else whole(gradient),
+            )
         return
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 

@@ -1,0 +1,62 @@
+"""Tensors that are divided over processes (torch's DTensor): whole values and local parts.
+
+A tensor that is not divided is its own whole and its own part.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Gather the whole value. Every rank has to call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part, which shares its memory with `tensor`."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def divided_like(value: Tensor, like: Tensor) -> Tensor:
+    """Divide a whole `value` as `like` is divided; each rank takes its part of its own copy."""
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).clone()
+
+
+@torch.no_grad()
+def gathered_like(part: Tensor, like: Tensor) -> Tensor:
+    """Gather the whole value of which `part` is this rank's. Every rank has to call it."""
+    if not isinstance(like, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    ).full_tensor()
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load a saved state with whole tensors into an optimizer whose weights may be divided."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    state = {
+        index: {
+            key: divided_like(value, weights[index]) if _has_shape(value) else value
+            for key, value in values.items()
+        }
+        for index, values in saved["state"].items()
+    }
+    optimizer.load_state_dict({**saved, "state": state})
+
+
+def _has_shape(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
