@@ -14,6 +14,7 @@ from pytorch_lightning.strategies import DeepSpeedStrategy
 from torch import Tensor
 
 from slipway.config.command import run_stage
+from slipway.training.distributed.shards import local
 from slipway.training.module import TrainingModule
 from stages import train
 
@@ -45,7 +46,9 @@ def _moments(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def digest(module: TrainingModule) -> str:
     found = hashlib.sha256()
     for value in lasting(module):
-        found.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        found.update(
+            local(value.detach()).contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
     return found.hexdigest()
 
 

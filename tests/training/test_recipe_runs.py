@@ -95,8 +95,11 @@ def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(
 
 
 @pytest.mark.nightly
-def test_frozen_parts_and_pretrained_weights_survive_a_kill(tmp_path: Path) -> None:
-    settings = {"freeze_epochs": 2, "unfreeze_epochs": 2, "epochs": 5, "ema_decay": 0.9}
+@pytest.mark.parametrize("placed", [{}, {"strategy": "fsdp", "devices": 2}], ids=["auto", "fsdp"])
+def test_frozen_parts_and_pretrained_weights_survive_a_kill(
+    tmp_path: Path, placed: dict[str, Any]
+) -> None:
+    settings = {"freeze_epochs": 2, "unfreeze_epochs": 2, "epochs": 5, "ema_decay": 0.9, **placed}
     whole, killed = (_pretrained(tmp_path / name, **settings) for name in ("whole", "killed"))
     done = run_training(whole)
     assert done.returncode == 0, done.stderr
@@ -111,6 +114,7 @@ def test_frozen_parts_and_pretrained_weights_survive_a_kill(tmp_path: Path) -> N
     [
         ("single", "32-true"),
         pytest.param("ddp", "32-true", marks=pytest.mark.nightly),
+        pytest.param("fsdp", "32-true", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_1", "32-true", marks=pytest.mark.nightly),
         ("deepspeed_stage_2", "bf16-mixed"),
     ],
@@ -147,8 +151,9 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics(
 
 
 @pytest.mark.nightly
-def test_unfrozen_weights_have_changed(tmp_path: Path) -> None:
-    project = _pretrained(tmp_path, freeze_epochs=1, epochs=2, strategy="ddp", devices=2)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_unfrozen_weights_have_changed(tmp_path: Path, strategy: str) -> None:
+    project = _pretrained(tmp_path, freeze_epochs=1, epochs=2, strategy=strategy, devices=2)
     done = run_training(project)
     assert done.returncode == 0, done.stderr
     given, found = safetensors.torch.load_file(project / "weights.safetensors"), _weights(project)
@@ -197,6 +202,8 @@ def test_early_stopping_ends_a_training_at_the_same_epoch_after_a_kill(
     ("strategy", "precision", "tolerance"),
     [
         ("ddp", "32-true", 1e-4),
+        pytest.param("fsdp", "32-true", 1e-4, marks=pytest.mark.nightly),
+        pytest.param("fsdp", "bf16-mixed", 0.1, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_1", "32-true", 1e-4, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_2", "bf16-mixed", 0.1, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_2", "16-mixed", 0.05, marks=pytest.mark.nightly),

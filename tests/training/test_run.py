@@ -160,6 +160,7 @@ def forget_offload() -> None:
     "strategy",
     [
         "ddp",
+        pytest.param("fsdp", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_1", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_2", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_3", marks=pytest.mark.nightly),

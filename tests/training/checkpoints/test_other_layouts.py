@@ -30,6 +30,8 @@ EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
     ("strategy", "precision", "ema_decay"),
     [
         ("ddp", "32-true", 0.9),
+        pytest.param("fsdp", "32-true", 0.9, marks=pytest.mark.nightly),
+        pytest.param("fsdp", "bf16-mixed", 0.9, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_1", "bf16-mixed", None, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_2", "16-mixed", 0.9, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_3", "bf16-mixed", None, marks=pytest.mark.nightly),
@@ -82,6 +84,7 @@ def newest_manifest(project: Path) -> dict[str, Any]:
     "strategy",
     [
         "ddp",
+        pytest.param("fsdp", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_1", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_2", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_3", marks=pytest.mark.nightly),
@@ -150,6 +153,39 @@ def test_deepspeed_resumes_with_another_world_size_and_stage(
     )
     assert re.search(note, done.stdout)
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
+
+
+@pytest.mark.nightly(seconds=60)
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        ["ddp", "fsdp", "deepspeed_stage_3", "ddp"],
+        ["deepspeed_stage_3", "fsdp", "ddp", "deepspeed_stage_3"],
+    ],
+    ids=" ".join,
+)
+def test_two_processes_resume_in_turn_under_each_strategy(
+    tmp_path: Path, strategies: list[str]
+) -> None:
+    settings = {
+        "network_arguments": EXACT,
+        "precision": "32-true",
+        "epochs": 5,
+        "warmup_epochs": 1.0,
+        "devices": 2,
+    }
+    whole = write_project(tmp_path / "whole", **settings, strategy="ddp")
+    moved = write_project(tmp_path / "moved", **settings, **EVERY_STEP)
+    assert run_training(whole).returncode == 0
+    for index, strategy in enumerate(strategies):
+        change(moved, strategy=strategy)
+        if index + 1 < len(strategies):
+            kill_at_step(moved, 5 * (index + 1))
+    done = run_training(moved)
+    assert done.returncode == 0, done.stderr
+    assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
+    segments = read_model_manifest(moved / "artifacts/model").segments
+    assert [segment.strategy for segment in segments] == strategies
 
 
 def test_resuming_without_the_optimizer_state_would_change_the_result(tmp_path: Path) -> None:

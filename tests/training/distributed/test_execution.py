@@ -18,6 +18,7 @@ from tests.training.conftest import spec, write_project
 from tests.training.real_runs import kill_after, run_training, weights_digest
 
 SINGLE = Placement("single", "32-true", "cpu", 1, 1, None, None, ())
+FSDP = Placement("fsdp", "32-true", "cpu", 2, 1, None, None, ())
 ZERO_2, ZERO_3 = (
     Placement(f"deepspeed_stage_{stage}", "32-true", "cpu", 2, 1, None, None, ())
     for stage in (2, 3)
@@ -37,6 +38,8 @@ def _params(**changes: Any) -> TrainParams:
         ({"channels_last": True}, ZERO_2, "image_classification", "views weights as flat bytes"),
         ({"channels_last": True}, SINGLE, "table_regression", "no channels"),
         ({"compile": True}, ZERO_3, "image_classification", "gathers and frees"),
+        ({"compile": True}, FSDP, "image_classification", "fsdp gathers and frees"),
+        ({"channels_last": True}, FSDP, "image_classification", "'fsdp' views weights"),
     ],
 )
 def test_impossible_execution_settings_are_refused(

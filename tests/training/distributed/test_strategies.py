@@ -47,6 +47,9 @@ def _params(**changes: Any) -> TrainParams:
         (TWO_GPUS, {"devices": 1}, ("single", "bf16-mixed", "gpu", 1)),
         (TWO_GPUS, {"num_nodes": 1, "strategy": "ddp"}, ("ddp", "16-mixed", "gpu", 2)),
         (OLD_GPU, {}, ("single", "16-mixed", "gpu", 1)),
+        (NO_GPU, {"devices": 2, "strategy": "fsdp"}, ("fsdp", "32-true", "cpu", 2)),
+        (TWO_GPUS, {"strategy": "fsdp"}, ("fsdp", "bf16-mixed", "gpu", 2)),
+        (OLD_GPU, {"strategy": "fsdp"}, ("fsdp", "32-true", "gpu", 1)),
         (
             NO_GPU,
             {"strategy": "deepspeed_stage_3", "precision": "16-mixed", "devices": 2},
@@ -92,6 +95,12 @@ def test_named_settings_have_no_reasons() -> None:
             {"precision": "16-mixed", "strategy": "ddp"},
             UnavailableError,
             "'16-mixed', which strategy 'ddp' cannot",
+        ),
+        (
+            TWO_GPUS,
+            {"precision": "16-mixed", "strategy": "fsdp"},
+            UnavailableError,
+            "'fsdp' has no loss scaling",
         ),
         (OLD_GPU, {"precision": "bf16-mixed"}, UnavailableError, "does not compute in bfloat16"),
         (

@@ -332,6 +332,8 @@ PLACES = [
     pytest.param("single", 1, "32-true", 1024, marks=pytest.mark.nightly),
     ("ddp", 2, "32-true", 1024),
     pytest.param("ddp", 2, "bf16-mixed", 8, marks=pytest.mark.nightly),
+    pytest.param("fsdp", 2, "32-true", 1024, marks=pytest.mark.nightly),
+    pytest.param("fsdp", 2, "bf16-mixed", 8, marks=pytest.mark.nightly),
     pytest.param("deepspeed_stage_1", 2, "32-true", 1024, marks=pytest.mark.nightly),
     pytest.param("deepspeed_stage_1", 2, "bf16-mixed", 8, marks=pytest.mark.nightly),
     pytest.param("deepspeed_stage_2", 2, "16-mixed", 8, marks=pytest.mark.nightly),
@@ -388,6 +390,7 @@ def test_all_ranks_skip_a_step_with_a_nonfinite_row(
     ("strategy", "precision"),
     [
         ("ddp", "32-true"),
+        pytest.param("fsdp", "32-true", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_1", "bf16-mixed", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_2", "32-true", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_3", "bf16-mixed", marks=pytest.mark.nightly),

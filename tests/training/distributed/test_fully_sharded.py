@@ -1,0 +1,48 @@
+"""The strategy fsdp on two processes against one; other tests have it among the strategies."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipway.training.networks.networks import load_network, read_model_manifest
+from tests.training.checkpoints.test_other_layouts import EXACT
+from tests.training.conftest import write_project
+from tests.training.real_runs import run_training
+
+pytestmark = pytest.mark.process
+TWO = {"strategy": "fsdp", "devices": 2}
+RECIPE = {
+    "network_arguments": EXACT,
+    "precision": "32-true",
+    "gradient_clip_norm": 0.5,
+    "l1": 1e-4,
+    "ema_decay": 0.9,
+}
+
+
+def _losses(project: Path) -> list[float]:
+    """The training loss of each epoch."""
+    lines = (project / "reports/live/plots/metrics/train/loss.tsv").read_text().splitlines()
+    return [float(line.split("\t")[1]) for line in lines[1:]]
+
+
+@pytest.mark.parametrize("num_steps", [4, pytest.param(20, marks=pytest.mark.nightly)])
+def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -> None:
+    # 150 rows: an epoch is one step.
+    settings = {**RECIPE, "batch_size": 128, "epochs": num_steps}
+    one = write_project(tmp_path / "one", **settings, strategy="single")
+    two = write_project(tmp_path / "two", **settings, **TWO)
+    for project in (one, two):
+        done = run_training(project)
+        assert done.returncode == 0, done.stderr
+    assert len(_losses(two)) == num_steps
+    assert np.allclose(_losses(two), _losses(one), rtol=0, atol=1e-5)
+    actual = read_model_manifest(two / "artifacts/model").actual
+    assert (actual.strategy, actual.world_size, actual.parameter_dtype) == ("fsdp", 2, "float32")
+    expected = load_network(one / "artifacts/model").state_dict()
+    found = load_network(two / "artifacts/model").state_dict()
+    assert all(
+        torch.allclose(found[name], value, rtol=0, atol=1e-4) for name, value in expected.items()
+    )
