@@ -8,8 +8,9 @@ import torch
 
 from slipway.inputs.texts import TextContract, encode_texts
 from slipway.system.errors import ParamsError
-from slipway.training.networks.networks import NetworkSpec, build_network
+from slipway.training.networks.networks import NetworkSpec, build_network, example_rows
 from slipway.training.networks.text_networks import HashedNgrams, TextNetwork, _words
+from slipway.training.recipe.precision import adapt_to_half
 from tests.tokens import token_contract
 
 pytestmark = pytest.mark.unit
@@ -143,3 +144,14 @@ def test_arguments_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ParamsError, match=message):
         network(name, **change)
+
+
+@pytest.mark.parametrize("name", ["hashed_ngrams", "small_transformer"])
+def test_half_precision_leaves_the_bytes_of_a_text_whole(name: str) -> None:
+    rows = example_rows(network(name).spec, 2)
+    rows[:, :3] = torch.tensor([201, 203, 205])  # no numbers of bfloat16
+    whole, half = network(name)(rows), network(name)
+    adapt_to_half(half, torch.bfloat16)
+    for weight in half.parameters():
+        weight.data = weight.data.to(torch.bfloat16)
+    assert torch.allclose(half(rows).float(), whole, atol=0.02)
