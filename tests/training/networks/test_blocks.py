@@ -26,6 +26,8 @@ class _Layer(nn.Module):
 class _Layers(nn.Module):
     """64 pixels, two layers of one class, two logits."""
 
+    layers: Any  # mypy sees only modules in a list
+
     def __init__(self) -> None:
         super().__init__()
         self.entry = nn.Linear(64, 4)
