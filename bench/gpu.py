@@ -411,6 +411,8 @@ def write_project_of(task: str, folder: Path, changes: dict[str, dict[str, Any]]
         }
     files.write_text(folder / "params.yaml", yaml.safe_dump(content))
     shutil.copy(ROOT / "dvc.yaml", folder / "dvc.yaml")
+    # A machine for tests may have no git.
+    files.write_text(folder / ".dvc/config", "[core]\n    no_scm = true\n")
     set_params(folder, changes)
 
 
