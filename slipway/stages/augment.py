@@ -57,7 +57,7 @@ def _notes(
     if not isinstance(contract, ImageContract):
         unused = [*names, "offline_copies"] if copies else names
         effect = f": without effect are {', '.join(unused)}" if unused else ""
-        return [f"tables are not augmented{effect}"]
+        return [f"only images are augmented{effect}"]
     lines = []
     grey = [name for name in names if name in ("saturation", "hue")]
     if contract.channels == 1 and grey:

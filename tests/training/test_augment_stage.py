@@ -80,7 +80,7 @@ def test_a_table_is_not_augmented_and_the_stage_says_so(
     assert plan.is_identity
     assert copies is None
     assert (
-        "tables are not augmented: without effect are rotation_deg, mixup_alpha, offline_copies"
+        "only images are augmented: without effect are rotation_deg, mixup_alpha, offline_copies"
         in capsys.readouterr().out
     )
 

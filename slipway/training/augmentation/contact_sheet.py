@@ -58,7 +58,7 @@ class _Samples(NamedTuple):
 def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifest) -> bytes:
     """Draw a PNG of up to 8 training images, spread over the targets; for a table, a text line."""
     if not isinstance(manifest.input, ImageContract):
-        text = "Tables are not augmented: the section augment of params.yaml has no effect on them."
+        text = "Only images are augmented: the section augment of params.yaml has no effect here."
         return _png(_text_picture(text))
     chosen = _spread(train.target_keys)
     samples = _Samples(
