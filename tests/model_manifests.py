@@ -1,6 +1,7 @@
 """A model manifest that no training has written."""
 
 from slipway.training.networks.networks import ModelManifest, NetworkSpec, TrainingSetup
+from tests.project_params import PROJECT
 
 SETUP = TrainingSetup(
     strategy="single",
@@ -28,7 +29,7 @@ def model_manifest(network: NetworkSpec) -> ModelManifest:
         actual=SETUP,
         segments=[],
         seed=0,
-        params={},
+        params=PROJECT.train.model_dump(mode="json"),
         digests={},
         user_code=[],
         versions={},

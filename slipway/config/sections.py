@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from slipway.config.mistakes import as_yaml
 from slipway.config.network_arguments import argument_mistakes
 from slipway.inputs.images import MAX_PIXELS
-from slipway.inputs.personal_data import PersonalData
+from slipway.inputs.texts import PersonalData
 from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import Task
 from slipway.system.user_code import NAME

@@ -6,9 +6,10 @@ addresses have no form of their own and are not found.
 
 import re
 from collections.abc import Collection, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-PersonalData = Literal["email", "phone", "card"]
+from slipway.inputs.texts import PersonalData
+
 IN_WORDS: dict[PersonalData, str] = {
     "email": "an e-mail address",
     "phone": "a phone number",

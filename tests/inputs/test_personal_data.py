@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from slipway.inputs.personal_data import PersonalData, mask, personal_data
+from slipway.inputs.personal_data import mask, personal_data
+from slipway.inputs.texts import PersonalData
 
 pytestmark = pytest.mark.unit
 ALL: tuple[PersonalData, ...] = ("email", "phone", "card")

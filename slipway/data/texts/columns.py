@@ -14,8 +14,8 @@ from slipway.data.sources.raw_tables import RawColumn, cell_text
 from slipway.data.sources.text_format import NOT_UTF8
 from slipway.data.tables.ledger import Ledger
 from slipway.data.texts.source import text_cells
-from slipway.inputs.personal_data import IN_WORDS, PersonalData, personal_data
-from slipway.inputs.texts import SEPARATOR, normalised
+from slipway.inputs.personal_data import IN_WORDS, personal_data
+from slipway.inputs.texts import SEPARATOR, PersonalData, normalised
 
 BLOCK_ROWS = 1 << 12  # of which the texts are in memory
 PERSONAL: tuple[PersonalData, ...] = tuple(IN_WORDS)
