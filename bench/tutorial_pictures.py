@@ -1,8 +1,8 @@
 """Takes the pictures of a tutorial from a project in which its commands were run.
 
 `python -m bench.tutorial_pictures photographs PROJECT IMAGE` opens the project's evaluation and its
-service in Chromium, and lets the model answer IMAGE. `... table PROJECT` lets it answer a row. Both
-write docs/tutorials/pictures/NAME_*.png.
+service in Chromium, and lets the model answer IMAGE. `... table PROJECT` and `... texts PROJECT`
+let it answer a row. All write docs/tutorials/pictures/NAME_*.png.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from tests.serving.browser import Tab, browsing
 
 PICTURES = Path.cwd() / "docs/tutorials/pictures"
 WIDTH_PX, HEIGHT_PX = 1000, 760
-COLOURS = 64
+COLOURS = 128
 READY = "document.getElementById('state').dataset.state === 'ready'"
-# The first and the last column, alcohol and proline, as of a wine of the first cultivar.
-FILL_IN = ";".join(
-    f"document.getElementById('cell-{column}').value = '{text}'"
-    for column, text in ((0, "14.2"), (12, "1065"))
-)
+CELLS = {
+    # The first and the last column, alcohol and proline, as of a wine of the first cultivar.
+    "table": {0: "14.2", 12: "1065"},
+    "texts": {0: "Congratulations! Your number won a prize. Call now, see you soon."},
+}
 SUBMIT = "document.querySelector('form.form').requestSubmit()"
 
 
@@ -34,7 +34,7 @@ async def photograph(tab: Tab, name: str) -> None:
     """Write the visible part of the page as a PNG with few colours."""
     answer = await tab.call("Page.captureScreenshot")
     picture = Image.open(io.BytesIO(base64.b64decode(answer["data"]))).convert("RGB")
-    few_colours = picture.quantize(COLOURS, dither=Image.Dither.NONE)
+    few_colours = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few_colours.save(PICTURES / f"{name}.png", optimize=True)
 
 
@@ -48,7 +48,8 @@ async def take_all(name: str, evaluation: Path, service: str, image: Path | None
             await tab.open(service + "/")
             await tab.wait_for(READY)
             if image is None:
-                await tab.run(FILL_IN)
+                for column, text in CELLS[name].items():
+                    await tab.run(f"document.getElementById('cell-{column}').value = '{text}'")
                 await tab.run(SUBMIT)
             else:
                 await tab.choose_files("#pictures", image)

@@ -192,9 +192,10 @@ export function answerList(container, announce, facts) {
         ? html(
             "p",
             { class: "notice" },
-            t(entry.item.file ? "answer.ood_picture" : "answer.ood_row"),
+            t(ofKind(entry, ["answer.ood_picture", "answer.ood_text", "answer.ood_row"])),
           )
         : null,
+      answer.truncated ? html("p", { class: "notice" }, t("answer.truncated")) : null,
       answer.abstain ? html("p", { class: "notice" }, t("answer.abstain")) : null,
       answer.probabilities ? probabilities(answer) : null,
       explanationOf(entry),
@@ -266,7 +267,7 @@ export function answerList(container, announce, facts) {
       html(
         "button",
         { type: "button", "data-focus": "explain", click: () => explainEntry(entry) },
-        t(entry.item.file ? "explain.picture" : "explain.row"),
+        t(ofKind(entry, ["explain.picture", "explain.text", "explain.row"])),
       ),
     );
   }
@@ -309,6 +310,9 @@ export function answerList(container, announce, facts) {
       html("figcaption", { class: "soft small" }, caption),
     );
 
+  const ofKind = ({ item }, [picture, text, row]) =>
+    item.file ? picture : facts().card?.input.kind === "texts" ? text : row;
+
   const givesValue = () => !facts().card?.labels?.length;
 
   const legend = ({ of }) =>
@@ -324,16 +328,17 @@ export function answerList(container, announce, facts) {
 
   function words({ explanation }) {
     const most = Math.max(...explanation.words.map(({ change }) => Math.abs(change)));
-    const side = (change) =>
-      4 * Math.abs(change) < most ? "" : `word ${change < 0 ? "against" : "for"}`;
+    const marked = ({ text, change }) => {
+      if (4 * Math.abs(change) < most) return text;
+      const word = text.trim();
+      const [before, after] = text.split(word);
+      return [before, html("mark", { class: change < 0 ? "against" : "for" }, word), after];
+    };
     return html(
       "div",
       { class: "explanation", "data-focus": "explain", tabindex: "-1" },
-      html(
-        "p",
-        {},
-        explanation.words.map(({ text, change }) => html("span", { class: side(change) }, text)),
-      ),
+      html("h3", {}, t("explain.text_title")),
+      html("p", { class: "marked" }, explanation.words.flatMap(marked)),
       legend(explanation),
     );
   }

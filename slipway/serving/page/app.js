@@ -38,10 +38,8 @@ async function askPictures(files) {
 
 async function askRow(row) {
   try {
-    await answers.ask(
-      { name: t("form.row", { number: answers.count() + 1 }), row },
-      { explain: true },
-    );
+    const name = page.card?.input.kind === "texts" ? "form.text" : "form.row";
+    await answers.ask({ name: t(name, { number: answers.count() + 1 }), row }, { explain: true });
   } catch (refused) {
     page.form?.showProblem(refused);
     meetRefusal(refused);

@@ -46,7 +46,7 @@ export function asking(input, hasKey) {
 function curl(input, hasKey) {
   const address = new URL("predict", document.baseURI).href;
   const header = hasKey ? `-H "authorization: Bearer $SLIPWAY_KEY" ` : "";
-  if (input?.kind !== "columns") return `curl ${header}-F image=@picture.png ${address}`;
+  if (!input?.example) return `curl ${header}-F image=@picture.png ${address}`;
   const row = quoted(JSON.stringify(input.example));
   return `curl ${header}-H 'content-type: application/json' -d ${row} ${address}`;
 }

@@ -61,7 +61,11 @@ function aboutTile(card) {
           size: input.size_px,
           channels: t(input.channels === 1 ? "model.grey" : "model.colour"),
         })
-      : t("model.columns", { count: input.columns.length });
+      : input.tokenizer
+        ? t("model.tokens", { count: number(input.tokenizer.max_tokens) })
+        : input.kind === "texts"
+          ? t("model.texts", { count: number(input.max_bytes) })
+          : t("model.columns", { count: input.columns.length });
   const shown =
     labels.slice(0, 20).join(", ") + (labels.length > 20 ? `, … (${number(labels.length)})` : "");
   const { threshold } = calibration.conformal;

@@ -10,6 +10,7 @@ const MOST_OPTIONS = 200; // longer lists become text fields with proposals
  * `showProblem(refused)` marks the refused field.
  */
 export function rowForm(input, onRow) {
+  const isText = input.kind === "texts";
   const fields = input.columns.map((column, index) =>
     field(column, input.example[column.name], `cell-${index}`),
   );
@@ -32,7 +33,7 @@ export function rowForm(input, onRow) {
         );
       },
     },
-    html("p", { class: "soft" }, t("form.hint")),
+    html("p", { class: "soft" }, t(isText ? "form.text_hint" : "form.hint")),
     html(
       "div",
       { class: "fields" },
@@ -43,7 +44,11 @@ export function rowForm(input, onRow) {
       "div",
       { class: "row" },
       html("button", { type: "submit", class: "primary" }, t("form.send")),
-      html("button", { type: "button", click: () => set(input.example) }, t("form.example")),
+      html(
+        "button",
+        { type: "button", click: () => set(input.example) },
+        t(isText ? "form.text_example" : "form.example"),
+      ),
       html("button", { type: "button", click: () => set({}) }, t("form.clear")),
     ),
   );
@@ -145,7 +150,7 @@ const CONTROLS = {
     );
   },
   text(column, id) {
-    const control = html("textarea", { id, rows: 3, required: column.required });
+    const control = html("textarea", { id, rows: 5, required: column.required });
     const write = (value) => (control.value = value ?? "");
     return { control, read: () => control.value || null, write };
   },
