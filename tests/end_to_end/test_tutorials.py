@@ -134,6 +134,17 @@ def test_the_tutorial_about_a_table_ends_with_answers_and_a_refusal(reader: Read
     assert len((reader.folder / "answers.csv").read_text().splitlines()) == 179
 
 
+@pytest.mark.nightly(seconds=500)
+def test_the_tutorial_about_texts_ends_with_answers_in_two_languages(reader: Reader) -> None:
+    said = follow(reader, (ROOT / "docs/tutorials/texts.md").read_text())
+    assert '"label":"spam"' in said.replace(" ", "")
+    assert '"missing_value"' in said
+    assert "masked" in said
+    assert said.count("certified") >= 3
+    answers = (reader.folder / "answers.csv").read_text().splitlines()
+    assert (len(answers), reader.folder.name) == (601, "my_reviews")
+
+
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.name)
 def test_every_picture_of_a_tutorial_is_there_and_small(page: Path) -> None:
     pictures = [page.parent / name for name in PICTURE.findall(page.read_text())]
