@@ -1,4 +1,4 @@
 """Certified models for Python callers: in this process, over files, and behind a URL.
 
-It answers through the code of the service, and knows nothing of the service itself.
+Answers come from the code that the service uses too, without importing the service.
 """

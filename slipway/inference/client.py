@@ -1,4 +1,4 @@
-"""A client of a running service, with the typed answers of a model in this process."""
+"""A client of a running service. Its answers have the types of those of a model in this process."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ _Request = tuple[str, bytes]  # content type and body
 
 
 class ServiceError(SlipwayError):
-    """The service refused a request; `code` is one of docs/reference/serving.md."""
+    """The service refused a request; docs/reference/serving.md lists each `code`."""
 
     def __init__(self, status: int, error: Mapping[str, Any]) -> None:
         super().__init__(f"{status} {error.get('code')}: {error.get('message')}")
@@ -39,7 +39,7 @@ class ServiceError(SlipwayError):
 
 
 class Client:
-    """Asks a service. Several threads may use it; `close` it, or use it as a context."""
+    """A client of one service, safe to share between threads. `close` it, or use it in a `with`."""
 
     def __init__(
         self,
@@ -52,7 +52,9 @@ class Client:
         max_rows: int = 1024,
         max_bytes: int = 15 << 20,
     ) -> None:
-        """`timeout_s` limits one try, `max_wait_s` all waits between the tries of a request.
+        """Connect to the service at `url`.
+
+        `timeout_s` limits one try, `max_wait_s` all waits between the tries of a request.
 
         A list is sent in requests of at most `max_items` images or `max_rows` rows and `max_bytes`
         bytes: the default limits of the service.
@@ -84,7 +86,7 @@ class Client:
         return answers if is_list else answers[0]
 
     def explain(self, item: Any) -> Explanation:
-        """Return the answer to one image, row or text, and what it rests on."""
+        """Return the answer to one image, row or text with its explanation."""
         rows, is_list = _rows(item)
         if is_list or image_list(item) is not None:
             raise DataError("found a list, expected one item: explain each by itself.")
@@ -96,7 +98,7 @@ class Client:
         return explanation_of(self._ask("POST", "/explain", request))
 
     def info(self) -> dict[str, Any]:
-        """Describe the model, as `GET /model`."""
+        """Return the content of `GET /model`."""
         return self._ask("GET", "/model")
 
     def close(self) -> None:
@@ -115,7 +117,7 @@ class Client:
         self.close()
 
     def _ask(self, method: str, path: str, request: _Request | None = None) -> dict[str, Any]:
-        """Send a request, again while the service is busy. `Retry-After` decides how soon."""
+        """Send a request, and repeat it while the service is busy, after its `Retry-After`."""
         headers = {"content-type": request[0]} if request else {}
         body = request[1] if request else None
         left_s, wait_s = self._max_wait_s, _FIRST_WAIT_S
@@ -153,7 +155,10 @@ class Client:
 
 
 def _rows(given: Any) -> tuple[list[Mapping[str, Any]] | None, bool]:
-    """The rows of a dict, a DataFrame or a list of dicts, and True for several; None for images."""
+    """Return the rows of a dict, a DataFrame or a list of dicts, and True for several.
+
+    The rows are None if `given` holds images.
+    """
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(given, pandas.DataFrame):
         return given.to_dict("records"), True
@@ -184,7 +189,7 @@ def _content(response: httpx.Response) -> dict[str, Any]:
 def _retry_after_s(
     response: httpx.Response, now: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> float | None:
-    """Seconds that the service asks to wait, which it writes as a number or as a date."""
+    """Return the seconds of the `Retry-After` header, which is a number or a date."""
     text = response.headers.get("retry-after", "")
     if text.isdecimal():
         return float(text)

@@ -1,7 +1,7 @@
-"""Answers whole files: a folder of images, or a table, to a CSV, Parquet file or JSON lines.
+"""Predicts whole files: a folder of images or a table, into a CSV, Parquet or JSON lines file.
 
-Rows stream through, so memory does not grow with them. A run that was killed goes on with its
-finished parts, and ends with the same bytes as an undisturbed one.
+Rows stream through, so memory does not grow with them. A run that was killed resumes after its
+finished parts, and ends with the same bytes as an undisturbed run.
 """
 
 import os
@@ -40,7 +40,7 @@ class PredictedFile:
 
     @property
     def answered(self) -> int:
-        """Rows with an answer."""
+        """The number of rows with an answer."""
         return self.rows - sum(self.faults.values())
 
 
@@ -54,13 +54,13 @@ def predict_files(
     piece_rows: int | None = None,
     on_progress: Progress = lambda done, total: None,
 ) -> PredictedFile:
-    """Answer each image or row of `source` in a row of `destination`.
+    """Predict each image or row of `source`, and write one row for each to `destination`.
 
-    `model` is a loaded one, or the path of one. `encoding` is that of a CSV, by default as in
-    training. Bad rows stay in place, with the reason instead of
-    an answer. Finished parts of `piece_rows` rows wait in DESTINATION.parts: the same call after
-    a crash resumes them. Raises DataError if the source as a whole cannot be read, if the
-    destination exists (unless `overwrite`), or if its parts are of another model or source.
+    `model` is a loaded model or its path. `encoding` is that of a CSV, by default as in training.
+    Bad rows stay in place, with the reason instead of an answer. Finished parts of `piece_rows`
+    rows wait in DESTINATION.parts: the same call after a crash resumes after them. Raises DataError
+    if the source as a whole cannot be read, if the destination exists (unless `overwrite`), or if
+    its parts are of another model or source.
     """
     source, destination = Path(source), Path(destination)
     started = perf_counter()
@@ -111,7 +111,7 @@ def _write_parts(
     size: int,
     on_progress: Progress,
 ) -> Iterator[PartRecord]:
-    """Write the parts after the first `num_parts`."""
+    """Write the parts that follow the first `num_parts`."""
     done = num_parts * size
     for number, piece in enumerate(rows.pieces(done, size, model.max_batch_size), num_parts):
         answers: list[Answer] = [None] * piece.carried.num_rows

@@ -31,9 +31,9 @@ def image_list(given: object) -> list[Any] | None:
 
 
 def image_bytes(item: object) -> bytes:
-    """Return an image as encoded bytes: a file as it is, pixels without loss.
+    """Return an image as encoded bytes: a file unchanged, pixels losslessly encoded.
 
-    DataError if it is no image, or names no file.
+    Raises DataError if it is not an image, or if the file cannot be read.
     """
     if isinstance(item, (bytes, bytearray, memoryview)):
         return bytes(item)
@@ -93,7 +93,7 @@ class ImageReader:
     def in_order(
         self, make: Callable[[Given], Made], items: Iterable[Given], ahead: int
     ) -> Iterator[Future[Made]]:
-        """Run `make` on threads, and yield its futures in order, at most `ahead` before use."""
+        """Run `make` on threads and yield its futures in order, at most `ahead` before use."""
         waiting: deque[Future[Made]] = deque()
         try:
             for item in items:

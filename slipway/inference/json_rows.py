@@ -1,4 +1,4 @@
-"""Rows of a table with the cells that JSON can carry."""
+"""Converts rows of a table to cells that JSON can represent."""
 
 from collections.abc import Mapping
 from datetime import date
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with the cells that JSON would carry: no NumPy scalars, no NaN, no NaT."""
+    """Return a row with plain Python cells: no NumPy scalars, and None for NaN and NaT."""
     return {name: plain_cell(cell) for name, cell in row.items()}
 
 

@@ -3,8 +3,9 @@
     with slipway.load("my_project") as model:
         model.predict("picture.png").label
 
-The files pass the same checks as in the service, the same variant is chosen, and ONNX Runtime gets
-the same options. So the answers to a batch equal those of a service with one worker, bit for bit.
+The files pass the same checks as in the service, the same variant is chosen, and ONNX Runtime runs
+with the same options. So the answers to a batch equal those of a service with one worker, bit for
+bit.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ _TRIES = 3  # to measure the time of a row, because other work can slow down any
 
 
 class ItemReader(Protocol):
-    """Reads what callers pass to network inputs. Each kind of input has its own."""
+    """Converts what callers pass to network inputs. Each kind of input has its own reader."""
 
     def read(self, given: object, batch_size: int) -> tuple[Iterator[NDArray[Any]], bool]:
         """Return batches of at most `batch_size` inputs, and True if `given` is a list."""
@@ -58,7 +59,7 @@ class ItemReader(Protocol):
 
 
 class LoadedModel:
-    """A certified model. Several threads may use it; `close` it, or use it as a context."""
+    """A certified model, safe to share between threads. `close` it, or use it in a `with`."""
 
     def __init__(self, model: CertifiedModel) -> None:
         contract = model.bundle.manifest.input
@@ -75,11 +76,11 @@ class LoadedModel:
     @overload
     def predict(self, given: Any) -> Any: ...
     def predict(self, given: Any) -> Any:
-        """Answer one item, or each item of a list, an array of images or a DataFrame.
+        """Return the prediction for an item, or a list of them for a list, an array or a DataFrame.
 
         An image is a path, encoded bytes, a PIL image, or an array of uint8 (height, width) or
-        (height, width, channels). A row is a dict. Raises DataError for an item that the model
-        does not take, with its position.
+        (height, width, channels). A row is a dict. Raises DataError for an item that the model does
+        not accept, with its position.
         """
         model = self.certified
         batches, is_list = self._reader.read(given, model.max_batch_size)
@@ -91,9 +92,9 @@ class LoadedModel:
         return answers if is_list else answers[0]
 
     def explain(self, item: Any, budget_s: float = 5.0) -> Explanation:
-        """Answer one item, and explain the answer with changed copies of the item.
+        """Return the prediction for one item, explained by changed copies of the item.
 
-        `budget_s` limits the time of the model, as the service does with half of
+        `budget_s` limits the time that the model runs; in the service this limit is half of
         SLIPWAY_REQUEST_TIMEOUT_S.
         """
         model = self.certified
@@ -130,21 +131,21 @@ class LoadedModel:
     def info(self) -> dict[str, Any]:
         """Describe the model as `GET /model` does, with the verdict of the quality gates first.
 
-        `gates` is "passed", "none", "missed" or "unjudged". The service answers with the first two
-        only.
+        `gates` is "passed", "none", "missed" or "unjudged". The service serves a model with the
+        first two only.
         """
         model = self.certified
         return {"gates": model.certificate.gates} | model.info()
 
     @property
     def certified(self) -> CertifiedModel:
-        """The model behind the answers; UnavailableError once this one is closed."""
+        """The model behind the answers. Raises UnavailableError once this object is closed."""
         if self._model is None:
             raise UnavailableError("this model is closed. Load it again with slipway.load.")
         return self._model
 
     def close(self) -> None:
-        """Free the model. Calls that run in other threads may still finish."""
+        """Free the model. Calls in other threads may still finish."""
         self._model = None
         self._reader.close()
 
@@ -169,9 +170,9 @@ def load(
 ) -> LoadedModel:
     """Load the certified model of a project, of its `artifacts` or of a bundle.
 
-    `provider`, `variant` and `num_threads` (0: every core) choose as SLIPWAY_PROVIDER,
-    SLIPWAY_VARIANT and SLIPWAY_NUM_THREADS do. Raises SlipwayError if a file was altered or no
-    certificate fits. Missed quality gates are no error here: `info` names them.
+    `provider`, `variant` and `num_threads` (0: every core) mean the same as SLIPWAY_PROVIDER,
+    SLIPWAY_VARIANT and SLIPWAY_NUM_THREADS. Raises SlipwayError if a file was altered or no
+    certificate fits. Missed quality gates are not an error here: `info` shows the verdict.
     """
     bundle = find_bundle(Path(path))
     beside, project = bundle.parent, bundle.parent.parent
@@ -193,11 +194,11 @@ def load(
 
 
 def find_bundle(path: Path) -> Path:
-    """Return the bundle at a path, in its `bundle` or in its `artifacts/bundle`."""
+    """Return the folder of the bundle: `path`, its `bundle` or its `artifacts/bundle`."""
     for place in (path, path / "bundle", path / "artifacts/bundle"):
         if (place / MANIFEST).is_file():
             return place.absolute()
-    found = "is no folder" if not path.is_dir() else "holds no model"
+    found = "is not a folder" if not path.is_dir() else "holds no model"
     raise BundleError(
         f"{str(path)!r} {found}: expected a project whose stages ran, its `artifacts`, or a bundle "
         f"with its {MANIFEST}. Run `dvc repro`, or correct the path."

@@ -1,7 +1,7 @@
-"""Files of answers: CSV, Parquet or JSON lines, by the ending of their name.
+"""Files of predictions: CSV, Parquet or JSON lines, by the ending of their name.
 
 Each row of the source has one row, in the same order: its own cells, then the answer, or the reason
-why it has none. A file is written in parts, whose joined content depends on the rows only.
+why it has none. A file is written in parts; the joined content depends only on the rows.
 """
 
 import csv
@@ -24,12 +24,12 @@ Answer = Mapping[str, Any] | None
 
 
 class AnswerFile(Protocol):
-    """One format."""
+    """A format of answer files."""
 
     def encode(
         self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
     ) -> bytes:
-        """The content of one part. A row has an answer or a fault."""
+        """Return the content of one part. Each row has an answer or a fault."""
         ...
 
     def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
@@ -44,9 +44,10 @@ def answer_file(
     decision: Decision | None,
     remarks: Sequence[str] = (),
 ) -> AnswerFile:
-    """The format of a path; DataError if its ending is unknown, or columns have the same name.
+    """Return the format for the ending of `path`.
 
-    `remarks` are the names that each answer has beside those of `output`, true or false.
+    `remarks` are the names of extra true-or-false fields of each answer. Raises DataError if the
+    ending is unknown, or if a column of the source has the name of an answer column.
     """
     make = _FORMATS.get(path.suffix.lower())
     if make is None:
@@ -57,7 +58,7 @@ def answer_file(
 
 
 class JsonLines:
-    """One object for each row: its cells under `row`, `prediction` and `error`."""
+    """Format with a JSON object per line: the cells as `row`, then `prediction` and `error`."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class JsonLines:
 
 
 class ParquetAnswers:
-    """A row group for each part, with a column for each cell and for each part of the answer."""
+    """Parquet: a row group for each part, a column for each cell and each field of the answer."""
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class ParquetAnswers:
     def table(
         self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
     ) -> pa.Table:
-        """The cells and the answers, side by side."""
+        """Return a table of the source's cells followed by the columns of the answers."""
         found: list[Mapping[str, Any]] = [answer or {} for answer in answers]
         columns: dict[str, list[Any]] = {
             name: [answer.get(name) for answer in found] for name in self._facts
@@ -164,7 +165,7 @@ class ParquetAnswers:
 
 
 class CsvAnswers(JsonLines):
-    """The columns of `ParquetAnswers` as text; a prediction set as a JSON list."""
+    """CSV: the columns of `ParquetAnswers` as text; a prediction set is a JSON list."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""Finished parts of a file that is being written, so that a killed run goes on where it was.
+"""Finished parts of a file that is being written, from which a killed run resumes.
 
-DESTINATION.parts/manifest.json    the model, the source and the format; other ones are refused
+DESTINATION.parts/manifest.json    the model, the source and the format; a run with others fails
 DESTINATION.parts/00000007.part    the content of one part
-DESTINATION.parts/00000007.json    written after it: its rows and faults. Without it, it is missing
-DESTINATION.parts/complete         written after the last part; the destination may be there already
+DESTINATION.parts/00000007.json    written after the part: its rows and faults. Without this file,
+                                   the part counts as missing
+DESTINATION.parts/complete         written after the last part; the destination may exist already
 """
 
 import json
@@ -22,14 +23,14 @@ COMPLETE = "complete"
 
 
 class PartRecord(Contract):
-    """The rows of one part."""
+    """The counts of rows and faults of one part."""
 
     rows: int
     faults: dict[str, int]  # rows without an answer, by code
 
 
 class PartsManifest(Contract):
-    """Everything that decides the content of the parts."""
+    """Everything that determines the content of the parts."""
 
     format_version: Literal[1]
     model: str  # digest of the bundle
@@ -40,16 +41,16 @@ class PartsManifest(Contract):
 
 
 class PartsFolder:
-    """The parts of one destination."""
+    """The folder with the parts of one destination."""
 
     def __init__(self, destination: Path) -> None:
         self.folder = destination.with_name(f"{destination.name}.parts")
 
     @contextmanager
     def opened(self, manifest: PartsManifest) -> Iterator[list[PartRecord]]:
-        """Yield the records of the finished parts; no other process may write meanwhile.
+        """Lock the folder and yield the records of the finished parts.
 
-        DataError if they are of another model, source or format.
+        Raises DataError if the parts are of another model, source or format.
         """
         with files.lock(self.folder / "lock", f"predicting into {self.folder.stem}"):
             path = self.folder / MANIFEST
@@ -61,11 +62,11 @@ class PartsFolder:
 
     @property
     def is_complete(self) -> bool:
-        """True if no part is missing."""
+        """True if every part is written."""
         return (self.folder / COMPLETE).exists()
 
     def complete(self) -> None:
-        """Record that no part is missing."""
+        """Record that every part is written."""
         files.write_bytes(self.folder / COMPLETE, b"")
 
     def write(
@@ -78,7 +79,7 @@ class PartsFolder:
         return record
 
     def path(self, number: int) -> Path:
-        """The file of one part."""
+        """Return the path of a part."""
         return self.folder / f"{number:08d}.part"
 
     def _record(self, number: int) -> Path:

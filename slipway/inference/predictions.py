@@ -1,4 +1,4 @@
-"""Typed answers, with the fields of the JSON that the service sends."""
+"""Typed predictions, with the fields of the service's JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ class ClassPrediction:
 
 @dataclass(frozen=True, slots=True)
 class LabelsPrediction:
-    """The answer of a model of several labels to one item."""
+    """The answer of a multi-label model to one item."""
 
     labels: list[str]  # those whose probability reaches their threshold, in the model's order
     probabilities: dict[str, float]
@@ -62,7 +62,7 @@ Prediction = ClassPrediction | LabelsPrediction | ValuePrediction
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An answer, and the places, columns or words that it rests on."""
+    """A prediction, and the effect of each place, column or word on it."""
 
     prediction: Prediction
     kind: Literal["occlusion", "columns", "words"]
@@ -78,7 +78,7 @@ def _to_dict(prediction: Prediction) -> dict[str, Any]:
 
 
 def prediction_of(answer: Mapping[str, Any]) -> Prediction:
-    """Return the typed form of one answer; fields that it may have in addition are ignored."""
+    """Return the typed form of one answer; unknown fields are ignored."""
     if "value" in answer:
         interval = answer["interval"]
         return ValuePrediction(

@@ -1,4 +1,4 @@
-"""Rows of a table that Python callers pass: dicts as the service takes them, or whole tables.
+"""Rows of a table that Python callers pass: dicts as the service accepts them, or whole tables.
 
 The cells of a DataFrame or a file are read by the code that reads tables for training, so text such
 as "1,200" or "yes" means the same. Columns that the model does not use are ignored there.
@@ -35,7 +35,7 @@ _EXPECTED = "a dict of columns, a DataFrame, a pyarrow table, or a list of dicts
 
 @dataclass(frozen=True)
 class ReadRows:
-    """The rows of a table as network inputs, and those that the contract does not allow."""
+    """The rows of a table as network inputs, and the faults of rows that break the contract."""
 
     inputs: NDArray[Any]  # (good, ...)
     positions: NDArray[np.int64]  # (good,) of these rows in the table
@@ -43,7 +43,7 @@ class ReadRows:
 
 
 def read_table(table: pa.Table, contract: ColumnContract, written: TextFormat) -> ReadRows:
-    """Read the columns of the contract; DataError if one is missing or of no known type."""
+    """Read the columns of the contract; DataError if one is missing or of an unknown type."""
     require_columns(table.column_names, [column.name for column in contract.columns])
     faults: dict[int, CellError] = {}
     cells: dict[str, NDArray[Any]] = {}
@@ -69,7 +69,7 @@ def read_table(table: pa.Table, contract: ColumnContract, written: TextFormat) -
 
 
 def require_columns(names: Sequence[str], wanted: Sequence[str]) -> None:
-    """DataError with the `wanted` columns that a table lacks, and those of similar names."""
+    """Raise DataError if a table lacks `wanted` columns; the error suggests similar names."""
     missing = []
     for name in wanted:
         if name not in names:
@@ -83,7 +83,7 @@ def require_columns(names: Sequence[str], wanted: Sequence[str]) -> None:
 
 
 def chunked(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray:
-    """Return the column of a table in chunks."""
+    """Return the column as a chunked array."""
     return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
 
 
@@ -94,7 +94,7 @@ def _encoded(
 
 
 def _is_refused(typed: TypedColumn, column: Column) -> NDArray[np.bool_]:
-    """(N,) True for cells that the column does not allow."""
+    """Return True for each cell that the column does not allow, (N,)."""
     is_missing = typed.cell_states == MISSING
     refused = typed.cell_states == BAD
     if column.required or not column.takes_missing:
@@ -108,7 +108,7 @@ def _is_refused(typed: TypedColumn, column: Column) -> NDArray[np.bool_]:
 
 
 def _fault(typed: TypedColumn, column: Column, row: int) -> CellError:
-    """The fault of a refused cell, in the words of the service."""
+    """Return the fault of a refused cell, worded as by the service."""
     state, value = typed.cell_states[row], typed.cells[row]
     if state == BAD:
         value = typed.raw.values[int(typed.raw.codes[row])].as_py()
@@ -118,12 +118,12 @@ def _fault(typed: TypedColumn, column: Column, row: int) -> CellError:
         read_cell(None if state == MISSING else value, column)
     except CellError as error:
         return error.with_traceback(None)
-    detail = f"found {str(value)[:80]!r}, which is no {column.kind} here"
+    detail = f"found {str(value)[:80]!r}, which is not a {column.kind} here"
     return CellError("type_violation", column.name, detail)
 
 
 class RowReader:
-    """Reads rows of one contract to network inputs."""
+    """Converts rows of one contract to network inputs."""
 
     def __init__(self, contract: ColumnContract) -> None:
         self._contract = contract
@@ -146,7 +146,7 @@ class RowReader:
         ), True
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: this reader has no threads."""
 
     def _encode(
         self, rows: Sequence[object], first: int = 0, *, is_list: bool = True
@@ -182,7 +182,7 @@ def at_row(position: int, error: CellError) -> CellError:
 
 
 def table_of(given: object) -> pa.Table | None:
-    """Return a DataFrame or a table as pyarrow's; None for anything else."""
+    """Return a DataFrame or a pyarrow table as a pyarrow table; None for anything else."""
     pandas = sys.modules.get("pandas")  # a DataFrame exists only if its caller imported pandas
     if pandas is None or not isinstance(given, pandas.DataFrame):
         return given if isinstance(given, pa.Table) else None
@@ -193,7 +193,7 @@ def table_of(given: object) -> pa.Table | None:
 
 
 def _series(column: Any) -> pa.Array:
-    """A column of a DataFrame; cells of mixed types become text, as in training."""
+    """Convert a column of a DataFrame; cells of mixed types become text, as in training."""
     try:
         return pa.Array.from_pandas(column)
     except (pa.ArrowException, OverflowError):

@@ -1,7 +1,7 @@
-"""Files whose rows are to be answered: a folder of images, or a table in CSV, Parquet, JSON lines.
+"""Inputs of file prediction: a folder of images, or a table in CSV, Parquet or JSON lines.
 
-A source is read from its start to its end in pieces, so memory does not grow with the rows. Every
-row of a source is in exactly one piece, the bad ones with their fault.
+A source is read from start to end in pieces, so memory does not grow with the rows. Every row of a
+source is in exactly one piece, bad rows with their fault.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class Piece:
 
 
 class FileSource(Protocol):
-    """A file or folder, read by one contract. Each kind of input has its own."""
+    """A file or folder, read by one contract. Each kind of input has its own class."""
 
     num_rows: int | None  # None if only reading all of it would tell
     identity: str  # another one if the content changed
@@ -75,7 +75,7 @@ class FileSource(Protocol):
     schema: pa.Schema  # of `carried`
 
     def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
-        """Yield pieces of `size` rows, the last one shorter, without the first `skip` rows."""
+        """Skip `skip` rows, then yield pieces of `size` rows; the last may be shorter."""
         ...
 
     def close(self) -> None:
@@ -84,9 +84,9 @@ class FileSource(Protocol):
 
 
 class ImageFiles:
-    """Every file of a folder and of the folders in it, by name; or a single image.
+    """A single image, or every file of a folder and its subfolders, in order of names.
 
-    Hidden files are left out. Any other file that is no image is a bad row.
+    Hidden files are left out. Any other file that is not an image is a bad row.
     """
 
     piece_rows = 1024
@@ -121,7 +121,7 @@ class ImageFiles:
         self._reader.close()
 
     def _names(self) -> Iterator[str]:
-        """Paths relative to the folder, in an order that depends on names only."""
+        """Yield paths relative to the folder, in an order that depends only on names."""
         if self._path.is_file():
             yield self._path.name
             return
@@ -172,7 +172,7 @@ class RowFile(ABC, Generic[RowContract]):
         paths = table_files(path)
         if not paths or (not path.is_dir() and path.suffix.lower() not in TABLES):
             raise DataError(
-                f"{str(path)!r} is no table, expected {TABLE_ENDINGS}, or a folder of .parquet."
+                f"{str(path)!r} is not a table, expected {TABLE_ENDINGS}, or a folder of .parquet."
             )
         if not paths[0].is_file():
             raise DataError(f"{str(path)!r} does not exist, expected {TABLE_ENDINGS}.")
@@ -202,16 +202,16 @@ class RowFile(ABC, Generic[RowContract]):
 
     @abstractmethod
     def read(self, cells: pa.Table) -> ReadRows:
-        """Read the cells of these columns."""
+        """Convert the cells of these columns to network inputs."""
 
     def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
-        """Read the rows again from the start; `skip` is a multiple of `size`."""
+        """Read the rows from the start; `skip` is a multiple of `size`."""
         for number, rows in enumerate(self._tables(size)):
             if (number + 1) * size > skip:
                 yield self._piece(rows, batch_size)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: this source has no threads."""
 
     def _piece(self, rows: "_Rows", batch_size: int) -> Piece:
         read = self.read(rows.cells)
@@ -274,7 +274,7 @@ def _parquet_batches(paths: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Ta
 
 
 def _in_pieces(tables: Iterator[pa.Table], schema: pa.Schema, size: int) -> Iterator[pa.Table]:
-    """Divide and join tables to `size` rows each."""
+    """Regroup a stream of tables into tables of `size` rows each; the last may be shorter."""
     held, num_rows = [schema.empty_table()], 0
     for table in tables:
         while num_rows + table.num_rows >= size:
@@ -289,7 +289,7 @@ def _in_pieces(tables: Iterator[pa.Table], schema: pa.Schema, size: int) -> Iter
 
 
 class _CsvFile:
-    """A CSV that is read in blocks, by the rules of training: every cell is text."""
+    """A CSV, read in blocks by the rules of training: every cell is text."""
 
     def __init__(self, path: Path, encoding: str) -> None:
         self._path, self._encoding = path, encoding
@@ -305,8 +305,8 @@ class _CsvFile:
             raise DataError(f"{str(path)!r} is empty, expected a header and rows.")
         if self._num_quotes % 2:  # it would silently swallow every row that follows
             raise DataError(
-                f"{str(path)!r} has a quotation mark that does not close. "
-                "Write one inside a quoted cell twice."
+                f"{str(path)!r} has an unclosed quotation mark. "
+                "Double a quotation mark that stands inside a quoted cell."
             )
         payload = as_utf8(path, start, encoding)
         header, self._names = csv_header(path, payload, encoding)
@@ -318,7 +318,7 @@ class _CsvFile:
         self.schema = pa.schema([(name.strip(), pa.string()) for name in self._names])
 
     def rows(self, size: int) -> Iterator[_Rows]:
-        """Yield the rows, those with too many or too few cells as null and malformed."""
+        """Yield the rows; one with too many or too few cells is null and in `malformed`."""
         begin = 0
         malformed: dict[int, str] = {}  # by number in the file
         for table in _in_pieces(self._tables(malformed), self.schema, size):
@@ -331,7 +331,7 @@ class _CsvFile:
             begin += table.num_rows
 
     def _tables(self, malformed: dict[int, str]) -> Iterator[pa.Table]:
-        """Yield all rows; `malformed` gets what was found, before its row is yielded."""
+        """Yield all rows; `malformed` receives the fault of a bad row before the row is yielded."""
         waiting = deque[int]()
 
         def skip(row: Any) -> str:  # the header is row 1, empty lines are not counted

@@ -1,4 +1,4 @@
-"""Texts that Python callers pass: strings, dicts as the service takes them, or whole tables."""
+"""Texts that Python callers pass: strings, dicts as the service accepts them, or whole tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -18,7 +18,7 @@ _EXPECTED = "a text, a dict of columns, a DataFrame, a pyarrow table, or a list 
 
 
 def read_text_table(table: pa.Table, contract: TextContract) -> ReadRows:
-    """Read the columns of the contract; DataError if one is missing or of no known type."""
+    """Read the columns of the contract; DataError if one is missing or of an unknown type."""
     require_columns(table.column_names, contract.columns)
     columns = {name: _cells(name, chunked(table[name])) for name in contract.columns}
     faults: dict[int, CellError] = {}
@@ -34,7 +34,7 @@ def read_text_table(table: pa.Table, contract: TextContract) -> ReadRows:
 
 
 def _cells(name: str, column: pa.ChunkedArray) -> list[str | None]:
-    """Return the cells of a column as the stages read them; None for no cell."""
+    """Return the cells of a column as text, read as by the stages; None for an empty cell."""
     raw = stored_column(name, column)
     if raw.stored == "other":
         raise DataError(f"the table has {raw.unreadable}.")
@@ -43,7 +43,7 @@ def _cells(name: str, column: pa.ChunkedArray) -> list[str | None]:
 
 
 class TextReader:
-    """Reads texts of one contract to network inputs."""
+    """Converts texts of one contract to network inputs."""
 
     def __init__(self, contract: TextContract) -> None:
         self._contract = contract
@@ -64,7 +64,7 @@ class TextReader:
         return self._batches(given, batch_size), True
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: this reader has no threads."""
 
     def _batches(self, given: Sequence[object], batch_size: int) -> Iterator[NDArray[Any]]:
         for begin in range(0, len(given), batch_size):

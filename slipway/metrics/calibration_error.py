@@ -27,7 +27,7 @@ class ReliabilityBin(Contract):
 
 
 def equal_bins(numbers: Float, num_bins: int) -> NDArray[np.int64]:
-    """(N,) bin of each number, from 0: `num_bins` times the fraction of smaller numbers, floored.
+    """Return the bin of each number, (N,) from 0: floor(`num_bins` * fraction of smaller numbers).
 
     Bins have equal numbers of rows if all numbers differ. Equal numbers share a bin, so some bins
     may be empty.
@@ -37,7 +37,7 @@ def equal_bins(numbers: Float, num_bins: int) -> NDArray[np.int64]:
 
 
 def reliability_bins(confidences: Float, hits: NDArray[np.bool_]) -> list[ReliabilityBin]:
-    """Non-empty bins by rising confidence, from (N,) `confidences` and correctness `hits`."""
+    """Return the non-empty bins by rising confidence; `confidences` and `hits` are (N,)."""
     bins = equal_bins(confidences, NUM_BINS)
     parts = ((confidences[bins == index], hits[bins == index]) for index in np.unique(bins))
     return [
@@ -53,10 +53,11 @@ def reliability_bins(confidences: Float, hits: NDArray[np.bool_]) -> list[Reliab
 
 
 def calibration_errors(confidences: Float, hits: NDArray[np.bool_], counts: Float) -> Float:
-    """(S,) expected calibration error; `counts` (S, N) is how often each resample has each row.
+    """Return the expected calibration error of each resample, (S,).
 
-    The mean over rows of their bin's gap between mean confidence and accuracy (Naeini, Cooper and
-    Hauskrecht, AAAI 2015). Bins are those of all rows.
+    `counts` (S, N) is how often each resample contains each row. The error is the mean over rows of
+    the gap between the mean confidence and the accuracy of the row's bin (Naeini, Cooper and
+    Hauskrecht, AAAI 2015). All resamples share the bins of the original rows.
     """
     return np.asarray(
         _errors_of_gaps(confidences, counts * (confidences - hits)) / counts.sum(axis=1)
@@ -64,7 +65,7 @@ def calibration_errors(confidences: Float, hits: NDArray[np.bool_], counts: Floa
 
 
 def errors_by_chance(confidences: Float, uniform: Float) -> Float:
-    """(S,) calibration errors of perfectly calibrated rows: the part that noise causes.
+    """Return (S,) calibration errors of perfectly calibrated rows: the part that noise causes.
 
     Consistency resampling (Bröcker and Smith, Increasing the reliability of reliability diagrams,
     Weather and Forecasting 22, 2007) from (N,) `confidences` and (S, N) `uniform` draws.
@@ -73,7 +74,7 @@ def errors_by_chance(confidences: Float, uniform: Float) -> Float:
 
 
 def _errors_of_gaps(confidences: Float, gaps: Float) -> Float:
-    """(S, N) gaps of rows -> (S,) sum over bins of the absolute sum in each."""
+    """Sum, over bins, the absolute sum of the gaps (S, N) in each bin. Returns (S,)."""
     bins = equal_bins(confidences, NUM_BINS)
     order = np.argsort(bins, kind="stable")
     starts = np.unique(bins[order], return_index=True)[1]

@@ -1,8 +1,8 @@
-"""Metrics of classes in float64, with intervals.
+"""Metrics of a classifier in float64, with intervals.
 
-A class that is never predicted, or that no row has, scores 0, as with scikit-learn's
-`zero_division=0`; one that is neither is ignored. Fractions of correct rows have Wilson's score
-interval (1927), which has a width even if every row is correct.
+A class that is never predicted or that no row has scores 0, as with scikit-learn's
+`zero_division=0`; a class to which both apply is ignored. Fractions of correct rows have Wilson's
+score interval (1927), which has a width even if every row is correct.
 """
 
 from collections.abc import Collection, Sequence
@@ -67,8 +67,8 @@ class ClassScores:
 class ClassAnswers:
     """Validated class answers, which can be scored over any choice of their rows.
 
-    `targets` (N,) class indices, `probabilities` (N, K) in [0, 1]; the first largest is predicted,
-    or one of two classes by `thresholds`.
+    `targets` are class indices (N,), `probabilities` (N, K) in [0, 1]. The prediction is the most
+    probable class (the first of equal ones); with `thresholds`, one of two classes by threshold.
     Raises MetricError for NaN, no rows, an index outside [0, K), or rows that do not sum to 1.
     """
 
@@ -91,24 +91,24 @@ class ClassAnswers:
 
     @staticmethod
     def baseline(train_targets: Float, num_rows: int, num_classes: int) -> Float:
-        """(N, K) the class frequencies among the training rows, for each row."""
+        """Return the class frequencies of the training rows, repeated for each row: (N, K)."""
         counts = np.bincount(train_targets.astype(np.int64), minlength=num_classes)
         return np.tile(counts / counts.sum(), (num_rows, 1))
 
     @staticmethod
     def why_absent(targets: ArrayLike, num_classes: int, top_k: int | None) -> dict[str, str]:
-        """Return the metrics that these rows do not define, with the reason."""
+        """Return the metrics that are undefined on these rows, with the reason."""
         absent = {}
         if top_k is None:
             absent["top_k_accuracy"] = "no k was given"
         elif top_k >= num_classes:
             absent["top_k_accuracy"] = (
-                f"with {num_classes} classes the best {top_k} always have the right one"
+                f"with {num_classes} classes, the best {top_k} always include the right one"
             )
         present = np.unique(_checked_indices(targets, num_classes, "targets"))
         if len(present) == 1:
             absent |= dict.fromkeys(
-                _RANKING, "all rows have one class, which leaves none to be put before another"
+                _RANKING, "all rows have the same class, and a ranking needs rows of two"
             )
         return absent
 
@@ -140,7 +140,10 @@ class ClassAnswers:
         }
 
     def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """(S,) each metric over each line of `chosen` (S, M) row numbers; NaN if undefined."""
+        """Return (S,) scores of each metric, one for each line of row numbers `chosen` (S, M).
+
+        A score is NaN if the rows do not define it.
+        """
         by_row = {name: getattr(self, values) for name, values in _BY_ROW.items() if name in names}
         rows = {
             name: np.asarray(values, np.float64)[chosen].mean(axis=1)
@@ -154,17 +157,17 @@ class ClassAnswers:
 
     @property
     def is_right(self) -> NDArray[np.bool_]:
-        """(N,) True for correct rows."""
+        """The correct rows, as a mask (N,)."""
         return np.asarray(self.predicted == self.targets)
 
     @property
     def confidences(self) -> Float:
-        """(N,) probability of the prediction."""
+        """The probability of each prediction, (N,)."""
         return np.asarray(self.probabilities.max(axis=1))
 
     @property
     def is_in_top_k(self) -> NDArray[np.bool_]:
-        """(N,) True if the row's class is among the k most probable."""
+        """The rows whose class is among the k most probable, as a mask (N,)."""
         return np.asarray(self._ranks < (self._top_k or 0))
 
     def _scores_by_count(self, counts: Float, names: Collection[str]) -> dict[str, Float]:
@@ -181,14 +184,14 @@ class ClassAnswers:
 
     @cached_property
     def squares(self) -> Float:
-        """(N,) squared distances in [0, 2] to the one-hot target."""
+        """The squared distance of each row to its one-hot target, (N,) in [0, 2]."""
         gaps = self.probabilities.copy()
         gaps[np.arange(self.num_rows), self.targets] -= 1
         return np.asarray((gaps**2).sum(axis=1))
 
     @cached_property
     def _ranks(self) -> Int:
-        """(N,) number of classes more probable than the row's own; ties in class order."""
+        """The number of classes more probable than the row's own, (N,); ties in class order."""
         own = self.probabilities[np.arange(self.num_rows), self.targets][:, None]
         is_before = np.arange(self.num_classes) < self.targets[:, None]
         is_more_probable = self.probabilities > own
@@ -201,7 +204,7 @@ class ClassAnswers:
 
 
 def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, num_classes: int) -> Int:
-    """(K, K) int64 from (N,) class indices: row = actual class, column = predicted class."""
+    """Return the confusion matrix (K, K) int64: row = actual class, column = predicted class."""
     actual = _checked_indices(targets, num_classes, "targets")
     predicted = _checked_indices(predictions, num_classes, "predictions")
     if len(actual) != len(predicted):
@@ -214,7 +217,7 @@ def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, num_classes: in
 
 
 def count_classes(matrix: Int) -> ClassCounts:
-    """Return margins and diagonal of a (K, K) confusion matrix."""
+    """Return the margins and the diagonal of a confusion matrix (K, K)."""
     return ClassCounts(
         hits=np.diagonal(matrix).copy(), actual=matrix.sum(axis=1), predicted=matrix.sum(axis=0)
     )
@@ -230,7 +233,7 @@ def class_scores(counts: ClassCounts) -> ClassScores:
 
 
 def scores_from_counts(counts: ClassCounts) -> dict[str, Float]:
-    """(...) each metric that follows from the confusion matrix, over the leading axes of `counts`.
+    """Compute the metrics that follow from a confusion matrix, over the leading axes of `counts`.
 
     macro: mean over the classes that occur or are predicted, so a resample without some class does
     not count against the network. weighted: by rows of the class. micro: over all rows, which is
@@ -254,7 +257,7 @@ def scores_from_counts(counts: ClassCounts) -> dict[str, Float]:
 
 
 def log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
-    """(N,) negative natural logarithm of the probability of each row's own class.
+    """Return the negative natural logarithm of the probability of each row's own class, (N,).
 
     Probabilities are clipped at the spacing of float64 at 1 (2.2e-16): a loss is at most 36.04.
     """
@@ -270,7 +273,10 @@ def log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
 
 
 def checked_probabilities(probabilities: ArrayLike) -> Float:
-    """(N, K) float64; MetricError unless each row is in [0, 1] and sums to 1 within 0.01."""
+    """Return probabilities (N, K) as float64.
+
+    Raises MetricError unless each row is in [0, 1] and sums to 1 within 0.01.
+    """
     shares = np.asarray(probabilities, dtype=np.float64)
     if shares.ndim != 2 or 0 in shares.shape:
         raise MetricError(
@@ -283,14 +289,14 @@ def checked_probabilities(probabilities: ArrayLike) -> Float:
     if wrong.any():
         first = int(wrong.argmax())
         raise MetricError(
-            f"{wrong.sum()} of {len(shares)} rows are no probabilities, the first is row {first}: "
+            f"{wrong.sum()} of {len(shares)} rows are not probabilities, the first is row {first}: "
             f"{shares[first][:8].tolist()}; expected numbers in [0, 1] that sum to 1."
         )
     return shares
 
 
 def _samples_of_counts(matrix: Int, resampling: Resampling) -> dict[str, Float]:
-    """(num_samples,) each metric from the confusion matrix of resampled rows.
+    """Return (num_samples,) values of each metric, from confusion matrices of resampled rows.
 
     Rows in one cell of the matrix are interchangeable, so drawing N rows is one multinomial draw.
     """
@@ -307,7 +313,7 @@ def _samples_of_counts(matrix: Int, resampling: Resampling) -> dict[str, Float]:
 def _class_counts(
     drawn: NDArray[Any], actual: Int, predicted: Int, num_classes: int
 ) -> ClassCounts:
-    """Count classes, given (S, M) how often each of M rows or cells is drawn."""
+    """Count the rows of each class; `drawn` (S, M) counts how often each row or cell is drawn."""
     return ClassCounts(
         hits=_sum_by_class(drawn * (actual == predicted), actual, num_classes),
         actual=_sum_by_class(drawn, actual, num_classes),
@@ -316,7 +322,7 @@ def _class_counts(
 
 
 def _sum_by_class(drawn: NDArray[Any], classes: Int, num_classes: int) -> Int:
-    """(S, cells) and the class of each cell -> (S, K)"""
+    """Sum `drawn` (S, cells) over the cells of each class. Returns (S, K)."""
     order = np.argsort(classes, kind="stable")
     present, starts = np.unique(classes[order], return_index=True)
     sums = np.zeros((len(drawn), num_classes), dtype=np.int64)
@@ -360,14 +366,14 @@ def _checked_indices(indices: ArrayLike, num_classes: int, name: str) -> Int:
     if wrong.any():
         first = int(wrong.argmax())
         raise MetricError(
-            f"{name}: {wrong.sum()} of {len(numbers)} are no class index, the first is row "
+            f"{name}: {wrong.sum()} of {len(numbers)} are not a class index, the first is row "
             f"{first}: {numbers[first]}; expected a whole number from 0 to {num_classes - 1}."
         )
     return numbers.astype(np.int64)
 
 
 def _fraction(part: NDArray[np.number], whole: NDArray[np.number]) -> Float:
-    """part / whole in float64; 0 if the whole is 0."""
+    """Return part / whole in float64; 0 if the whole is 0."""
     share: Float = np.divide(
         part, whole, out=np.zeros(np.shape(part), dtype=np.float64), where=np.asarray(whole) != 0
     )

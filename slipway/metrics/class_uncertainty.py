@@ -16,12 +16,13 @@ _BISECTIONS = 60
 
 
 def fit_temperature(logits: NDArray[np.floating], targets: NDArray[np.float64]) -> float:
-    """Minimise the log loss of (N, K) logits and (N,) class indices; 1 without rows.
+    """Fit the temperature that minimises the log loss; 1 without rows.
 
-    Guo, Pleiss, Sun and Weinberger 2017, "On Calibration of Modern Neural Networks". If every row
-    is correct, a lower temperature is always better, so targets are smoothed by 1 / (N + 2), as one
-    more row of unknown label would (Platt 1999, "Probabilistic Outputs for Support Vector
-    Machines"). The loss is convex in 1 / temperature.
+    `logits` are (N, K), `targets` class indices (N,). Guo, Pleiss, Sun and Weinberger 2017, "On
+    Calibration of Modern Neural Networks". If every row is correct, a lower temperature is always
+    better, so targets are smoothed by 1 / (N + 2), as one more row of unknown label would (Platt
+    1999, "Probabilistic Outputs for Support Vector Machines"). The loss is convex in 1 /
+    temperature.
     """
     if not len(logits):
         return 1.0
@@ -39,7 +40,7 @@ def fit_temperature(logits: NDArray[np.floating], targets: NDArray[np.float64]) 
 
 
 def softmax(logits: NDArray[np.floating]) -> Float:
-    """(N, K) logits -> probabilities in float64."""
+    """Return probabilities (N, K) in float64 from logits."""
     scores = logits.astype(np.float64)
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
@@ -48,7 +49,7 @@ def softmax(logits: NDArray[np.floating]) -> Float:
 def least_probability(
     probabilities: NDArray[np.float32], targets: NDArray[np.float64], coverage: float
 ) -> float:
-    """Threshold of prediction sets from (N, K) probabilities and (N,) class indices.
+    """Return the threshold of prediction sets. `probabilities` are (N, K), `targets` indices (N,).
 
     The floor((N + 1)(1 - coverage))-th smallest probability of a row's own label; 0 (every label)
     if that rank is 0.
@@ -66,14 +67,14 @@ class ClassUncertainty:
 
     @staticmethod
     def answers(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
-        """(N, K) logits -> probabilities; the softmax is in float64."""
+        """Return probabilities (N, K) in float32 from logits; the softmax is in float64."""
         return softmax(logits.astype(np.float64) / temperature).astype(np.float32)
 
     @staticmethod
     def is_held(
         calibration: Calibration, probabilities: NDArray[np.float32], targets: Float
     ) -> NDArray[np.bool_]:
-        """(N,) True if the row's set contains its label."""
+        """Return True for each row whose prediction set contains its label, (N,)."""
         sets = calibration.prediction_sets(probabilities)
         return np.asarray(sets[np.arange(len(sets)), targets.astype(np.int64)])
 
@@ -103,14 +104,14 @@ class ClassUncertainty:
 
     @staticmethod
     def certainty(probabilities: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
-        """(N,) the probability of the most probable class."""
+        """Return the probability of the most probable class of each row, (N,)."""
         return np.asarray(probabilities.max(axis=1), np.float64)
 
     @staticmethod
     def reliability(
         probabilities: NDArray[np.float32], targets: Float
     ) -> tuple[Float, NDArray[np.bool_]]:
-        """(N,) confidences of the answers, and (N,) True for correct ones."""
+        """Return the confidence of each prediction, (N,), and True for each correct one, (N,)."""
         is_right = probabilities.argmax(axis=1) == targets
         return probabilities.max(axis=1).astype(np.float64), np.asarray(is_right)
 
@@ -120,5 +121,5 @@ class ClassUncertainty:
         targets: Float,
         thresholds: Sequence[float] | None = None,
     ) -> Float:
-        """(N,) 1 for a wrong label, else 0."""
+        """Return 1 for each row with a wrong label, else 0: (N,)."""
         return np.asarray(decided_classes(probabilities, thresholds) != targets, np.float64)

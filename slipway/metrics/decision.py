@@ -1,7 +1,7 @@
 """Thresholds chosen on labelled rows: the largest F1 of a label, or the lowest cost.
 
-A candidate lies in the middle between two neighbouring probabilities, rounded to float32, in which
-every backend compares.
+Candidates lie midway between neighbouring probabilities, rounded to float32: every backend compares
+in float32.
 """
 
 import numpy as np
@@ -13,10 +13,10 @@ _ALIKE = 1e-12  # relative: sums of the same costs in another order
 
 
 def best_threshold(probabilities: NDArray[np.float32], is_own: NDArray[np.bool_]) -> float:
-    """Return the threshold of one label with the largest F1 on these (N,) rows.
+    """Return the threshold with the largest F1 of one label on these (N,) rows.
 
-    Of equally good ones, the one nearest to a half. A half if no row has the label, or all have
-    it: then every threshold between rows is chosen from nothing.
+    Of equally good ones, the one nearest to a half. Returns a half if no row or every row has the
+    label: then the rows say nothing about a threshold.
     """
     if is_own.all() or not is_own.any():
         return HALF
@@ -55,7 +55,7 @@ def abstention(
 ) -> tuple[float, float] | None:
     """Return the bounds between which abstaining is cheaper on these rows; None if nowhere.
 
-    From the upper bound on a row is answered as positive, below the lower one as negative.
+    The prediction is positive from the upper bound on, negative below the lower one.
     """
     if not len(probabilities):
         perfect = abstain / max(false_negative, 1e-12), 1 - abstain / max(false_positive, 1e-12)
@@ -73,9 +73,10 @@ def abstention(
 def _candidates(
     probabilities: NDArray[np.float32], is_own: NDArray[np.bool_]
 ) -> tuple[Float, NDArray[np.int64], NDArray[np.int64]]:
-    """(C,) thresholds, falling; (C,) rows that reach each; (C,) rows of the label among them.
+    """Return the candidate thresholds, falling, and the rows and hits of each; all (C,).
 
-    The first is above every row.
+    `rows` counts the rows that reach the threshold, `hits` those of them that have the label. The
+    first threshold is above every row.
     """
     order = np.argsort(-probabilities, kind="stable")
     falling = probabilities[order].astype(np.float64)

@@ -1,7 +1,7 @@
-"""Metrics of rows with several labels in float64, with intervals.
+"""Metrics of multi-label predictions in float64, with intervals.
 
 A label is given if its probability reaches the label's threshold. Micro scores count all cells of
-rows and labels together, macro scores are means over the labels that some row has or gets, so a
+rows and labels together. Macro scores are means over the labels that some row has or is given, so a
 resample without some label does not count against the network. Mean average precision needs no
 threshold: it is the mean over labels of the average precision, not interpolated, of the labels that
 some but not all rows have.
@@ -42,7 +42,7 @@ _RANKING = "mean_average_precision"
 
 
 class LabelAnswers:
-    """Validated answers about labels, which can be scored over any choice of their rows.
+    """Validated multi-label answers, which can be scored over any choice of their rows.
 
     `targets` (N, K) are 0 or 1, `probabilities` (N, K) in [0, 1], `thresholds` (K,) or None for a
     half. Raises MetricError for NaN, no rows, other values or other shapes.
@@ -61,7 +61,7 @@ class LabelAnswers:
         if self.targets.shape != self.probabilities.shape:
             raise MetricError(
                 f"targets of shape {self.targets.shape} and probabilities of shape "
-                f"{self.probabilities.shape}, expected a number for each label of each row."
+                f"{self.probabilities.shape}, expected a number for each label of each row in both."
             )
         # As the service compares: in float32.
         given = given_labels(np.asarray(probabilities, np.float32), thresholds)
@@ -70,16 +70,16 @@ class LabelAnswers:
 
     @staticmethod
     def baseline(train_targets: Float, num_rows: int, num_classes: int) -> Float:
-        """(N, K) the label frequencies among the training rows, for each row."""
+        """Return the label frequencies of the training rows, repeated for each row: (N, K)."""
         return np.tile(np.asarray(train_targets, np.float64).mean(axis=0), (num_rows, 1))
 
     @staticmethod
     def why_absent(targets: ArrayLike, num_classes: int, top_k: int | None) -> dict[str, str]:
-        """Return the metrics that these rows do not define, with the reason."""
+        """Return the metrics that are undefined on these rows, with the reason."""
         counts, rows = _checked_targets(targets).sum(axis=0), len(np.asarray(targets))
         if ((counts > 0) & (counts < rows)).any():
             return {}
-        reason = "each label is in all rows or in none, which leaves none to be put before another"
+        reason = "each label is in all rows or in none, and a ranking needs both kinds of rows"
         return {_RANKING: reason}
 
     def metrics(self, resampling: Resampling, names: Collection[str] | None) -> dict[str, Metric]:
@@ -104,7 +104,10 @@ class LabelAnswers:
         }
 
     def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """(S,) each metric over each line of `chosen` (S, M) row numbers; NaN if undefined."""
+        """Return (S,) scores of each metric, one for each line of row numbers `chosen` (S, M).
+
+        A score is NaN if the rows do not define it.
+        """
         found = {
             name: np.asarray(getattr(self, values), np.float64)[chosen].mean(axis=1)
             for name, values in _BY_ROW.items()
@@ -115,9 +118,10 @@ class LabelAnswers:
         return {name: found[name] for name in names}
 
     def label_counts(self, counts: Float | None = None) -> tuple[Float, Float, Float]:
-        """(S, K) rows with the label given and present, present, and given.
+        """Count for each label the rows that are given it and have it, have it, and are given it.
 
-        `counts` (S, N) is how often each resample has each row; None: each row once.
+        All three are (S, K). `counts` (S, N) is how often each resample contains each row; None:
+        once.
         """
         if counts is None:
             counts = np.ones((1, self.num_rows))
@@ -129,17 +133,17 @@ class LabelAnswers:
 
     @cached_property
     def is_right(self) -> Bool:
-        """(N,) True for rows with exactly their labels."""
+        """The rows that are given exactly their labels, as a mask (N,)."""
         return np.asarray((self.given == self.actual).all(axis=1))
 
     @cached_property
     def wrong_fractions(self) -> Float:
-        """(N,) fraction of the labels that are wrongly given or missing."""
+        """The fraction of each row's labels that are wrongly given or missing, (N,)."""
         return np.asarray((self.given != self.actual).mean(axis=1))
 
     @cached_property
     def log_losses(self) -> Float:
-        """(N,) mean over labels of the negative logarithm of the probability of what is true."""
+        """The binary cross-entropy of each row, in nats: the mean over labels, (N,)."""
         losses = label_log_losses(self.targets, self.probabilities)
         return np.asarray(losses.mean(axis=1))
 
@@ -169,13 +173,13 @@ class LabelAnswers:
 
 
 def fraction(part: Float, whole: ArrayLike) -> Float:
-    """Return `part` / `whole`, 0 where `whole` is 0."""
+    """Return `part` / `whole`; 0 if `whole` is 0."""
     divisor = np.asarray(whole, np.float64)
     return np.asarray(np.divide(part, divisor, out=np.zeros(divisor.shape), where=divisor > 0))
 
 
 def label_log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
-    """(N, K) negative logarithm of the probability that each label is as it is.
+    """Return the binary cross-entropy of each label of each row in nats, (N, K).
 
     Probabilities are clipped at the spacing of float64 at 1 (2.2e-16): a loss is at most 36.04.
     """
@@ -185,7 +189,10 @@ def label_log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
 
 
 def checked_labels(numbers: ArrayLike, name: str) -> Float:
-    """(N, K) float64; MetricError unless each is in [0, 1] and there is a row and a label."""
+    """Return numbers (N, K) as float64.
+
+    Raises MetricError unless there is a row and a label, and all numbers are in [0, 1].
+    """
     found = np.asarray(numbers, np.float64)
     if found.ndim != 2 or 0 in found.shape:
         raise MetricError(

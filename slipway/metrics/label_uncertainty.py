@@ -1,4 +1,4 @@
-"""Probabilities of labels, a temperature and a threshold for each, and sets of possible labels."""
+"""Multi-label calibration: a temperature and threshold for each label, and prediction sets."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,16 +14,16 @@ Float = NDArray[np.float64]
 
 
 def sigmoid(logits: NDArray[np.floating]) -> Float:
-    """(N, K) logits -> probabilities in float64."""
+    """Return probabilities (N, K) in float64 from logits."""
     return np.asarray(np.exp(-np.logaddexp(0.0, -logits.astype(np.float64))))
 
 
 class LabelUncertainty:
-    """Calibrates each label, chooses its threshold, and fits sets that hold all labels of a row."""
+    """Calibrates labels, chooses thresholds, and fits sets that contain all labels of a row."""
 
     @staticmethod
     def temperature(logits: NDArray[np.floating], targets: NDArray[np.generic]) -> list[float]:
-        """(K,) the temperature of each label, fitted by itself; 1 without rows."""
+        """Fit the temperature of each label separately: (K,); 1 without rows."""
         zeros = np.zeros(len(logits))
         return [
             fit_temperature(np.stack([zeros, logits[:, label]], axis=1), own.astype(np.float64))
@@ -34,7 +34,7 @@ class LabelUncertainty:
     def answers(
         logits: NDArray[np.float32], temperature: float | Sequence[float]
     ) -> NDArray[np.float32]:
-        """(N, K) logits -> probabilities; the sigmoid is in float64."""
+        """Return probabilities (N, K) in float32 from logits; the sigmoid is in float64."""
         return sigmoid(logits.astype(np.float64) / np.asarray(temperature)).astype(np.float32)
 
     @staticmethod
@@ -54,10 +54,10 @@ class LabelUncertainty:
     def threshold(
         probabilities: NDArray[np.float32], targets: NDArray[np.generic], coverage: float
     ) -> float:
-        """Threshold of prediction sets that hold all labels of a row in `coverage` of the rows.
+        """Return the threshold at which `coverage` of the sets contain all labels of their row.
 
-        The floor((N + 1)(1 - coverage))-th smallest of the rows' least probable own labels; 0
-        (every label) if that rank is 0. A row without labels is held by any set.
+        It is the floor((N + 1)(1 - coverage))-th smallest of the rows' least probable own labels; 0
+        (every label) if that rank is 0. Any set contains all labels of a row without labels.
         """
         least = np.sort(_least_own(probabilities, targets))
         place = int((len(least) + 1) * (1 - exact(coverage)))
@@ -69,7 +69,7 @@ class LabelUncertainty:
         probabilities: NDArray[np.float32],
         targets: NDArray[np.generic],
     ) -> NDArray[np.bool_]:
-        """(N,) True if the row's set contains all of its labels."""
+        """Return True for each row whose prediction set contains all of its labels, (N,)."""
         sets = calibration.prediction_sets(probabilities)
         return np.asarray((sets | (np.asarray(targets) == 0)).all(axis=1))
 
@@ -79,26 +79,29 @@ class LabelUncertainty:
         targets: NDArray[np.generic],
         thresholds: Sequence[float] | None = None,
     ) -> Float:
-        """(N,) 1 if any label is wrongly given or missing, else 0."""
+        """Return 1 for each row with a label wrongly given or missing, else 0: (N,)."""
         given = given_labels(probabilities, thresholds)
         return np.asarray((given != (np.asarray(targets) > 0)).any(axis=1), np.float64)
 
     @staticmethod
     def certainty(probabilities: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
-        """(N,) distance of the least certain label from its threshold."""
+        """Return the distance of each row's least certain label from its threshold, (N,)."""
         return leads(probabilities, thresholds)
 
     @staticmethod
     def reliability(
         probabilities: NDArray[np.float32], targets: NDArray[np.generic]
     ) -> tuple[Float, NDArray[np.bool_]]:
-        """(N K,) the probability of each label of each row, and True for labels that rows have."""
+        """Return the probability of each label of each row, and True for labels that rows have.
+
+        Both are (N * K,).
+        """
         return probabilities.ravel().astype(np.float64), np.asarray(targets).ravel() > 0
 
 
 def _least_own(
     probabilities: NDArray[np.float32], targets: NDArray[np.generic]
 ) -> NDArray[np.float32]:
-    """(N,) the smallest probability of a row's own labels; 1 for a row without labels."""
+    """Return the smallest probability of each row's own labels, (N,); 1 for a row without any."""
     own = np.where(np.asarray(targets) > 0, probabilities, np.float32(1))
     return np.asarray(own.min(axis=1), np.float32)

@@ -57,7 +57,7 @@ class NumberAnswers:
 
     @staticmethod
     def baseline(train_targets: Float, num_rows: int, num_classes: int) -> Float:
-        """(N,) the mean of the training targets, for each row."""
+        """Return the mean of the training targets, repeated for each row: (N,)."""
         return np.full(num_rows, train_targets.mean())
 
     @staticmethod
@@ -79,13 +79,13 @@ class NumberAnswers:
         }
 
     def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """(S,) each metric over each line of `chosen` (S, M) row numbers."""
+        """Return (S,) scores of each metric, one for each line of row numbers `chosen` (S, M)."""
         found = _regression_scores(self.targets[chosen], self.values[chosen])
         return {name: found[name] for name in names}
 
 
 class NumberUncertainty:
-    """Fits and applies intervals around values, which need no temperature."""
+    """Fits and applies prediction intervals around values; values need no temperature."""
 
     @staticmethod
     def temperature(values: NDArray[np.floating], targets: Float) -> float:
@@ -113,26 +113,26 @@ class NumberUncertainty:
     def decide(
         calibration: Calibration, values: NDArray[np.float32], targets: Float
     ) -> dict[str, Any]:
-        """A value is given as it is."""
+        """Return no decision: a value is answered unchanged."""
         return {}
 
     @staticmethod
     def certainty(values: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
-        """(N,) 0: a value says nothing of its certainty."""
+        """Return zeros (N,): a value does not show how certain it is."""
         return np.zeros(len(values))
 
     @staticmethod
     def losses(
         values: NDArray[np.float32], targets: Float, thresholds: Sequence[float] | None = None
     ) -> Float:
-        """(N,) absolute errors."""
+        """Return the absolute errors, (N,)."""
         return np.asarray(np.abs(values[:, 0].astype(np.float64) - targets))
 
 
 def errors_by_target(
     targets: ArrayLike, values: ArrayLike, num_ranges: int, resampling: Resampling
 ) -> list[TargetErrors]:
-    """Compute errors with bootstrap intervals by rising target, in ranges of about equal size.
+    """Compute errors with bootstrap intervals in ranges of rising targets, of about equal size.
 
     A single number hides a network that fails on the rare large targets. `targets` and `values` are
     as for `NumberAnswers`. Rows with equal targets share a range, so there may be fewer than
@@ -170,7 +170,7 @@ def _range(targets: Float, values: Float, resampling: Resampling) -> TargetError
 
 
 def _regression_scores(actual: Float, predicted: Float) -> dict[str, Float]:
-    """Score over the last axis. R2 of constant targets is 1 if every value is right, else 0."""
+    """Score over the last axis. R2 of constant targets is 1 if all values are right, else 0."""
     errors = predicted - actual
     squares = (errors**2).sum(axis=-1)
     mean_square = squares / actual.shape[-1]

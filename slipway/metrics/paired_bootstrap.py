@@ -1,8 +1,8 @@
-"""Paired comparison of two sets of answers to the same rows.
+"""Paired comparison of two sets of predictions on the same rows.
 
 Each resample scores both sets on the same rows, so the difficulty of rows cancels: the interval of
-the difference is much narrower than the two separate intervals suggest. It has no width if no
-answer differs.
+the difference is much narrower than the two separate intervals suggest. Its width is 0 if no
+prediction differs.
 """
 
 import math
@@ -26,7 +26,7 @@ _NEGLIGIBLE = 1e-18  # relative to a sum of at least 1
 
 
 class PairedDifference(Contract):
-    """Change of a metric from one set of answers to another, on the same rows."""
+    """Change of a metric from one set of predictions to another, on the same rows."""
 
     metric: str
     before: float
@@ -53,9 +53,8 @@ def paired_difference(
     """Return the difference of `metric` with its paired bootstrap interval (percentiles).
 
     Arguments are as for `slipway.metrics.scores.measure`; only `top_k_accuracy` needs `top_k`.
-    `thresholds` are those of `before` and of `after`.
-    Raises MetricError for invalid answers, different shapes, or a metric that these rows do not
-    define.
+    `thresholds` is a pair: those of `before` and those of `after`. Raises MetricError for invalid
+    predictions, different shapes, or a metric that is undefined on these rows.
     """
     make_answers = kind_of(task).target.load_part("scores")
     first, second = (
@@ -121,7 +120,9 @@ def _check_fit(
 ) -> None:
     known = kind_of(task).target.metrics
     if metric not in known:
-        raise MetricError(f"{metric!r} is no metric of {task}, expected one of {', '.join(known)}.")
+        raise MetricError(
+            f"{metric!r} is not a metric of {task}, expected one of {', '.join(known)}."
+        )
     if first.num_classes != second.num_classes:
         raise MetricError(
             f"{first.num_classes} classes before and {second.num_classes} after, "

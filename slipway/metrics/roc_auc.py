@@ -1,7 +1,7 @@
-"""ROC-AUC and average precision, without sorting again for each bootstrap resample.
+"""ROC-AUC and average precision of bootstrap resamples, from a single sort.
 
-Scores are sorted once; the scores of a resample then follow by running sums from how often it has
-each row. Rows with equal scores share a threshold, in any order.
+Rows are sorted by score once. The metrics of a resample then follow from running sums of how often
+it contains each row. Rows with equal scores share a threshold, in any order.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ class RankedClass:
 
 
 def rank_classes(targets: NDArray[np.int64], probabilities: Float) -> list[RankedClass]:
-    """Rank rows for each class that some but not all rows have; of two classes only the second.
+    """Rank the rows for each class that some but not all rows have; of two classes only the second.
 
-    `targets` (N,) class indices, `probabilities` (N, K).
+    `targets` are class indices (N,), `probabilities` (N, K).
     """
     classes = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
     sides = ((targets == index, probabilities[:, index]) for index in classes)
@@ -35,16 +35,16 @@ def rank_classes(targets: NDArray[np.int64], probabilities: Float) -> list[Ranke
 
 
 def rank_labels(is_own: NDArray[np.bool_], probabilities: Float) -> list[RankedClass]:
-    """Rank rows for each label that some but not all rows have; both arguments are (N, K)."""
+    """Rank the rows for each label that some but not all rows have; both arguments are (N, K)."""
     sides = zip(is_own.T, probabilities.T, strict=True)
     return [_ranked(own, scores) for own, scores in sides if 0 < own.sum() < len(own)]
 
 
 def ranking_scores(classes: Sequence[RankedClass], counts: Float) -> tuple[Float, Float]:
-    """(S,) ROC-AUC and (S,) average precision: means over `classes`.
+    """Return ROC-AUC and average precision of each resample, both (S,): means over `classes`.
 
-    `counts` (S, N) is how often each resample has each row. A class that has all rows of a resample
-    or none is left out of the mean; NaN if no class is left.
+    `counts` (S, N) is how often each resample contains each row. The mean omits a class that all
+    rows of a resample have, or none; it is NaN if no class remains.
 
     ROC-AUC: fraction of pairs of an own and another row in which the own one scores higher, ties
     counting half (Hanley and McNeil 1982). Average precision: sum over thresholds of
@@ -89,12 +89,12 @@ def _scores_of_class(ranked: RankedClass, counts: Float) -> tuple[Float, Float]:
 
 
 def _running_sums(numbers: Float) -> Float:
-    """(S, N) -> (S, N + 1), the first 0."""
+    """Return the running sums of each line (S, N), with a leading 0: (S, N + 1)."""
     sums = np.zeros((len(numbers), numbers.shape[1] + 1))
     np.cumsum(numbers, axis=1, out=sums[:, 1:])
     return sums
 
 
 def _mean(total: Float, number: Float) -> Float:
-    """NaN where `number` is 0."""
+    """Return total / number; NaN if `number` is 0."""
     return np.asarray(np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0))

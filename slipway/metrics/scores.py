@@ -1,9 +1,9 @@
-"""Metrics with intervals: `measure` for any kind of target, and what the kinds share.
+"""Metrics with intervals: `measure` for any kind of target, and helpers that the kinds share.
 
-Every row counts once. NaN, no rows and mismatched shapes are refused. A metric that the rows do not
-define is absent, never NaN (see `why_absent`). Intervals show how much a number would change with
-other test rows, not with another training run: they are percentiles of resampled rows (Efron and
-Tibshirani 1993, chapter 13), or Wilson's for fractions of rows.
+Every row counts once. NaN, no rows and mismatched shapes raise MetricError. A metric that is
+undefined on the rows is absent, never NaN (see `why_absent`). Intervals show how much a number
+would change with other test rows, not with another training run: they are percentiles of resampled
+rows (Efron and Tibshirani 1993, chapter 13), or Wilson's for fractions of rows.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -58,8 +58,8 @@ def measure(
 
     Args:
         outputs: (N, K) probabilities, or (N, 1) values.
-        thresholds: (K,) of the labels, if rows have several; None: a half.
-        top_k: the k of `top_k_accuracy`; None omits it.
+        thresholds: (K,), one for each label of a multi-label task; None: a half.
+        top_k: the k of `top_k_accuracy`; None omits the metric.
         names: requested metrics, None for all; intervals do not depend on the choice.
     """
     answers = kind_of(task).target.load_part("scores")(targets, outputs, top_k, thresholds)
@@ -69,7 +69,7 @@ def measure(
 def why_absent(
     task: Task, targets: ArrayLike, num_classes: int, top_k: int | None
 ) -> dict[str, str]:
-    """Return the metrics of `task` that these rows do not define, with the reason."""
+    """Return the metrics of `task` that are undefined on these rows, with the reason."""
     answers = kind_of(task).target.load_part("scores")
     return cast(dict[str, str], answers.why_absent(targets, num_classes, top_k))
 
@@ -81,10 +81,10 @@ def baseline_scores(
     num_classes: int,
     top_k: int | None,
 ) -> dict[str, float]:
-    """Compute each metric that the test `targets` (N,) define, for the trivial predictor.
+    """Compute the metrics of the trivial predictor on the test `targets` (N,).
 
-    It gives each row the same answer, fitted on training rows: the class frequencies, or the mean
-    target.
+    It predicts the same for each row, fitted on training rows: the class frequencies, or the mean
+    target. Metrics that these rows do not define are absent.
     """
     target = kind_of(task).target
     make_answers = target.load_part("scores")
@@ -99,13 +99,13 @@ def baseline_scores(
 def baseline_outputs(
     task: Task, train_targets: NDArray[Any], num_rows: int, num_classes: int
 ) -> Float:
-    """(N, K) or (N,) the outputs of the trivial predictor for `num_rows` rows."""
+    """Return the outputs of the trivial predictor for `num_rows` rows: (N, K) or (N,)."""
     make_answers = kind_of(task).target.load_part("scores")
     return cast(Float, make_answers.baseline(train_targets, num_rows, num_classes))
 
 
 def wilson_interval(num_hits: int, num_rows: int, confidence: float) -> tuple[float, float]:
-    """Bounds in [0, 1] of a fraction measured as `num_hits` of `num_rows`.
+    """Return Wilson's interval in [0, 1] of a fraction measured as `num_hits` of `num_rows`.
 
     E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22
     (1927) 209-212.
@@ -125,7 +125,7 @@ def share_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
 
 
 def samples(answers: Any, names: Collection[str], resampling: Resampling) -> dict[str, Float]:
-    """(num_samples,) each metric on resampled rows."""
+    """Return (num_samples,) values of each metric, on resampled rows."""
     if not names:
         return {}
     chunks = [
@@ -142,7 +142,7 @@ def resampled_rows(num_rows: int, resampling: Resampling) -> Iterator[Int]:
 
 
 def row_counts(chosen: Int, num_rows: int) -> Float:
-    """(S, M) row numbers -> (S, N) count of each row"""
+    """Count how often each line of row numbers (S, M) contains each row. Returns (S, N)."""
     places = chosen + num_rows * np.arange(len(chosen))[:, None]
     return (
         np.bincount(places.ravel(), minlength=len(chosen) * num_rows)
@@ -158,11 +158,14 @@ def chunk_sizes(num_samples: int, width: int) -> Iterator[int]:
 
 
 def requested(known: tuple[str, ...], names: Collection[str] | None) -> list[str]:
-    """Return those of `known` that are in `names`, or all. MetricError for an unknown name."""
+    """Return the `known` metrics that are in `names`, or all if None.
+
+    Raises MetricError for an unknown name.
+    """
     unknown = sorted(set(names or ()).difference(known))
     if unknown:
         raise MetricError(
-            f"{', '.join(unknown)}: no metric of this task, expected some of {', '.join(known)}."
+            f"{', '.join(unknown)}: not a metric of this task, expected some of {', '.join(known)}."
         )
     return [name for name in known if names is None or name in names]
 
@@ -177,7 +180,7 @@ def metric_of(
 
 
 def percentiles(samples: Float, confidence: float) -> tuple[float, float]:
-    """Bounds with equal fractions of (S,) `samples` outside, ignoring undefined ones (NaN)."""
+    """Return bounds that leave equal fractions of (S,) `samples` on either side; NaN is ignored."""
     defined = samples[np.isfinite(samples)]
     if not len(defined):
         raise MetricError(

@@ -1,9 +1,9 @@
 """Fits thresholds on validation rows, and compares OOD scores of two models.
 
-Thresholds are order statistics with the finite-sample correction: over draws of validation and new
-rows together the coverage holds exactly for any network (Vovk, Gammerman and Shafer 2005;
+Thresholds are order statistics with the finite-sample correction. The coverage holds for any
+network, on average over draws of validation and new rows (Vovk, Gammerman and Shafer 2005;
 Angelopoulos and Bates 2021, "A Gentle Introduction to Conformal Prediction"). They need rows on
-which nothing was fitted: neither training rows nor those behind the temperature.
+which nothing was fitted: neither training rows nor those that fitted the temperature.
 """
 
 import math
@@ -40,9 +40,9 @@ def with_thresholds(
 
 
 def upper_quantile(values: NDArray[np.floating], fraction: float | Fraction) -> float | None:
-    """Return the ceil((N + 1) fraction)-th smallest of (N,) values; None with too few values.
+    """Return the ceil((N + 1) * fraction)-th smallest of (N,) values; None with too few values.
 
-    A new value is above it in at most 1 - `fraction` of all draws.
+    A new value exceeds it in at most 1 - `fraction` of all draws.
     """
     place = math.ceil((len(values) + 1) * exact(fraction))
     return float(np.sort(values)[place - 1]) if place <= len(values) else None
@@ -58,7 +58,7 @@ def ood_fraction(
 
 
 def score_rank(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float | None:
-    """Spearman correlation of two (N,) scores; None if either are all equal or not finite."""
+    """Return the Spearman correlation of (N,) scores; None if either is constant or not finite."""
     if not (np.isfinite(found).all() and np.isfinite(expected).all()):
         return None
     ranks = [_mean_ranks(scores) for scores in (found, expected)]
@@ -68,7 +68,7 @@ def score_rank(found: NDArray[np.float32], expected: NDArray[np.float32]) -> flo
 
 
 def _mean_ranks(scores: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Rank of each score; equal scores share their mean rank."""
+    """Return the rank of each score; equal scores share their mean rank."""
     ordered = np.sort(scores)
     below, until = (np.searchsorted(ordered, scores, side=side) for side in ("left", "right"))
     return np.asarray((below + until - 1) / 2, dtype=np.float64)

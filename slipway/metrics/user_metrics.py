@@ -1,8 +1,9 @@
 """The user's own metrics, `evaluate.metrics`: functions of targets and outputs, with intervals.
 
-A function gets (N,) int64 class indices and (N, K) probabilities, (N, K) int64 labels, 0 or 1, and
-their probabilities, or (N,) numbers and (N,) values, and returns one number. It may raise an error
-or return NaN for rows that do not define it, which resampled rows may be.
+A function takes targets and outputs and returns one number. By kind of target it gets class indices
+(N,) int64 and probabilities (N, K), labels (N, K) int64, 0 or 1, and their probabilities (N, K), or
+numbers (N,) and values (N,). On rows that do not define the metric (some resamples may be such) it
+may raise an error or return NaN.
 """
 
 import math
@@ -26,20 +27,20 @@ _FEWEST_DEFINED = 0.5  # fraction of the resamples behind an interval
 
 @dataclass(frozen=True)
 class UserMetric:
-    """A metric that is the user's function."""
+    """A metric computed by the user's function."""
 
     code: UserCode
     function: Callable[[NDArray[np.generic], Float], float]
 
     @property
     def name(self) -> str:
-        """The name of the function, which gates and reports use."""
+        """The name of the function, as gates and reports show it."""
         return self.code.name.partition(":")[2]
 
     def score(self, task: Task, targets: NDArray[Any], outputs: NDArray[np.floating]) -> float:
-        """Call the function for targets (N,) and outputs (N, K) or (N, 1).
+        """Call the function with targets (N,) and outputs (N, K) or (N, 1).
 
-        MetricError with the user's line if it fails or returns no finite number.
+        Raises MetricError with the user's line if it fails or does not return a finite number.
         """
         has_classes = kind_of(task).target.has_classes
         values = np.asarray(outputs, np.float64)
@@ -73,7 +74,7 @@ class UserMetric:
         outputs: NDArray[np.floating],
         resampling: Resampling,
     ) -> Metric:
-        """Score all rows, with a bootstrap interval. MetricError as for `score`."""
+        """Score all rows, with a bootstrap interval. Raises MetricError as `score` does."""
         value = self.score(task, targets, outputs)
         scores = np.full(resampling.num_samples, np.nan)
         lines = (line for chunk in resampled_rows(len(targets), resampling) for line in chunk)
@@ -106,14 +107,14 @@ class UserMetric:
 
 
 def load_user_metrics(names: Sequence[str]) -> list[UserMetric]:
-    """Import the functions of the project. UnavailableError if one cannot be imported or called."""
+    """Import the project's metrics. UnavailableError if one cannot be imported or called."""
     metrics = []
     for code in user_code(Path(), "evaluate.metrics", names):
         function = import_named(code.name)
         if not callable(function):
             raise UnavailableError(
                 f"{code.key} {code.name!r} is {type(function).__name__}, expected a function of "
-                "targets and outputs. Name a function."
+                "targets and outputs. Correct the name or the module."
             )
         metrics.append(UserMetric(code, function))
     return metrics
@@ -126,7 +127,7 @@ def measure_user_metrics(
     outputs: NDArray[np.floating],
     resampling: Resampling,
 ) -> dict[str, Metric]:
-    """Measure those of `metrics` that these rows define, by name."""
+    """Measure the `metrics` that are defined on these rows, by name."""
     found = {}
     for metric in metrics:
         try:

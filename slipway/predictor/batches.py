@@ -1,4 +1,4 @@
-"""Sizes of batches that a runtime gets."""
+"""Pads batches to the sizes that were warmed up."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ Run = Callable[[NDArray[Any]], Answers]
 def padded(run: Run, max_batch_size: int) -> Run:
     """Pad batches to a power of two, or to the largest batch if that is less.
 
-    So a runtime that plans for each size only gets sizes that were warmed up.
+    A runtime that plans for each size then only receives sizes that were warmed up.
     """
 
     def run_padded(batch: NDArray[Any]) -> Answers:

@@ -1,7 +1,8 @@
 """Loads a model: a verified bundle, its certificate, and a warm runner.
 
-`open_model` succeeds completely or raises. Before a model is served, every batch size has run once
-with outputs that meet the bundle's output contract, and the golden rows got the answers of fp32.
+`open_model` succeeds completely or raises. Before a model is served, batches of each power of two
+have run with outputs that meet the bundle's output contract, and the golden rows have the answers
+of fp32.
 """
 
 from dataclasses import replace
@@ -32,7 +33,7 @@ def open_model(
 ) -> CertifiedModel:
     """Check, select, load and warm up a model. Raises SlipwayError with the reason.
 
-    `certified` is the result of `read_certified`, if that is known already.
+    `certified` is the result of `read_certified`, if the caller has it already.
     """
     bundle, certificate = certified or read_certified(
         options.bundle,
@@ -123,7 +124,10 @@ def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> int:
 
 
 def _seconds(run: Run, batch: NDArray[Any]) -> float:
-    """Processor time of this thread: a wall clock would include a busy event loop."""
+    """Run a batch and return the processor time of this thread in seconds.
+
+    A wall clock would include the time of a busy event loop.
+    """
     started = thread_time()
     run(batch)
     return thread_time() - started

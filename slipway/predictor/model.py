@@ -1,4 +1,4 @@
-"""A certified model and its answers. slipway/predictor/loader.py loads one.
+"""A certified model and its answers; slipway/predictor/loader.py loads it.
 
 Runtimes are imported only for type checking: the server process never loads a model.
 """
@@ -41,7 +41,7 @@ class AnsweredRow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CertifiedModel:
-    """A model that is ready to answer. Compared by identity: a bundle may run in two ways."""
+    """A model that is ready to answer. Compared by identity: a bundle may be loaded twice."""
 
     bundle: LoadedBundle
     certificate: "Certificate"
@@ -70,16 +70,16 @@ class CertifiedModel:
         return rows
 
     def answer(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
-        """The caller's answer for the outputs (outputs,) float32 and OOD score of one row.
+        """Return the caller's answer for one row, from its outputs (outputs,) and OOD score.
 
         Raises InvalidAnswerError if a number is not finite.
         """
         return finite_answers(self._rows(outputs[np.newaxis], np.asarray([score])))[0]
 
     def explained_place(self, outputs: NDArray[np.float32]) -> int:
-        """The position of the output (outputs,) that an explanation is about: the answer's own.
+        """Return the position in `outputs` (outputs,) that is explained: the prediction's.
 
-        Of several labels, the most probable one.
+        For a multi-label model, that of the most probable label.
         """
         match self.bundle.manifest.output.kind:
             case "value":
@@ -92,7 +92,7 @@ class CertifiedModel:
                 assert_never(kind)
 
     def _rows(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> list[AnsweredRow]:
-        """Answer a whole batch at once: numpy takes as long for one row as for 32."""
+        """Answer a whole batch at once: numpy is as quick with 32 rows as with one."""
         finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
         outliers = self.calibration.is_ood(scores).tolist()
         describe = {
@@ -155,7 +155,7 @@ class CertifiedModel:
         scores: list[float],
         outliers: list[bool],
     ) -> list[tuple[dict[str, Any], Counted]]:
-        """Answers about two classes by a threshold; a set of one has the given class."""
+        """Answer for two classes by a threshold; a set of one label is the predicted class."""
         labels, calibration = self._labels, self.calibration
         assert calibration.decision is not None
         assert calibration.thresholds is not None
@@ -208,7 +208,7 @@ class CertifiedModel:
         return self.bundle.manifest.calibration_of(self.selection.actual.variant)
 
     def info(self) -> dict[str, Any]:
-        """The content of `GET /model`: the model, its quality, and how it runs here."""
+        """Return the content of `GET /model`: the model, its quality, and how it runs here."""
         from slipway.runtimes.runtime import describe_session  # loaded with a model only
 
         manifest, target = self.bundle.manifest, self.selection.target_certificate
@@ -255,7 +255,7 @@ class CertifiedModel:
 
 
 def finite_answers(rows: Sequence[AnsweredRow]) -> list[dict[str, Any]]:
-    """The answer of each row. Raises InvalidAnswerError if one has none."""
+    """Return the answer of each row. Raises InvalidAnswerError if a row has none."""
     answers = [row.answer for row in rows if row.answer is not None]
     if len(answers) < len(rows):
         raise InvalidAnswerError("the model answered NaN or an infinity")
@@ -263,7 +263,7 @@ def finite_answers(rows: Sequence[AnsweredRow]) -> list[dict[str, Any]]:
 
 
 def describe_coverage(conformal: Conformal, measured: Metric | None) -> dict[str, Any]:
-    """The coverage of prediction sets or intervals: target, test-set estimate and caveats."""
+    """Describe the coverage of prediction sets or intervals: target, test-set estimate, caveats."""
     return {
         "target": conformal.coverage,
         "measured": measured.model_dump(mode="json") if measured else None,

@@ -1,4 +1,4 @@
-"""Places of a model's files, and the choices that `load` follows."""
+"""Options of loading a model: the paths of its files, and how it runs."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,10 +1,10 @@
 """Selects the runtime and the variant of the bundle, and records the reason.
 
-A provider or variant that is set by name is used or refused. `auto` takes the first that runs here
-*and* agrees according to the certificate, on each provider starting with the choice of export. The
-log and `/model` show what it passed over, with reasons.
+A provider or variant that is set by name is used, or loading fails. `auto` takes the first that
+runs here *and* is certified to agree; on each provider it starts with the variant that export
+chose. The log and `/model` show the candidates that it passed over, with reasons.
 
-A file that was changed since it was certified is never passed over: then nothing is served. An
+A file that changed after certification is an error, not a reason to try the next candidate. An
 engine of another machine may be replaced by one that was built and certified on this machine.
 """
 
@@ -41,7 +41,7 @@ class Selection:
 
     @property
     def actual(self) -> Execution:
-        """The execution that runs."""
+        """The backend, provider and variant that run."""
         return self.runner.actual
 
 
@@ -67,7 +67,10 @@ def select(options: ModelOptions, bundle: LoadedBundle, certificate: Certificate
 
 
 def _candidates(options: ModelOptions, manifest: Bundle) -> Iterator[tuple[str, str]]:
-    """(provider, variant), most preferred first. `auto` excludes one that starts in minutes."""
+    """Yield (provider, variant), most preferred first.
+
+    `auto` excludes ONNX Runtime's TensorRT provider, which takes minutes to start.
+    """
     providers: list[_Provider] = ["tensorrt", "onnxruntime_tensorrt", "cuda", "cpu"]
     for provider in providers:
         is_auto = options.provider == "auto" and provider != ONNX_TENSORRT
@@ -79,7 +82,7 @@ def _candidates(options: ModelOptions, manifest: Bundle) -> Iterator[tuple[str, 
 
 
 def _variants(provider: _Provider, manifest: Bundle) -> list[str]:
-    """The variants that `auto` tries: export's choice and then fp32, or else a fixed order."""
+    """Return the variants that `auto` tries: export's choice, then fp32; else a fixed order."""
     if provider == "tensorrt":
         return ["any"]
     if provider == "onnxruntime_tensorrt":
@@ -96,14 +99,14 @@ def _why(options: ModelOptions, manifest: Bundle, actual: Execution) -> str:
     if actual.backend == "tensorrt":
         return "the engine's own variant"
     if actual.provider == "tensorrt":
-        return "the first that ONNX Runtime's TensorRT provider computes as it is"
+        return "the first variant that ONNX Runtime's TensorRT provider computes unchanged"
     choice = {str(provider): choice for provider, choice in manifest.choice.items()}.get(
         actual.provider
     )
     if choice is None:
         return (
-            f"{actual.provider} was not available at export, so nothing was chosen for it: the "
-            "first of a fixed order"
+            f"{actual.provider} was not available at export, so export chose no variant for it: "
+            "the first that runs, in a fixed order"
         )
     if choice.variant == actual.variant:
         return f"chosen at export. {choice.reason}"
@@ -163,14 +166,17 @@ def _open_engine(
         try:
             runner, target = open_rebuilt(options.rebuilt_engine, bundle)
         except (UnavailableError, EngineError) as here:
-            raise EngineError(f"{error} And the engine that was built here: {here}") from None
+            raise EngineError(
+                f"{error} The engine that was built here cannot be used either: {here}"
+            ) from None
         if uncertified := why_uncertified(certificate, runner.actual):
             raise UnavailableError(
                 f"the engine that was built here cannot be served: {uncertified}"
             ) from None
     if variant not in ("any", runner.actual.variant):
         raise UnavailableError(
-            f"the engine in {options.engine} is of variant {runner.actual.variant!r}."
+            f"the engine in {options.engine} is of variant {runner.actual.variant!r}, and "
+            f"{variant!r} was requested."
         )
     return runner, target
 
@@ -181,7 +187,7 @@ def _open_certified_engine(
     if certificate.engine_digest is None:
         read_engine_manifest(options.engine)  # raises if there is no engine
         raise UnavailableError(
-            f"the certificate was made without the engine in {options.engine}; run "
+            f"the certificate does not cover the engine in {options.engine}; run "
             "`dvc repro verify`."
         )
     runner = runtime.open_engine(options.engine, bundle, certificate.engine_digest)

@@ -1,4 +1,4 @@
-"""The training run: assembly of its parts, the loop, the end.
+"""The training run: assembly of its parts, the loop, the final model.
 
-Networks, batches, recipe, checkpoints and the other parts have rooms of their own.
+Networks, batches, recipe, checkpoints and the other parts have folders of their own.
 """

@@ -36,7 +36,7 @@ from slipway.training.recipe.precision import adapt_to_half, allow_float16_on_cp
 def prepare_process(
     params: TrainParams, placement: Placement, network: Network, threads: int | None = None
 ) -> None:
-    """Set threads, memory and precision of this process, and the layout of the weights.
+    """Set the threads, memory and precision of this process, and the memory layout of the weights.
 
     `threads` are those of a resumed training; by default all that this process may use.
     """
@@ -58,7 +58,7 @@ def prepare_process(
 def step_arguments(
     params: TrainParams, placement: Placement, shape: StepShape, work: Path
 ) -> dict[str, Any]:
-    """Make the arguments of `pl.Trainer` that decide what a step does and where."""
+    """Make the arguments of `pl.Trainer` that define a step and its device."""
     # Without DeepSpeed the non-finite guard clips.
     clip_norm = params.gradient_clip_norm if placement.zero_stage else None
     freezes = params.freeze_epochs > 0 or is_user_code(params.network)  # which may skip a layer
@@ -108,7 +108,7 @@ def training_module(
 
 
 def freeze_callbacks(network: Network, params: TrainParams) -> list[pl.Callback]:
-    """Make the callback that freezes parts of the network, if `params` need it."""
+    """Make the callback that freezes parts of the network, if `params` request it."""
     return [FreezeCallback(network, params)] if params.freeze_epochs else []
 
 

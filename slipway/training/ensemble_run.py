@@ -1,8 +1,8 @@
 """A training of an ensemble: trains each member, chooses weights, and writes one model.
 
-A finished member stays in `.work/members/`, named by the fingerprint of its training: adding one
-trains one, and a killed training goes on with the member that it was at. A student is trained like
-a member, on the answers of the ensemble to the training rows.
+A finished member stays in `.work/members/`, named by the fingerprint of its training: a new member
+trains only that member, and a killed training resumes with the unfinished one. A student is trained
+like a member, on the answers of the ensemble to the training rows.
 """
 
 import shutil
@@ -127,7 +127,7 @@ def _train_member(
     host: TrainingHost,
     soft: Path | None = None,
 ) -> tuple[str, Paths]:
-    """Train a member unless it is trained; return its name and its files.
+    """Train a member unless it is finished; return its name and its paths.
 
     `soft` are the soft answers that a student learns from.
     """
@@ -169,7 +169,7 @@ def _student(
     paths: Paths,
     host: TrainingHost,
 ) -> TrainedMember | None:
-    """Train the student of `params.ensemble`, if there is one, unless it is trained."""
+    """Train the student of `params.ensemble`, if there is one, unless it is finished."""
     settings = student_of(params.ensemble, params.seed, params.train)
     if settings is None:
         return None
@@ -181,10 +181,10 @@ def _student(
 def _soft_answers(
     params: Params, teacher: Network, members: Sequence[TrainedMember], paths: Paths
 ) -> Path:
-    """Write the answers of `teacher`, which has these members, to the training rows, unless done.
+    """Write the answers of `teacher` to the training rows, unless the file exists; return its path.
 
-    The file is named by all that decides it. So it is the same for a killed training that goes on,
-    also if another number of threads would change the last bits.
+    The name is a digest of the teacher, its `members` and the distillation. So a resumed training
+    reads the same file, even if another number of threads would change the last bits.
     """
     facts = params.ensemble.student
     assert facts is not None
@@ -215,7 +215,7 @@ def _trained(params: Params, name: str, paths: Paths, rows: PackedSplit) -> Trai
 
 
 def _answers(params: Params, network: Network, rows: PackedSplit) -> Tensor:
-    """Return (N, K) logits or values."""
+    """Return the logits or values of the rows, (N, K)."""
     size = params.train.max_batch_per_device
     found = predict_logits(network, rows.inputs, size, default_device())
     network.cpu()
@@ -250,7 +250,7 @@ def _chosen(
 def _soup(
     params: Params, members: Sequence[TrainedMember], paths: Paths, rows: PackedSplit
 ) -> tuple[Network, list[int]]:
-    """Return the soup, and the places of its members."""
+    """Return the soup and the positions of its members."""
     measure = _measure(params, members[0].network, rows)
     train = open_data(paths.packed, paths.augmented).train[0]
     shape = tuple(members[0].network.spec.input.shape)
@@ -275,7 +275,7 @@ def _stacked(
     num_folds: int,
     host: TrainingHost,
 ) -> ChosenWeights:
-    """Train each member without each fold of the rows, and fit the weights to these answers.
+    """Train each member without each fold of the rows, and fit weights to the held-out answers.
 
     Finished folds are read from the member's folder. Raises TrainingError if the rows leak.
     """
@@ -372,7 +372,7 @@ def _manifest(
     network: Network,
     metrics: dict[str, float],
 ) -> ModelManifest:
-    """Describe the ensemble by what its members share; epochs are those of all of them."""
+    """Make the manifest of the ensemble from facts that its members share; epochs are summed."""
     first = members[0]
     user_code = {code.key + code.name: code for member in members for code in member.user_code}
     content = params.train.model_dump(mode="json")

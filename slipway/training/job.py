@@ -1,4 +1,4 @@
-"""A training before its first step: paths, data, network, placement, shape of a step.
+"""Decisions made before the first step: paths, data, network, placement, shape of a step.
 
 Everything here is a function of the params, the packed data and the machine. The stage, the audit,
 the profiler and the planner start from it.
@@ -46,14 +46,14 @@ _TREES_RUN = {"strategy": "single", "precision": "32-true", "accelerator": "cpu"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A fold of the training rows, by id and seed only."""
+    """A fold of the training rows, by id and seed only, that a member does not learn from."""
 
     fold: int
     num_folds: int
     seed: int
 
     def keeps(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """(N,) True for the rows of the other folds."""
+        """Return True for each row of another fold, (N,)."""
         folds = (uniform(self.seed, 0, keys, "left out") * self.num_folds).astype(np.int64)
         kept: NDArray[np.bool_] = folds != self.fold
         return kept
@@ -61,7 +61,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Paths:
-    """Files and folders that a training reads and writes, and the rows that it leaves out."""
+    """Files and folders that a training reads and writes, and the fold that it leaves out."""
 
     packed: Path
     augmented: Path
@@ -77,7 +77,7 @@ class Paths:
     left_out: LeftOut | None = None  # training rows that a member does not learn from
 
     def further_data(self) -> dict[str, str]:
-        """Digests and facts of the rows of one member or student, by name."""
+        """Return digests of the rows of one member or student by name, for the fingerprint."""
         soft = {"soft": files.sha256_file(self.soft)} if self.soft else {}
         rows = {"left_out": files.digest_json(asdict(self.left_out))} if self.left_out else {}
         return soft | rows
@@ -109,22 +109,22 @@ class TrainingData:
 
     @property
     def num_train(self) -> int:
-        """Training rows, copies included."""
+        """The number of training rows, copies included."""
         return sum(map(len, self.train))
 
     @property
     def mean_weight(self) -> float:
-        """Mean weight of the training rows; DataError if all are 0."""
+        """The mean weight of the training rows; DataError if all are 0."""
         mean = float(np.concatenate([split.weights for split in self.train]).mean())
         if not mean > 0:
             raise DataError(
-                "every training row has the weight 0, so there is nothing to learn. Look at "
-                "data.weight_column."
+                "every training row has the weight 0, so there is nothing to learn; expected some "
+                "above 0. Correct data.weight_column."
             )
         return mean
 
     def class_weights(self, params: TrainParams) -> Tensor | None:
-        """Return (classes,) float32 weights for the loss, or None.
+        """Return the class weights for the loss, (classes,) float32, or None.
 
         Raises ParamsError if `params` do not name the classes.
         """
@@ -176,14 +176,14 @@ class Job:
 
     @property
     def board(self) -> Path:
-        """Folder of its TensorBoard files."""
+        """The folder of this training's TensorBoard files."""
         return self.paths.tensorboard / self.fingerprint.name
 
 
 def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]:
     """Make all decisions before the first step, and initialize the network.
 
-    Raises ParamsError, UnavailableError, SchemaError or DataError if it cannot be trained so.
+    Raises ParamsError, UnavailableError, SchemaError or DataError if such a training is impossible.
     """
     placement = place(placed(params), this_host())
     data = open_data(
@@ -210,7 +210,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
 
 
 def placed(params: TrainParams) -> TrainParams:
-    """Return `params` with each "auto" that their network decides."""
+    """Return `params` with each "auto" replaced by the network's choice."""
     return params.model_copy(update=_TREES_RUN) if are_trees(params.network) else params
 
 
@@ -262,19 +262,19 @@ def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
 
 
 def own_threads(placement: Placement) -> int | None:
-    """Number of threads per process: the cores shared with the node's others; None on a GPU."""
+    """Return the threads per process: an equal part of the node's cores; None on a GPU."""
     if placement.accelerator != "cpu":
         return None
     return min(_thread_limit(), max(1, num_cores() // placement.devices))
 
 
 def can_have(threads: int) -> bool:
-    """Tell whether OpenMP gives this process that many threads, even if it has fewer cores."""
+    """Return True if OpenMP gives this process that many threads, even with fewer cores."""
     return threads <= _thread_limit()
 
 
 def _thread_limit() -> int:
-    """Read `OMP_THREAD_LIMIT`, which OpenMP obeys and torch does not report."""
+    """Return `OMP_THREAD_LIMIT`, which OpenMP obeys and torch does not report."""
     text = os.environ.get("OMP_THREAD_LIMIT", "")
     return int(text) if text.isdecimal() and int(text) > 0 else sys.maxsize
 

@@ -28,10 +28,10 @@ class TrainingModule(pl.LightningModule):
     """Trains `network`.
 
     Args:
-        ids: of the training rows, to name those with a non-finite loss.
+        ids: ids of the training rows, which the error of a non-finite loss lists.
         mean_weight: mean weight of all training rows.
         class_weights: (classes,) float32, or None if all classes count the same.
-        distillation: of the soft answers in the batches, if there are any.
+        distillation: settings of the soft answers in the batches, if there are any.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TrainingModule(pl.LightningModule):
         self.nonfinite_guard.clip(self.trainer, optimizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the names of the weights, so that other processes can resume the optimizer."""
+        """Add the names of the weights, so that another process layout can resume the optimizer."""
         checkpoint["optimizer_names"] = self.optimizer_names
         checkpoint["guard"] = self.nonfinite_guard.state_dict()
 
@@ -110,7 +110,7 @@ class TrainingModule(pl.LightningModule):
         self._val_sums = EpochSums()
 
     def validation_step(self, batch: Batch) -> None:
-        """Add up the losses and the scores, from which the headline metric follows."""
+        """Add up the losses, and the scores from which the headline metric follows."""
         answers = self.network(batch.inputs)
         self._val_sums.add(
             loss=self._losses(answers, batch.targets),
@@ -140,19 +140,19 @@ class TrainingModule(pl.LightningModule):
 
 
 class EpochSums:
-    """Sums over rows, whose means do not depend on how the rows are divided over ranks."""
+    """Sums over the rows of all ranks. Their means do not depend on the division of rows."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}  # () float64 by name, of this rank; empty at first
 
     def add(self, *, counted: Tensor, **values: Tensor) -> None:
-        """Add (B,) values of the rows for which (B,) `counted` is true."""
+        """Add the values (B,) of the rows for which `counted` (B,) is true."""
         for name, value in {**values, "rows": torch.ones_like(counted)}.items():
             total = torch.where(counted, value.double(), 0.0).sum()
             self.totals[name] = self.totals[name] + total if name in self.totals else total
 
     def means(self) -> dict[str, float]:
-        """Return the mean over the rows of all ranks, by name."""
+        """Return each mean over the rows of all ranks, by name."""
         names = sorted(self.totals)  # restored totals may have another order on each rank
         totals = torch.stack([self.totals[name] for name in names])
         if num_ranks() > 1:

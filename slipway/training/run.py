@@ -1,4 +1,4 @@
-"""A whole training: from the packed store to the model, resumed after a kill.
+"""A whole training, from the packed store to the model; a killed one resumes.
 
 Every rank runs this; only rank 0 writes results. Weights, order of rows, augmentation and dropout
 are functions of `seed`, so equal inputs give equal weights.
@@ -83,10 +83,10 @@ from slipway.training.telemetry.trackers import Trackers, tracked_runs
 
 
 def train(seed: int, params: TrainParams, paths: Paths) -> None:
-    """Train as `params` say, and write the model and its metrics.
+    """Train with `params`, and write the model and its metrics.
 
     Raises ParamsError or UnavailableError if that is not possible here, TrainingError if the
-    training fails, LockedError if another one is running.
+    training fails, LockedError if another training is running.
     """
     silence_chatter()
     report_bus_errors()
@@ -216,9 +216,9 @@ def _fit(
 
 @contextmanager
 def _handle_stop_signals(checkpoints: CheckpointCallback, signals: StopSignals) -> Iterator[None]:
-    """Let signals stop the training in the block.
+    """Handle signals that stop the training in the block.
 
-    Rank 0 then prints the position and requeues a Slurm job.
+    After a stop, rank 0 prints the position and requeues a Slurm job.
     """
     signals.listen()
     try:
@@ -284,7 +284,7 @@ def write_model(job: Job) -> None:
 
 
 def model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelManifest:
-    """Describe the model of a training that ended with `last`, without the digest of its file."""
+    """Make the manifest of a training that ended with `last`, without the digest of the weights."""
     params, fingerprint = job.params.model_dump(mode="json"), job.fingerprint
     return ModelManifest(
         format_version=5,
@@ -335,7 +335,7 @@ def training_metrics(manifest: ModelManifest, last: Checkpoint) -> dict[str, obj
 
 
 def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
-    """Load consolidated weights strictly, into a new network: ZeRO-3 empties the trained one."""
+    """Load consolidated weights into a new network: ZeRO-3 empties the trained one."""
     network = build_network(spec)
     network.load_state_dict(dict(weights), strict=True)
     return network

@@ -1,6 +1,6 @@
 """A training of boosted trees: from the packed store to the model.
 
-It takes seconds, so it saves nothing in between: a killed one starts from the first round. The same
+It takes seconds and saves no checkpoints: a killed training starts from the first round. The same
 seed gives the same bytes.
 """
 

@@ -54,7 +54,7 @@ def test_cells_of_a_table_are_read_as_in_training() -> None:
         ({"colour": "pink"}, "unknown_category", "colour: found 'pink', expected one of 3"),
         ({"member": "perhaps"}, "type_violation", "member: found 'perhaps', expected true or"),
         ({"income": 1e300}, "out_of_range", "income: a number is too large"),
-        ({"since": "20210304"}, "type_violation", "since: found '20210304', which is no date here"),
+        ({"since": "20210304"}, "type_violation", "since: found '20210304', which is not a date"),
     ],
 )
 def test_a_bad_cell_is_named_and_the_other_rows_are_read(

@@ -139,9 +139,9 @@ def test_lines_that_are_no_json_objects_are_bad_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.xlsx", b"x", "is no table, expected a .csv, .parquet or .jsonl file"),
+        ("t.xlsx", b"x", "is not a table, expected a .csv, .parquet or .jsonl file"),
         ("t.csv", b"", "is empty, expected a header and rows"),
-        ("t.csv", b'age,colour\n1,"red\n', "a quotation mark that does not close"),
+        ("t.csv", b'age,colour\n1,"red\n', "an unclosed quotation mark"),
         ("t.csv", b"age,Colour\n1,red\n", r"no column 'income', 'colour' \(there is 'Colour'\)"),
         ("t.parquet", b"PAR1", "is not a readable Parquet file"),
         ("t.jsonl", b'{"age": 1}\n', "the table has no column 'income'"),

@@ -195,7 +195,7 @@ def test_the_p_value_of_very_many_rows_is_a_number() -> None:
             [0, 1],
             [[1, 0], [0, 1]],
             [[1, 0], [0, 1]],
-            "'rmse' is no metric of image_classification",
+            "'rmse' is not a metric of image_classification",
         ),
         (
             "accuracy",

@@ -422,7 +422,7 @@ def test_equal_confidences_share_a_bin() -> None:
         ([2], [[0.5, 0.5]], "from 0 to 1"),
         ([-1], [[0.5, 0.5]], "from 0 to 1"),
         ([0.5], [[0.5, 0.5]], "whole number"),
-        ([np.nan], [[0.5, 0.5]], "no class index"),
+        ([np.nan], [[0.5, 0.5]], "not a class index"),
         ([0, 1], [[0.5, 0.5]], "2 targets"),
     ],
 )
@@ -435,7 +435,7 @@ def test_classification_metrics_refuse_invalid_answers(
 
 
 def test_a_metric_of_another_task_is_refused() -> None:
-    with pytest.raises(MetricError, match="rmse: no metric of this task"):
+    with pytest.raises(MetricError, match="rmse: not a metric of this task"):
         measure("image_classification", [0, 1], one_hot([0, 1], 2), FEW, names=["accuracy", "rmse"])
 
 

@@ -527,7 +527,7 @@ def test_a_metric_that_the_rows_do_not_define_leaves_its_gate_unjudged(
     project("image_classification")
     evaluate.run(params_with("image_classification", {}, top_k=3))
     assert (
-        "no top_k_accuracy: with 3 classes the best 3 always have the right one"
+        "no top_k_accuracy: with 3 classes, the best 3 always include the right one"
         in capsys.readouterr().out
     )
     assert "top_k_accuracy" not in read_metrics(evaluate.METRICS)
@@ -540,7 +540,7 @@ def test_a_metric_that_the_rows_do_not_define_leaves_its_gate_unjudged(
     assert report.gates == "unjudged"
     [result] = not_passed(report.results)
     assert result.text.startswith("top_k_accuracy is not defined, required at least 0.5")
-    assert "the best 3 always have the right one" in result.text
+    assert "the best 3 always include the right one" in result.text
     assert "unjudged" in evaluate.PAGE.read_text()
 
 

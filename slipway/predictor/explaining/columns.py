@@ -13,7 +13,7 @@ from slipway.inputs.columns import ColumnContract, encode_rows, read_row
 
 
 def baseline_vector(contract: ColumnContract) -> NDArray[np.float32]:
-    """(width,) float32: the encoded baseline row."""
+    """Return the encoded baseline row, (width,) float32."""
     row = read_row(contract.example_row(), contract)
     vector: NDArray[np.float32] = encode_rows([row], contract)[0]
     return vector
@@ -22,7 +22,7 @@ def baseline_vector(contract: ColumnContract) -> NDArray[np.float32]:
 def distances(
     vector: NDArray[np.float32], baseline: NDArray[np.float32], positions: Sequence[Sequence[int]]
 ) -> NDArray[np.float32]:
-    """(columns,) the distance of each column from the baseline, in encoded units."""
+    """Return the distance of each column from the baseline in encoded units, (columns,)."""
     return np.array(
         [np.abs(vector[places] - baseline[places]).max() for places in positions], dtype=np.float32
     )
@@ -34,9 +34,10 @@ def blended(
     positions: Sequence[Sequence[int]],
     given: NDArray[np.bool_],
 ) -> NDArray[np.float32]:
-    """(rows, width): copies of `vector` whose columns are replaced by the baseline's unless given.
+    """Return copies of `vector`, (rows, width), with some columns replaced by the baseline's.
 
-    `given` is (rows, columns), for the columns of `positions`; the others stay as in `vector`.
+    `given` (rows, columns) is True for each column of `positions` that stays. Columns that
+    `positions` lacks stay as well.
     """
     rows = np.repeat(vector[np.newaxis], len(given), axis=0)
     for number, places in enumerate(positions):

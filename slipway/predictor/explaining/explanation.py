@@ -25,14 +25,14 @@ RunRows = Callable[[NDArray[Any]], Awaitable[NDArray[np.float32]]]  # inputs to 
 
 
 def rows_within(seconds: float, budget_s: float) -> int:
-    """The number of copies that take at most `budget_s`, at `seconds` for each."""
+    """Return the number of copies to run in at most `budget_s`, at `seconds` for each."""
     return next((rows for rows in ROWS if rows * seconds <= budget_s), ROWS[-1])
 
 
 def require_explainable(kind: str) -> None:
     """Raise UnavailableError if answers to this kind of input have no explanation."""
     if "explain" not in input_kind(kind).parts:
-        raise UnavailableError(f"predictions for {kind} have no explanation")
+        raise UnavailableError(f"predictions for {kind} cannot be explained")
 
 
 async def explain_item(
@@ -43,9 +43,9 @@ async def explain_item(
     run: RunRows,
     most_rows: int,
 ) -> dict[str, Any]:
-    """The explanation of one of the `outputs` (outputs,) that the model gave an encoded `item`.
+    """Explain the output at `place` of the model's `outputs` (outputs,) for an encoded `item`.
 
-    `run` runs changed copies of the item, about `most_rows`.
+    `run` runs the model on changed copies of the item, about `most_rows` of them.
     """
     explain: Explain = input_kind(manifest.input.kind).load_part("explain")
     labels = manifest.output.labels
@@ -69,7 +69,10 @@ class ExplainedOutput:
         self.num_rows = 0  # run beside the item itself
 
     async def __call__(self, inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """(rows,) the output for (rows, ...) inputs. Raises InvalidAnswerError if not finite."""
+        """Return the output for each of the inputs (rows, ...), (rows,).
+
+        Raises InvalidAnswerError if an output is not finite.
+        """
         self.num_rows += len(inputs)
         outputs = (await self._run(inputs))[:, self._output].astype(np.float64)
         if not np.isfinite(outputs).all():
@@ -88,7 +91,7 @@ async def explain_image(
     contract: ImageContract,
     most_rows: int,
 ) -> dict[str, Any]:
-    """The change of the output when each place of the image is covered."""
+    """Explain an image: the change of the output when each place of the image is covered."""
     side = occlusion.side_for(most_rows, len(pixels))
     copies = await asyncio.to_thread(occlusion.covered, pixels, side)
     changes = (explained.own - await explained(copies)).reshape(side, side)
@@ -107,7 +110,7 @@ async def explain_text(
     contract: TextContract,
     most_rows: int,
 ) -> dict[str, Any]:
-    """The change of the output when each word of the text is left out."""
+    """Explain a text: the change of the output when each word is left out."""
     pieces = words.words_of(decode_row(row, contract, mark=""), most_rows)
     changes = explained.own - await explained(words.without_each(pieces, contract))
     return {
@@ -125,7 +128,7 @@ async def explain_row(
     contract: ColumnContract,
     most_rows: int,
 ) -> dict[str, Any]:
-    """The change of the output and the contribution for each column."""
+    """Explain a row: for each column, the change of the output and the contribution."""
     baseline, positions = columns.baseline_vector(contract), positions_of(contract)
     distances = columns.distances(vector, baseline, positions)
     furthest = np.argsort(-distances, kind="stable")[: max(1, most_rows)]

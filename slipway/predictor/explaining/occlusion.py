@@ -3,7 +3,7 @@
 Zeiler and Fergus 2014, "Visualizing and Understanding Convolutional Networks", section 4.2. A
 place is covered with a blurred copy of the image, as in Fong and Vedaldi 2017 ("Interpretable
 Explanations of Black Boxes by Meaningful Perturbation"), because a grey square would be a new
-object: on an empty ground the model would answer to the square.
+object: on an empty background the model would react to the square.
 """
 
 import numpy as np
@@ -18,15 +18,19 @@ _BLUR_SHARE = 1 / 8
 
 
 def side_for(most_rows: int, size_px: int) -> int:
-    """Places along one side: the finest grid of at most `most_rows` places, else the coarsest."""
+    """Return the places along one side of the finest grid with at most `most_rows` places.
+
+    If no grid is that small, the coarsest.
+    """
     side = next((side for side in SIDES if side * side <= most_rows), SIDES[-1])
     return min(side, size_px)
 
 
 def covered(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """(side * side, height, width, channels) uint8: copies with one place covered, row by row.
+    """Return copies of the image, each with one place covered, row by row.
 
-    Each cover is twice as wide as its place, so nothing is lost between two places.
+    Shape (side * side, height, width, channels), uint8. Each cover is twice as wide as its place,
+    so no detail falls between two places.
     """
     blurred = _blurred(pixels)
     edges = [_edges(position, side, len(pixels)) for position in range(side)]
@@ -38,7 +42,7 @@ def covered(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
 
 def _edges(position: int, side: int, size_px: int) -> tuple[int, int]:
-    """First and last + 1 pixel of a cover: half a place more on both sides."""
+    """Return first and last + 1 pixel of a cover: its place and half a place on both sides."""
     place_px = size_px / side
     begin = int(np.floor((position - 0.5) * place_px))
     end = int(np.ceil((position + 1.5) * place_px))

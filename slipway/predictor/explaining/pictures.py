@@ -14,22 +14,22 @@ _OPACITY = 0.8  # at the place that changes the answer most
 
 
 def image_of(pixels: NDArray[np.uint8]) -> Image.Image:
-    """The Pillow image of (height, width, 1 or 3) uint8."""
+    """Return pixels (height, width, 1 or 3) uint8 as a Pillow image."""
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
 def png_base64(pixels: NDArray[np.uint8]) -> str:
-    """(height, width, 1 or 3) uint8 as PNG, in base64."""
+    """Encode pixels (height, width, 1 or 3) uint8 as PNG in base64."""
     stream = io.BytesIO()
     image_of(pixels).save(stream, "PNG")
     return base64.b64encode(stream.getvalue()).decode()
 
 
 def overlay(pixels: NDArray[np.uint8], changes: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """(height, width, 3) uint8: the image in grey under vermilion and blue.
+    """Return the image in grey with `changes` (side, side) in colour, (height, width, 3) uint8.
 
-    Vermilion marks positive (side, side) `changes`, blue negative ones. The opacity is relative
-    to the largest change; without any change the image stays grey.
+    Positive changes are vermilion, negative ones blue. The opacity is relative to the largest
+    change; without any change the image stays grey.
     """
     size_px = len(pixels) * max(1, OVERLAY_PX // len(pixels))
     image = image_of(pixels).convert("L").resize((size_px, size_px), Image.Resampling.NEAREST)

@@ -29,7 +29,7 @@ class Contributions:
 
 @dataclass(frozen=True)
 class Exact:
-    """All coalitions of `num_players`."""
+    """A plan that evaluates all coalitions of `num_players`."""
 
     num_players: int
     method: Literal["exact", "sampled"] = "exact"
@@ -37,7 +37,7 @@ class Exact:
 
     @cached_property
     def coalitions(self) -> NDArray[np.bool_]:
-        """(2 ** players, players) memberships; player i is bit i of the coalition's number."""
+        """Return (2 ** players, players) memberships; player i is bit i of a coalition's number."""
         numbers = np.arange(1 << self.num_players)[:, np.newaxis]
         return (numbers >> np.arange(self.num_players) & 1).astype(bool)
 
@@ -61,7 +61,10 @@ class Exact:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Coalitions along `orders` (pairs, 2, players), each pair an order and its reverse."""
+    """A plan that evaluates coalitions along `orders` (pairs, 2, players).
+
+    Each pair is an order and its reverse.
+    """
 
     orders: NDArray[np.intp]
     method: Literal["exact", "sampled"] = "sampled"
@@ -73,11 +76,11 @@ class Sampled:
 
     @property
     def coalitions(self) -> NDArray[np.bool_]:
-        """(coalitions, players) memberships, without duplicates."""
+        """Return the memberships (coalitions, players), without duplicates."""
         return self._distinct[0]
 
     def contributions(self, worths: NDArray[np.float64]) -> Contributions:
-        """The contributions, from the value of each coalition."""
+        """Estimate the contributions from the value of each coalition."""
         num_pairs, _, num_players = self.orders.shape
         chains = worths[self._distinct[1]].reshape(num_pairs, 2, num_players + 1)
         gains = np.empty((num_pairs, 2, num_players))

@@ -1,6 +1,6 @@
 """Divides a text into words, and makes copies of it that lack one of them.
 
-A word is a run of characters without white space; of scripts without spaces, a single character.
+A word is a run of characters without white space; in scripts without spaces, a single character.
 """
 
 import re
@@ -16,9 +16,9 @@ _WORD = re.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
 
 
 def words_of(text: str, most: int) -> list[str]:
-    """Divide a text into at most `most` pieces of one word or several, with the space behind.
+    """Divide a text into at most `most` pieces of one or more words and the white space after them.
 
-    Joined, they are the text.
+    Joined, the pieces are the text.
     """
     begins = [found.start() for found in _WORD.finditer(text)]
     per_piece = -(-len(begins) // most)
@@ -28,6 +28,6 @@ def words_of(text: str, most: int) -> list[str]:
 
 
 def without_each(words: Sequence[str], contract: TextContract) -> NDArray[Any]:
-    """(words, ...) inputs: the text without each of its words."""
+    """Return network inputs (words, ...): one copy of the text for each word, without that word."""
     copies = ["".join([*words[:place], *words[place + 1 :]]) for place in range(len(words))]
     return encode_texts(copies, contract)

@@ -1,8 +1,8 @@
 """Applies drawn changes to a batch on a GPU.
 
 Each pixel is interpolated once, bilinearly; beyond the crop its border is repeated. Nothing is
-random here: the numbers come from `slipway.data.augmentation.draws`. On the CPU `host` does the
-same several times faster; the two differ by rounding.
+random here: `slipway.data.augmentation.draws` draws the numbers. On the CPU, `host` does the same
+several times faster; the results differ by rounding.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ GREY = 128  # fills an erased rectangle
 
 
 class Changes(NamedTuple):
-    """Changes of R stored images: the first B are the batch's, the others are partners to mix."""
+    """Changes of R stored images: the first B are the batch, the others partners to mix with."""
 
     matrices: Tensor  # (R, 2, 3) float32, see `affine_matrices`
     bounds: Tensor  # (R, 4) int64 crops in stored pixels, see `crop_bounds`
@@ -48,7 +48,7 @@ def device_changes(
     size_px: int,
     channels: int,
 ) -> Changes:
-    """Make tensors from the `change` of R images, and `mixing` and `partners` of the first B."""
+    """Make tensors on the CPU from the `change` of R images, and the mixing of the first B."""
     colours, greys = (
         map(torch.from_numpy, colour_matrices(change, channels))
         if change.recolours
@@ -69,12 +69,12 @@ def device_changes(
 
 
 def samples_per_pixel(stored_px: int, size_px: int) -> int:
-    """Number of samples along each side whose mean makes a pixel, against aliasing."""
+    """Return the number of samples per side that are averaged to a pixel, against aliasing."""
     return max(1, round(stored_px / size_px))
 
 
 def augment_batch(images: Tensor, changes: Changes) -> Tensor:
-    """(R, S, S, C) uint8 -> (B, size_px, size_px, C) uint8 on the same device
+    """Map images (R, S, S, C) uint8 to (B, size_px, size_px, C) uint8 on the same device.
 
     The result for an image does not depend on other images of the batch, except its partner.
     """
@@ -109,9 +109,9 @@ def _resample(images: Tensor, changes: Changes) -> Tensor:
 
 
 def _sampling_grid(matrices: Tensor, bounds: Tensor, num_points: int, stored_px: int) -> Tensor:
-    """(B, 2, 3) -> (B, P, P, 2)
+    """Map matrices (B, 2, 3) to sampling positions (B, P, P, 2).
 
-    Element by element, because a matrix product may round differently for another batch size.
+    Computed element by element: a matrix product may round differently for another batch size.
     """
     centres = _pixel_centres(num_points, matrices.device)
     along_columns = (
@@ -126,7 +126,7 @@ def _sampling_grid(matrices: Tensor, bounds: Tensor, num_points: int, stored_px:
 
 
 def _pixel_centres(count: int, device: torch.device) -> Tensor:
-    """(count,) in (-1, 1), where -1 and 1 are the image's edges."""
+    """Return the centres of `count` pixels in (-1, 1); -1 and 1 are the edges of the image."""
     return (2 * torch.arange(count, device=device, dtype=torch.float32) + 1) / count - 1
 
 
@@ -149,7 +149,7 @@ def _recolour(pixels: Tensor, colours: Tensor, greys: Tensor) -> Tensor:
 
 
 def _inside(bounds: Tensor, size_px: int) -> Tensor:
-    """(B, 4) rectangles (left, top, right, bottom) -> (B, size_px, size_px) bool"""
+    """Return masks (B, size_px, size_px) of rectangles (B, 4): left, top, right, bottom."""
     places = torch.arange(size_px, device=bounds.device)
     left, top, right, bottom = (bound[:, None] for bound in bounds.T)
     columns, rows = (places >= left) & (places < right), (places >= top) & (places < bottom)

@@ -1,7 +1,7 @@
-"""Contact sheet: one picture of the augmentation of a few training images.
+"""Contact sheet: a picture of the augmentation of a few training images.
 
-A line for each requested operation shows it by itself, through its range. The lines below show all
-of them together, mixing included, as training draws them in its first epochs.
+A line for each requested operation shows that operation only, through its range. The lines below
+show all of them together, mixing included, as training draws them in its first epochs.
 """
 
 import io
@@ -40,14 +40,14 @@ class _Line(NamedTuple):
 
 
 class _Samples(NamedTuple):
-    """The images of the sheet, as they are stored."""
+    """The stored images of the sheet."""
 
     stored: StoredRows
     names: list[str]
     size_px: int
 
     def changed(self, index: int, change: Draw) -> Pixels:
-        """Apply the `change` of one image -> (size_px, size_px, C)"""
+        """Return one image after its `change`, (size_px, size_px, C)."""
         image: Pixels = changed_images(self.stored, np.array([index]), change, self.size_px)[0]
         return image
 
@@ -93,7 +93,7 @@ def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifes
 
 
 def _spread(targets: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Choose rows at even distances in the order of the targets."""
+    """Choose rows at even distances in the order of their targets."""
     ranked = np.argsort(targets, kind="stable")
     count = min(_NUM_IMAGES, len(ranked))
     return ranked[((np.arange(count) + 0.5) * len(ranked) / count).astype(np.int64)]
@@ -107,7 +107,7 @@ def _name(target: Any, manifest: PackedManifest) -> str:
 
 
 def _operation_line(samples: _Samples, plan: AugmentPlan, name: str, number: int) -> _Line:
-    """Show one operation on one image, which is another one for each operation."""
+    """Draw the line of one operation, on an image that differs from line to line."""
     index = number % len(samples.names)
     value = getattr(plan, name)
     values = value if isinstance(value, tuple) else (value,)
@@ -244,9 +244,9 @@ def _mixed_cells(samples: _Samples, index: int, *, cut: bool) -> list[_Cell]:
 def _combined_line(
     samples: _Samples, plan: AugmentPlan, keys: NDArray[np.uint64], index: int
 ) -> _Line:
-    """Show one image in the first epochs.
+    """Draw the line of one image in the first epochs.
 
-    Its partner is another image of the sheet; training takes one of the batch.
+    Its partner for mixing is another image of the sheet; training takes one of the batch.
     """
     cells = [samples.original(index)]
     everyone = np.arange(len(keys))

@@ -1,7 +1,7 @@
 """Applies drawn changes on the CPU, straight from the memory map, without copies of stored images.
 
-The changes are those of `batch`, which differs by rounding. Pixels stay uint8. OpenCV releases
-Python's lock, so threads share a batch; their number changes no pixel.
+The changes are those of `batch`, apart from rounding. Pixels stay uint8. OpenCV releases Python's
+lock, so threads share a batch; their number changes no pixel.
 """
 
 import os
@@ -51,7 +51,7 @@ class StoredRows:
         return inputs
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """(B,) -> (B, ...) rows in this order"""
+        """Return the rows (B,) in this order: (B, ...)."""
         if len(self._inputs) == 1:
             return np.asarray(self._inputs[0][rows])
         gathered = np.empty((len(rows), *self.shape), dtype=self._dtype)
@@ -64,7 +64,7 @@ class StoredRows:
 def changed_images(
     images: StoredRows, rows: NDArray[np.int64], change: Draw, size_px: int
 ) -> Pixels:
-    """Apply the `change` of B rows to them -> (B, size_px, size_px, C) uint8"""
+    """Return B rows after their `change`, (B, size_px, size_px, C) uint8."""
     height, _, channels = images.shape
     result = np.empty((len(rows), size_px, size_px, channels), dtype=np.uint8)
     if not len(rows):
@@ -86,7 +86,7 @@ def changed_images(
 
 
 def mixed_images(images: Pixels, partners: NDArray[np.int64], mixing: MixDraw) -> Pixels:
-    """Mix the first B of (R, ...) images, each with the image that `partners` (B,) names."""
+    """Mix each of the first B of (R, ...) `images` with the image that `partners` (B,) selects."""
     result = images[: len(partners)].copy()
     for row in np.flatnonzero(mixing.own_share < 1):
         left, top, right, bottom = mixing.boxes[row]
@@ -126,7 +126,7 @@ def _move(images: StoredRows, rows: NDArray[np.int64], change: Draw, result: Pix
 
 
 def _widened(images: Pixels, margin: int) -> Pixels:
-    """(B, S, S, C) -> (B * S, S + 2 * margin, C), with the first and last column repeated"""
+    """Repeat the first and the last column: (B, S, S, C) to (B * S, S + 2 * margin, C)."""
     lines = images.reshape(-1, *images.shape[2:])
     if not margin:
         return lines
@@ -163,7 +163,7 @@ def _resample(images: StoredRows, rows: NDArray[np.int64], change: Draw, result:
 
 
 def _flip_codes(change: Draw) -> list[int | None]:
-    """OpenCV's code of each flip: 1 left-right, 0 upside down, -1 both, None for none."""
+    """Return OpenCV's code of each flip: 1 left-right, 0 upside down, -1 both, None for none."""
     codes = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}
     return [
         codes[flip]
@@ -216,7 +216,7 @@ def _recolour(change: Draw, result: Pixels) -> None:
 
 
 def _in_parts(result: Pixels, max_bytes: int, work: Callable[[slice], None]) -> None:
-    """Call `work` on parts of a batch, of at most `max_bytes` each, in at least one per thread."""
+    """Call `work` on parts of a batch of at most `max_bytes`, at least one part per thread."""
     count = len(result)
     # torch has 1 thread in a loader process.
     num_threads = torch.get_num_threads() if result.nbytes >= _MIN_BYTES else 1
@@ -232,7 +232,7 @@ def _in_parts(result: Pixels, max_bytes: int, work: Callable[[slice], None]) -> 
 
 @cache
 def _threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Make a pool for each process: a forked one would wait forever for its parent's threads."""
+    """Return the pool of this process: a forked one would wait forever for its parent's threads."""
     return ThreadPoolExecutor(count)
 
 

@@ -34,7 +34,8 @@ def write_copies(
 ) -> PackedSplitManifest:
     """Write `num_copies` augmented copies of each row of `train` into the new folder `root`.
 
-    All first copies come first. `size_px` is the network's, to which pixels of the plan refer.
+    All first copies precede all second ones. `size_px` is the network's; pixels in the plan refer
+    to it.
     """
     root.mkdir()
     ids = [copy_id(sample_id, copy) for copy in range(1, num_copies + 1) for sample_id in train.ids]
@@ -64,7 +65,7 @@ def write_copies(
 
 
 def original_rows(num_train: int, num_copied: int) -> NDArray[np.int64]:
-    """Return (num_copied,) for each copy the position of its original in the training split."""
+    """Return the position of each copy's original in the training split, (num_copied,)."""
     return np.arange(num_copied) % num_train
 
 

@@ -1,8 +1,8 @@
 """Batches, straight from the memory map of the packed store.
 
 The rows of each step, and the pairs that are mixed, are pure functions of (seed, epoch, ids). The
-division of a step over processes and accumulation does not change them. So there is no loader
-state: a resumed run, and any number of workers, get the same batches.
+division of a step over processes and accumulation does not change them. So the loader has no state:
+a resumed run gets the same batches, with any number of workers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class Mixing(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The rows that one process takes at a time."""
+    """The rows of one forward pass of one process."""
 
     # (B, H, W, C) uint8 pixels, or (B, width) float32 columns. With `changes` (R, S, S, C) stored
     # pixels.
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageChanges:
-    """Augmentation of training images on their way to the network."""
+    """Settings of online augmentation."""
 
     plan: AugmentPlan
     size_px: int  # that the network takes; images may be stored larger
@@ -67,13 +67,13 @@ class StepShape:
     num_accumulated: int
 
     def rows(self, step: int, accumulated: int, rank: int) -> slice:
-        """The part of an epoch's order that `rank` takes in one accumulation step."""
+        """Return the slice of the epoch's order that `rank` reads in one accumulation step."""
         start = step * self.batch_size + (accumulated * self.world_size + rank) * self.per_device
         return slice(start, start + self.per_device)
 
 
 def cut_step(batch_size: int, world_size: int, max_batch_per_device: int) -> StepShape:
-    """Use the fewest accumulation steps that keep each device within `max_batch_per_device`.
+    """Divide a batch with the fewest accumulation steps that respect `max_batch_per_device`.
 
     Raises ParamsError if the batch cannot be divided equally.
     """
@@ -93,9 +93,9 @@ def cut_step(batch_size: int, world_size: int, max_batch_per_device: int) -> Ste
 
 
 class TrainingBatches(Dataset[Batch]):
-    """Training batches of one rank; an item is named by (epoch, index of the batch in the epoch).
+    """Training batches of one rank, indexed by (epoch, number of the batch in the epoch).
 
-    Rows that do not fill the last step are left out of that epoch; other epochs leave out others.
+    An epoch omits the rows that do not fill its last step; which ones differs between epochs.
 
     Args:
         splits: the training split, and its offline copies if there are any.
@@ -161,7 +161,7 @@ class TrainingBatches(Dataset[Batch]):
         rows: NDArray[np.int64],
         partner_rows: NDArray[np.int64],
     ) -> Batch:
-        """Augment the images, or add what the device needs for it.
+        """Augment the images, or attach the changes with which the device augments them.
 
         `partner_rows` is (B,), or empty without mixing.
         """
@@ -191,7 +191,7 @@ class TrainingBatches(Dataset[Batch]):
     def _partners(
         self, plan: AugmentPlan, epoch: int, step: int, positions: slice
     ) -> NDArray[np.int64]:
-        """(B,) the row that each row is mixed with: a fixed distance further in the step.
+        """Return the row that each row is mixed with, (B,): a fixed distance further in the step.
 
         Empty if the plan does not mix.
         """
@@ -212,7 +212,7 @@ class TrainingBatches(Dataset[Batch]):
 
 
 class ValidationBatches(Dataset[Batch]):
-    """A split in its own order, dealt out to the ranks; every row is counted on exactly one rank.
+    """A split in its own order, divided over the ranks; exactly one rank counts each row.
 
     Every rank has the same number of batches, as collective operations require. Padding rows are
     not counted.
@@ -248,8 +248,8 @@ class ValidationBatches(Dataset[Batch]):
 class EpochSampler(Sampler[tuple[int, int]]):
     """Yields (epoch, index) of each batch; the trainer calls `set_epoch` before an epoch.
 
-    For the first epoch it does so too late, because loader processes have prefetched by then. So
-    the sampler gets the first epoch, and its first batch if a training resumes within it.
+    That call is too late for the first epoch, whose batches loader processes have prefetched by
+    then. So the constructor takes the first epoch, and the batch at which a resumed one starts.
     """
 
     def __init__(self, num_batches: int, first_epoch: int, first_batch: int) -> None:
@@ -265,7 +265,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
         return ((epoch, index) for index in range(start, self._num_batches))
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Return the number of batches of a whole epoch."""
         return self._num_batches
 
 
@@ -304,9 +304,10 @@ def batch_loader(
 def _with_partners(
     rows: NDArray[np.int64], partner_rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Append the missing partners to `rows` -> (R,); return each row's partner in it (B,).
+    """Return `rows` with the missing partners appended, (R,), and each row's partner in it, (B,).
 
-    A partner from another process or accumulation step is made here as well, and looks the same.
+    A partner from another process or accumulation step is augmented here as well, with equal
+    pixels.
     """
     needed = np.concatenate([rows, np.setdiff1d(partner_rows, rows)])
     order = np.argsort(needed)

@@ -1,4 +1,4 @@
-"""Selects rows of several splits as one split, in the size that the network takes.
+"""Selects rows of several splits as one split, in the image size of the network.
 
 Nothing is copied until rows are read.
 """
@@ -15,7 +15,7 @@ from slipway.training.augmentation.host import StoredRows, changed_images
 
 
 class _SelectedInputs:
-    """(M, ...) rows of some inputs, one after the other; itself `Inputs`."""
+    """Selected rows (M, ...) of several `Inputs`, themselves `Inputs`."""
 
     def __init__(self, inputs: Sequence[Inputs], rows: NDArray[np.int64]) -> None:
         self._stored, self._rows = StoredRows(inputs), rows
@@ -30,7 +30,7 @@ class _SelectedInputs:
 
 
 class _ShrunkInputs:
-    """(N, size_px, size_px, C) uint8 images that are stored larger; itself `Inputs`."""
+    """Stored images shrunk to (N, size_px, size_px, C) uint8, themselves `Inputs`."""
 
     def __init__(self, inputs: Inputs, size_px: int) -> None:
         self._stored, self._size_px = StoredRows([inputs]), size_px
@@ -50,7 +50,7 @@ class _ShrunkInputs:
 def select(
     splits: Sequence[PackedSplit], rows: NDArray[np.int64], row_shape: tuple[int, ...]
 ) -> PackedSplit:
-    """Return the rows (M,), counted through all `splits` one after the other, as a split.
+    """Return the selected rows as one split; `rows` (M,) are positions in the joined `splits`.
 
     `row_shape` is the network's: training images that are stored larger, for crops, are shrunk.
     """

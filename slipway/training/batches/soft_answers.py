@@ -1,8 +1,8 @@
-"""Soft answers: those of an ensemble to the training rows, from which a student learns.
+"""Soft answers: an ensemble's outputs for the training rows, from which a student learns.
 
-They are one file of safetensors, with the settings of the distillation (Hinton et al. 2015,
+One safetensors file holds them with the settings of the distillation (Hinton et al. 2015,
 "Distilling the Knowledge in a Neural Network"). So its digest in the fingerprint of the student's
-training stands for all of them.
+training covers both.
 """
 
 from dataclasses import astuple, dataclass
@@ -21,7 +21,7 @@ _FIX = "Remove it, and run `dvc repro train`."
 
 @dataclass(frozen=True)
 class Distillation:
-    """The part of a student's loss that compares it with the soft answers."""
+    """Settings of the loss that compares a student with the soft answers."""
 
     temperature: float  # divides the logits of both; 1 for a number
     fraction: float  # of the loss; the rest is the loss of the rows' own targets
@@ -29,7 +29,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class SoftAnswers:
-    """Answers to the training rows, offline copies included, and what is made of them."""
+    """Soft answers to the training rows, offline copies included, and their use in the loss."""
 
     answers: Tensor  # (N, K) float32 logits, or (N, 1) values in the target's unit
     distillation: Distillation

@@ -1,4 +1,4 @@
-"""Checkpoints: writing, checking, and resuming a training from them exactly.
+"""Checkpoints: writing and checking them, and resuming a training exactly.
 
 The final model is written by the training run.
 """

@@ -29,7 +29,7 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
     """Records the metrics of each epoch, stops early, and saves checkpoints.
 
     Args:
-        averages: averages of the weights, which take their place in a validation.
+        averages: averages of the weights, which replace them in a validation.
         steps_per_epoch: optimizer steps per epoch.
         num_accumulated: batches per optimizer step.
         pause_after: the epoch after which an unfinished training saves and raises Paused.
@@ -99,7 +99,7 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
             raise Paused(epoch)
 
     def _is_due(self, trainer: pl.Trainer) -> bool:
-        """Compare with the clock of rank 0, because every process has its own."""
+        """Return True if a checkpoint is due by the clock of rank 0; clocks of processes differ."""
         minutes = self._params.checkpoint_every_minutes
         if minutes is None or not trainer.is_global_zero:
             return False
@@ -113,7 +113,7 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
         *,
         is_due: bool = False,
     ) -> None:
-        """Save if it is due or any process got a signal; after a signal raise Stopped."""
+        """Save if due, or if any process received a signal; after a signal raise Stopped."""
         request = self._reducer.highest(max(SAVE if is_due else 0, self._signals.received))
         if request:
             self._save(trainer, module, position)
@@ -154,15 +154,15 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
 
 
 def has_ended(history: Sequence[Mapping[str, float]], params: TrainParams) -> bool:
-    """Tell whether the training is complete, by its metrics per epoch so far.
+    """Return True if the training is complete, given its metrics per epoch so far.
 
-    Early stopping has no other state, so there is nothing else to resume.
+    Early stopping has no other state to resume.
     """
     return len(history) >= params.epochs or stops_early(history, params.early_stopping_patience)
 
 
 def stops_early(history: Sequence[Mapping[str, float]], patience: int | None) -> bool:
-    """Tell whether the lowest validation loss is `patience` epochs old."""
+    """Return True if the lowest validation loss is `patience` epochs old."""
     if patience is None or not history:
         return False
     losses = [metrics["val/loss"] for metrics in history]

@@ -1,6 +1,6 @@
 """Checkpoints under `.work/train/FINGERPRINT/`: they survive a kill at any moment.
 
-fingerprint.json                   inputs of the training, to tell what differs in another one
+fingerprint.json                   inputs of the training, to list the differences of another one
 step-00000120/state                the trainer's state: a file, or DeepSpeed's directory of shards
 step-00000120/rank-00000.safetensors  state of each process, see `rank_state`
 step-00000120/checkpoint.json      written last: position, metrics, and SHA-256 of every other file
@@ -34,9 +34,9 @@ _WRITE_ERRORS = ("inline_container", "iostream", "PytorchStreamWriter")
 
 @dataclass(frozen=True, order=True)
 class TrainingPosition:
-    """`epoch` whole epochs, validation included, and `step` optimizer steps of the next.
+    """Position: `epoch` whole epochs, validation included, and `step` optimizer steps of the next.
 
-    With all steps of an epoch, but without its validation, `step` is the steps per epoch.
+    After all steps of an epoch, before its validation, `step` is the number of steps per epoch.
     """
 
     epoch: int
@@ -73,7 +73,8 @@ class CheckpointStore:
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest usable checkpoint and a description of each damaged one.
 
-        A checkpoint is usable if it and the one of its kept epoch are intact. Changes nothing.
+        A checkpoint is usable if it and the checkpoint of its kept epoch are intact. Does not
+        change any file.
         """
         problems: list[str] = []
         intact: dict[str, Checkpoint] = {}
@@ -95,7 +96,7 @@ class CheckpointStore:
         return self.root / f"step-{position.total_steps(self._steps_per_epoch):08d}{suffix}"
 
     def state(self, position: TrainingPosition) -> Path:
-        """The trainer's state at `position`."""
+        """Return the path of the trainer's state at `position`."""
         return self.folder(position) / _STATE
 
     def write(
@@ -129,7 +130,7 @@ class CheckpointStore:
     def prepare(self) -> None:
         """Create the directory, and remove unfinished files of killed trainings.
 
-        Only for the process that holds the lock.
+        Only the process that holds the lock may call it.
         """
         for path in self._work.glob("*/fingerprint.json"):
             if path.parent != self.root and not any(path.parent.glob("step-*")):
@@ -196,7 +197,7 @@ class CheckpointStore:
         return checkpoint
 
     def _prune(self, checkpoint: Checkpoint) -> None:
-        """Keep this checkpoint, the one before it, and those of the kept epochs of both."""
+        """Remove all but this checkpoint, the one before, and those of the kept epochs of both."""
         newest = self.folder(checkpoint.position)
         before = [folder for folder in self._folders() if folder < newest][-1:]
         kept_epochs = [checkpoint.kept_epoch, *map(_kept_epoch, before)]
@@ -220,7 +221,7 @@ def newest_manifest(work: Path) -> Checkpoint | None:
 def write_trainer_state(trainer: pl.Trainer, folder: Path) -> None:
     """Write this rank's part of the trainer's state into `folder`.
 
-    Raises TrainingError if the disk is full, which torch's own message does not say.
+    Raises TrainingError if the disk is full, which torch's own message does not mention.
     """
     path = folder / _STATE
     try:

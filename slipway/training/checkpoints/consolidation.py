@@ -1,4 +1,4 @@
-"""Consolidates the training state of all processes by the names of weights, for any strategy."""
+"""Consolidates the training state of all processes by name of weight, for any strategy."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,10 @@ class ConsolidatedState:
 
 
 def consolidated_weights(state: Path) -> dict[str, Tensor]:
-    """Return the network's float32 weights, or their average, from a verified trainer state."""
+    """Return the network's float32 weights, or their average if there is one, from a trainer state.
+
+    The state has to be verified.
+    """
     if state.is_dir():
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
@@ -42,7 +45,7 @@ def consolidated_weights(state: Path) -> dict[str, Tensor]:
 
 
 def network_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Select the weights of the network, by its own names."""
+    """Select the weights of the network, under the network's own names."""
     return {
         name.removeprefix(_PREFIX): value
         for name, value in weights.items()
@@ -66,8 +69,8 @@ def _from_file(path: Path) -> ConsolidatedState:
 def _from_shards(folder: Path) -> ConsolidatedState:
     """Merge DeepSpeed's shards.
 
-    DeepSpeed merges only weights. The optimizer's states have the same layout, so they are merged
-    in the place of the weights.
+    DeepSpeed's function merges only weights. The optimizer's states have the same layout, so it is
+    called once more with each of them in place of the weights.
     """
     from deepspeed.utils import zero_to_fp32
 
@@ -124,7 +127,7 @@ def _flat_states(shard: Path) -> list[dict[str, Tensor]]:
 
 
 def _load_shard(shard: Path) -> dict[str, Any]:
-    """Load a file without running code from it: DeepSpeed's own classes are allowed by name."""
+    """Load a file without running code from it; only listed classes of DeepSpeed are allowed."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

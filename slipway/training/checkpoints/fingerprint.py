@@ -53,11 +53,11 @@ class Fingerprint(Contract):
 
     @property
     def name(self) -> str:
-        """The first 12 hex digits, for directories."""
+        """The first 12 hex digits, which name directories."""
         return self.digest[:12]
 
     def differences(self, other: "Fingerprint") -> list[str]:
-        """List `key: here -> in other` for each different value, and each different file."""
+        """List `key: here -> in other` for each value and each file that differs."""
         ours, theirs = dict(_flatten(self.model_dump())), dict(_flatten(other.model_dump()))
         keys = ours.keys() | theirs.keys()
         values, changed_files = [], []
@@ -82,7 +82,7 @@ def take_fingerprint(
     """Take the fingerprint of a training in the project `root`.
 
     The packed manifest holds the digests of the pixels. `pretrained` is the file of the initial
-    weights; its path does not count. `further` are digests of what else decides the rows, by name.
+    weights; its path does not count. `further` are other digests that determine the rows, by name.
     """
     augmentation = sorted(path for path in augmented.rglob("*") if path.is_file())
     paths = [packed / "manifest.json", *augmentation]

@@ -1,4 +1,4 @@
-"""State that each rank has for itself, and that the trainer's state of rank 0 lacks.
+"""State that differs between ranks, which the trainer's state of rank 0 lacks.
 
 BatchNorm's running statistics and their averages differ between ranks until an epoch ends, and
 each rank sums the losses of its own rows.

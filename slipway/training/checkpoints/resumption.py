@@ -27,7 +27,7 @@ from slipway.training.recipe.weight_average import WeightAverage
 
 
 class Resumption(pl.Callback):
-    """Restores the trainer from `checkpoint`; without one it starts at the beginning."""
+    """Restores the trainer from `checkpoint`; None starts at the beginning."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Resumption(pl.Callback):
 
     @property
     def first_batch(self) -> dict[str, int]:
-        """Start of the loader, as arguments of `training_loader`."""
+        """The first epoch and batch of the loader, as arguments of `training_loader`."""
         return {
             "first_epoch": self.position.epoch,
             "first_batch": self.position.step * self._num_accumulated,
@@ -55,7 +55,7 @@ class Resumption(pl.Callback):
 
     @property
     def trainer_state(self) -> str | None:
-        """The state that the trainer itself loads, if the layout is the same."""
+        """The path of the state that the trainer loads itself; None if the layout differs."""
         return str(self._store.state(self.position)) if self.is_exact else None
 
     def load_weights(self, network: Network) -> None:
@@ -112,11 +112,11 @@ class Resumption(pl.Callback):
 def loop_state(
     trainer: pl.Trainer, position: TrainingPosition, steps_per_epoch: int, num_accumulated: int
 ) -> dict[str, Any]:
-    """Make the state of `trainer.fit_loop` at `position`, in Lightning's own format.
+    """Return the state of `trainer.fit_loop` at `position`, in Lightning's own format.
 
     Lightning 2.6 restores its counters differently for each hook in which a checkpoint may be
-    saved, and then skips or repeats batches or a validation. Here order and augmentation are
-    functions of the position, and so are the counters.
+    saved, and then skips or repeats batches or a validation. Order and augmentation are functions
+    of the position here, so the counters are computed from it as well.
     """
     state: dict[str, Any] = trainer.fit_loop.state_dict()
     steps = position.total_steps(steps_per_epoch)

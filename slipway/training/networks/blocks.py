@@ -1,7 +1,7 @@
 """The blocks of a network: its repeated layers, by which strategies divide it over processes.
 
-A backbone may name them with a method `parallel_blocks()`, in the order of the forward pass.
-Otherwise they are the modules of one class in lists or sequences (`nn.ModuleList`,
+A backbone may define a method `parallel_blocks()` that returns them in the order of the forward
+pass. Otherwise they are the modules of one class in lists or sequences (`nn.ModuleList`,
 `nn.Sequential`): the most numerous class that holds at least half of all parameters.
 """
 

@@ -1,8 +1,8 @@
-"""Encoders of a local Hugging Face folder, fine-tuned whole, by their last layers, or by LoRA.
+"""Encoders of a local Hugging Face folder, fine-tuned whole, in their last layers, or by LoRA.
 
-`train.pretrained` is the folder: config.json, model.safetensors and tokenizer.json. Nothing is
-downloaded or unpickled, and no code of the folder runs. The config becomes a part of the model's
-`arguments`, so that a trained model needs the folder no more. The head is always new.
+`train.pretrained` is the folder with config.json, model.safetensors and tokenizer.json. Nothing is
+downloaded or unpickled, and no code of the folder runs. The config becomes part of the model's
+`arguments`, so a trained model no longer needs the folder. The head is always new.
 """
 
 import importlib
@@ -33,7 +33,7 @@ _SAVE = "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER, safe_serializ
 
 
 class EncoderBackbone(nn.Module):
-    """The encoder, the mean of its answers over the tokens of a text, and a linear head."""
+    """The encoder, pooling over the tokens of a text (mean or first token), and a linear head."""
 
     def __init__(
         self, encoder: Any, arguments: EncoderArguments, num_outputs: int, padding: int
@@ -49,7 +49,7 @@ class EncoderBackbone(nn.Module):
             _adapt(encoder, arguments.lora_rank)
 
     def forward(self, places: Tensor) -> Tensor:
-        """(B, L) int64 id of a token plus 1, 0 for none -> (B, K) float"""
+        """Map token ids plus 1, (B, L) int64 with 0 as padding, to outputs (B, K)."""
         is_there = places > 0
         ids = torch.where(is_there, places - 1, self._padding)
         # The first place is never masked: attention to nothing is NaN.
@@ -68,7 +68,7 @@ class EncoderBackbone(nn.Module):
         return logits
 
     def named_parts(self) -> list[list[str]]:
-        """Return the names of all parameters: embeddings, each layer, and behind them the head."""
+        """Return the names of all parameters by part: the embeddings, each layer, then the head."""
         layers = _layers(self.encoder)
         names = [name for name, _ in self.named_parameters()]
         places = {id(each): place for place, each in enumerate(layers, start=1)}
@@ -97,7 +97,7 @@ class EncoderBackbone(nn.Module):
         self.encoder.load_state_dict(given, strict=False)
 
     def _masks(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """(B, 1, 1, L) -> the mask, or one for each kind of layer."""
+        """Return the mask (B, 1, 1, L) itself, or for ModernBERT one mask per kind of layer."""
         config: Any = self.encoder.config
         if config.model_type != "modernbert":
             return mask
@@ -108,7 +108,7 @@ class EncoderBackbone(nn.Module):
 
 
 def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
-    """Build the encoder of a spec, with drawn weights; ParamsError if its input does not fit."""
+    """Build the encoder of a spec, with random weights; ParamsError if its input does not fit."""
     assert isinstance(spec.input, TextContract)
     arguments = {name: value for name, value in spec.arguments.items() if name != "config"}
     parsed = EncoderArguments.model_validate(arguments)
@@ -137,14 +137,17 @@ def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
     if spec.input.vocabulary_size > described.vocab_size:
         raise ParamsError(
             f"precompute.tokenizer has {spec.input.vocabulary_size:,} tokens, but the encoder in "
-            f"train.pretrained has {described.vocab_size:,}: they do not belong together. Set "
+            f"train.pretrained has only {described.vocab_size:,}: they do not match. Set "
             "precompute.tokenizer to the same folder."
         )
     return EncoderBackbone(encoder, parsed, spec.num_outputs, padding)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json without what concerns another head; ParamsError if it is no known one."""
+    """Read config.json without the keys of its own head.
+
+    Raises ParamsError if the file is not readable, or of an unknown family.
+    """
     try:
         content = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -162,7 +165,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def encoder_weights(folder: Path) -> Path:
-    """Return the file of weights in a folder; ParamsError if there are only pickled ones."""
+    """Return the file of weights in a folder; ParamsError if it is missing or only pickled."""
     path = folder / WEIGHTS
     if path.is_file():
         return path
@@ -204,9 +207,9 @@ def load_encoder(network: Network, folder: Path) -> None:
 
 
 def merged(network: Network) -> Network:
-    """Return the network with its adapters added to the layers that they adapt.
+    """Return the network with each adapter merged into its layer.
 
-    A network without adapters is returned itself.
+    Without adapters, returns the network itself.
     """
     spec, backbone = network.spec, network.backbone
     if not isinstance(backbone, EncoderBackbone) or spec.arguments.get("lora_rank") is None:
@@ -229,7 +232,7 @@ def merged(network: Network) -> Network:
 
 
 def _adapt(encoder: nn.Module, rank: int) -> None:
-    """Add LoRA (Hu et al. 2021) to each linear layer, and freeze everything else of the encoder."""
+    """Add LoRA (Hu et al. 2021) to each linear layer, and freeze the rest of the encoder."""
     from peft import LoraConfig, inject_adapter_in_model
 
     linear = {
@@ -243,7 +246,7 @@ def _adapt(encoder: nn.Module, rank: int) -> None:
 
 
 def _layers(encoder: Any) -> nn.ModuleList:
-    """Return the layers, the only list with as many modules as the config says."""
+    """Return the layers: the only list with as many modules as the config has layers."""
     return next(
         module
         for module in encoder.modules()

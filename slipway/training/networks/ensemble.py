@@ -1,6 +1,7 @@
 """Several networks whose answers are combined, behind the interface of one network.
 
-Their weights are in one safetensors file. The text of boosted trees is a tensor of bytes there.
+One safetensors file holds the weights of all members; the text of boosted trees is a tensor of
+bytes.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ _TREES = "trees."  # begins the name of a tensor with the text of a member's tre
 
 
 class MemberSpec(Contract):
-    """The part of a member's spec in which members differ."""
+    """The fields of a member's spec that differ between members."""
 
     network: str
     arguments: dict[str, object]
@@ -36,7 +37,7 @@ class MemberSpec(Contract):
 
 
 class EnsembleArguments(Contract):
-    """The members and the weights of their answers: `network.arguments` in model.json."""
+    """`network.arguments` in model.json: the members and the weights of their answers."""
 
     method: Literal["average", "vote", "greedy", "stack"]
     members: list[MemberSpec]
@@ -52,7 +53,7 @@ def ensemble_spec(
     losses: Sequence[float],
     bias: Sequence[float] = (),
 ) -> NetworkSpec:
-    """Return the spec of an ensemble; `losses` are those of the members on validation rows."""
+    """Return the spec of an ensemble; `losses` are the members' losses on validation rows."""
     arguments = {
         "method": method,
         "members": [
@@ -95,11 +96,11 @@ class EnsembleNetwork(Network):
         return [member for member in self.backbone if isinstance(member, Network)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, ...) -> (B, K) float32"""
+        """Map inputs (B, ...) to combined outputs (B, K) float32."""
         return self.combine(torch.stack([member(rows) for member in self.members], dim=1))
 
     def combine(self, answers: Tensor) -> Tensor:
-        """(B, members, K) -> (B, K) float32"""
+        """Combine the outputs of the members, (B, members, K), to (B, K) float32."""
         if self.arguments.method == "vote":
             votes: Tensor = self._head.vote(answers)
             return votes
@@ -109,13 +110,13 @@ class EnsembleNetwork(Network):
         return mean
 
     def adopt(self, networks: Sequence[Network]) -> None:
-        """Take the weights of trained members."""
+        """Copy the weights of trained members."""
         for member, trained in zip(self.members, networks, strict=True):
             member.load_payload(trained.payload())
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights, splits and leaves of all members."""
+        """The number of weights, splits and leaves of all members."""
         return sum(member.num_parameters for member in self.members)
 
     def payload(self) -> bytes:
@@ -137,7 +138,7 @@ class EnsembleNetwork(Network):
         self.load_state_dict(tensors, strict=True)
 
     def _trees(self) -> dict[str, Network]:
-        """Return the members of boosted trees, by the name of the tensor with their text."""
+        """Return the members that are boosted trees, by the name of the tensor with their text."""
         return {
             f"{_TREES}{place}": member
             for place, member in enumerate(self.members)

@@ -2,7 +2,7 @@
 
 For images they are the inputs of the last layer that has a weight matrix, which any network has.
 For tables they are the columns themselves: the encoding clips numbers to the range of the training
-rows, so that behind it a far outlier looks like the edge (bench/results/ood_scores.md).
+rows, so after it a far outlier looks like the edge of the range (bench/results/ood_scores.md).
 """
 
 from abc import ABC, abstractmethod
@@ -15,17 +15,17 @@ _MATRIX = 2  # dimensions of a weight, at least; the weights of a normalisation 
 
 
 class FeatureEncoding(nn.Module, ABC):
-    """The encoding of a row, which computes the row's features itself."""
+    """An encoding of rows that computes their features itself."""
 
     @abstractmethod
     def features(self, rows: Tensor) -> Tensor:
-        """(B, ...) -> (B, D) float32"""
+        """Map rows (B, ...) to features (B, D) float32."""
 
 
 def last_layer(network: nn.Module, example: Tensor) -> str:
-    """Return the dotted name of the layer called last on `example` (1, ...).
+    """Return the dotted name of the layer that `example` (1, ...) reaches last.
 
-    "" is the network itself, if it has no layer inside.
+    "" stands for the network itself, if it has no layers.
     """
     called: list[str] = []
     hooks = [
@@ -41,16 +41,16 @@ def last_layer(network: nn.Module, example: Tensor) -> str:
 
 
 def feature_layer(network: nn.Module, example: Tensor) -> str:
-    """Return the module whose inputs are the features: a table's encoding, else the last layer."""
+    """Return the name of the module that gives the features: an encoding, else the last layer."""
     modules = network.named_modules()
     encodings = [name for name, module in modules if isinstance(module, FeatureEncoding)]
     return encodings[0] if encodings else last_layer(network, example)
 
 
 def answer_and_features(network: nn.Module, layer: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Run (B, ...) rows; return the answer and (B, D) float32 features, averaged over places.
+    """Run rows (B, ...); return the answer, and features (B, D) float32 averaged over positions.
 
-    For a table's encoding the features are the numbers, and a slot for each category.
+    The features of a table are its numbers and a slot for each category.
     """
     module = network.get_submodule(layer)
     if isinstance(module, FeatureEncoding):

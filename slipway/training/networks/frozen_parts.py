@@ -1,8 +1,8 @@
-"""Gradual unfreezing of pretrained networks: first the head learns, then part by part the rest.
+"""Gradual unfreezing of pretrained networks: the head learns first, then the rest part by part.
 
-Parts join from the last to the first, as a function of the epoch. A frozen part gets no gradient,
-its learning rate is 0, and its BatchNorm uses its running statistics without updating them.
-Dropout and the like stay active.
+Parts unfreeze from the last to the first, as a function of the epoch. A frozen part has no
+gradient, its learning rate is 0, and its BatchNorm uses its running statistics without updating
+them. Dropout and similar layers stay active.
 """
 
 from typing import Any
@@ -33,8 +33,8 @@ def num_frozen(epoch: int, num_parts: int, params: TrainParams) -> int:
 def parts_of(network: Network) -> list[list[str]]:
     """Divide the names of all parameters into parts, from the input to the head.
 
-    The parts are timm's stages, or an encoder's layers. Raises ParamsError if timm does not define
-    them.
+    The parts are timm's stages or an encoder's layers. Raises ParamsError if timm defines no
+    stages.
     """
     if isinstance(network.backbone, EncoderBackbone):
         return [[_BACKBONE + name for name in part] for part in network.backbone.named_parts()]
@@ -54,7 +54,7 @@ def parts_of(network: Network) -> list[list[str]]:
 
 
 class FreezeCallback(pl.Callback):
-    """Freezes and unfreezes the parts of a network as its epochs begin."""
+    """Freezes and unfreezes the parts of a network at the begin of each epoch."""
 
     def __init__(self, network: Network, params: TrainParams) -> None:
         self._network, self._params = network, params
@@ -67,7 +67,7 @@ class FreezeCallback(pl.Callback):
         self.apply(trainer.current_epoch)
 
     def apply(self, epoch: int) -> None:
-        """Freeze and unfreeze every part as `epoch`, counted from 0, requires."""
+        """Freeze and unfreeze the parts for `epoch`, counted from 0."""
         number = num_frozen(epoch, len(self._parts), self._params)
         frozen = {name for part in self._parts[:number] for name in part}
         for name, parameter in self._network.named_parameters():

@@ -34,13 +34,13 @@ class ImageNetwork(Network):
         self.register_buffer("pixel_scale", scale, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, H, W, C) uint8 -> (B, K) float"""
+        """Map images (B, H, W, C) uint8 to outputs (B, K)."""
         # The cast comes first: TensorRT transposes no uint8.
         pixels = images.to(torch.float32).permute(0, 3, 1, 2)
         return self.to_target_unit(self.backbone((pixels - self.pixel_mean) * self.pixel_scale))
 
     def misfit(self, error: Exception) -> str:
-        """Describe why this network cannot take such images, and the remedy."""
+        """Describe why this network cannot read such images, and the remedy."""
         height, width, channels = self.spec.input.shape
         return (
             f"cannot take images of {height}x{width} px with {channels} "
@@ -50,7 +50,7 @@ class ImageNetwork(Network):
 
 
 def image_network(spec: NetworkSpec) -> ImageNetwork:
-    """Build the network of a spec for images; ParamsError if there is none of this name."""
+    """Build the network of a spec for images; ParamsError for an unknown name."""
     assert isinstance(spec.input, ImageContract)
     channels = spec.input.channels
     if spec.name == "small_resnet":

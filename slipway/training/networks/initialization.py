@@ -1,9 +1,8 @@
-"""Networks before their first step: with random weights, or pretrained ones.
+"""Initial networks, with random or pretrained weights.
 
-Pretrained weights come from a local file, from the hub of timm's tag, or of an encoder from a local
-folder. The head is always new.
-Everything else has to fit by name and shape; timm adapts inputs with another number of channels.
-Nothing is unpickled.
+Pretrained weights come from a local file, from the hub that timm's tag selects, or for an encoder
+from a local folder. The head is always new. All other weights have to fit by name and shape; timm
+adapts inputs with another number of channels. Nothing is unpickled.
 """
 
 from pathlib import Path
@@ -40,8 +39,8 @@ def initial_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Networ
 def image_network_spec(params: Params) -> NetworkSpec:
     """Describe the network for images before there is packed data.
 
-    If `data.classes` is null it has two outputs. The mean of the pixels and their largest number
-    are placeholders that change no shape.
+    If `data.classes` is null it has two outputs. The mean and the largest value of the pixels are
+    placeholders that affect no shape.
     """
     data, wanted = params.data, params.precompute
     mean, std = [0.5] * wanted.channels, [0.25] * wanted.channels
@@ -69,9 +68,9 @@ def image_network_spec(params: Params) -> NetworkSpec:
 
 
 def pretrained_file(params: TrainParams) -> Path | None:
-    """Return the file of the initial weights, downloaded from the hub if needed; None for none.
+    """Return the file of the pretrained weights, downloaded from the hub if needed; None for none.
 
-    Raises ParamsError if there is no such file, UnavailableError if the download fails.
+    Raises ParamsError if the file does not exist, UnavailableError if the download fails.
     """
     if params.pretrained is None:
         return None
@@ -94,7 +93,7 @@ def pretrained_file(params: TrainParams) -> Path | None:
 
 
 def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation per channel of the pixels, in [0, 1], in pretraining.
+    """Return the mean and standard deviation of each channel in pretraining, for pixels in [0, 1].
 
     Grey images get the mean over red, green and blue, because timm sums the first layer's weights
     over them.
@@ -109,7 +108,7 @@ def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], 
 def load_pretrained(network: Network, path: Path) -> None:
     """Load the weights in `path` into the backbone, except its head.
 
-    Raises ParamsError that names every weight that does not fit.
+    Raises ParamsError with the names of all weights that do not fit.
     """
     import timm
 
@@ -142,7 +141,7 @@ def load_pretrained(network: Network, path: Path) -> None:
 
 
 def head_tensors(backbone: Any) -> set[int]:
-    """The ids of the tensors in the backbone's classifier."""
+    """Return the `id()` of each tensor in the backbone's classifier."""
     heads = backbone.get_classifier()
     return {
         id(value)
@@ -170,7 +169,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
     except Exception as error:  # torch's, pickle's and safetensors' own kinds
         raise ParamsError(
-            f"train.pretrained {str(path)!r} could not be read as mere weights: {error}. "
+            f"train.pretrained {str(path)!r} could not be read as plain weights: {error}. "
             "Save it again with safetensors.torch.save_file(network.state_dict(), path)."
         ) from error
     if not all(isinstance(value, torch.Tensor) for value in state.values()):

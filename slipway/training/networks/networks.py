@@ -1,9 +1,9 @@
-"""Networks, and the model that a finished training writes.
+"""Networks, and the model files that a finished training writes.
 
 artifacts/model/model.json           model manifest: network, inputs, outputs, origin
-artifacts/model/weights.safetensors  weights in float32; of boosted trees trees.txt instead
-artifacts/model/student/             the same of a student that is not served, beside an ensemble
-artifacts/model/ensemble/            the same of its ensemble, beside a student that is served
+artifacts/model/weights.safetensors  weights in float32; boosted trees have trees.txt instead
+artifacts/model/student/             both files of the student, if the ensemble is served
+artifacts/model/ensemble/            both files of the ensemble, if its student is served
 
 Training, evaluation and export use the same module, with normalisation inside, so none of them can
 forget it. Altered weights, unknown networks and unknown arguments are refused.
@@ -39,7 +39,7 @@ Arguments = TypeVar("Arguments", bound=BaseModel)
 
 
 class NetworkSpec(Contract):
-    """Everything a network is built from, except its weights."""
+    """Everything that a network is built from, except its weights."""
 
     task: Task
     # "small_resnet" or "timm/NAME" for images, "tabm" or "lightgbm" for tables, the user's own
@@ -54,12 +54,12 @@ class NetworkSpec(Contract):
 
     @property
     def num_outputs(self) -> int:
-        """Logits for classes, 1 for a numeric target."""
+        """The number of outputs: one logit for each class, 1 for a numeric target."""
         return len(self.classes) or 1
 
     @property
     def networks(self) -> list[str]:
-        """The name of the network, or those of an ensemble's members."""
+        """The name of the network, or the names of an ensemble's members."""
         if self.name != ENSEMBLE:
             return [self.name]
         return [member["network"] for member in self.arguments["members"]]
@@ -90,7 +90,7 @@ class RunSegment(Contract):
     threads: int | None = None  # of each process on a CPU; null on a GPU
 
     def has_same_layout(self, other: "RunSegment") -> bool:
-        """Compare everything but the first step."""
+        """Return True if all but the first step is equal."""
         return self.model_copy(update={"first_step": other.first_step}) == other
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class ModelManifest(Contract):
 
 
 class Network(nn.Module):
-    """Holds the spec, the trained backbone, and the unit of a numeric target."""
+    """Base class of networks: the spec, the trained backbone, and the unit of a numeric target."""
 
     target_mean: Tensor
     target_std: Tensor
@@ -146,7 +146,7 @@ class Network(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights."""
+        """The number of weights."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def payload(self) -> bytes:
@@ -158,16 +158,16 @@ class Network(nn.Module):
         self.load_state_dict(safetensors.torch.load(payload), strict=True)
 
     def column_gains(self) -> dict[str, float]:
-        """Return the share of each column in the gain of all splits; empty without trees."""
+        """Return each column's fraction of the gain of all splits, by name; empty without trees."""
         return {}
 
     def misfit(self, error: Exception) -> str:
-        """Describe why this network cannot take its inputs, and the remedy."""
+        """Describe why this network cannot read its inputs, and the remedy."""
         return f"cannot take its input: {error}. Change train.network_arguments."
 
 
 def build_network(spec: NetworkSpec) -> Network:
-    """Build a network with weights drawn from torch's global generator.
+    """Build a network with random weights from torch's global generator.
 
     Raises ParamsError if `spec` cannot be built.
     """
@@ -187,7 +187,7 @@ def weights_file(network: str) -> str:
 
 
 def example_rows(spec: NetworkSpec, num_rows: int = 1) -> Tensor:
-    """Rows of zeros in the shape and dtype that the network takes."""
+    """Return rows of zeros in the shape and dtype of the network's input."""
     return torch.from_numpy(np.zeros((num_rows, *spec.input.shape), spec.input.dtype))
 
 
@@ -199,7 +199,7 @@ def serialize_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def load_tensors(path: Path, sha256: str, fix: str) -> dict[str, Tensor]:
-    """Read a safetensors file; `fix` ends the messages of errors.
+    """Read a safetensors file; `fix` is the remedy at the end of error messages.
 
     Raises SchemaError if it is missing, IntegrityError if it was altered.
     """
@@ -231,7 +231,7 @@ def save_payload(
 ) -> None:
     """Write `folder` as `save_model` does; `payload` is the content of the weights file.
 
-    `others` are models in folders of it, by their name.
+    `others` are models to write into subfolders, by name of the subfolder.
     """
     with files.new_directory(folder) as partial:
         for name, (facts, content) in {"": (manifest, payload), **others}.items():
@@ -243,7 +243,7 @@ def save_payload(
 
 
 def read_model_manifest(folder: Path) -> ModelManifest:
-    """Read `model.json`; SchemaError if it is missing or not understood."""
+    """Read `model.json`; SchemaError if it is missing or invalid."""
     path = folder / "model.json"
     try:
         return ModelManifest.model_validate(json.loads(path.read_bytes()))
@@ -256,8 +256,8 @@ def read_model_manifest(folder: Path) -> ModelManifest:
 def load_network(folder: Path) -> Network:
     """Load the trained network of a model, in evaluation mode on the CPU.
 
-    Raises SchemaError if a file is missing or does not fit, IntegrityError if the weights were
-    altered, or the code of a network of the user's own.
+    Raises SchemaError if a file is missing or does not fit, IntegrityError if the weights or the
+    code of a user's network were altered.
     """
     manifest = read_model_manifest(folder)
     _check_code(manifest)
@@ -292,7 +292,7 @@ def parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:
 
 
 def _check_forward(network: Network) -> None:
-    """Run one row of zeros, to find sizes that do not fit before any data is read."""
+    """Run one row of zeros, to detect mismatched sizes before any data is read."""
     spec = network.spec
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A residual network for small images (8 to 64 px), of which the usual stem drops most pixels.
+"""A residual network for small images (8 to 64 px), of which the usual stem would drop most pixels.
 
 The stem keeps the resolution; each stage after the first halves it and doubles the width. After
 He et al. 2016, "Deep Residual Learning for Image Recognition", with the last norm of every block
@@ -38,7 +38,7 @@ class SmallResnet(nn.Module):
         self.head = nn.Linear(width // 2, num_outputs)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, num_outputs)"""
+        """Map images (B, C, H, W) to outputs (B, num_outputs)."""
         features = self.stages(self.stem(images)).mean(dim=(2, 3))  # (B, width)
         answer: Tensor = self.head(self.dropout(features))
         return answer

@@ -23,10 +23,10 @@ _FEWEST_EDGES = 2
 
 
 class RowEncoding(FeatureEncoding):
-    """Encodes (rows, width) float32, as the contract lays them out, for the trained part.
+    """Encodes rows (rows, width) float32, in the layout of the contract, for the trained part.
 
-    It has no weights. It is a separate module because it needs float32 in any precision of the
-    network: for codes, and for the position of a number inside a narrow bin.
+    It has no weights. It is a separate module because codes, and positions of numbers inside narrow
+    bins, need float32 in any precision of the network.
     """
 
     embedded: Tensor
@@ -72,9 +72,9 @@ class RowEncoding(FeatureEncoding):
         ]
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, width) -> values (B, N), positions in bins (B, N, bins) in [0, 1], the rest (B, P)
+        """Encode rows (B, width): values (B, N), positions in bins (B, N, bins), the rest (B, P).
 
-        All are float32.
+        Positions are in [0, 1]. All are float32.
         """
         values = torch.index_select(rows, 1, self.embedded)
         values = torch.minimum(torch.maximum(values, self.lowest), self.highest)
@@ -86,7 +86,7 @@ class RowEncoding(FeatureEncoding):
         return values, places, torch.cat(others, dim=1)
 
     def features(self, rows: Tensor) -> Tensor:
-        """(B, width) -> (B, D) float32: the numbers as they are, and a slot for each category."""
+        """Return features (B, D) float32: the numbers unchanged, and a slot for each category."""
         return torch.cat([torch.index_select(rows, 1, self.embedded), self(rows)[2]], dim=1)
 
     def _register(self, name: str, values: Tensor) -> None:
@@ -128,7 +128,10 @@ class Tabm(nn.Module):
         self.head = LinearEnsemble(arguments.width, num_outputs, k=k)
 
     def forward(self, values: Tensor, places: Tensor, others: Tensor) -> Tensor:
-        """(B, N), (B, N, bins), (B, P) -> (B, num_submodels, num_outputs)"""
+        """Map values (B, N), positions (B, N, bins) and the rest (B, P) to the submodels' outputs.
+
+        They are (B, num_submodels, num_outputs).
+        """
         features = others
         if self.linear is not None and self.pieces is not None:
             pieces = (places.transpose(0, 1) @ self.pieces).transpose(0, 1)  # (B, N, size)
@@ -138,7 +141,7 @@ class Tabm(nn.Module):
 
 
 class TableNetwork(Network):
-    """Maps (rows, width) float32, as a column contract lays them out, to (rows, classes) logits.
+    """Maps rows (rows, width) float32, in the layout of the contract, to logits (rows, classes).
 
     For a numeric target the output is (rows, 1) in its unit. In training mode it is (rows,
     submodels, outputs), because each submodel has its own loss; otherwise the mean of their
@@ -151,7 +154,7 @@ class TableNetwork(Network):
         self._head = kind_of(spec.task).target.load_part("head")
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, width) float32 -> (B, K) float; (B, submodels, K) in training mode"""
+        """Map rows (B, width) float32 to outputs (B, K); in training mode (B, submodels, K)."""
         answers = self.to_target_unit(self.backbone(*self.encoding(rows)))
         if self.training:
             return answers
@@ -159,13 +162,13 @@ class TableNetwork(Network):
         return mean
 
     def misfit(self, error: Exception) -> str:
-        """Describe why this network cannot take such rows, and the remedy."""
+        """Describe why this network cannot read such rows, and the remedy."""
         width = self.spec.input.shape[0]
         return f"cannot take rows of {width} numbers: {error}. Change train.network_arguments."
 
 
 class UserTableNetwork(Network):
-    """Maps encoded rows to those of the user's module, which gets (rows, features) float32.
+    """Maps encoded rows to the outputs of the user's module, which reads (rows, features) float32.
 
     The features are the numbers in standard deviations, clipped to the range of the training rows,
     then the indicators of missing numbers and a slot for each category.
@@ -178,7 +181,7 @@ class UserTableNetwork(Network):
         self.encoding = encoding
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, width) float32 -> (B, K) float"""
+        """Map rows (B, width) float32 to outputs (B, K)."""
         values, _, others = self.encoding(rows)
         return self.to_target_unit(self.backbone(torch.cat([values, others], dim=1)))
 
@@ -194,7 +197,7 @@ def tabm_network(spec: NetworkSpec) -> TableNetwork:
 def _edges(column: Column, num_bins: int) -> NDArray[np.float32]:
     """Return at most `num_bins` + 1 increasing edges in standard deviations.
 
-    A boolean has fewer than 2, so it needs no pieces.
+    A boolean has fewer than 2, so it has no bins.
     """
     quantiles = np.array(column.quantiles, dtype=np.float64)
     if len(quantiles) > num_bins + 1:
@@ -205,7 +208,7 @@ def _edges(column: Column, num_bins: int) -> NDArray[np.float32]:
 
 
 def _pieces(edges: list[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return (N, bins) left edges and inverse widths.
+    """Return the left edges and inverse widths of bins, both (N, bins).
 
     A column with fewer bins is padded with bins that no number reaches.
     """

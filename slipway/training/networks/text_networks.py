@@ -1,6 +1,6 @@
 """Networks for texts: a bag of hashed n-grams, a small transformer, and the user's own.
 
-They take the bytes or the tokens of a text (slipway/inputs/texts.py). Integer arithmetic turns
+Their input is the bytes or the tokens of a text (slipway/inputs/texts.py). Integer arithmetic turns
 bytes into n-grams inside the network, so the exported graph does the same.
 """
 
@@ -24,9 +24,9 @@ _NO_NGRAM = 0  # the row of the table for positions without an n-gram
 
 
 class TextNetwork(Network):
-    """Maps (rows, max_bytes) uint8, or (rows, up to max_tokens) int32, to (rows, classes) logits.
+    """Maps bytes (rows, max_bytes) uint8, or tokens (rows, up to max_tokens) int32, to logits.
 
-    For a numeric target the output is (rows, 1) in its unit.
+    Logits are (rows, classes). For a numeric target the output is (rows, 1) in its unit.
     """
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -38,13 +38,13 @@ class TextNetwork(Network):
         return self.to_target_unit(self.backbone(places))
 
     def _places(self, rows: Tensor) -> Tensor:
-        """(B, L) Remove the mark of a text that was cut."""
+        """Return (B, L) without the mark of a text that was cut."""
         if self.spec.input.varies_in_length:
             return rows.abs()
         return torch.where(rows == TRUNCATED, 0, rows)
 
     def misfit(self, error: Exception) -> str:
-        """Describe why this network cannot take such texts, and the remedy."""
+        """Describe why this network cannot read such texts, and the remedy."""
         has_tokens = self.spec.input.varies_in_length
         unit, key = ("tokens", "max_tokens") if has_tokens else ("bytes", "max_text_bytes")
         return (
@@ -54,7 +54,7 @@ class TextNetwork(Network):
 
 
 class UserTextNetwork(TextNetwork):
-    """Maps bytes or tokens to those of the user's module, which gets (rows, length) float32."""
+    """Maps bytes or tokens to outputs of the user's module, which reads (rows, length) float32."""
 
     def forward(self, rows: Tensor) -> Tensor:
         """(B, L) uint8 or int32 -> (B, K) float"""
@@ -62,10 +62,10 @@ class UserTextNetwork(TextNetwork):
 
 
 class HashedNgrams(nn.Module):
-    """A linear model of embedded n-grams: fastText's (Joulin et al. 2016, arXiv:1607.01759).
+    """A linear model of embedded n-grams, as fastText (Joulin et al. 2016, arXiv:1607.01759).
 
-    Each length of n-grams, of words or of the bytes of whole characters, has its own sum of
-    embeddings, divided by the root of their number. All share one table, by their hash.
+    N-grams consist of words, or of the bytes of whole characters. The embeddings of each length are
+    added up and divided by the root of their number. All n-grams share one table, by their hash.
     """
 
     def __init__(self, arguments: HashedNgramsArguments, num_outputs: int) -> None:
@@ -81,26 +81,26 @@ class HashedNgrams(nn.Module):
         self.head = nn.Linear(num_families * arguments.width, num_outputs)
 
     def forward(self, places: Tensor) -> Tensor:
-        """(B, L) int64 bytes, 0 for none -> (B, K) float"""
+        """Map bytes (B, L) int64, 0 for padding, to outputs (B, K)."""
         # Not nn.EmbeddingBag, which becomes a loop over rows in ONNX.
         pooled = [self._pooled(family) for family in self.families(places)]
         logits: Tensor = self.head(self.dropout(torch.cat(pooled, dim=1)))
         return logits
 
     def families(self, places: Tensor) -> list[Tensor]:
-        """Return (B, L) the buckets of the n-grams of each length, 0 for none."""
+        """Return for each length the buckets of the n-grams, (B, L), 0 for none."""
         if self._lowercase:
             places = torch.where((places >= ord("A")) & (places <= ord("Z")), places + 32, places)
         return [*self._byte_ngrams(places), *self._word_ngrams(places)]
 
     def _pooled(self, buckets: Tensor) -> Tensor:
-        """(B, L) -> (B, width)"""
+        """Pool the embeddings of buckets (B, L) to (B, width)."""
         count = (buckets != _NO_NGRAM).sum(dim=1, keepdim=True).clamp(min=1)
         embedded: Tensor = self.table(buckets)
         return embedded.sum(dim=1) * count.to(embedded.dtype).rsqrt()
 
     def _byte_ngrams(self, places: Tensor) -> list[Tensor]:
-        """Return (B, L) the bucket of the n-gram that begins at each byte, for each length."""
+        """Return for each length the bucket of the n-gram that begins at each byte, (B, L)."""
         found = []
         hashes = torch.zeros_like(places)
         begins = _begins_character(places) & (places > 0)
@@ -113,7 +113,7 @@ class HashedNgrams(nn.Module):
         return found
 
     def _word_ngrams(self, places: Tensor) -> list[Tensor]:
-        """Return (B, L) the bucket of the n-gram that begins at each word, for each length."""
+        """Return for each length the bucket of the n-gram that begins at each word, (B, L)."""
         if not self._num_words:
             return []
         words = _words(places)
@@ -131,7 +131,7 @@ class HashedNgrams(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """A transformer over patches of bytes, or tokens; a learned first position answers."""
+    """A transformer over patches of bytes, or tokens, with a learned position for the output."""
 
     def __init__(
         self, arguments: SmallTransformerArguments, contract: TextContract, num_outputs: int
@@ -152,7 +152,7 @@ class SmallTransformer(nn.Module):
         self.head = nn.Linear(width, num_outputs)
 
     def forward(self, places: Tensor) -> Tensor:
-        """(B, L) int64 bytes or tokens, 0 for none -> (B, K) float"""
+        """Map bytes or tokens (B, L) int64, 0 for padding, to outputs (B, K)."""
         num_patches = -(-places.shape[1] // self._patch)
         places = F.pad(places, (0, num_patches * self._patch - places.shape[1]))
         embedded = self.bytes(places).reshape(places.shape[0], num_patches, -1)
@@ -170,7 +170,7 @@ class SmallTransformer(nn.Module):
 
 
 class _TransformerBlock(nn.Module):
-    """Attention and a layer of twice the width, with normalisation before each."""
+    """Attention and a feed-forward layer of twice the width, with normalisation before each."""
 
     def __init__(self, arguments: SmallTransformerArguments) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class _TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(arguments.dropout)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """(B, T, W) and (B, 1, 1, T) float, added to the scores of attention -> (B, T, W)"""
+        """Map tokens (B, T, W) to (B, T, W); `mask` (B, 1, 1, T) is added to attention scores."""
         split = self.queries_keys_values(self.attention_norm(tokens)).chunk(3, dim=2)
         shape = (*tokens.shape[:2], self._num_heads, -1)
         queries, keys, values = (part.reshape(shape).transpose(1, 2) for part in split)
@@ -197,7 +197,7 @@ class _TransformerBlock(nn.Module):
 
 
 def text_network(spec: NetworkSpec) -> TextNetwork:
-    """Build the network of a spec for texts; ParamsError if there is none of this name."""
+    """Build the network of a spec for texts; ParamsError for an unknown name."""
     assert isinstance(spec.input, TextContract)
     if spec.name == "hashed_ngrams":
         if spec.input.tokenizer:
@@ -227,18 +227,18 @@ def text_network(spec: NetworkSpec) -> TextNetwork:
 
 
 def _without_padding(places: Tensor) -> Tensor:
-    """Cut the columns that no text of the batch reaches, which change no answer."""
+    """Cut the columns that no text of the batch reaches, which affect no output."""
     longest = int((places > 0).any(dim=0).sum())
     return places[:, : max(_WORD_BYTES, longest)]
 
 
 def _begins_character(places: Tensor) -> Tensor:
-    """(B, L) True unless a byte continues a character of several bytes."""
+    """Return False for each byte that continues a character of several bytes, (B, L)."""
     return (places < 0x80) | (places >= 0xC0)
 
 
 def _words(places: Tensor) -> Tensor:
-    """(B, L) the hash, above 0, of each word of a text in order; 0 after the last one.
+    """Return the hashes of a text's words in order, (B, L), above 0; then 0 after the last word.
 
     A word is a run of letters, digits and bytes beyond ASCII.
     """
@@ -264,10 +264,10 @@ def _words(places: Tensor) -> Tensor:
 
 
 def _later(values: Tensor, by: int) -> Tensor:
-    """(B, L) the value `by` places later, 0 behind the end."""
+    """Return the value `by` positions later, (B, L); 0 after the end."""
     return F.pad(values, (0, by))[:, by:]
 
 
 def _earlier(values: Tensor, by: int) -> Tensor:
-    """(B, L) the value `by` places earlier, 0 before the begin."""
+    """Return the value `by` positions earlier, (B, L); 0 before the start."""
     return F.pad(values, (by, -by))

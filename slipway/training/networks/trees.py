@@ -1,9 +1,9 @@
 """Gradient-boosted trees of LightGBM for tables, behind the interface of a network.
 
 They read the rows of the column contract: a missing number is NaN, for which each split has a
-direction, and a category is its code, where 0, missing or unknown, is a category like the others.
-The stored model is LightGBM's text without its settings, which model.json has. It is no pickle.
-LightGBM itself answers, in float64; only the exported graph has another form (`TREES_NODE`).
+direction; a category is its code, where 0 (missing or unknown) is a category like the others. The
+stored model is LightGBM's text, not a pickle, without its settings, which are in model.json.
+LightGBM itself predicts, in float64; only the exported graph has another form (`TREES_NODE`).
 """
 
 import re
@@ -33,10 +33,10 @@ _LEAVES = re.compile(r"^num_leaves=(\d+)$", re.MULTILINE)
 
 
 class TreeInputs(nn.Module):
-    """Maps (rows, width) float32, as the contract lays them out, to the columns of the trees.
+    """Maps rows (rows, width) float32, in the layout of the contract, to the columns of the trees.
 
-    Those are the numbers that are never missing, the others with NaN if missing, and the codes of
-    the categories.
+    The columns are the numbers that are never missing, the other numbers with NaN if missing, and
+    the codes of the categories.
     """
 
     complete: Tensor
@@ -62,7 +62,7 @@ class TreeInputs(nn.Module):
         self.categories = [column.name for column in contract.categorical]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, width) -> (B, columns) float32"""
+        """Map rows (B, width) to columns (B, columns) float32."""
         parts = [torch.index_select(rows, 1, self.complete)]
         if len(self.gappy):
             is_missing = torch.index_select(rows, 1, self.indicators) > 0.5
@@ -74,9 +74,9 @@ class TreeInputs(nn.Module):
 
 
 class TreeNetwork(Network):
-    """Maps (rows, width) float32 to (rows, classes) logits, or (rows, 1) in the target's unit.
+    """Maps rows (rows, width) float32 to logits (rows, classes), or (rows, 1) in the target's unit.
 
-    Without trees, before it is trained, it answers as if each were 0.
+    Before it is trained it has no trees, and all their sums are 0.
     """
 
     def __init__(self, spec: NetworkSpec) -> None:
@@ -100,7 +100,7 @@ class TreeNetwork(Network):
         return self.text.encode()
 
     def load_payload(self, payload: bytes) -> None:
-        """Load LightGBM's text; ValueError if it is another model's."""
+        """Load LightGBM's text; ValueError if it is of another model."""
         self.text = payload.decode()
         self.__dict__.pop("booster", None)
         num_columns = len(self.inputs.names) + len(self.inputs.categories)
@@ -113,7 +113,7 @@ class TreeNetwork(Network):
 
     @cached_property
     def booster(self) -> "Booster":
-        """The trees; ValueError if the text is not LightGBM's."""
+        """The trees. Raises ValueError if the text is not LightGBM's."""
         lightgbm = import_lightgbm()
         try:
             booster: Booster = lightgbm.Booster(model_str=self.text)
@@ -123,22 +123,22 @@ class TreeNetwork(Network):
 
     @property
     def num_parameters(self) -> int:
-        """Number of splits and leaves."""
+        """The number of splits and leaves."""
         return sum(2 * int(leaves) - 1 for leaves in _LEAVES.findall(self.text))
 
     def column_gains(self) -> dict[str, float]:
-        """Return the share of each column in the gain of all splits, by name."""
+        """Return each column's fraction of the gain of all splits, by name."""
         gains = self.booster.feature_importance("gain").astype(np.float64)
         names = [*self.inputs.names, *self.inputs.categories]
         return dict(zip(names, (gains / max(gains.sum(), 1e-300)).tolist(), strict=True))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, width) float32 -> (B, K) float32"""
+        """Map rows (B, width) float32 to outputs (B, K) float32."""
         answers: Tensor = self.head.answers(self._sums(self.inputs(rows)))
         return self.to_target_unit(answers)
 
     def _sums(self, columns: Tensor) -> Tensor:
-        """(B, columns) float32 -> (B, sums) float32, the sum of the leaves that a row reaches."""
+        """Return the sums of the leaves that each row reaches, (B, sums) float32."""
         if torch.onnx.is_in_onnx_export():
             return torch.onnx.ops.symbolic(
                 TREES_NODE,
@@ -168,5 +168,5 @@ def import_lightgbm() -> Any:
 
 
 def stored_text(text: str) -> str:
-    """Return LightGBM's text without its settings, which name the number of threads."""
+    """Return LightGBM's text without its settings, which include the number of threads."""
     return text.partition(_SETTINGS)[0] + "\n"

@@ -16,7 +16,7 @@ from slipway.training.networks.networks import NetworkSpec
 def user_backbone(spec: NetworkSpec, input_shape: tuple[int, ...]) -> nn.Module:
     """Build the user's module and try it on a row of zeros.
 
-    UnavailableError if it cannot be imported, ParamsError if it does not fulfil the contract.
+    Raises UnavailableError if it cannot be imported, ParamsError if it breaks the contract.
     """
     make, name = import_named(spec.name), f"train.network {spec.name!r}"
     if not callable(make):

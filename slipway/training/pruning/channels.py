@@ -1,7 +1,8 @@
 """Structured pruning: removes the least important channels of a trained network.
 
-It narrows layers whose output only one other layer reads, in any network. Channels that meet a
-shortcut stay. The preflight imports this module, so it imports no Lightning, which takes seconds.
+In any network, it narrows layers whose output only one other layer reads. Channels that are added
+to a shortcut stay. The preflight imports this module, so it does not import Lightning, which takes
+seconds.
 """
 
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ _CHANNELWISE = {
 
 @dataclass(frozen=True)
 class ChannelChain:
-    """Channels that one layer makes and only one other layer reads.
+    """Channels that one layer outputs and only one other layer reads.
 
     Tensors are named as in the network's state.
     """
@@ -52,7 +53,7 @@ class ChannelChain:
 
 
 def find_chains(network: Network) -> list[ChannelChain]:
-    """Find every chain in the graph that torch exports of the network."""
+    """Find every chain in the network's graph, as torch exports it."""
     program = torch.export.export(network.eval(), (example_rows(network.spec, 2),))
     inputs = {
         **program.graph_signature.inputs_to_parameters,
@@ -64,7 +65,7 @@ def find_chains(network: Network) -> list[ChannelChain]:
 
 
 def prunable_chains(network: Network, sparsity: float) -> list[ChannelChain]:
-    """Find every chain; ParamsError if `sparsity` removes a channel from none of them."""
+    """Find every chain; ParamsError if `sparsity` removes no channel from any of them."""
     chains, state = find_chains(network), network.state_dict()
     widths = [len(state[chain.maker]) for chain in chains]
     if all(width_left(width, sparsity) == width for width in widths):
@@ -75,9 +76,9 @@ def prunable_chains(network: Network, sparsity: float) -> list[ChannelChain]:
 def prune_channels(network: Network, sparsity: float) -> tuple[dict[str, Tensor], dict[str, Width]]:
     """Remove a fraction of the channels of each chain; return weights, and widths by layer.
 
-    The remaining number is a multiple of 8. A channel's importance is about what it can add to the
-    next layer: its size times the L2 norm of the weights that read it. The size is |scale| of its
-    BatchNorm (Liu et al. 2017, "Network slimming") or the L2 norm of its weights. Raises
+    The remaining number is a multiple of 8. A channel's importance estimates its contribution to
+    the next layer: its size times the L2 norm of the weights that read it. The size is |scale| of
+    its BatchNorm (Liu et al. 2017, "Network slimming") or the L2 norm of its weights. Raises
     ParamsError if no channel can be removed.
     """
     before = {name: value.detach().cpu() for name, value in network.state_dict().items()}
@@ -96,7 +97,7 @@ def prune_channels(network: Network, sparsity: float) -> tuple[dict[str, Tensor]
 
 
 def width_left(width: int, sparsity: float) -> int:
-    """Channels left of `width` without `sparsity` of them: a multiple of 8, rounded up."""
+    """Return `width` less the fraction `sparsity`, rounded up to a multiple of 8."""
     wanted = width * (1 - sparsity)
     return min(width, BLOCK * max(1, int(np.ceil(round(wanted / BLOCK, 9)))))
 
@@ -131,17 +132,17 @@ def _chain_from(maker: Node, names: Mapping[str, str]) -> ChannelChain | None:
 
 
 def _are_own(tensors: list[Node], names: Mapping[str, str]) -> bool:
-    """Tell whether all are tensors of the network's state that only one operation uses."""
+    """Return True if all are tensors of the network's state that only one operation uses."""
     return all(tensor.name in names and len(tensor.users) == 1 for tensor in tensors)
 
 
 def _tensors(node: Node) -> list[Node]:
-    """The tensors that a layer or a norm takes besides its input."""
+    """Return the parameters and buffers that a layer or a norm reads besides its input."""
     return [argument for argument in node.args[1:5] if isinstance(argument, Node)]
 
 
 def _norms(tensor: Tensor) -> Tensor:
-    """(C, ...) -> (C,) L2 norms."""
+    """Return the L2 norm of each line of a tensor (C, ...): (C,)."""
     norms: Tensor = torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), dim=1)
     return norms
 

@@ -1,4 +1,4 @@
-"""Output of `prune`: a smaller network with its own calibration, or a note that there is none.
+"""Output of `prune`: a smaller network with its own calibration, or a record that there is none.
 
 artifacts/pruned/model.json                  kind null, or the network and its origin
 artifacts/pruned/weights.safetensors         float32 weights, whose shapes define the network
@@ -34,14 +34,14 @@ _WEIGHTS, _SCORE = "weights.safetensors", "ood_score.safetensors"
 
 
 class Width(Contract):
-    """Channels of a layer."""
+    """Numbers of channels of a layer."""
 
     before: int
     after: int
 
 
 class PrunedManifest(Contract):
-    """The content of `model.json`; equal runs write equal text."""
+    """The content of `model.json`; equal runs write equal files."""
 
     format_version: Literal[2]
     kind: Literal["structured", "magnitude"]
@@ -63,7 +63,7 @@ class PrunedManifest(Contract):
 def pruned_network(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
     """Build the network of `spec` in the widths of `weights`, on the CPU in evaluation mode.
 
-    Raises SchemaError if the weights do not fit together.
+    Raises SchemaError if the weights do not fit the network.
     """
     network = build_network(spec).eval()
     try:

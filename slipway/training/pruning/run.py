@@ -1,8 +1,8 @@
 """Pruning: removes channels or weights, fine-tunes briefly, calibrates, and reports the cost.
 
-Fine-tuning follows the section train, except for the epochs, the learning rate and its schedule,
-in one process. It is a function of seed, data and weights; a killed run starts again and ends with
-the same bytes.
+Fine-tuning uses the settings of the section train, except for the epochs, the learning rate and its
+schedule, in one process. It is a function of seed, data and weights; a killed run starts from the
+beginning and ends with the same bytes.
 """
 
 import tempfile
@@ -128,7 +128,7 @@ def prune(
 ) -> PruningResult:
     """Prune the trained model in the folder `model`.
 
-    Raises ParamsError if nothing can be pruned so, UnavailableError or TrainingError as any
+    Raises ParamsError if these settings prune nothing, UnavailableError or TrainingError as any
     training does.
     """
     silence_chatter()
@@ -196,7 +196,7 @@ def _to_float32(value: Tensor) -> Tensor:
 def _prune_network(
     trained: Network, prune: PruneParams
 ) -> tuple[Network, dict[str, Width], list[pl.Callback]]:
-    """Return a new network to fine-tune, its narrowed layers, and callbacks that keep zeros."""
+    """Return a new network to fine-tune, its narrowed layers, and callbacks that preserve zeros."""
     if prune.kind == "structured":
         weights, widths = prune_channels(trained, prune.sparsity)
         return pruned_network(trained.spec, weights).train(), widths, []
@@ -205,10 +205,10 @@ def _prune_network(
 
 
 def magnitude_masks(network: Network, sparsity: float) -> dict[str, Tensor]:
-    """Return a bool mask of each weight: False for the fraction `sparsity` nearest to zero.
+    """Return a bool mask for each weight tensor: False for the fraction `sparsity` nearest to zero.
 
-    After Han et al. 2015, "Learning both weights and connections", with one bound for all layers.
-    The zeros make no dense graph faster; the file compresses better.
+    After Han et al. 2015, "Learning both weights and connections", with one threshold for all
+    layers. The zeros do not make a dense graph faster, but its file compresses better.
     """
     weights = {
         name: value.detach().cpu()

@@ -48,9 +48,10 @@ class RowLosses(nn.Module):
     ) -> Tensor:
         """Compute the loss of the kind of target.
 
-        A mixed image has the losses of its two targets, weighted by their fractions. `answers` are
-        (B, K), or (B, submodels, K): the mean of the submodels' losses, so that each submodel
-        learns by itself. (B, K) `soft` answers of a teacher have their fraction of the loss.
+        The loss of a mixed image is the sum of the losses for its two targets, weighted by their
+        fractions. `answers` are (B, K), or (B, submodels, K): then the loss is the mean over
+        submodels, so that each learns separately. A fraction of the loss compares `answers` with
+        the `soft` answers (B, K) of a teacher.
         """
         own = self._unmixed(answers, targets, soft)
         if mixing is None:
@@ -77,11 +78,11 @@ class RowLosses(nn.Module):
 
 
 class UserLoss:
-    """The user's function `train.loss: package.module:function`, which gives a loss for each row.
+    """The user's function `train.loss: package.module:function`, which returns a loss for each row.
 
-    It gets (B, K) logits and (B,) class indices or (B, K) labels, 0 or 1, or (B,) values and (B,)
-    numbers in the target's unit, all of float32 but the indices. Slipway mixes, weights and
-    averages what it returns.
+    It takes logits (B, K) with class indices (B,) or labels (B, K), 0 or 1; or values (B,) with
+    numbers (B,) in the target's unit. All are float32 except the indices. Slipway mixes, weights
+    and averages the losses.
     """
 
     def __init__(self, name: str, *, has_classes: bool) -> None:
@@ -90,11 +91,11 @@ class UserLoss:
         if not callable(self._function):
             raise UnavailableError(
                 f"{self._name} is {type(self._function).__name__}, expected a function of outputs "
-                "and targets. Name a function."
+                "and targets. Correct the name or the module."
             )
 
     def __call__(self, answers: Tensor, targets: Tensor) -> Tensor:
-        """(B, K), (B,) -> (B,) float32; TrainingError with the user's line if it fails."""
+        """Return the losses (B,) float32. Raises TrainingError with the user's line if it fails."""
         outputs = answers.float() if self._has_classes else answers[:, 0].float()
         given = (
             f"It gets outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}, and "
@@ -120,14 +121,14 @@ def class_weights(
     classes: Sequence[str],
     targets: NDArray[Any],
 ) -> Tensor | None:
-    """Return (K,) float32 weights in the order of `classes`, whose mean over the rows is 1.
+    """Return class weights (K,) float32 in the order of `classes`; their mean over the rows is 1.
 
-    `targets` (N,) are the rows' positions in `classes`. "balanced" lets each class count the same,
-    however many rows it has. Returns None for None. Raises ParamsError if a mapping does not
-    name exactly the classes.
+    `targets` (N,) are the rows' positions in `classes`. With "balanced" each class has the same
+    total weight, however many rows it has. Returns None for None. Raises ParamsError if a mapping
+    lacks a class or names another one.
 
-    If `targets` are (N, K) labels, weights are for rows that have the label and have no mean:
-    "balanced" lets the rows with a label count as much as those without.
+    If `targets` are labels (N, K), a weight applies to rows that have the label, and the mean is
+    not 1: with "balanced" the rows with a label weigh as much in total as those without.
     """
     if requested is None:
         return None
@@ -147,7 +148,7 @@ def class_weights(
 
 
 def l1_penalty(network: nn.Module, factor: float) -> Tensor | float:
-    """Return `factor` times the sum of the absolute weights, () float32.
+    """Return `factor` times the sum of the absolute weights, a float32 scalar.
 
     Norms, scales, biases and frozen weights do not count.
     """

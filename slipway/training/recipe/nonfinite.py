@@ -1,11 +1,11 @@
-"""Non-finite guard: a step with a NaN or infinite loss or gradient changes nothing that lasts.
+"""Non-finite guard: a step with a NaN or infinite loss or gradient leaves no lasting change.
 
 It protects weights, optimizer, running statistics and the sums of the epoch. It checks the norm of
 the gradient once per optimizer step, which is all that the host waits for; with DeepSpeed it reads
 the result of DeepSpeed's own check. A non-finite loss makes its gradient NaN, and the reduction of
-gradients spreads it, so all ranks reach the same result. They communicate only to name the rows.
-In float16 an overflowing gradient is left to the loss scaler, as long as the losses are finite and
-the scale can sink.
+gradients spreads it, so all ranks reach the same result. They communicate only to list the rows. In
+float16 an overflowing gradient is left to the loss scaler, as long as the losses are finite and the
+scale can be lowered.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class NonFiniteGuard:
         _copy(self._buffers, self._saved_buffers)
 
     def checked_mean(self, losses: Tensor, batch: Batch) -> Tensor:
-        """Return the mean of (B,) losses, () float32, with a NaN gradient if it is not finite.
+        """Return the mean of losses (B,) as a scalar, with a NaN gradient if it is not finite.
 
         An infinite loss alone may have a finite gradient.
         """
@@ -88,13 +88,13 @@ class NonFiniteGuard:
         return mean * torch.where(torch.isfinite(mean.detach()), 1.0, torch.nan)
 
     def discard(self) -> None:
-        """Forget the batches of a step that no trainer makes."""
+        """Discard the recorded batches of a step that the trainer will not take."""
         self._batches = []
 
     def clip(self, trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradient as `clip_grad_norm_` does; drop a non-finite one.
 
-        Does nothing with DeepSpeed, which clips by itself.
+        Does nothing with DeepSpeed, which clips gradients itself.
         """
         if isinstance(trainer.strategy, DeepSpeedStrategy):
             return
@@ -116,7 +116,7 @@ class NonFiniteGuard:
     def after_step(self, trainer: Trainer) -> list[BatchLosses]:
         """Return the losses to count: none while batches accumulate or after a skipped step.
 
-        Raises TrainingError on all ranks if the run must not go on.
+        Raises TrainingError on all ranks if the run must stop.
         """
         if len(self._batches) < trainer.accumulate_grad_batches:
             return []
@@ -189,7 +189,7 @@ class _LossScaler:
         return float(self._state["scale" if self._is_torch else "cur_scale"])
 
     def restore(self) -> None:
-        """Undo the scaler's reaction to a non-finite loss, for which no scale is to blame."""
+        """Undo the scaler's reaction to a non-finite loss, which no scale has caused."""
         if self._is_torch:
             self._scaler.load_state_dict(self._state)
         elif self.scales:

@@ -23,8 +23,8 @@ def optimizer_and_schedule(
 ) -> OptimizerLRSchedulerConfig:
     """Make the optimizer and its schedule.
 
-    Weight decay leaves out norms, scales and biases. The learning rate of a frozen part is 0. An
-    encoder's `layer_decay` lowers it from each layer to the one before.
+    Weight decay skips norms, scales and biases. The learning rate of a frozen part is 0. An
+    encoder's `layer_decay` lowers the learning rate from each layer to the one before it.
     """
     named = dict(network.named_parameters())
     decay_of_parts = params.network_arguments.get("layer_decay", 1.0)
@@ -58,15 +58,16 @@ def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Tell whether weight decay applies to a parameter.
+    """Return True if weight decay applies to a parameter.
 
-    An ensemble's scales (`r`, `s`) and biases are matrices, too, so the name counts as well.
+    The name decides as well as the shape, because an ensemble's scales (`r`, `s`) and biases are
+    matrices too.
     """
     return parameter.ndim > 1 and name.rpartition(".")[2] not in ("bias", "r", "s")
 
 
 def learning_rate_schedule(params: TrainParams, steps_per_epoch: int) -> Schedule:
-    """Make the schedule. Past the last step it keeps its last value."""
+    """Return the schedule as a function of the step; it is constant after the last step."""
     warmup, total = round(params.warmup_epochs * steps_per_epoch), params.epochs * steps_per_epoch
     if params.schedule == "one_cycle":
         return lambda step: _one_cycle(step, warmup, total)
@@ -109,7 +110,7 @@ def _optimizer(groups: list[dict[str, Any]], params: TrainParams) -> torch.optim
 
 
 def _warmup(step: int, num_steps: int) -> float:
-    """Rise linearly in (0, 1]; 0 past `num_steps`."""
+    """Return the linearly rising factor in (0, 1]; 0 after `num_steps`."""
     return (step + 1) / num_steps if step < num_steps else 0.0
 
 
@@ -118,9 +119,9 @@ def _cosine(step: int, num_steps: int) -> float:
 
 
 def _one_cycle(step: int, num_rising: int, num_steps: int) -> float:
-    """Rise and fall along half cosines, as in torch's OneCycleLR, without cycling the momentum.
+    """Return a factor that rises and falls along half cosines, as torch's OneCycleLR does.
 
-    Smith and Topin 2018, "Super-convergence".
+    Smith and Topin 2018, "Super-convergence". The momentum is not cycled.
     """
     top = max(1, num_rising - 1)
     if step <= top:

@@ -1,4 +1,4 @@
-"""Makes networks run with weights in half precision: DeepSpeed's fp16 and bf16, FSDP's bf16.
+"""Adapts networks to weights in half precision: DeepSpeed's fp16 and bf16, FSDP's bf16.
 
 Both cast every parameter and leave buffers in float32, which BatchNorm refuses (seen in DeepSpeed
 0.19.8, on the CPU and by its source on a GPU). So BatchNorm computes in float32, and the inputs of
@@ -39,7 +39,7 @@ def allow_float16_on_cpu() -> None:
 
 
 def _cast_derived_buffers(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast buffers that no checkpoint holds; saved ones stay float32."""
+    """Cast the buffers that checkpoints do not hold; saved buffers stay float32."""
     for name, buffer in module.named_buffers(recurse=False):
         if name in module._non_persistent_buffers_set and buffer.is_floating_point():
             setattr(module, name, buffer.to(dtype))
@@ -57,7 +57,7 @@ def _compute_in_float32(norm: nn.modules.batchnorm._BatchNorm) -> None:
 
 
 def _normalise(norm: nn.modules.batchnorm._BatchNorm, inputs: Tensor) -> Tensor:
-    """The forward of torch's `_BatchNorm` with float32 weights; running statistics have it."""
+    """Compute the forward pass of torch's `_BatchNorm` with weights in float32."""
     average = norm.momentum if norm.momentum is not None else 0.0
     if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)

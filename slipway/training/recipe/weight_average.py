@@ -1,8 +1,8 @@
-"""Exponential moving average of the weights, in float32: it is validated, kept and exported.
+"""Exponential moving average of the weights, in float32: it is validated, saved and exported.
 
-Training continues with its own weights, which return bit for bit after each validation. The
+Training continues with its own weights, which are restored bit for bit after each validation. The
 running statistics of BatchNorm are averaged as well. The average is part of the trainer's state.
-ZeRO-3 is refused by `params`.
+The check of the params refuses it with ZeRO-3.
 """
 
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ _SHARED_STATE = Path("checkpoint/mp_rank_00_model_states.pt")
 class WeightAverage(pl.Callback):
     """average = d * average + (1 - d) * weights after optimizer step n.
 
-    d = min(decay, (1 + n) / (10 + n)): the smaller d of the first steps forgets the random weights
-    of the start, as TensorFlow's ExponentialMovingAverage does.
+    d = min(decay, (1 + n) / (10 + n)): the smaller d of the first steps forgets the initial random
+    weights, as in TensorFlow's ExponentialMovingAverage.
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
@@ -91,17 +91,17 @@ class WeightAverage(pl.Callback):
         self._training_weights = {}
 
     def buffers(self) -> dict[str, Tensor]:
-        """The averages of running statistics, which differ between processes."""
+        """Return the averages of running statistics, which differ between processes."""
         names = [name for name, _ in self._network.named_buffers()]
         return {name: self._values[name] for name in names if name in self._values}
 
     def replace_weights(self) -> None:
-        """Copy the average into the network for good, after its training."""
+        """Replace the network's weights by the average, after the training."""
         _copy(self._values, _floating_tensors(self._network))
 
     @contextmanager
     def training_weights(self) -> Iterator[None]:
-        """Put the weights of training into the network for the block, also within a validation."""
+        """Use the weights of training in the block, also within a validation."""
         if not self._training_weights:
             yield
             return
@@ -155,7 +155,7 @@ def averaged_weights(state: Path) -> dict[str, Tensor]:
 
 
 def _floating_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """This rank's parts of parameters and saved buffers, without counters."""
+    """Return this rank's parts of parameters and saved buffers, without counters."""
     state = network.state_dict()
     return {name: local(value) for name, value in state.items() if value.is_floating_point()}
 

@@ -34,7 +34,7 @@ class ClassLoss(nn.Module):
         )
 
     def distilled(self, logits: Tensor, soft: Tensor, temperature: float) -> Tensor:
-        """(B,) divergence from the probabilities of a teacher's (B, K) logits.
+        """Return the divergence (B,) from the probabilities of a teacher's logits `soft` (B, K).
 
         It is multiplied by the squared temperature, which keeps the size of its gradient.
         """
@@ -44,7 +44,7 @@ class ClassLoss(nn.Module):
         return divergence.sum(dim=1) * temperature**2
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """(B,) float64: 1 for a correct row, else 0."""
+        """Return 1 for each correct row, else 0: (B,) float64."""
         return (logits.argmax(dim=1) == targets).double()
 
     def metric(self, mean_score: float) -> float:
@@ -61,21 +61,21 @@ class ClassHead:
 
     @staticmethod
     def mean_of_submodels(logits: Tensor) -> Tensor:
-        """(B, submodels, K) -> (B, K), the mean of the submodels' probabilities as logits."""
+        """Average the probabilities of logits (B, submodels, K). Returns logits (B, K)."""
         # Without dividing by the number of submodels, a constant that softmax removes.
         return torch.logsumexp(torch.log_softmax(logits.to(torch.float32), dim=2), dim=1)
 
     @staticmethod
     def weighted_mean(logits: Tensor, weights: Tensor) -> Tensor:
-        """(B, members, K), (members,) -> (B, K), the mean of the probabilities as logits."""
+        """Average the probabilities of logits (B, members, K) by weight; return logits (B, K)."""
         scores = torch.log_softmax(logits.to(torch.float32), dim=2)
         return torch.logsumexp(scores + weights.log()[:, None], dim=1)
 
     @staticmethod
     def vote(logits: Tensor) -> Tensor:
-        """(B, members, K) -> (B, K), the fraction of members for each class, as logits.
+        """Return the fraction of members that vote for each class, as logits (B, K).
 
-        The mean of the probabilities decides a tie.
+        `logits` are (B, members, K). The mean of the probabilities decides a tie.
         """
         scores = logits.to(torch.float32)
         votes = (scores == scores.amax(dim=2, keepdim=True)).to(torch.float32).mean(dim=1)
@@ -85,18 +85,18 @@ class ClassHead:
 
 
 class ClassTrees:
-    """Boosted trees for classes: one tree for two classes, else one for each class, per round."""
+    """Boosted trees for classes: per round one tree for two classes, else one for each class."""
 
     @staticmethod
     def objective(params: TrainParams, num_classes: int) -> dict[str, Any]:
-        """Return LightGBM's settings."""
+        """Return LightGBM's settings of the objective."""
         if num_classes == 2:
             return {"objective": "binary"}
         return {"objective": "multiclass", "num_class": num_classes}
 
     @staticmethod
     def num_sums(num_classes: int) -> int:
-        """Return the number of sums of trees."""
+        """Return the number of sums of trees: one for two classes, else one for each class."""
         return 1 if num_classes == 2 else num_classes
 
     @staticmethod
@@ -106,7 +106,7 @@ class ClassTrees:
 
     @staticmethod
     def sums(predictions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(N,) or (N, K) probabilities, as LightGBM evaluates them -> (N, sums)"""
+        """Return the sums of trees (N, sums) of LightGBM's probabilities, (N,) or (N, K)."""
         smallest = np.finfo(np.float64).tiny
         if predictions.ndim == 1:
             inverse = np.log1p(-np.minimum(predictions, 1 - np.finfo(np.float64).epsneg))
@@ -115,5 +115,5 @@ class ClassTrees:
 
     @staticmethod
     def answers(sums: Tensor) -> Tensor:
-        """(B, sums) -> (B, K) logits"""
+        """Return logits (B, K) of sums of trees (B, sums)."""
         return torch.cat([torch.zeros_like(sums), sums], dim=1) if sums.shape[1] == 1 else sums

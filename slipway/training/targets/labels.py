@@ -1,4 +1,4 @@
-"""Training for several labels: binary cross-entropy or asymmetric loss, and sigmoid."""
+"""Multi-label training: binary cross-entropy or asymmetric loss, and sigmoid."""
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,9 @@ _MARGIN = 0.05
 class LabelLoss(nn.Module):
     """Maps (B, K) logits and (B, K) labels, 0 or 1, to (B,) float32 losses: means over labels.
 
-    The asymmetric loss counts easy negatives little: their probability loses a margin, and the rest
-    is the weight of their loss to a power. `class_weights` multiply the loss of present labels.
+    The asymmetric loss gives easy negatives little weight: a margin is subtracted from their
+    probability, and a power of the rest weights their loss. `class_weights` multiply the loss of
+    present labels.
     """
 
     class_weights: Tensor | None
@@ -44,16 +45,16 @@ class LabelLoss(nn.Module):
         return (smooth * present + (1 - smooth) * absent).mean(dim=1)
 
     def distilled(self, logits: Tensor, soft: Tensor, temperature: float) -> Tensor:
-        """(B,) cross-entropy with the probabilities of a teacher's (B, K) logits, as for classes.
+        """Return the cross-entropy (B,) with the probabilities of a teacher's logits `soft` (B, K).
 
-        It is the mean over labels.
+        It is the mean over labels, multiplied by the squared temperature as for classes.
         """
         own, other = logits.float() / temperature, torch.sigmoid(soft / temperature)
         losses = F.binary_cross_entropy_with_logits(own, other, reduction="none")
         return losses.mean(dim=1) * temperature**2
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """(B,) float64: 1 for a row whose labels are all right at a threshold of a half, else 0."""
+        """Return 1 for each row with all labels right at a threshold of 0.5, else 0, as (B,)."""
         return ((logits >= 0) == (targets > 0)).all(dim=1).double()
 
     def metric(self, mean_score: float) -> float:
@@ -70,7 +71,7 @@ class LabelHead:
 
     @staticmethod
     def mean_of_submodels(logits: Tensor) -> Tensor:
-        """(B, submodels, K) -> (B, K), the mean of the submodels' probabilities as logits."""
+        """Average the probabilities of logits (B, submodels, K). Returns logits (B, K)."""
         # log(mean sigmoid(z)) - log(mean sigmoid(-z)), which rounds neither near 0 nor near 1.
         scores = logits.to(torch.float32)
         present = torch.logsumexp(F.logsigmoid(scores), dim=1)
@@ -78,16 +79,16 @@ class LabelHead:
 
     @staticmethod
     def weighted_mean(logits: Tensor, weights: Tensor) -> Tensor:
-        """(B, members, K), (members,) -> (B, K), the mean of the probabilities as logits."""
+        """Average the probabilities of logits (B, members, K) by weight; return logits (B, K)."""
         scores, log_weights = logits.to(torch.float32), weights.log()[:, None]
         present = torch.logsumexp(F.logsigmoid(scores) + log_weights, dim=1)
         return present - torch.logsumexp(F.logsigmoid(-scores) + log_weights, dim=1)
 
     @staticmethod
     def vote(logits: Tensor) -> Tensor:
-        """(B, members, K) -> (B, K), the fraction of members for each label, as logits.
+        """Return the fraction of members that vote for each label, as logits (B, K).
 
-        The mean of the probabilities decides a tie.
+        `logits` are (B, members, K). The mean of the probabilities decides a tie.
         """
         scores = logits.to(torch.float32)
         tie = 1 / (scores.shape[1] + 2)  # less than a vote

@@ -35,11 +35,11 @@ class NumberLoss(nn.Module):
         )
 
     def distilled(self, values: Tensor, soft: Tensor, temperature: float) -> Tensor:
-        """(B,) losses of the distance from a teacher's (B, 1) values; they have no temperature."""
+        """Return losses (B,) against a teacher's values `soft` (B, 1); no temperature applies."""
         return self.forward(values, soft[:, 0])
 
     def scores(self, values: Tensor, targets: Tensor) -> Tensor:
-        """(B,) float64 squared errors."""
+        """Return the squared errors, (B,) float64."""
         return (values[:, 0].double() - targets.double()) ** 2
 
     def metric(self, mean_score: float) -> float:
@@ -48,7 +48,7 @@ class NumberLoss(nn.Module):
 
 
 class NumberHead:
-    """Returns values as they are; they have no temperature."""
+    """Returns values unchanged; no temperature applies."""
 
     @staticmethod
     def activate(values: Tensor, temperature: float) -> Tensor:
@@ -56,28 +56,28 @@ class NumberHead:
 
     @staticmethod
     def mean_of_submodels(values: Tensor) -> Tensor:
-        """(B, submodels, 1) -> (B, 1)"""
+        """Average values (B, submodels, 1). Returns (B, 1)."""
         return values.mean(dim=1)
 
     @staticmethod
     def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-        """(B, members, 1), (members,) -> (B, 1)"""
+        """Average values (B, members, 1) by `weights` (members,). Returns (B, 1)."""
         return (values * weights[:, None]).sum(dim=1)
 
 
 class NumberTrees:
-    """Boosted trees for a numeric target, which learn it in standard deviations."""
+    """Boosted trees for a numeric target, which they learn in standard deviations."""
 
     @staticmethod
     def objective(params: TrainParams, num_classes: int) -> dict[str, Any]:
-        """Return LightGBM's settings."""
+        """Return LightGBM's settings of the objective."""
         if params.huber_delta is None:
             return {"objective": "regression"}
         return {"objective": "huber", "alpha": params.huber_delta}
 
     @staticmethod
     def num_sums(num_classes: int) -> int:
-        """Return the number of sums of trees."""
+        """Return the number of sums of trees: 1."""
         return 1
 
     @staticmethod
@@ -88,10 +88,10 @@ class NumberTrees:
 
     @staticmethod
     def sums(predictions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(N,) values, as LightGBM evaluates them -> (N, 1)"""
+        """Return LightGBM's values (N,) as sums of trees (N, 1)."""
         return predictions[:, np.newaxis]
 
     @staticmethod
     def answers(sums: Tensor) -> Tensor:
-        """(B, 1) -> (B, 1)"""
+        """Return the sums of trees (B, 1) unchanged: they are the values."""
         return sums

@@ -1,6 +1,7 @@
-"""`.work/plan/costs.json`: actual costs of the last training, which `planning.plan` compares.
+"""`.work/plan/costs.json`: actual costs of the last training, for `planning.plan` to compare.
 
-Rank 0 measures them. The file is no output of the pipeline, because equal trainings differ in it.
+Rank 0 measures them. The file is not an output of the pipeline, because it differs between equal
+trainings.
 """
 
 import json
@@ -94,7 +95,7 @@ def write_costs(
 
 
 def read_costs(path: Path) -> Costs | None:
-    """Read the costs; None if there are none, or if they have another version."""
+    """Read the costs; None if the file is missing or has another version."""
     try:
         return Costs.model_validate(json.loads(path.read_bytes()))
     except (FileNotFoundError, ValueError):  # pydantic's and json's are both ValueErrors

@@ -1,4 +1,4 @@
-"""Curves of a finished training in DVCLive's files: a TSV per metric with `step` and its name."""
+"""Curves of a finished training in DVCLive's files: one TSV per metric with `step` and value."""
 
 import csv
 from pathlib import Path
@@ -10,7 +10,7 @@ _MAX_POINTS = 400  # per line; a picture shows no more
 
 
 def read_curves(live: Path) -> dict[str, list[Series]]:
-    """Read the lines of each metric, such as {"loss": [train, val], "accuracy": [val]}.
+    """Read the curves of each metric, such as {"loss": [train, val], "accuracy": [val]}.
 
     Empty if nothing was logged; SchemaError if a file is not such a table.
     """

@@ -1,7 +1,7 @@
 """Console output of a training and its DVCLive log: the start, one line per epoch, a progress bar.
 
-DVCLive's step is the number of the epoch. A resumed training logs the epochs before it again,
-because DVC has removed `reports/live`.
+DVCLive's step is the number of the epoch. A resumed training logs the earlier epochs again, because
+DVC has removed `reports/live`.
 """
 
 import logging
@@ -38,7 +38,7 @@ from slipway.training.telemetry.telemetry import (
 def print_start(
     job: Job, num_parameters: int, notes: list[str], resumed: Checkpoint | None
 ) -> None:
-    """Print the network, the rows, the step, the placement, notes, and the resumed position."""
+    """Print the network, rows, step, placement, notes, and the position of a resumed training."""
     spec, shape, placement = job.spec, job.shape, job.placement
     inputs = "x".join(map(str, spec.input.shape))
     outputs = f"{len(spec.classes)} classes" if spec.classes else "a number"
@@ -82,7 +82,7 @@ def _print_resumed(job: Job, resumed: Checkpoint) -> None:
 
 
 def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
-    """Name the settings that have no effect; `classes` is empty for a numeric target."""
+    """Describe settings that have no effect; `classes` is empty for a numeric target."""
     if params.label_smoothing and not classes:
         smoothing = f"train.label_smoothing {params.label_smoothing:g}"
         return [f"{smoothing} is without effect for a numeric target"]
@@ -152,7 +152,7 @@ class _EpochLogger(DVCLiveLogger):
 
 
 class _Bar(TQDMProgressBar):
-    """Lightning's progress bar, with the figures of the last logged step."""
+    """Lightning's progress bar with the figures of the last logged step."""
 
     def __init__(self, telemetry: StepTelemetry) -> None:
         super().__init__(leave=False)
@@ -168,7 +168,7 @@ class _Bar(TQDMProgressBar):
 
 
 def format_figures(figures: Mapping[str, float | None]) -> str:
-    """Format the throughput, data wait, loss scale and memory, as far as they are known."""
+    """Format the known ones of throughput, data wait, loss scale and memory."""
     formats: dict[str, Callable[[float], str]] = {
         "rows_per_second": lambda value: f"{value:,.0f} rows/s",
         "data_wait_share": lambda value: f"data wait {value:.0%}",
@@ -192,7 +192,7 @@ def loggers(live: Path) -> list[Logger]:
 
 
 def log_finished(live: Path, history: list[dict[str, float]]) -> None:
-    """Log a training whose epochs were all trained by an earlier run."""
+    """Log a training whose epochs an earlier run has completed."""
     targets = loggers(live)
     _log_history(targets, history)
     for target in targets:
@@ -205,7 +205,7 @@ def progress_bars(telemetry: StepTelemetry) -> list[pl.Callback]:
 
 
 def silence_chatter() -> None:
-    """Hide what Lightning and DeepSpeed say at every start; warnings that could matter stay."""
+    """Hide routine messages of Lightning and DeepSpeed; warnings that could matter stay."""
     for name in (
         "pytorch_lightning",
         "lightning_fabric",

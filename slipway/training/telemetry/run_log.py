@@ -3,9 +3,9 @@
     {"time": "2026-11-20T20:45:00.123Z", "run": "5f0c1a2b3c4d", "attempt": 2, "rank": 0,
      "pid": 4711, "event": "step", "step": 40, ...}
 
-Every process appends its events. `run` is the name of the training's fingerprint, the first digits
-of the digest `fingerprint` in model.json: equal trainings have equal names, and `attempt` counts
-their starts. It is null for a training that was refused before it had a fingerprint.
+Every process appends its events. `run` is the first digits of the training's `fingerprint` in
+model.json: equal trainings have equal names, and `attempt` counts their starts. `run` is null for a
+training that was refused before it had a fingerprint.
 """
 
 import json
@@ -22,7 +22,7 @@ RUN_LOG = Path("train.jsonl")
 
 
 class RunLog:
-    """Appends events of one process; as a context manager also the error that ends the block."""
+    """Appends events of one process; as a context manager, also the error that ends the block."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path, self._rank = folder / RUN_LOG, rank

@@ -61,7 +61,7 @@ class DataWaitProfiler(Profiler):
 
 
 class ThroughputMeter:
-    """Rows per second and the fraction of time spent waiting for data, since the last `begin`."""
+    """Measures rows per second and the fraction of time waiting for data since `begin`."""
 
     def __init__(self, profiler: DataWaitProfiler) -> None:
         self._profiler = profiler
@@ -71,7 +71,7 @@ class ThroughputMeter:
         self._began, self._waited_s = time.perf_counter(), self._profiler.waited_s
 
     def finish(self, rows: int) -> dict[str, float]:
-        """Return the figures for `rows` rows of all processes, and begin again.
+        """Return the figures for `rows` rows of all processes, and start a new measurement.
 
         On a GPU this waits until its queue is empty.
         """
@@ -195,7 +195,7 @@ def is_on_gpu(trainer: pl.Trainer) -> bool:
 
 
 def peak_bytes(*, on_gpu: bool) -> int:
-    """Peak memory: torch's allocations on a GPU, the resident set without mapped files on a CPU.
+    """Return the peak memory: torch's allocations on a GPU, resident memory on a CPU.
 
     Mapped pages (libraries, the packed store) do not count, because the system reclaims them when
     memory runs short.
@@ -208,7 +208,7 @@ def peak_bytes(*, on_gpu: bool) -> int:
 
 
 def loss_scale(trainer: pl.Trainer) -> float | None:
-    """The factor by which an fp16 loss is multiplied; None in other precisions."""
+    """Return the factor by which an fp16 loss is multiplied; None in other precisions."""
     if isinstance(trainer.strategy, DeepSpeedStrategy):
         engine = trainer.strategy.deepspeed_engine
         return float(engine.optimizer.cur_scale) if engine.fp16_enabled() else None
@@ -221,8 +221,8 @@ def loss_scale(trainer: pl.Trainer) -> float | None:
 def _open_board(context: TelemetryContext, step: int) -> SummaryWriter:
     """Continue the board of a killed run; a new board gets the epochs before `step`.
 
-    `purge_step` marks what the killed run wrote beyond its checkpoint as void, and TensorBoard
-    leaves it out, so that no step is shown twice.
+    `purge_step` marks events after the checkpoint of the killed run as void. TensorBoard hides
+    them, so no step appears twice.
     """
     is_known = any(context.board.glob("events.out.tfevents.*"))
     writer = SummaryWriter(str(context.board), purge_step=step + 1 if step else 0)
@@ -233,7 +233,7 @@ def _open_board(context: TelemetryContext, step: int) -> SummaryWriter:
 
 
 def _write_scalars(writer: SummaryWriter, values: Mapping[str, float], step: int) -> None:
-    """Write and flush, so that a kill leaves no gap."""
+    """Write and flush scalars, so that a kill leaves no gap."""
     for name, value in values.items():
         writer.add_scalar(name, value, step)
     writer.flush()
@@ -266,7 +266,7 @@ def _write_histogram(writer: SummaryWriter, name: str, values: Tensor, step: int
 def _gather_tensors(
     trainer: pl.Trainer, network: nn.Module
 ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """(name, weight, unscaled gradient) of each parameter between backward and optimizer step.
+    """Yield (name, weight, unscaled gradient) of each parameter after the backward pass.
 
     Every rank has to call it: with DeepSpeed and FSDP the tensors are gathered from their shards.
     """
@@ -290,7 +290,7 @@ def _gather_tensors(
 
 
 def _deepspeed_norm(trainer: pl.Trainer) -> float | None:
-    """Gradient norm of DeepSpeed's last step, before clipping; None if it skipped the step."""
+    """Return the gradient norm of DeepSpeed's last step before clipping; None if skipped."""
     if not isinstance(trainer.strategy, DeepSpeedStrategy):
         return None
     norm = trainer.strategy.deepspeed_engine.get_global_grad_norm()
@@ -298,6 +298,6 @@ def _deepspeed_norm(trainer: pl.Trainer) -> float | None:
 
 
 def _last_loss(outputs: Any, num_accumulated: int) -> float | None:
-    """The loss of this rank's last batch, which Lightning has divided by `num_accumulated`."""
+    """Return the loss of this rank's last batch; Lightning has divided it by `num_accumulated`."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return float(loss) * num_accumulated if isinstance(loss, Tensor) else None

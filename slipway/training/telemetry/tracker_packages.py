@@ -18,6 +18,6 @@ def check_trackers(params: TrainParams) -> None:
 
 
 def _is_installed(name: str) -> bool:
-    """Tell a package from a folder of that name, such as the `wandb/` that W&B itself makes."""
+    """Return True for an installed package, not for a mere folder such as W&B's own `wandb/`."""
     spec = find_spec(name)
     return spec is not None and spec.origin is not None

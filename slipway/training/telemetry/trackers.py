@@ -1,11 +1,11 @@
-"""Trackers of experiments, MLflow and Weights & Biases, to which rank 0 reports if asked to.
+"""Experiment trackers, MLflow and Weights & Biases: rank 0 reports to those in `train.loggers`.
 
-`train.loggers` names them. They get the scalars of TensorBoard by optimizer step, and the settings
-once. They stay on this machine unless an environment variable names a server. A tracker that fails
-is left out from then on, and the training goes on.
+They receive the settings once, and TensorBoard's scalars by optimizer step. Data stays on this
+machine unless an environment variable sets a server. A tracker that fails is disabled, and the
+training continues.
 
-`.work/train/NAME/trackers.json`, beside the checkpoints, has the id of each run, so that a resumed
-training continues the same runs.
+`.work/train/NAME/trackers.json`, next to the checkpoints, holds the id of each run, so that a
+resumed training continues the same runs.
 """
 
 import json
@@ -37,7 +37,7 @@ class TrackedRun(Contract):
 
 
 class Trackers:
-    """The trackers of a training on rank 0; of any other process there are none."""
+    """The trackers of a training; on ranks other than 0 there are none."""
 
     def __init__(self, job: Job, log: RunLog) -> None:
         self._job, self._log = job, log
@@ -45,7 +45,7 @@ class Trackers:
         self._runs = tracked_runs(job.store.root)
 
     def start(self, history: Sequence[Mapping[str, float]]) -> None:
-        """Continue the runs, or begin new ones, which get the settings and the epochs so far."""
+        """Continue the runs, or begin new ones with the settings and metrics of earlier epochs."""
         for name in self._job.params.loggers:
             self._guard(name, partial(self._open, name, history))
 
@@ -55,7 +55,7 @@ class Trackers:
             self._guard(name, partial(logger.log_metrics, dict(values), step))
 
     def finish(self, *, failed: bool) -> None:
-        """End the runs; those of a stopped training can be continued."""
+        """End the runs; a stopped training can continue them later."""
         for name, logger in list(self._loggers.items()):
             self._guard(name, partial(_finish, logger, failed=failed))
         self._loggers.clear()
@@ -76,7 +76,7 @@ class Trackers:
             logger.log_metrics(dict(metrics), epoch * self._job.steps_per_epoch)
 
     def _guard(self, name: Tracker, act: Callable[[], None]) -> None:
-        """Leave the tracker out if it fails; a network or a disk may fail in many ways."""
+        """Disable the tracker if `act` fails; a network or a disk may fail in many ways."""
         try:
             act()
         except Exception as error:
@@ -166,5 +166,5 @@ def _folder(job: Job) -> Path:
 
 
 def _project(job: Job) -> str:
-    """The name of the project's folder, with the characters that both trackers take."""
+    """Return the name of the project's folder, in characters that both trackers allow."""
     return re.sub(r"[^\w.-]", "-", job.paths.root.resolve().name)[:100] or "slipway"

@@ -1,7 +1,7 @@
-"""Fits LightGBM's trees to the training rows, with the validation rows to stop by.
+"""Fits LightGBM's trees to the training rows; the validation rows decide when to stop.
 
 The same seed, rows and settings give the same text, on any number of threads. Loss and headline
-metric of each round are those of networks, so that both can be compared.
+metric of each round are computed as for networks, so that both can be compared.
 """
 
 from collections.abc import Callable
@@ -122,7 +122,7 @@ def _dataset(
 
 
 def _weights(params: TrainParams, data: TrainingData) -> NDArray[np.float64]:
-    """(N,) weights of the training rows, relative to their mean, times those of their classes."""
+    """Return the weights (N,) of the training rows: relative to their mean, times class weights."""
     split, of_classes = data.train[0], data.class_weights(params)
     weights: NDArray[np.float64] = split.weights / data.mean_weight
     if of_classes is not None:
@@ -131,7 +131,7 @@ def _weights(params: TrainParams, data: TrainingData) -> NDArray[np.float64]:
 
 
 class _Measure:
-    """Computes loss and headline metric from what LightGBM predicts, as networks do."""
+    """Computes loss and headline metric from LightGBM's predictions, as for networks."""
 
     def __init__(self, network: TreeNetwork, params: TrainParams, data: TrainingData) -> None:
         spec, target = network.spec, kind_of(network.spec.task).target

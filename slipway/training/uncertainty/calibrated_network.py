@@ -1,4 +1,4 @@
-"""A trained network with calibration and OOD score: it is measured, exported and compared.
+"""A trained network with calibration and OOD score: the form that is measured and exported.
 
 Temperature, softmax and the OOD score are inside the exported graph, so no service can forget one
 of them.
@@ -21,7 +21,7 @@ from slipway.training.uncertainty.ood_score import OODScore, load_ood_score
 class CalibratedNetwork(nn.Module):
     """Maps (rows, ...) inputs to (rows, labels) probabilities and (rows,) OOD scores, float32.
 
-    For a numeric target the first output is (rows, 1) values. `head` is the target's part.
+    For a numeric target the first output is (rows, 1) values. `head` is the target kind's head.
     """
 
     temperatures: Tensor  # (labels,), only if each label has its own
@@ -46,7 +46,7 @@ class CalibratedNetwork(nn.Module):
         return self._temperature if isinstance(self._temperature, float) else self.temperatures
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, ...) -> (B, K), (B,)"""
+        """Map inputs (B, ...) to probabilities or values (B, K) and OOD scores (B,)."""
         answer, features = answer_and_features(self.network, self.score.layer, rows)
         return self._head.activate(answer, self._scale), self.score(features)
 
@@ -55,7 +55,7 @@ def calibrated(network: Network, calibration: Calibration, statistics: Path) -> 
     """Apply `calibration` to the network, in evaluation mode on the CPU.
 
     `statistics` is the file of the OOD score. Raises SchemaError if it is missing or has another
-    format, IntegrityError if it is not the one that was fitted.
+    format, IntegrityError if it is not the fitted file.
     """
     head = kind_of(network.spec.task).target.load_part("head")
     score = load_ood_score(statistics, calibration.ood)

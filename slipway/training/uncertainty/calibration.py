@@ -1,8 +1,8 @@
 """Fits the uncertainty of a trained network: temperature, conformal thresholds and OOD score.
 
-Test rows are never used. Training rows fit only the OOD score. One half of the validation rows
-fits the temperature and the other the thresholds, whose guarantee needs rows that nothing else was
-fitted on.
+Test rows are never used. Training rows fit only the OOD score. One half of the validation rows fits
+the temperature and the other the thresholds, whose guarantee needs rows on which nothing else was
+fitted.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class FittedCalibration:
     score: OODScore
 
     def apply(self, network: Network, raw: Answers) -> Answers:
-        """Turn answers into those of the exported graph: logits (N, K) into probabilities."""
+        """Return answers as of the exported graph, with probabilities in place of logits (N, K)."""
         uncertainty = kind_of(network.spec.task).target.load_part("uncertainty")
         return raw._replace(outputs=uncertainty.answers(raw.outputs, self.calibration.temperature))
 
@@ -60,14 +60,14 @@ class Calibrator:
     def predict(self, inputs: Inputs, score: OODScore | None) -> Answers:
         """Return logits (N, K) or values (N, 1), and OOD scores (N,).
 
-        Without `score` the features (N, D) take the place of the scores.
+        Without `score`, returns the features (N, D) instead of the scores.
         """
         return predict_raw(
             self._network, self._layer, inputs, self._params.batch_size, self._device, score
         )
 
     def fit(self, train: PackedSplit, val: PackedSplit) -> FittedCalibration:
-        """Fit the score to training rows, and everything else to validation rows."""
+        """Fit the OOD score to training rows, and everything else to validation rows."""
         features = self.predict(self._training_rows(train), None).scores
         score = fit_ood_score(self._layer, features)
         raw, is_fitted = self.predict(val.inputs, score), fitting_half(val.keys, self._seed)
@@ -104,7 +104,7 @@ class Calibrator:
         return FittedCalibration(calibration, score)
 
     def _training_rows(self, train: PackedSplit) -> Inputs:
-        """Select rows by seed and ids only."""
+        """Select the training rows that fit the OOD score, by seed and ids only."""
         # Another name of the draw would select other rows.
         draw = uniform(self._seed, 0, train.keys, "outlier score")
         chosen = np.sort(np.lexsort((train.keys, draw))[:_MAX_TRAINING_ROWS])
@@ -112,7 +112,7 @@ class Calibrator:
 
 
 def _decision(params: MeasuringParams, classes: Sequence[str]) -> Decision | None:
-    """Return the rule that the params name; ParamsError if the classes do not fit it."""
+    """Return the decision rule of the params; ParamsError if it does not fit the classes."""
     wanted = params.decision
     if wanted is None:
         return None
@@ -129,8 +129,8 @@ def _decision(params: MeasuringParams, classes: Sequence[str]) -> Decision | Non
 
 
 def fitting_half(keys: NDArray[np.uint64], seed: int) -> NDArray[np.bool_]:
-    """Return (N,) True for validation rows that fit the temperature, by id and seed only.
+    """Return True for each validation row that fits the temperature, (N,), by id and seed only.
 
-    The others fit the thresholds.
+    The other rows fit the thresholds.
     """
     return uniform(seed, 0, keys, "calibration half") < 0.5

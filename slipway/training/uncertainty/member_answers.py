@@ -1,4 +1,4 @@
-"""Answers of an ensemble's members and of its student to the test rows, for the report."""
+"""Test-row answers of an ensemble's members and of its student, for the report."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,9 +28,9 @@ def ensemble_answers(
 
     Args:
         model: folder of the network `served`, with the ensemble or the student beside it.
-        latencies: times networks by name.
+        latencies: measures the latency of networks by name.
 
-    Without an ensemble there are none. Raises what `load_network` raises.
+        Without an ensemble, the result is empty. Raises what `load_network` raises.
     """
     is_served = (model / ENSEMBLE).is_dir()
     ensemble = load_network(model / ENSEMBLE) if is_served else served

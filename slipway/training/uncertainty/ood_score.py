@@ -1,9 +1,9 @@
-"""OOD score: distance of a row's features from those of the training rows, in their deviations.
+"""OOD score: distance of a row's features from those of the training rows, in standard deviations.
 
 The Mahalanobis distance under a probabilistic principal component analysis (Tipping and Bishop
 1999): each of the widest directions has its own deviation, all others share one, so that few rows
-suffice for many features. Its square is divided by the number of features and the root is taken:
-about 1 for an ordinary row. bench/results/ood_scores.md compares scores.
+suffice for many features. The score is the root of the squared distance divided by the number of
+features: about 1 for an ordinary row. bench/results/ood_scores.md compares scores.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ class OODScore(nn.Module):
             self.register_buffer(name, statistics[name], persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, D) -> (B,)"""
+        """Map features (B, D) to scores (B,)."""
         offset = (features - self.centre).clamp(-_MAX_OFFSET, _MAX_OFFSET)
         along = offset @ self.directions  # (B, R)
         rest = offset - along @ self.directions.T
@@ -80,7 +80,7 @@ def fit_ood_score(layer: str, features: NDArray[np.float32]) -> OODScore:
 
 
 def serialize_ood_score(score: OODScore) -> bytes:
-    """Return the bytes of the file that `save_ood_score` writes."""
+    """Return the content of the file of a score."""
     return serialize_tensors({name: getattr(score, name) for name in _NAMES})
 
 

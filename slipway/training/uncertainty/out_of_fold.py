@@ -1,8 +1,8 @@
-"""Out-of-fold predictions: one network per fold, trained on all rows but the fold's.
+"""Out-of-fold predictions: one network per fold, trained on all rows of the other folds.
 
-Folds are trained one after the other, in one process on one device. A finished fold is stored in
-a folder, so that a killed audit continues with the next one. The weights of the last epoch answer:
-an epoch selected by the fold's own labels would know them.
+Folds are trained one after the other, in one process on one device. A finished fold is stored in a
+folder, so that a killed audit continues with the next one. Predictions use the weights of the last
+epoch: selecting an epoch by the fold's own labels would leak them.
 """
 
 import io
@@ -45,7 +45,7 @@ Answer = Callable[[Network, Inputs, int, str], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class FoldTraining:
-    """Everything that out-of-fold predictions depend on."""
+    """The inputs that determine out-of-fold predictions."""
 
     seed: int
     params: TrainParams  # of one fold
@@ -60,7 +60,7 @@ class FoldTraining:
         return int(self.folds.max()) + 1
 
     def settings(self) -> dict[str, Any]:
-        """Describe the training for the report."""
+        """The settings of the training, for the report."""
         return {
             "folds": self.num_folds,
             "epochs": self.params.epochs,
@@ -72,15 +72,15 @@ class FoldTraining:
         }
 
     def rows(self) -> PackedSplit:
-        """The audited rows as one split, in the size that the network takes."""
+        """Return the audited rows as one split, in the image size of the network."""
         return self._select(np.arange(len(self.folds)))
 
     def held_out(self, fold: int) -> PackedSplit:
-        """The rows of `fold`."""
+        """Return the rows of `fold`."""
         return self._select(np.flatnonzero(self.folds == fold))
 
     def others(self, fold: int) -> PackedSplit:
-        """The rows of the other folds and their offline copies.
+        """Return the rows of the other folds and their offline copies.
 
         A copy is in the fold of its original.
         """
@@ -103,10 +103,10 @@ def plan_folds(
     augmented: Path,
     root: Path,
 ) -> FoldTraining:
-    """Plan the trainings: as the train stage, but for `audit.epochs` and in one process.
+    """Plan trainings as in the train stage, but for `audit.epochs` epochs and in one process.
 
-    `rows` are those of `audit_folds.audited_rows`, `root` is the project's folder. Raises
-    ParamsError or UnavailableError as any training does, DataError if the rows have no such folds,
+    `rows` come from `audit_folds.audited_rows`, `root` is the project's folder. Raises ParamsError
+    or UnavailableError as any training does, DataError if `rows` cannot be divided into the folds,
     SchemaError if other rows are packed.
     """
     assert audit.folds is not None, "the stage audits only if audit.folds is set"
@@ -133,10 +133,10 @@ def plan_folds(
 def predict_out_of_fold(
     training: FoldTraining, folder: Path, answer: Answer = predict
 ) -> NDArray[np.float32]:
-    """Return (N, K) answers to the audited rows, each by the network without its fold.
+    """Return answers to the audited rows (N, K), each from the network trained without its fold.
 
-    By default they are probabilities. Finished folds are read from `folder`. Raises TrainingError
-    as any training does.
+    By default the answers are probabilities. Finished folds are read from `folder`. Raises
+    TrainingError as any training does.
     """
     silence_chatter()
     num_outputs = len(training.data.manifest.classes) or 1

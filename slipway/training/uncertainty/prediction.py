@@ -1,6 +1,6 @@
-"""Predictions of a trained network in one process, where every row counts exactly once.
+"""Predictions of a trained network in one process, exactly one for each row.
 
-A non-finite answer is refused.
+A non-finite prediction raises TrainingError.
 """
 
 from typing import Any, cast
@@ -19,12 +19,12 @@ from slipway.training.networks.networks import Network
 
 
 def default_device() -> str:
-    """ "cuda" if torch finds a GPU, else "cpu"."""
+    """The device of predictions: "cuda" if torch finds a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def predict(network: Network, inputs: Inputs, batch_size: int, device: str) -> NDArray[np.float32]:
-    """Map (N, ...) rows to (N, K) float32 probabilities, or (N, 1) values of a numeric target.
+    """Map rows (N, ...) to probabilities (N, K) float32, or values (N, 1) of a numeric target.
 
     Computes in float32 without TF32, the softmax in float64. Moves `network` to `device` and into
     evaluation mode. Raises TrainingError if any answer is NaN or infinite.
@@ -37,7 +37,7 @@ def predict(network: Network, inputs: Inputs, batch_size: int, device: str) -> N
 def predict_logits(
     network: Network, inputs: Inputs, batch_size: int, device: str
 ) -> NDArray[np.float32]:
-    """Map (N, ...) rows to (N, K) float32 logits, or (N, 1) values, as `predict` does."""
+    """Map rows (N, ...) to logits (N, K) float32, or values (N, 1), as `predict` does."""
     return predict_raw(network, None, inputs, batch_size, device).outputs
 
 
@@ -51,7 +51,7 @@ def predict_raw(
 ) -> Answers:
     """Return logits (N, K) or values (N, 1), and the OOD scores (N,).
 
-    Without a `score` the features (N, D), the inputs of `layer`, take the place of the scores.
+    Without a `score`, returns the features (N, D), which are the inputs of `layer`, instead.
     """
     network.eval().to(device)
     score = (score or nn.Identity()).to(device)
@@ -77,7 +77,7 @@ def predict_raw(
 def _predict_batch(
     network: Network, layer: str | None, score: nn.Module, rows: NDArray[Any], device: str
 ) -> Answers:
-    """(B, ...) -> (B, K), (B, D)"""
+    """Return outputs (B, K), and OOD scores (B,) or features (B, D), of rows (B, ...)."""
     inputs = torch.from_numpy(np.array(rows)).to(device)  # torch takes no read-only memory map
     if layer is None:
         answer, features = network(inputs), torch.empty(len(inputs), 0)

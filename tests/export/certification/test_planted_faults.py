@@ -298,7 +298,7 @@ def test_an_overflowed_fp16_graph_differs_and_fp32_agrees(
     assert guilty(measured) == "onnxruntime/cpu/fp16"
     (hop,) = (hop for hop, _ in measured if hop.name == "onnxruntime/cpu/fp16")
     assert hop.metric is None
-    assert "are no probabilities" in hop.reason
+    assert "are not probabilities" in hop.reason
     assert hop.worst_row
 
 

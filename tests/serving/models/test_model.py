@@ -405,7 +405,7 @@ def test_a_choice_of_export_applies_only_to_its_provider(
     certify(certified / "certificate.json", choose(certified / "bundle", "int8", "cuda"), hops)
     selection = load_model(make_settings(provider="cpu")).selection
     assert (selection.actual.variant, selection.passed_over) == ("fp32", [])
-    assert "nothing was chosen for it" in selection.why
+    assert "export chose no variant for it" in selection.why
 
 
 def test_a_choice_is_read_from_the_bundle_and_an_unknown_variant_is_refused(tmp_path: Path) -> None:
@@ -584,6 +584,6 @@ def test_an_engine_that_the_certificate_never_saw_is_not_served(
     engine: CertifiedEngine, make_settings: MakeSettings
 ) -> None:
     engine.certify(None)
-    with pytest.raises(UnavailableError, match="the certificate was made without the engine"):
+    with pytest.raises(UnavailableError, match="the certificate does not cover the engine"):
         load_model(make_settings(provider="tensorrt"))
     assert load_model(make_settings()).selection.actual.provider == "cpu"

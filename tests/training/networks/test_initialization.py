@@ -118,7 +118,7 @@ def test_a_pickle_that_would_run_code_is_refused_without_running_it(tmp_path: Pa
 
     path = tmp_path / "weights.pth"
     torch.save({"state_dict": {"conv1.0.weight": Trap()}}, path, pickle_module=pickle)
-    with pytest.raises(ParamsError, match="could not be read as mere weights"):
+    with pytest.raises(ParamsError, match="could not be read as plain weights"):
         load_pretrained(_network(3), path)
     assert not (tmp_path / "touched").exists()
 
