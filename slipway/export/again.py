@@ -1,4 +1,4 @@
-"""Exports and certifies a trained model again, without the stages before."""
+"""Exports and certifies a trained model again, without the stages before `export`."""
 
 import subprocess
 import sys
@@ -11,13 +11,14 @@ _MODEL = Path("artifacts/model/model.json")
 
 
 def export_again(*, force: bool, is_quiet: bool = False) -> None:
-    """Run the stages from `export` on by DVC; `is_quiet` prints their output only if one fails.
+    """Run the stages from `export` to `verify` with DVC.
 
-    UnavailableError if one fails, or without a model.
+    `is_quiet` prints their output only if one fails. Raises UnavailableError if one fails, or if
+    there is no trained model.
     """
     if not _MODEL.is_file():
         raise UnavailableError(
-            f"there is no trained model in {_MODEL.parent.absolute()} yet, expected that of a "
+            f"there is no trained model in {_MODEL.parent.absolute()} yet, expected the model of a "
             "finished `train`. Make it with `slipway run` in the project's folder."
         )
     options = ["--single-item", *["--force"] * force]
@@ -28,5 +29,5 @@ def export_again(*, force: bool, is_quiet: bool = False) -> None:
         print(end=done.stdout or "", flush=True)
         raise UnavailableError(
             "the model was not exported: the stage above ended with an error, expected all of "
-            f"{', '.join(_STAGES)}. Correct what it names, and run `slipway export` again."
+            f"{', '.join(_STAGES)} to finish. Correct that error, and run `slipway export` again."
         )

@@ -1,7 +1,7 @@
 """Writes the bundle of a trained network: every variant, the choice among them, the manifest last.
 
-Refuses everything that `graph` and `variants` refuse. Nothing here names a network, so any torch
-module with the right signature can be exported.
+Refuses everything that `graph` and `variants` refuse. Nothing here depends on the kind of network,
+so any torch module with the right signature can be exported.
 """
 
 import math
@@ -80,7 +80,7 @@ _DRIFT_BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class Pruned:
-    """The pruned network with its own weights and calibration."""
+    """The pruned network with its own calibration."""
 
     kind: Literal["structured", "magnitude"]
     network: CalibratedNetwork
@@ -92,7 +92,7 @@ class Pruned:
 class Trained:
     """A network and the facts about it that its bundle states.
 
-    The network maps (rows, ...) of `input` to answers and OOD scores.
+    The network maps inputs (rows, ...) to answers and OOD scores.
     """
 
     network: CalibratedNetwork
@@ -108,13 +108,13 @@ class Trained:
 
     @property
     def output(self) -> OutputContract:
-        """Probabilities for classes, one value for a numeric target."""
+        """The output contract: probabilities for classes, one value for a numeric target."""
         return OutputContract(kind=kind_of(self.task).target.output, labels=self.labels)
 
 
 @dataclass(frozen=True)
 class ExportRows:
-    """The rows that an export needs."""
+    """Rows for samples, losses and golden rows of an export."""
 
     samples: NDArray[Any]  # (rows, ...) training rows as the network takes them, for quantization
     validation: PackedSplit  # to check, choose and compare variants
@@ -132,7 +132,7 @@ def write_bundle(
     effort: Effort = FULL,
     card: WriteCard | None = None,
 ) -> Leaderboard:
-    """Fill the folder `root` with a bundle of every variant in `params` that can gain something.
+    """Fill the folder `root` with a bundle of every variant in `params` that can be an improvement.
 
     Args:
         card: writes the model card; None for no card.
@@ -210,7 +210,7 @@ def _write_golden_rows(
 ) -> GoldenFile | None:
     """Draw rows of the split, answer them with every graph in `root` and write the file.
 
-    The choice of `num_rows` rows, or all there are, depends only on the seed and the ids.
+    At most `num_rows` rows are chosen, by the seed and the ids only.
 
     Returns:
         The record for `bundle.json`; None for 0 rows.
@@ -247,7 +247,7 @@ def _write_golden_rows(
 
 @dataclass(frozen=True)
 class _Source:
-    """A network to make variants from, its fp32 graph, and the loss they may have."""
+    """A network to make variants from, its fp32 graph, and the allowed loss of the variants."""
 
     trained: Trained
     fp32: bytes
@@ -257,7 +257,7 @@ class _Source:
 def _write_variants(
     root: Path, trained: Trained, rows: ExportRows, params: ExportParams, resampling: Resampling
 ) -> tuple[dict[str, ModelFile], dict[str, str], dict[str, list[Attempt]]]:
-    """Write the graph of each variant, or say why it is left out; list the attempts for int8."""
+    """Write the graph of each variant; return graphs, reasons for omissions, and int8 attempts."""
     fp32 = _export_fp32(trained, rows, params)
     loss = _GraphLoss(fp32, trained, rows.validation, resampling)
     unpruned = _Source(trained, fp32, params.goal.max_metric_loss)
@@ -323,7 +323,8 @@ def _pruned_source(
 ) -> _Source:
     """Export the pruned network.
 
-    Its int8 may lose as much as the goal allows, or as pruning already lost if that is more.
+    Its int8 variant may lose as much as the goal allows, or as much as pruning lost if that is
+    more.
     """
     pruned = trained.pruned
     if pruned is None:
@@ -342,7 +343,7 @@ def _pruned_source(
 
 
 class _GraphLoss:
-    """Loss of a graph against the fp32 one on the validation rows; infinite for broken answers."""
+    """Computes the loss of a graph against fp32 on validation rows; infinite for broken answers."""
 
     def __init__(
         self, fp32: bytes, trained: Trained, validation: PackedSplit, resampling: Resampling

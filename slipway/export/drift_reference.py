@@ -1,6 +1,6 @@
-"""Chooses the rows that a bundle's drift reference describes, and writes the file.
+"""Chooses the rows of a bundle's drift reference, and writes the file.
 
-slipway/drift/ defines the reference itself.
+slipway/drift/ defines the format of the reference.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,18 +30,15 @@ _BLOCK_ROWS = 256
 
 
 def choose_rows(split: PackedSplit, seed: int, num_rows: int = _MAX_ROWS) -> NDArray[np.intp]:
-    """Choose `num_rows` rows of the split, or all there are, in ascending order.
-
-    The choice depends only on the seed and the ids.
-    """
+    """Choose at most `num_rows` rows of the split, by seed and ids only, in ascending order."""
     draw = uniform(seed, 0, split.keys, "drift")
     return np.sort(np.lexsort((split.keys, draw))[:num_rows])
 
 
 def has_served_form(inputs: Inputs, contract: InputContract) -> bool:
-    """Return True if rows are stored as the service sees them.
+    """Return True if rows are stored in the form that the service sees.
 
-    They may also be stored larger, for random crops, or compressed once more.
+    They may also be stored larger, for random crops, or recompressed.
     """
     return isinstance(inputs, np.ndarray) and tuple(inputs.shape[1:]) == tuple(contract.shape)
 

@@ -2,7 +2,7 @@
 
 The sections follow Mitchell et al., Model Cards for Model Reporting (2019). Every figure comes from
 a file that a stage wrote; only the purpose is in the user's own words (`export.purpose`). The card
-says if something was not measured.
+states what was not measured.
 """
 
 import json
@@ -335,7 +335,7 @@ def _origin(facts: CardFacts) -> list[str]:
 
 
 def _user_code(facts: CardFacts) -> Iterator[str]:
-    """Name the parts that are the user's own code, and its digest."""
+    """List the parts that are the user's own code, with their digests."""
     evaluation = map(UserCode.model_validate, facts.evaluation.get("user_code", []))
     for code in (*facts.training.user_code, *evaluation):
         yield f"User code: `{code.key}` is `{code.name}`, SHA-256 `{code.sha256}`."

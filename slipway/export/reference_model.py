@@ -1,7 +1,8 @@
 """Runs the fp32 graph of the reference model on the test rows, through its own preprocessing.
 
-If it takes what the packed store holds, it gets the packed rows. Otherwise the raw rows are decoded
-or encoded by its own input contract; rows that this refuses are marked, not guessed.
+If its input contract is that of the packed store, it runs on the packed rows. Otherwise the raw
+rows are decoded or encoded by its own contract; rows that the contract refuses are marked, not
+guessed.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ def open_reference(root: Path, manifest: PackedManifest) -> LoadedBundle:
     """Open the bundle in `root` and check every file.
 
     Raises:
-        BundleError: it is no bundle, or is of another task or other classes than `manifest`.
+        BundleError: it is not a bundle, or is of another task or other classes than `manifest`.
     """
     bundle = open_reference_of(root, manifest.task)
     found, expected = set(bundle.manifest.output.labels), set(manifest.classes)
@@ -80,7 +81,7 @@ def answer_test_rows(
 
     Raises:
         IntegrityError: the raw rows are not the rows that were packed.
-        BundleError: they lack a column that the model takes.
+        BundleError: they lack a column of the model.
     """
     provider = "cpu" if why_unavailable("cuda") else "cuda"
     runner = open_onnx(
@@ -130,7 +131,7 @@ def _batches(
     manifest: PackedManifest,
     data: Callable[[], DataParams],
 ) -> Iterator[_Batch]:
-    """Yield every row that the bundle takes, once, in batches of at most its largest."""
+    """Yield every row that the bundle accepts, once, in batches of at most its largest size."""
     contract, size = bundle.manifest.input, bundle.manifest.max_batch_size
     if contract == manifest.input:
         for start in range(0, len(test), size):

@@ -46,7 +46,7 @@ class Release(Contract):
 
 
 def release() -> str:
-    """Copy bundle and certificate to `artifacts/reference_model/`; returns a line that says so.
+    """Copy bundle and certificate to `artifacts/reference_model/`; return a line for the terminal.
 
     Raises:
         CertificateError: the certificate is of another bundle, or does not certify it.
@@ -84,10 +84,10 @@ def release() -> str:
 def read_known_rows(
     bundle: LoadedBundle, ids: list[str], packed: Path
 ) -> tuple[NDArray[np.bool_] | None, str]:
-    """Find the test rows `ids` that a reference model was trained on or chosen by.
+    """Find the test rows `ids` that the reference model was trained on or selected by.
 
     Returns:
-        A mask, or None if nobody can know; and a remark in words.
+        A mask, or None if its rows are unknown; and a remark in words.
 
     Raises:
         IntegrityError: files of the release were altered.
@@ -107,7 +107,7 @@ def read_known_rows(
 
 
 def _known_ids(bundle: LoadedBundle) -> list[str] | None:
-    """Read the ids of its rows; None if the packed store is missing or another one."""
+    """Return the ids of the bundle's rows; None if the packed store is missing or has changed."""
     if not _is_made_from(bundle, PACKED):
         return None
     manifest = read_manifest(PACKED)
@@ -115,14 +115,14 @@ def _known_ids(bundle: LoadedBundle) -> list[str] | None:
 
 
 def _is_made_from(bundle: LoadedBundle, packed: Path) -> bool:
-    """Return True if the digest of the packed manifest, and so of all rows, is the recorded one."""
+    """Return True if the digest of the packed manifest, which covers all rows, is unchanged."""
     path = packed / "manifest.json"
     recorded = bundle.manifest.lineage.digests.get((PACKED / path.name).as_posix())
     return path.is_file() and recorded == files.sha256_file(path)
 
 
 def _read_record(bundle: LoadedBundle) -> Release | None:
-    """Read the record of `slipway release`; None for a bundle that was not released by it."""
+    """Read the record of `slipway release`; None for a bundle without one."""
     path = bundle.root / RECORD
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
 """Runs exported graphs on arrays, with ONNX Runtime or TensorRT; caches and rebuilds engines.
 
-Building a bundle's graphs is in `slipway/export/`.
+`slipway/export/` builds a bundle's graphs.
 """

@@ -16,7 +16,7 @@ from slipway.system.errors import EngineError
 
 
 def why_no_engine(*, require: bool) -> str | None:
-    """Return why no engine can be built here, or None; EngineError instead with `require`."""
+    """Return why no engine can be built here, or None; with `require` raise EngineError instead."""
     reason = why_unavailable("tensorrt")
     if reason and require:
         raise EngineError(
@@ -35,7 +35,7 @@ def compile_engine(
 ) -> EngineManifest:
     """Build the requested engine for this GPU into `folder`, with the TensorRT in `module`.
 
-    Reads and updates `timing_cache`. EngineError with TensorRT's message, or if its process
+    Reads and updates `timing_cache`. Raises EngineError with TensorRT's message, or if its process
     crashed.
     """
     variant = request.requested.variant

@@ -1,7 +1,7 @@
 """The CPU's int8 instructions and the weight width they need.
 
-x86 without VNNI adds two products of uint8 and int8 in 16 bits, where they saturate: 2 * 255 * 127
-is twice the range. ONNX Runtime can avoid it (an option that `slipway.runtimes.runtime` sets) by
+x86 without VNNI adds two products of uint8 and int8 in 16 bits, which may saturate: 2 * 255 * 127
+is twice the range. ONNX Runtime can avoid this (an option that `slipway.runtimes.runtime` sets) by
 using uint8 weights, which costs the speed that int8 gains. Weights of 7 bits cannot saturate and
 stay fast. With VNNI, and on ARM, nothing saturates.
 """
@@ -14,9 +14,9 @@ _WITHOUT_SATURATION = ("amx_int8", "avx512_vnni", "avx_vnni")  # Linux's names
 
 
 def int8_instructions(machine: str | None = None, information: str | None = None) -> str:
-    """Return for example "avx512_vnni" or "avx2 without VNNI"; other architectures by name.
+    """Return the int8 instructions, such as "avx512_vnni" or "avx2 without VNNI".
 
-    Defaults to this machine.
+    Architectures other than x86 are returned by name. The default is this machine.
     """
     machine = machine or platform.machine()
     if machine not in ("x86_64", "AMD64"):

@@ -14,7 +14,7 @@ from slipway.system.errors import EngineError
 
 
 class CudaDevice:
-    """One stream of GPU 0, and memory on it."""
+    """A stream of GPU 0 with its memory."""
 
     def __init__(self) -> None:
         from cuda.bindings import runtime
@@ -32,12 +32,12 @@ class CudaDevice:
             self._call("cudaFree", address)
 
     def upload(self, address: int, array: NDArray[Any]) -> None:
-        """Copy a contiguous array to the GPU, in the stream's order."""
+        """Copy a contiguous array to the GPU, in order of the stream."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, kind, self._stream)
 
     def download(self, address: int, array: NDArray[np.float32]) -> None:
-        """Fill a contiguous array from the GPU, in the stream's order; complete after `wait`."""
+        """Copy from the GPU to a contiguous array, in order of the stream; done after `wait`."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, kind, self._stream)
 
@@ -89,5 +89,5 @@ def driver_version(
 
 
 def _version(number: int) -> str:
-    """13050 is CUDA 13.5."""
+    """Format CUDA's version number: 13050 is "13.5"."""
     return f"{number // 1000}.{number % 1000 // 10}"

@@ -2,9 +2,9 @@
 
 That provider names an engine by the graph's structure, not by its weights
 (microsoft/onnxruntime#6455), so in a shared folder it silently serves another model's engine of the
-same architecture. Here the folder's name is the digest of everything an engine is bound to, and its
-seal repeats the key with the SHA-256 of each file. A folder of another key, without a seal, or with
-an altered engine is refused.
+same architecture. Here the folder's name is the digest of everything that an engine depends on, and
+its seal repeats the key with the SHA-256 of each file. A folder of another key, without a seal, or
+with an altered engine is refused.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ SEAL = "seal.json"
 
 
 class EngineKey(Contract):
-    """Everything that a cached engine is bound to."""
+    """Everything that a cached engine depends on."""
 
     model_sha256: str
     precision: str
@@ -32,7 +32,7 @@ class EngineKey(Contract):
 
     @property
     def folder(self) -> str:
-        """Name of this key's folder."""
+        """The name of this key's folder."""
         return files.digest_json(self.model_dump(mode="json"))[:32]
 
 
@@ -45,10 +45,10 @@ class EngineSeal(Contract):
 
 @contextmanager
 def engine_folder(folder: Path, key: EngineKey) -> Iterator[Path]:
-    """Yield the folder of `key`'s engines; a new one is sealed once the block has built them.
+    """Yield the folder of `key`'s engines; a new folder is sealed after the block has built them.
 
-    EngineError for a folder of another key or without a seal, IntegrityError for an altered engine,
-    UnavailableError if the block built none.
+    Raises EngineError for a folder of another key or without a seal, IntegrityError for an altered
+    engine, UnavailableError if the block built no engine.
     """
     if folder.exists():
         _check_seal(folder, key)
@@ -91,4 +91,4 @@ def _check_seal(folder: Path, key: EngineKey) -> None:
             raise IntegrityError(f"{path} was altered or removed since it was built. {fix}")
     unknown = sorted({path.name for path in folder.iterdir()} - set(seal.files) - {SEAL})
     if unknown:
-        raise EngineError(f"{folder} holds {unknown}, which its seal does not name. {fix}")
+        raise EngineError(f"{folder} holds {unknown}, which its seal does not list. {fix}")

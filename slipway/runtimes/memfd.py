@@ -1,8 +1,8 @@
-"""Gives a model's verified bytes a path, as an anonymous file in memory.
+"""Provides a path to a model's verified bytes: an anonymous file in memory.
 
 ONNX Runtime copies and parses bytes while it holds Python's lock: 0.7 ms for each megabyte, in
-which a service answers nobody. It reads a file without the lock, in two thirds of the time. But
-beside a file it also looks for external weights, which no digest covers. A graph that may have such
+which a service cannot answer. It reads a file without the lock, in two thirds of the time. But next
+to a file it also looks for external weights, which no digest covers. A graph that may have such
 weights is therefore passed as bytes, and ONNX Runtime refuses it.
 """
 
@@ -20,7 +20,7 @@ _ELSEWHERE = b"location"
 
 @contextmanager
 def path_or_bytes(model: bytes) -> Iterator[str | bytes]:
-    """Yield a path to the bytes, valid in the block; the bytes if no path is possible or safe."""
+    """Yield a path to the bytes, valid in the block, or the bytes if a path is not safe."""
     if len(model) < SMALL or not hasattr(os, "memfd_create") or may_refer_elsewhere(model):
         yield model
         return
@@ -43,7 +43,7 @@ def _written(model: bytes, open_files: ExitStack) -> str:
 
 
 def may_refer_elsewhere(model: bytes) -> bool:
-    """Return False only if an ONNX graph certainly names no other file."""
+    """Return False only if an ONNX graph certainly refers to no other file."""
     overlap = len(_ELSEWHERE) - 1
     for begin in range(0, len(model), _PIECE):
         if model.find(_ELSEWHERE, begin, begin + _PIECE + overlap) >= 0:

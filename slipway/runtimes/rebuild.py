@@ -1,10 +1,10 @@
 """Rebuilds a bundle's engine on another machine and certifies it on the bundle's golden rows.
 
 The service starts `python -m slipway.runtimes.rebuild BUNDLE ENGINE REBUILT`; `python -m
-slipway.stages.compile` does the same without params.yaml. The engine manifest or skipped build in
-ENGINE has the request. REBUILT then holds an engine, its manifest and `target_certificate.json`,
-without which it is not served. Refused: a bundle without golden rows, and an engine that answers
-them differently.
+slipway.stages.compile` does the same without params.yaml. The engine manifest or the record of a
+skipped build in ENGINE holds the request. REBUILT then holds an engine, its manifest and
+`target_certificate.json`, without which it is not served. A bundle without golden rows is refused,
+and an engine that answers them differently.
 """
 
 import json
@@ -64,8 +64,8 @@ def rebuild_engine(
 ) -> TargetCertificate:
     """Build and certify the engine requested in `engine_root`, unless `rebuilt` has one that fits.
 
-    SlipwayError if that is impossible here or the engine differs from fp32; an earlier content of
-    `rebuilt` then stays.
+    Raises SlipwayError if that is impossible here or the engine differs from fp32; `rebuilt` is
+    then unchanged.
     """
     bundle = load_bundle(bundle_root)
     bundle.verify()
@@ -86,9 +86,9 @@ def rebuild_engine(
 
 
 def open_rebuilt(rebuilt: Path, bundle: LoadedBundle) -> tuple[EngineRunner, TargetCertificate]:
-    """Open the engine that was built here, with its certificate.
+    """Open the engine that was built on this machine, with its certificate.
 
-    UnavailableError if there is none, EngineError if it is for another bundle or machine,
+    Raises UnavailableError if there is none, EngineError if it is for another bundle or machine,
     IntegrityError if a file was altered.
     """
     certificate = read_target_certificate(rebuilt)
@@ -103,8 +103,8 @@ def open_rebuilt(rebuilt: Path, bundle: LoadedBundle) -> tuple[EngineRunner, Tar
 def read_target_certificate(rebuilt: Path) -> TargetCertificate:
     """Read the certificate of a rebuilt engine.
 
-    UnavailableError if there is none, IntegrityError if it was altered, EngineError for another
-    format.
+    Raises UnavailableError if there is none, IntegrityError if it was altered, EngineError for
+    another format.
     """
     path = rebuilt / CERTIFICATE
     fix = f"Remove {rebuilt}, and the engine is built again."
@@ -128,7 +128,7 @@ def read_target_certificate(rebuilt: Path) -> TargetCertificate:
 def answer_golden_rows(
     run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int
 ) -> GoldenResult | None:
-    """Check `run` on the bundle's golden rows, if any; ParityError beyond the variant's budget."""
+    """Check `run` on the bundle's golden rows, if any; ParityError if it exceeds the budget."""
     rows, entry = bundle.golden_rows(), bundle.manifest.golden_rows
     if rows is None or entry is None:
         return None
@@ -168,7 +168,7 @@ def _build(
 
 @contextmanager
 def _exclusive(rebuilt: Path) -> Iterator[None]:
-    """Wait until no other process builds there: each worker requests a rebuild, one builds."""
+    """Lock `rebuilt` against other processes: each worker requests a rebuild, one builds."""
     path = rebuilt.with_name(f"{rebuilt.name}.lock")
     with ExitStack() as held:
         while True:
@@ -181,7 +181,7 @@ def _exclusive(rebuilt: Path) -> Iterator[None]:
 
 
 def main(arguments: list[str], module: str = "tensorrt") -> int:
-    """Run the process: returns 0, or 1 with one line on stderr."""
+    """Run the process; return 0, or 1 after one line on stderr."""
     os.nice(_NICENESS)
     try:
         bundle, engine, rebuilt = map(Path, arguments)

@@ -1,8 +1,8 @@
 """Runs models behind one call: ONNX Runtime (CPU, CUDA, its TensorRT provider) and TensorRT.
 
 `slipway/stages/verify.py` and the service run models only through this module. The requested
-provider runs or is refused with a reason, never replaced; an engine whose manifest does not fit is
-refused. onnxruntime and tensorrt are imported when used.
+provider runs, or an error gives the reason; it is never replaced. An engine whose manifest does not
+fit is refused. onnxruntime and tensorrt are imported on first use.
 """
 
 import ctypes
@@ -52,12 +52,12 @@ class Runner(Protocol):
     actual: Execution
 
     def run(self, batch: NDArray[Any]) -> Answers:
-        """(rows, ...) of the bundle's input contract to (rows, outputs) and (rows,) float32."""
+        """Map inputs (rows, ...) to outputs (rows, outputs) and OOD scores (rows,) in float32."""
         ...
 
 
 def run_in_batches(run: Callable[[NDArray[Any]], Answers], rows: Any, batch_size: int) -> Answers:
-    """Run all rows (rows, ...), an array or a packed store, in order."""
+    """Run all rows (rows, ...) of an array or a packed store, in order."""
     batches = [
         run(np.ascontiguousarray(rows[start : start + batch_size]))
         for start in range(0, len(rows), batch_size)
@@ -89,7 +89,7 @@ class OnnxRunner:
 
 
 class Device(Protocol):
-    """Memory of an engine: `CudaDevice`, or a fake in tests."""
+    """The memory interface of an engine: `CudaDevice`, or a fake in tests."""
 
     stream: int
 
@@ -157,9 +157,9 @@ class EngineRunner:
 
 
 def why_unavailable(provider: str) -> str | None:
-    """Return why nothing can run on `provider` here, or None.
+    """Return why `provider` is not available here, or None.
 
-    "cpu", "cuda" and "onnxruntime_tensorrt" are ONNX Runtime's, "tensorrt" is an engine without it.
+    "cpu", "cuda" and "onnxruntime_tensorrt" belong to ONNX Runtime; "tensorrt" runs an engine.
     """
     onnxruntime = import_onnxruntime()
 
@@ -181,8 +181,8 @@ def open_onnx(
 ) -> OnnxRunner:
     """Load a graph from its verified bytes.
 
-    `num_threads` 0 uses every core. UnavailableError if `provider` cannot run,
-    BundleError for a bad graph.
+    `num_threads` 0 uses every core. Raises UnavailableError if `provider` cannot run, BundleError
+    for a bad graph.
     """
     onnxruntime = import_onnxruntime()
 
@@ -209,8 +209,9 @@ def open_onnx_tensorrt(
 ) -> OnnxRunner:
     """Load a graph in ONNX Runtime's TensorRT provider, with its engine from `cache`.
 
-    Builds a missing engine, which takes minutes. UnavailableError if the provider cannot run this
-    variant here; EngineError or IntegrityError for a cached engine of another model or machine.
+    Builds a missing engine, which takes minutes. Raises UnavailableError if the provider cannot run
+    this variant here, EngineError or IntegrityError for a cached engine of another model or
+    machine.
     """
     onnxruntime = import_onnxruntime()
 
@@ -255,7 +256,7 @@ def open_onnx_tensorrt(
 
 
 def _tensorrt_options(bundle: LoadedBundle, key: EngineKey, folder: Path) -> dict[str, str]:
-    """Options without a precision flag, so that the graph's types decide.
+    """Return provider options without a precision flag, so that the graph's types decide.
 
     See microsoft/onnxruntime#18707.
     """
@@ -275,10 +276,10 @@ def _tensorrt_options(bundle: LoadedBundle, key: EngineKey, folder: Path) -> dic
 
 
 def session_options(num_threads: int) -> dict[str, str]:
-    """Return the options of a session that differ from the defaults, by ONNX Runtime's names.
+    """Return the session options that differ from the defaults, by ONNX Runtime's names.
 
-    With the same ones, the same package and the same processor, a batch gives the same bits.
-    `num_threads` of 0 leaves the number to ONNX Runtime.
+    With equal options, the same package and the same processor, a batch gives the same bits. With
+    `num_threads` 0, ONNX Runtime chooses the number.
     """
     options = {
         "intra_op_num_threads": str(num_threads),
@@ -290,7 +291,7 @@ def session_options(num_threads: int) -> dict[str, str]:
 
 
 def describe_session(num_threads: int) -> str:
-    """Return the options of a session as text that can be compared."""
+    """Return the session options as comparable text."""
     return ", ".join(f"{name}={value}" for name, value in session_options(num_threads).items())
 
 
@@ -324,8 +325,9 @@ def _open_session(model: bytes, providers: list[Any], num_threads: int, what: st
 def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) -> EngineRunner:
     """Load the engine in `root` for this bundle; `certified` is the digest of its manifest.
 
-    UnavailableError without an engine, GPU or TensorRT; EngineError if the manifest does not fit
-    the bundle's graph, this TensorRT or this GPU; IntegrityError if a file was altered or replaced.
+    Raises UnavailableError without an engine, GPU or TensorRT, EngineError if the manifest does not
+    fit the bundle's graph, this TensorRT or this GPU, IntegrityError if a file was altered or
+    replaced.
     """
     engine_manifest = read_engine_manifest(root, certified)
     check_origin(engine_manifest, bundle)

@@ -2,8 +2,8 @@
 
 The graph alone decides the precision: no builder flag lowers it, and TF32, TensorRT's default for
 fp32, is off. The actual precision is read back from the engine. The build runs in its own process,
-so a crash inside TensorRT becomes a message. Refused: a graph that the parser rejects or of another
-precision than requested, and an older TensorRT.
+so a crash inside TensorRT becomes an error message. Refused: a graph that the parser rejects or of
+another precision than requested, and an older TensorRT.
 """
 
 import importlib
@@ -63,9 +63,9 @@ class BuiltEngine:
 
 
 def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
-    """Build with the module `trt` (`tensorrt`, or `tensorrt_rtx` as a check).
+    """Build an engine with the module `trt` (`tensorrt`, or `tensorrt_rtx` as a check).
 
-    EngineError with the parser's or builder's message.
+    Raises EngineError with the parser's or builder's message.
     """
     _check_version(trt)
     logger = _collecting_logger(trt)
@@ -75,7 +75,7 @@ def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
     if not parser.parse(request.model):
         problems = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
         raise EngineError(
-            f"TensorRT {trt.__version__} does not take the graph: {problems}. "
+            f"TensorRT {trt.__version__} does not accept the graph: {problems}. "
             "Choose another compile.variant or export.opset."
         )
     precision = network_precision(network)
@@ -103,7 +103,7 @@ def build_engine(trt: Any, request: BuildRequest) -> BuiltEngine:
 
 
 def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
-    """Run `build_engine` in a child process; EngineError also if the child crashes."""
+    """Run `build_engine` in a child process. Raises EngineError also if the child crashes."""
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
     child = context.Process(
@@ -127,7 +127,7 @@ def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
 
 
 def network_precision(network: Any) -> str:
-    """Return the lowest precision of a tensor, in which a strongly typed engine computes."""
+    """Return the lowest precision of a tensor: a strongly typed engine computes in it."""
     layers = (network.get_layer(index) for index in range(network.num_layers))
     kinds = (
         layer.get_output(index).dtype.name for layer in layers for index in range(layer.num_outputs)
@@ -138,8 +138,8 @@ def network_precision(network: Any) -> str:
 def engine_precision(trt: Any, engine: Any) -> tuple[str | None, bool]:
     """Return the lowest precision that the inspector shows, and True if convolutions show theirs.
 
-    That is the type of their weights. Tensors between layers show a precision as well, but not
-    those inside fused layers, and TensorRT hides the types of tensors with a dynamic shape.
+    A convolution shows the type of its weights. Tensors between layers show a precision as well,
+    but not those inside fused layers, and TensorRT hides the types of tensors of dynamic shape.
     """
     shown = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     content = json.loads(shown)
@@ -181,7 +181,7 @@ def _lowest(precisions: Iterable[str]) -> str | None:
 
 
 def _values(content: Any, name: str) -> Iterator[str]:
-    """Yield each text under the key `name` at any depth."""
+    """Yield the text of each key `name`, at any depth."""
     if isinstance(content, dict):
         for key, value in content.items():
             if key == name:
@@ -227,7 +227,7 @@ def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
 
 
 def _restore_timings(config: Any, saved: bytes) -> None:
-    """Use earlier timings, unless they are of another GPU or TensorRT."""
+    """Load the timings of earlier builds, unless they are of another GPU or TensorRT."""
     cache = config.create_timing_cache(saved)
     if cache is None or not config.set_timing_cache(cache, False):
         config.set_timing_cache(config.create_timing_cache(b""), False)

@@ -181,7 +181,7 @@ def test_every_tensorrt_variant_of_a_table_network_builds_with_a_dynamic_profile
 def test_a_graph_that_tensorrt_rejects_is_refused_with_the_parsers_message(
     classifier: Project,
 ) -> None:
-    with pytest.raises(EngineError, match=r"does not take the graph(.|\n)*DequantizeLinear"):
+    with pytest.raises(EngineError, match=r"does not accept the graph(.|\n)*DequantizeLinear"):
         build_engine_apart("tensorrt_rtx", request_for(classifier.bundle(), "int8"))
 
 

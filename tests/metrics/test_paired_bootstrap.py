@@ -211,7 +211,7 @@ def test_the_p_value_of_very_many_rows_is_a_number() -> None:
             [1, 1],
             [[1, 0], [0, 1]],
             [[1, 0], [0, 1]],
-            "roc_auc is not defined: all rows have one class",
+            "roc_auc is not defined: all rows have the same class",
         ),
         (
             "top_k_accuracy",

@@ -173,7 +173,7 @@ def test_altered_and_foreign_engines_in_the_cache_are_refused(seeds: Seeds, tmp_
     key = key_of(seeds[0])
     build(tmp_path / "folder", key)
     (tmp_path / "folder/y.engine").write_bytes(b"another")
-    with pytest.raises(EngineError, match=r"holds \['y\.engine'\], which its seal does not name"):
+    with pytest.raises(EngineError, match=r"holds \['y\.engine'\], which its seal does not list"):
         build(tmp_path / "folder", key)
     (tmp_path / "folder/y.engine").unlink()
     (tmp_path / "folder/x.engine").write_bytes(b"an Engine")

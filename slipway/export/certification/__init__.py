@@ -1,4 +1,4 @@
-"""The certificate: compares every way of running the model with torch on the test rows.
+"""The certificate: compares every way of running the model, up to HTTP, with torch on test rows.
 
-Up to HTTP. Builds no graph.
+Builds no graph.
 """

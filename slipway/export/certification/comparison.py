@@ -1,8 +1,8 @@
-"""Compares two ways of running the model over the same rows: is it still the same model?
+"""Decides if two ways of running the model (hops) still give the same model on the same rows.
 
 Pure arithmetic on answers that were already measured. Answers that are not finite, have another
 shape or come from another execution than requested never agree. Metrics are compared row by row
-with those of the first hop; the paired interval of a change tells how much of it other test rows
+with those of the first hop; the paired interval of a change shows how much of it other test rows
 could undo.
 """
 
@@ -87,9 +87,9 @@ class BatchAnswers:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A hop's answers and its speed.
+    """A hop's answers, their noise and its speed.
 
-    The noise is how far a runtime's own answers differ between batch sizes, as on a GPU in fp16.
+    The noise is the difference of a runtime's answers between batch sizes, as on a GPU in fp16.
     """
 
     actual: Execution
@@ -107,7 +107,7 @@ class Measurement:
 
     @property
     def thresholds(self) -> Sequence[float] | None:
-        """The thresholds of the labels, if rows have several."""
+        """The thresholds of the labels; None if the calibration has none."""
         return self.calibration.thresholds if self.calibration else None
 
 
@@ -117,11 +117,12 @@ class Tolerance:
 
     Attributes:
         max_difference: absolute for probabilities; for values and OOD scores relative to the
-            largest one if that is above 1. With it every label has to be equal.
+            largest one if that is above 1. If it is set, every label has to be equal.
         max_metric_loss: accuracy points, or relative growth of the RMSE. Macro F1 may not lose more
             either. The mild end of the paired interval counts, because one row proves nothing; a
-            budget below one row means one row. With it no more rows may be flagged as OOD than by
-            the reference plus the requested fraction, both at the mild end of their intervals.
+            budget below one row means one row. If it is set, the rows flagged as OOD may exceed
+            those of the reference by the requested fraction at most, both at the mild end of their
+            intervals.
         noise: absolute, added to `max_difference`. A label may flip if the two best probabilities
             are within twice the noise.
         score_noise: absolute, added to the bound of the OOD scores.
@@ -148,9 +149,9 @@ class HopComparison:
         self._origin: Measurement | None = None  # the first hop
 
     def first(self, name: str, requested: Execution, measured: Measurement) -> Hop:
-        """Return the hop with whose metrics all others are compared.
+        """Return the first hop, the origin of all metric comparisons.
 
-        It differs only if it does not answer, or did not run as requested.
+        Its status is "differs" only if it has no valid answers, or did not run as requested.
         """
         metric, problems = self._metric(measured)
         if metric:
@@ -167,7 +168,7 @@ class HopComparison:
         reference: tuple[Hop, Measurement],
         tolerance: Tolerance,
     ) -> Hop:
-        """Return the hop `name`, compared with a hop that was measured before."""
+        """Compare a hop with the earlier hop `reference`, and return it with its status."""
         before, expected = reference
         if measured.outputs.shape != expected.outputs.shape:
             found = f"answers of shape {measured.outputs.shape}, expected {expected.outputs.shape}"
@@ -248,13 +249,13 @@ class HopComparison:
         return measured[name], []
 
     def _num_changed(self, measured: Measurement) -> int | None:
-        """Count the rows whose label the first hop gave differently; None for values."""
+        """Count the rows whose label differs from the first hop's; None for values."""
         if self._origin is None or not self._target.has_classes:
             return None
         return len(_flips(measured, self._origin))
 
     def _changes(self, measured: Measurement) -> dict[str, Metric]:
-        """Measure how far each metric moved from the first hop's, row against row."""
+        """Measure the paired change of each metric from the first hop."""
         if self._origin is None or self._origin.outputs.shape != measured.outputs.shape:
             return {}
         absent = why_absent(self.rows.task, self.rows.targets, max(1, len(self.rows.classes)), None)
@@ -386,7 +387,7 @@ class _Distance:
 
 @dataclass(frozen=True)
 class _Distances:
-    """Distances between two hops in every batch size that was tried."""
+    """Distances between two hops in every measured batch size."""
 
     main: _Distance
     runs: list[_Distance]
@@ -416,7 +417,7 @@ class _Distances:
 
 @dataclass(frozen=True)
 class _MetricLoss:
-    """Loss of one metric. `mild` is the end of its paired interval that lost least."""
+    """Loss of one metric; `mild` is the end of its paired interval with the smaller loss."""
 
     what: str
     measured: float
@@ -427,12 +428,12 @@ class _MetricLoss:
 
     @property
     def is_proven(self) -> bool:
-        """True if even the mild end lost more than the budget, and more than one row."""
+        """True if even the mild end exceeds the budget and the loss by one row."""
         return not self.mild <= max(self.budget, self.row) + _ROUNDING
 
     @property
     def is_seen(self) -> bool:
-        """True if these rows lost more than the budget."""
+        """True if the loss on these rows exceeds the budget."""
         return not self.measured <= self.budget + _ROUNDING
 
     def problem(self) -> str:
@@ -444,7 +445,7 @@ class _MetricLoss:
         return f"{self._text()}, expected at most {limit}"
 
     def remark(self) -> str:
-        """Describe a loss that may be chance."""
+        """Describe a loss that chance may explain."""
         limit = f"{self.budget_key} {self.budget:g}"
         return f"{self._text()}: above {limit}, but too few rows to tell it from chance"
 
@@ -460,7 +461,7 @@ def failed(
     reference: str | None = None,
     actual: Execution | None = None,
 ) -> Hop:
-    """Return a hop that differs because it gave no answers that can be compared."""
+    """Return a hop with the status "differs", because its answers cannot be compared."""
     content = {**_NOT_COMPARED, **_NOT_MEASURED, "reference": reference}
     return Hop(
         name=name, status="differs", reason=reason, requested=requested, actual=actual, **content
@@ -468,7 +469,7 @@ def failed(
 
 
 def not_executed(name: str, requested: Execution, reason: str) -> Hop:
-    """Return a hop that cannot run on this machine. It is no pass."""
+    """Return a hop that cannot run on this machine. It does not count as agreeing."""
     return failed(name, requested, reason).model_copy(update={"status": "not_executed"})
 
 
@@ -520,7 +521,7 @@ def _outlier_problems(found: Metric | None, bounds: HopBounds) -> list[str]:
 
 
 def _flips(found: Measurement, expected: Measurement) -> NDArray[np.int64]:
-    """Return the rows whose labels differ."""
+    """Return the positions of rows whose labels differ."""
     both = found.thresholds, expected.thresholds
     return flipped_rows(found.outputs, expected.outputs, both)
 
@@ -528,10 +529,10 @@ def _flips(found: Measurement, expected: Measurement) -> NDArray[np.int64]:
 def lost_leads(
     found: NDArray[np.float32], expected: NDArray[np.float32], thresholds: Thresholds
 ) -> NDArray[np.float64]:
-    """(rows,) how far the labels that flipped were from doing so.
+    """Return for each row, (rows,), the distance of its flipped labels from flipping.
 
-    The lead of the most probable label, or the largest distance of a flipped one from its
-    threshold.
+    That is the lead of the most probable label, or for several labels the largest distance of a
+    flipped one from its threshold.
     """
     now, before = thresholds
     if now is None or before is None:
@@ -548,7 +549,7 @@ def _are_equal(before: Measurement, after: Measurement) -> bool:
 def _is_another_model(found: Measurement, expected: Measurement) -> bool:
     """Return True if rounding cannot explain the difference.
 
-    Most labels changed, or values are further from the reference than their own mean is.
+    Then most labels changed, or the values are further from the reference than a constant would be.
     """
     if found.outputs.shape[1] > 1:
         return len(_flips(found, expected)) > 0.5 * len(found.outputs)
@@ -557,7 +558,10 @@ def _is_another_model(found: Measurement, expected: Measurement) -> bool:
 
 
 def _differences(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Subtract the first rows of `expected`. NaN becomes infinite: it compares as no difference."""
+    """Return absolute differences from the first rows of `expected`, infinite if not finite.
+
+    A NaN would compare as no difference.
+    """
     differences = np.abs(found.astype(np.float64) - expected[: len(found)])
     return np.where(np.isfinite(differences), differences, np.inf)
 

@@ -1,8 +1,9 @@
 """Runs the hops before HTTP: torch, every ONNX variant on every provider, the TensorRT engine.
 
-A hop that cannot run here (no GPU, no engine) gets the status `not_executed` and the reason. A hop
-that is refused or fails differs. Columns are compared by the names that the bundle gives them, so
-permuted labels are detected. fp32 also answers in small batches: a graph may depend on its batch.
+A hop that cannot run here (no GPU, no engine) has the status `not_executed` with the reason. A hop
+that is refused or fails has the status `differs`. Columns are compared by their names in the
+bundle, so permuted labels are detected. fp32 also answers in small batches: a graph may depend on
+its batch.
 """
 
 import statistics
@@ -66,12 +67,12 @@ class TorchRunner:
         self._network = network
 
     def run(self, batch: NDArray[Any]) -> Answers:
-        """Map (rows, ...) as the network takes them to (rows, outputs) and (rows,) float32."""
+        """Map network inputs (rows, ...) to outputs (rows, outputs) and OOD scores (rows,)."""
         return torch_answers(self._network, batch)
 
 
 class HopRunner:
-    """Runs hops over the test rows of one comparison, each against the trained network."""
+    """Runs hops over the test rows of a comparison, each compared with the trained network."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class HopRunner:
         self.torch = (comparison.first("torch", TORCH, measured), measured)
 
     def run_onnx(self) -> Iterator[Measured]:
-        """Run every variant on the CPU, and on the GPU if it is meant for it."""
+        """Run every variant on the CPU, and the variants meant for a GPU on the GPU."""
         for variant, model in self._models.items():
             for provider in ("cpu", *(["cuda"] if "cuda" in model.meant_for else [])):
                 requested = Execution(
@@ -139,7 +140,7 @@ class HopRunner:
     ) -> Measured:
         """Run the TensorRT engine in `root`, whose manifest has `digest`.
 
-        An engine that does not fit differs, because it must not be served.
+        An engine that does not fit has the status `differs`, because it must not be served.
         """
         skipped = read_skipped_build(root)
         requested = (skipped or read_engine_manifest(root)).requested
@@ -184,7 +185,7 @@ class HopRunner:
         return open_onnx_tensorrt(self._bundle, variant, profile, cache, num_threads=0)
 
     def _measure(self, runner: Runner, requested: Execution) -> Measurement:
-        """Measure the hop; fp32, which promises the same answers in any batch, in several sizes."""
+        """Measure the hop; fp32 in several batch sizes, on which its answers must not depend."""
         rows, manifest, size = self._comparison.rows, self._bundle.manifest, self._max_batch_size
         measured = measure(runner, rows, size, self._params.timing_rounds)
         runs = [BatchAnswers(size, measured.outputs, measured.scores)]
@@ -235,7 +236,7 @@ def measure(runner: Runner, rows: TestRows, max_batch_size: int, timing_rounds: 
 
 
 def _answer_all(runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
-    """Answer all rows. Fewer rows than a batch are repeated, to really run a batch of that size."""
+    """Answer all rows. Fewer rows than a batch are repeated, so that a batch of that size runs."""
     if len(inputs) >= batch_size:
         return run_in_batches(runner.run, inputs, batch_size)
     outputs, scores = runner.run(repeated_rows(inputs, batch_size))
@@ -245,7 +246,7 @@ def _answer_all(runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
 def in_small_batches(
     runner: Runner, inputs: Inputs, max_batch_size: int, seconds: float
 ) -> list[BatchAnswers]:
-    """Answer in batches of 1, 2 and 7: in each size as many rows as are begun within `seconds`."""
+    """Answer in batches of 1, 2 and 7; each size stops after `seconds`."""
     return [
         BatchAnswers(size, *_run_for(seconds, runner, inputs, size))
         for size in _SMALL_BATCHES
@@ -268,7 +269,8 @@ def batch_noise(
 ) -> tuple[float, float]:
     """Return the largest difference between `answers` and those in small batches.
 
-    A GPU has other kernels for these. The first number is for outputs, the second for OOD scores.
+    A GPU uses other kernels for small batches. The first number is for outputs, the second for OOD
+    scores.
     """
     rows = inputs[:_NOISE_ROWS]
     sizes = [size for size in _SERVED_BATCHES if size <= max_batch_size]

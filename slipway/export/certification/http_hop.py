@@ -1,8 +1,7 @@
 """Sends the original images, or the raw rows of a table, to the running service over HTTP.
 
-Rows of a table are sent twice: each in its own request, and several in one. Refused are data that
-is not what the packed rows were made from, answers of another model version, and answers that do
-not have the declared form.
+Rows of a table are sent twice: each in its own request, and several in one. Refused are raw data
+that changed since packing, answers of another model version, and answers without the declared form.
 """
 
 import itertools
@@ -77,7 +76,7 @@ def payloads_of(found: Iterable[RawRow], rows: TestRows, content_type: str) -> I
 
 
 class ServiceClient:
-    """Asks a running service for predictions; columns come in the order of `classes`."""
+    """Requests predictions from a running service; columns are in the order of `classes`."""
 
     def __init__(self, url: str, bundle: LoadedBundle, classes: list[str]) -> None:
         limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
@@ -93,7 +92,7 @@ class ServiceClient:
         self._client.close()
 
     def choice(self) -> ServiceChoice:
-        """Read what the service runs; from then on check answers by that variant's calibration.
+        """Read which variant the service runs; its calibration then checks later answers.
 
         Raises:
             ParityError: `/model` is of another bundle, or has another form.
@@ -125,8 +124,8 @@ class ServiceClient:
         """Send every payload once, several at a time, then one repeatedly to measure its latency.
 
         Returns:
-            The answers to requests with one row, and to requests with several rows; None instead
-            of the latter for images, of which a request holds one. Both have the same speed.
+            The answers to requests with one row, and to requests with several rows. For images the
+            latter is None, because a request holds one image. Both report the same speed.
         """
         many_per_request = input_kind(self._bundle.manifest.input.kind).many_per_request
         num_columns = max(len(self._classes), 1) + 1  # the OOD score is the last
@@ -163,10 +162,10 @@ class ServiceClient:
         return measured, replace(measured, outputs=grouped[:, :-1], scores=grouped[:, -1])
 
     def predict(self, payload: RowPayload) -> NDArray[np.float32]:
-        """Return (columns + 1,): the prediction for one row, then its OOD score.
+        """Return the prediction for one row followed by its OOD score, (columns + 1,).
 
         Raises:
-            ParityError: the answer is no prediction; names the row.
+            ParityError: the answer is not a prediction; the message names the row.
         """
         what = f"row {payload.row_id}"
         answer = self._post(what, payload.content, payload.content_type)
@@ -174,7 +173,7 @@ class ServiceClient:
         return columns
 
     def predict_group(self, payloads: list[RowPayload]) -> NDArray[np.float32]:
-        """Return (rows, columns + 1): the predictions for several rows sent in one request."""
+        """Return predictions and OOD scores for the rows of one request, (rows, columns + 1)."""
         what = f"{len(payloads)} rows in one request, from row {payloads[0].row_id}"
         content = b'{"rows":[' + b",".join(payload.content for payload in payloads) + b"]}"
         answer = self._post(what, content, _JSON)

@@ -1,7 +1,7 @@
 """Records the origin of a bundle and the machine of its certificate.
 
-Reads git, dvc.lock and the installed packages. Missing facts (no git work tree, no GPU) are
-recorded as missing, never guessed.
+The facts come from git, dvc.lock and the installed packages. Missing facts (no git work tree, no
+GPU) are recorded as missing, never guessed.
 """
 
 import importlib.metadata
@@ -41,7 +41,7 @@ def trace_lineage(
 ) -> Lineage:
     """Collect git revision, params and digests of `paths` and of each stage in dvc.lock.
 
-    The digest of a stage has a key such as "dvc.lock#train".
+    The key of a stage's digest is "dvc.lock#STAGE", as in "dvc.lock#train".
     """
     revision = _git("rev-parse", "HEAD")
     changes = None
@@ -73,7 +73,8 @@ def package_versions() -> dict[str, str]:
 def describe_hardware() -> dict[str, str]:
     """Describe the machine on which models are compared and latencies measured.
 
-    `session_options` are those of ONNX Runtime on the CPU, for every model but the live service's.
+    `session_options` are those of ONNX Runtime on the CPU, for all models except the live
+    service's.
     """
     hardware = {"cpu": cpu_model(), "int8": int8_instructions(), "cores": str(num_cores())}
     hardware |= {"system": f"{platform.system()} {platform.machine()}"}
@@ -93,7 +94,7 @@ def describe_hardware() -> dict[str, str]:
 
 
 def _raw_data(stages: dict[str, Any], params: dict[str, Any]) -> DataSource | None:
-    """Read the raw data from the dependencies of `clean` in dvc.lock; None if it is not there."""
+    """Return the entry of the raw data among the dependencies of `clean` in dvc.lock, or None."""
     path = params.get("data", {}).get("path")
     for dependency in stages.get("clean", {}).get("deps", []):
         kind = dependency.get("hash", "md5")
@@ -119,7 +120,7 @@ def _locked_stages(lock: Path) -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
-    """Run git; None outside a work tree, before the first commit, or without git."""
+    """Return the output of git; None outside a work tree, before a commit, or without git."""
     try:
         answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):

@@ -6,14 +6,14 @@ from slipway.system.errors import IntegrityError
 
 
 class RawRowPositions:
-    """Maps raw rows to their positions among packed rows; each is taken once."""
+    """Maps raw rows to their positions among packed rows; each position is returned once."""
 
     def __init__(self, ids: Sequence[str], sources: Sequence[str]) -> None:
         self._ids = ids
         self._missing = {source: position for position, source in enumerate(sources)}
 
     def take(self, source: str, row_id: str | None) -> int:
-        """Return the position of a raw row; IntegrityError if it is not the row that was packed."""
+        """Return the position of a raw row; IntegrityError if it changed since packing."""
         position = self._missing.pop(source, None)
         if position is None or self._ids[position] != row_id:
             raise IntegrityError(

@@ -30,7 +30,7 @@ _AUTO = Execution(backend="http", provider="auto", precision="auto", variant="au
 
 
 class ServiceHop:
-    """Runs the hop with a service that `command` starts; its output goes to `log`."""
+    """Runs the HTTP hop with a service that `command` starts; its output goes to `log`."""
 
     def __init__(self, command: list[str], settings: dict[str, str], log: Path) -> None:
         self._command = command
@@ -47,8 +47,9 @@ class ServiceHop:
     ) -> Measured:
         """Return the hop and its answers.
 
-        It differs if the service does not start, does not answer, or answers something else. Rows
-        of a table are sent in two ways; the one that is further off counts.
+        Its status is "differs" if the service does not start, does not answer, or answers
+        differently. Rows of a table are sent in two ways; the one with the larger difference
+        counts.
         """
         try:
             with (
@@ -81,8 +82,8 @@ class ServiceHop:
 
 
 def not_tried(fault: Hop) -> Hop:
-    """Return the hop for a run in which an earlier one already refuses the certificate."""
-    return not_executed(_NAME, _AUTO, f"{fault.name} comes before and differs")
+    """Return the unexecuted HTTP hop, because the earlier hop `fault` differs."""
+    return not_executed(_NAME, _AUTO, f"not tried, because the earlier hop {fault.name} differs")
 
 
 def _reference(before: list[Measured], behind: Execution) -> tuple[Hop, Measurement]:
@@ -91,5 +92,5 @@ def _reference(before: list[Measured], behind: Execution) -> tuple[Hop, Measurem
             return hop, measured
     raise ParityError(
         f"the service runs {behind.backend}/{behind.provider}/{behind.variant}, "
-        "which is none of the executed hops."
+        "which is not among the executed hops."
     )

@@ -1,7 +1,7 @@
 """Starts the service as a child process, as an operator would, on a free port of 127.0.0.1.
 
-It gets default settings and the given files; SLIPWAY_ variables of the caller do not reach it. A
-service that is not ready in time is refused with the end of its log.
+It runs with default settings and the given files; SLIPWAY_ variables of the caller do not reach it.
+If it is not ready in time, the error shows the end of its log.
 """
 
 import os
@@ -30,7 +30,7 @@ def running_service(
     log: Path,
     ready_deadline_s: float = READY_DEADLINE_S,
 ) -> Iterator[str]:
-    """Start `command --host 127.0.0.1 --port FREE`, yield its URL when ready, stop it at the end.
+    """Start `command --host 127.0.0.1 --port FREE`, yield its URL once ready, stop it at the end.
 
     `settings` are its environment variables.
 

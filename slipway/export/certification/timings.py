@@ -1,4 +1,4 @@
-"""Times several models in turns, so that a disturbance of the machine hits all of them alike.
+"""Times several models in turns, so that a disturbance of the machine affects all of them equally.
 
 Every round calls each model at each batch size, in an order that changes from round to round, so
 that a ratio is formed from neighbouring calls. No figure comes from a single call. A model that is
@@ -35,7 +35,7 @@ _OPSET, _LATENCIES_S = 18, 5.0  # of graphs that are only timed
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds by model: `calls` with one row per round, and per batch size one mean per round."""
+    """Seconds by model: per round, the `calls` with one row, and the mean of each batch size."""
 
     calls: dict[str, list[list[float]]]
     blocks: dict[str, dict[int, list[float]]]
@@ -88,7 +88,7 @@ def measure_in_turns(
 ) -> Timings:
     """Time the models on batches of 1, 2, 4 ... rows for about `limit_s` seconds.
 
-    It takes longer if that is too short for an interval.
+    Takes longer if `limit_s` is too short for a confidence interval.
     """
     warm = _warm_up(runners, rows, max_batch_size, limit_s)
     per_row = sum(seconds[1] for seconds in warm.values())
@@ -156,8 +156,8 @@ def median_ratio(ratios: Sequence[float], confidence: float) -> Ratio:
             break
     if rank == 0:
         raise ValueError(
-            f"{number} ratios have no interval at {confidence}, "
-            f"expected at least {fewest_rounds(confidence)}"
+            f"a {confidence:.0%} confidence interval needs at least {fewest_rounds(confidence)} "
+            f"ratios, but there are {number}: measure more rounds"
         )
     return Ratio(
         value=statistics.median(ordered), low=ordered[rank - 1], high=ordered[number - rank]
@@ -165,26 +165,26 @@ def median_ratio(ratios: Sequence[float], confidence: float) -> Ratio:
 
 
 def fewest_rounds(confidence: float) -> int:
-    """Return the fewest ratios whose extremes enclose the true median with this confidence."""
+    """Return the smallest number of ratios whose extremes enclose the median at this confidence."""
     return math.ceil(1 - math.log2(1 - confidence))
 
 
 def seconds_of(runner: Runner, batch: NDArray[Any]) -> float:
-    """Time one call."""
+    """Return the seconds of one call."""
     start = time.perf_counter()
     runner.run(batch)
     return time.perf_counter() - start
 
 
 def repeated_rows(rows: Inputs, size: int) -> NDArray[Any]:
-    """Return `size` rows, starting over if there are fewer."""
+    """Return `size` rows, repeated from the start if there are fewer."""
     return np.ascontiguousarray(rows[np.arange(size) % len(rows)])
 
 
 def _warm_up(
     runners: Mapping[str, Runner], rows: Inputs, max_batch_size: int, limit_s: float
 ) -> dict[str, dict[int, float]]:
-    """Time one call by model and batch size, for as many sizes as the time limit allows."""
+    """Time one call of each model and batch size, for as many sizes as the time limit allows."""
     found: dict[str, dict[int, float]] = {name: {} for name in runners}
     spent = 0.0
     powers = [2**power for power in range(max_batch_size.bit_length())]

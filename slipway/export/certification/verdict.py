@@ -34,9 +34,9 @@ def make_certificate(
     engine_digest: str | None = None,
     draft: bool,
 ) -> Certificate:
-    """Certify or refuse the hops; make a draft while HTTP is missing.
+    """Make a certificate that certifies or refuses the hops; a draft while HTTP is missing.
 
-    The gates do not change this: they decide if a certified model may be released.
+    Quality gates do not affect this: they decide if a certified model may be released.
     """
     agreeing = {hop.name for hop in hops if hop.status == "agrees"}
     is_certified = first_fault(hops) is None and agreeing.issuperset(REQUIRED)
@@ -89,7 +89,7 @@ def refuse_changed(digests: Mapping[str, str], bundle: LoadedBundle) -> None:
 
 
 def raise_if_refused(certificate: Certificate, path: Path) -> None:
-    """Raise ParityError for a refused certificate; names the first bad hop and its worst row."""
+    """Raise ParityError for a refused certificate, with the first bad hop and its worst row."""
     if certificate.status != "refused":
         return
     hop = first_fault(certificate.hops)
@@ -97,8 +97,7 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
         names = {hop.name for hop in certificate.hops}
         absent = ", ".join(name for name in REQUIRED if name not in names)
         raise ParityError(
-            f"nothing ran as {absent}, without which there is no certificate. "
-            "Run `dvc repro export`."
+            f"the hop {absent} did not run, and a certificate requires it. Run `dvc repro export`."
         )
     against = f" from {hop.reference}" if hop.reference else ""
     row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""
@@ -116,7 +115,7 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
 
 
 def hop_table(hops: Sequence[Hop], bundle: LoadedBundle) -> str:
-    """Format the hops for a terminal; those without rows in one line for each reason."""
+    """Format the hops for a terminal; hops without rows share a line for each reason."""
     metric = kind_of(bundle.manifest.task).target.headline
     columns = ["hop", "ran on", "agreement", "max diff", metric, "size", "ms/row", "rows/s"]
     measured = [(hop, hop.actual) for hop in hops if hop.rows and hop.actual]
@@ -131,7 +130,7 @@ def hop_table(hops: Sequence[Hop], bundle: LoadedBundle) -> str:
 
 
 def cut_batches(hop: Hop) -> list[str]:
-    """Name the batch sizes in which `verify.batch_seconds` was too short for every row."""
+    """Describe the batch sizes for which `verify.batch_seconds` was too short for all rows."""
     return [
         f"in batches of {check.batch_size} it answered {check.rows} of {hop.rows} rows "
         "within verify.batch_seconds"
@@ -141,7 +140,7 @@ def cut_batches(hop: Hop) -> list[str]:
 
 
 def summarise(certificate: Certificate) -> dict[str, Any]:
-    """Return two columns for `dvc metrics show`, and numbers of each hop in a list DVC skips."""
+    """Return two columns for `dvc metrics show`, and all hops' numbers in a list that DVC skips."""
     executed = [hop for hop in certificate.hops if hop.rows]
     return {
         "certified": int(certificate.status == "certified"),
@@ -186,7 +185,7 @@ def _table_row(hop: Hop, actual: Execution, bundle: LoadedBundle) -> list[str]:
 
 
 def _agreement(hop: Hop, task: Task) -> str:
-    """Count the rows with the same label; with the status if the hop does not agree."""
+    """Return the count of rows with the same label, and the status if the hop does not agree."""
     if not kind_of(task).target.has_classes:
         return hop.status
     same = f"{hop.rows - len(hop.flipped)}/{hop.rows}"

@@ -1,8 +1,8 @@
-"""Exports torch to one self-contained ONNX graph, from pixels or encoded columns to the answer.
+"""Exports a torch network as a self-contained ONNX graph, from pixels or columns to the answer.
 
 Normalisation, temperature, softmax and the OOD score are part of the network, so a service cannot
 forget any of them. A graph is refused if it needs a second file, fails the ONNX checker, has
-another signature than its bundle says, or answers differently from torch at any tried batch size.
+another signature than its bundle declares, or differs from torch at any tried batch size.
 """
 
 import json
@@ -32,7 +32,7 @@ _BATCH_SIZE = 64
 
 
 def torch_answers(network: CalibratedNetwork, batch: NDArray[Any]) -> Answers:
-    """Compute in torch, in fp32 on the CPU, the answers that the exported graph has to give."""
+    """Return the answers that the exported graph has to give, from torch in fp32 on the CPU."""
     with torch.inference_mode():
         outputs, scores = network.eval()(torch.from_numpy(np.array(batch)))
     return Answers(outputs.numpy(), scores.numpy())
@@ -41,13 +41,13 @@ def torch_answers(network: CalibratedNetwork, batch: NDArray[Any]) -> Answers:
 def onnx_answers(
     graph: bytes, rows: Inputs, batch_size: int | None = None, variant: str = "int8"
 ) -> Answers:
-    """Run a graph on the CPU, in batches of `batch_size` or of its `largest_batch`."""
+    """Run a graph on the CPU in batches of `batch_size`, by default of its `largest_batch`."""
     runner = open_onnx(graph, variant=variant, precision=variant, provider="cpu", num_threads=0)
     return run_in_batches(runner.run, rows, batch_size or largest_batch(graph))
 
 
 def largest_batch(graph: bytes) -> int:
-    """Return 64, or 1 for a graph whose batch is fixed at 1."""
+    """Return the batch size for a graph: 64, or 1 if its batch is fixed at 1."""
     batch = onnx.load_model_from_string(graph).graph.input[0].type.tensor_type.shape.dim[0]
     fixed: int = batch.dim_value
     return fixed or _BATCH_SIZE
@@ -107,7 +107,7 @@ def describe_graph(
     output: OutputContract,
     weights_sha256: str,
 ) -> bytes:
-    """Add metadata to the graph, so that the file alone tells its variant, task and labels."""
+    """Add metadata to the graph, so that the file itself states its variant, task and labels."""
     model = onnx.load_model_from_string(graph)
     facts = {
         "variant": variant,
@@ -205,7 +205,7 @@ def _signature(value: Any) -> tuple[str, int, list[int]]:
 
 
 def _forget_the_machine(model: onnx.ModelProto) -> None:
-    """Remove the exporter's stack traces: they name local folders and change with the code."""
+    """Remove the exporter's stack traces: they contain local paths and change with the code."""
     for item in [
         *model.graph.node,
         *model.graph.value_info,

@@ -61,7 +61,7 @@ def score_branch(graph: GraphProto) -> set[str]:
 
 
 def to_half(model: ModelProto, kept: set[str]) -> ModelProto:
-    """Convert every node to fp16 except `kept`; inputs and outputs keep their types."""
+    """Convert every node to fp16 except `kept`; the graph's inputs and outputs keep their types."""
     import_onnxruntime()
     # Ships with onnxruntime. The converter of the same name in onnxconverter-common breaks graphs
     # with uint8 input.
@@ -130,7 +130,7 @@ def _replace(graph: GraphProto, name: str, by: str) -> None:
 
 
 def _drop_unused(graph: GraphProto) -> None:
-    """Remove casts that nothing reads any more, and the casts that only these read."""
+    """Remove casts whose output nothing reads, and the casts that only these read."""
     needed = {value.name for value in graph.output}
     for node in reversed(graph.node):
         if node.op_type == "Cast" and needed.isdisjoint(node.output):

@@ -1,9 +1,9 @@
 """Searches for the simplest quantization of a graph that stays within its loss budget.
 
-First it tries ranges from the smallest to the largest value, then ranges that clip rare values.
-Then the most sensitive layers stay in fp32: one, two, four, and so on. Ranges and sensitivities
-come from training rows; the loss of each attempt is measured on validation rows. If no attempt is
-within the budget, the one with the smallest loss is taken and its loss reported.
+First the search tries ranges from the smallest to the largest value, then ranges that clip rare
+values. Then the most sensitive layers stay in fp32: one, two, four, and so on. Ranges and
+sensitivities come from training rows; the loss of each attempt is measured on validation rows. If
+no attempt is within the budget, the one with the smallest loss is taken and its loss reported.
 """
 
 import math
@@ -35,7 +35,7 @@ def search(
 ) -> tuple[bytes, list[Attempt]]:
     """Return the first graph whose `loss` is at most `budget`, and every attempt.
 
-    If there is none, the graph with the smallest loss is returned. Only the first attempt may
+    If no graph meets the budget, returns the one with the smallest loss. Only the first attempt may
     start after `limit_s` seconds.
     """
     deadline = time.monotonic() + limit_s
@@ -70,7 +70,7 @@ def most_sensitive_first(
     rows: NDArray[Any],
     deadline: float,
 ) -> list[str]:
-    """Sort the layers by the mean squared change of the answers if only that layer is quantized.
+    """Sort the layers by the mean squared change of the answers when only that layer is quantized.
 
     Layers that were not tried before the deadline come last.
     """

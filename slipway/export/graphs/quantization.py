@@ -1,8 +1,8 @@
 """Quantizes graphs to int8: static with ranges from sample rows, dynamic with a range per row.
 
-Static graphs exist for the CPU and for TensorRT, which take different ones. In a dynamic graph an
-answer never depends on the other rows of its batch. ONNX Runtime's own dynamic graphs have one
-range for the whole batch, so behind a service another caller's row would change the answer.
+The CPU and TensorRT need different static graphs. In a dynamic graph an answer never depends on the
+other rows of its batch. ONNX Runtime's own dynamic graphs have one range for the whole batch, so in
+a service another caller's row would change the answer.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _LARGEST_UINT8_STEP = 127.0  # from the zero point 128 to both ends
 
 @dataclass(frozen=True)
 class Scheme:
-    """The kind of int8 that a runtime takes."""
+    """The kind of int8 that a runtime supports."""
 
     is_symmetric: bool
     options: Mapping[str, bool]  # of ONNX Runtime's quantizer
@@ -56,10 +56,10 @@ class StaticQuantizer:
 
     Args:
         fp32: the graph.
-        rows: (rows, ...) training rows as the graph takes them, to measure ranges on.
+        rows: training rows (rows, ...) in the graph's input format, to measure ranges on.
         scratch: a folder for temporary files.
         scheme: the kind of int8.
-        bits: of weights for the CPU; by default as many as this machine's products hold.
+        bits: bits of weights for the CPU; by default the most that cannot saturate on this machine.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class StaticQuantizer:
     ) -> bytes:
         """Quantize all layers except `in_fp32`, or layer `only`, with a scale per weight channel.
 
-        For the CPU the sums and rectifiers between convolutions are quantized too, unless some
-        layer stays in fp32.
+        For the CPU the sums and rectifiers between convolutions are quantized too, unless a layer
+        stays in fp32.
         """
         import_onnxruntime()
         from onnxruntime.quantization import (
@@ -162,7 +162,10 @@ def dynamic_graph(fp32: bytes, scratch: Path, bits: int | None = None) -> bytes:
 
 
 def why_not_dynamic(fp32: bytes, scratch: Path) -> str | None:
-    """Return the reason if a dynamic graph would gain nothing: it only reaches matrix products."""
+    """Return why a dynamic graph would gain nothing, or None.
+
+    Dynamic quantization only reaches matrix products.
+    """
     graph = onnx.load(prepare(fp32, scratch)).graph
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in graph.initializer}
     excluded, score_only = _excluded(graph), score_branch(graph)
@@ -184,7 +187,7 @@ def why_not_dynamic(fp32: bytes, scratch: Path) -> str | None:
 
 
 def prepare(fp32: bytes, scratch: Path) -> Path:
-    """Fold constants and fuse layers, as both quantizers expect."""
+    """Fold constants and fuse layers, as both quantizers require."""
     import_onnxruntime()
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -214,10 +217,10 @@ def _give_own_weights(graph: onnx.GraphProto) -> None:
 
 
 def _excluded(graph: onnx.GraphProto) -> list[str]:
-    """Name layers with a matrix per column or submodel, and nodes that only the score needs.
+    """List the nodes to exclude: layers with a matrix per column or submodel, and the OOD score's.
 
-    ONNX Runtime has no scale per channel for the former, which are small. The latter measure a
-    distance, which from rounded features would only be the rounding.
+    ONNX Runtime has no scale per channel for such layers, which are small. The OOD score is a
+    distance; computed from rounded features, it would mostly be the rounding error.
     """
     stacked = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}
     score_only = score_branch(graph)
@@ -230,10 +233,10 @@ def _excluded(graph: onnx.GraphProto) -> list[str]:
 
 
 def _joints(graph: onnx.GraphProto) -> list[str]:
-    """Name the sums and rectifiers of feature maps between layers.
+    """List the sums and rectifiers of feature maps between layers.
 
-    Results of a matrix product, and transposed tensors such as a transformer's tokens, are no
-    feature maps until the next convolution: int8 gains nothing in their sums and loses accuracy.
+    Results of a matrix product, and transposed tensors such as a transformer's tokens, do not count
+    as feature maps until the next convolution: int8 gains nothing in their sums and loses accuracy.
     """
     inside, no_maps, found = between_layers(graph), set[str](), []
     for node in graph.node:  # in topological order
@@ -246,7 +249,7 @@ def _joints(graph: onnx.GraphProto) -> list[str]:
 
 
 def _scale_each_row(graph: onnx.GraphProto) -> None:
-    """Replace each DynamicQuantizeLinear, which has one scale per batch, by one scale per row.
+    """Replace each DynamicQuantizeLinear (one scale per batch) by nodes with one scale per row.
 
     The zero point is 128.
     """
@@ -291,8 +294,8 @@ def _with_scales_in_turn(
 ) -> Iterator[onnx.NodeProto]:
     """Multiply each product by the scales of the weights, and then by those of its rows.
 
-    The product of both scales is a pattern that ONNX Runtime 1.31 fuses to MatMulIntegerToFloat,
-    which takes the scale of the first row for every place of a sequence.
+    ONNX Runtime 1.31 fuses a multiplication by the product of both scales to MatMulIntegerToFloat,
+    which uses the scale of the first row for all positions of a sequence.
     """
     both = {
         node.output[0]: sorted(node.input, key=row_scales.__contains__)
@@ -312,7 +315,7 @@ def _with_scales_in_turn(
 
 
 class _SampleReader:
-    """Feeds batches to ONNX Runtime's calibrators, all in order or one range of them at a time."""
+    """Feeds batches to ONNX Runtime's calibrators: all in order, or one range at a time."""
 
     def __init__(self, rows: NDArray[Any], graph: bytes, calibrator: Calibrator) -> None:
         size = min(
@@ -326,7 +329,7 @@ class _SampleReader:
         return len(self._parts)
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Select the batches that come next."""
+        """Select the range of batches to feed next."""
         self._left = iter(self._parts[start_index:end_index])
 
     def get_next(self) -> dict[str, NDArray[Any]] | None:

@@ -1,8 +1,8 @@
-"""Writes boosted trees as ONNX's `TreeEnsemble`, which takes the place of their node in a graph.
+"""Writes boosted trees as ONNX's `TreeEnsemble`, which replaces their node in a graph.
 
 LightGBM compares in float64 with thresholds between float32 values. ONNX compares in float32: each
-threshold is rounded down, so `x <= threshold` stays true for exactly the same float32 numbers. The
-nearest float32 may lie above, and would move a number to the other side.
+threshold is rounded down, so `x <= threshold` stays true for exactly the same float32 numbers.
+Rounding to the nearest float32 could move a number to the other side.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _WORD = 32  # bits
 
 @dataclass(frozen=True)
 class Tree:
-    """One tree of LightGBM's text; a child below 0 is the leaf `~child`."""
+    """A tree of LightGBM's text; a child below 0 is the leaf `~child`."""
 
     columns: NDArray[np.int64]  # (splits,) like the next four
     decisions: NDArray[np.int64]
@@ -57,7 +57,7 @@ def round_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def write_trees(model: onnx.ModelProto, network: nn.Module) -> None:
-    """Replace the nodes that stand for trees in a graph of `network`."""
+    """Replace the placeholder nodes of trees in a graph of `network`."""
     texts = {
         files.sha256_bytes(module.text.encode()): (module.text, module.num_sums)
         for module in network.modules()
@@ -84,7 +84,7 @@ def has_trees(graph: bytes) -> bool:
 
 
 def tree_node(text: str, num_sums: int, source: str, target: str) -> onnx.NodeProto:
-    """Make the node that maps (rows, columns) float32 `source` to (rows, num_sums) `target`."""
+    """Make the node that maps `source` (rows, columns) float32 to `target` (rows, num_sums)."""
     ensemble = _Ensemble()
     for place, tree in enumerate(read_trees(text)):
         ensemble.add(tree, place % num_sums)
@@ -159,11 +159,14 @@ class _Ensemble:
 
 
 def _goes_left_if_missing(tree: Tree) -> NDArray[np.bool_]:
-    """(splits,) True if NaN goes left: by the split's own direction, or as 0 if it has none."""
+    """Return True for each split, (splits,), that sends NaN left.
+
+    A split without a direction for NaN treats it as 0.
+    """
     missing = (tree.decisions >> 2) & 3
     if (missing == _MISSING_ZERO).any():
         raise BundleError(
-            "these trees treat 0 as missing, which no setting of Slipway does, expected trees that "
+            "these trees treat 0 as missing, which Slipway never sets; expected trees that "
             "`train` wrote. Run `dvc repro train`."
         )
     is_categorical = (tree.decisions & _CATEGORICAL).astype(bool)
@@ -173,7 +176,7 @@ def _goes_left_if_missing(tree: Tree) -> NDArray[np.bool_]:
 
 
 def _with_a_split(tree: Tree) -> Tree:
-    """Return a tree of one leaf as a tree with a split, both of whose leaves are that one."""
+    """Return a tree of one leaf as a tree with a split that leads to this leaf on both sides."""
     zero = np.zeros(1, np.int64)
     return Tree(zero, zero, np.zeros(1), ~zero, ~zero, tree.leaves, [])
 
@@ -199,7 +202,7 @@ def _read_tree(fields: dict[str, list[str]]) -> Tree:
 
 
 def _codes(words: list[int]) -> list[int]:
-    """Return the numbers of the bits that are set."""
+    """Return the codes of a bitmap: the positions of its set bits."""
     return [
         _WORD * place + bit
         for place, word in enumerate(words)

@@ -1,8 +1,8 @@
 """Makes smaller and faster graphs from the fp32 one: fp16, static and dynamic int8.
 
-The precision is part of the graph; no runtime has to lower it. `verify` judges how much accuracy a
-variant may cost. Broken variants are refused here: weights or activations beyond fp16's range,
-answers that are not finite or unrelated to fp32's. A variant that can gain nothing is left out.
+The precision is part of the graph; no runtime has to lower it. `verify` checks the accuracy that a
+variant costs. Broken variants are refused here: weights or activations beyond fp16's range, answers
+that are not finite or unrelated to fp32's. A variant that can gain nothing is left out.
 """
 
 from collections.abc import Callable
@@ -60,10 +60,10 @@ LARGEST_FP16 = 65504.0  # IEEE 754 binary16
 def quantization_samples(
     packed: Path, manifest: PackedManifest, seed: int, num_rows: int
 ) -> NDArray[Any]:
-    """Draw `num_rows` training rows of a store, or all there are, as (rows, ...) of the contract.
+    """Draw at most `num_rows` training rows of a store, as network inputs (rows, ...).
 
-    They are always training rows: ranges from test rows would flatter int8. The choice depends only
-    on the seed and the ids. Images stored larger than the network's input are resized to it.
+    Ranges from test rows would flatter int8. The choice depends only on the seed and the ids.
+    Images stored larger than the network's input are resized to it.
     """
     split, contract = open_split(packed, manifest, "train"), manifest.input
     draw = uniform(seed, 0, split.keys, "calibration")
@@ -77,7 +77,7 @@ def quantization_samples(
 
 
 def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
-    """Convert to fp16 from the first layer to the last; input and output keep their types.
+    """Convert a graph to fp16 from its first layer to its last; input and output keep their types.
 
     Raises:
         ParityError: fp16's range is too small.
@@ -90,7 +90,7 @@ def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
 
 
 def why_left_out(variant: str, fp32: bytes, scratch: Path) -> str | None:
-    """Return the reason if `variant` can gain nothing for this graph, or cannot be made of it."""
+    """Return why `variant` gains nothing for this graph or is impossible, or None."""
     if variant != "fp32" and has_trees(fp32):
         return (
             f"the graph has trees, which compare in float32: {variant} would move rows to other "
@@ -100,7 +100,7 @@ def why_left_out(variant: str, fp32: bytes, scratch: Path) -> str | None:
 
 
 def targets_of(variant: str, graph: bytes) -> list[Target]:
-    """Return the targets that a variant is meant for; trees run on the CPU only."""
+    """Return the providers that a variant is meant for; trees run on the CPU only."""
     return ["cpu"] if has_trees(graph) else MEANT_FOR[variant]
 
 
@@ -157,9 +157,9 @@ def refuse_broken(
     """Return the largest difference between the answers of a variant and of fp32.
 
     Raises:
-        ParityError: the variant is broken. A number is not finite, probabilities do not sum to 1,
-            fewer than half of the labels are kept, or values are further from fp32's than these
-            spread among themselves.
+        ParityError: the variant is broken: a number is not finite, probabilities do not sum to 1,
+            fewer than half of the labels are unchanged, or values are further from fp32's than
+            fp32's values are spread.
     """
     found, expected = answers.outputs, reference.outputs
     num_wrong = sum(int((~np.isfinite(numbers)).sum()) for numbers in answers)

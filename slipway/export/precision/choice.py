@@ -1,8 +1,8 @@
 """Chooses the variant that `auto` serves on a provider: the fastest or smallest within the budget.
 
-A variant that the measured rounds show to be slower than fp32 is never chosen, and it only counts
-as faster if they show it. fp32 is chosen if nothing else is better. Every variant gets its verdict
-in words.
+A variant whose interval shows it to be slower than fp32 is never chosen, and it only counts as
+faster if its interval shows that. fp32 is chosen if no variant is better. Every variant has a
+verdict in words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def choose(
     provider: str,
     hardware: dict[str, str],
 ) -> Choice:
-    """Choose among the variants, of which fp32 must be one, and write the verdict on each."""
+    """Choose among the variants, which must include fp32, and write a verdict on each."""
     reasons = {
         variant: why_not(found, goal, task, provider, is_meant_for=meant_for[variant])
         for variant, found in figures.items()

@@ -48,14 +48,14 @@ class Contest:
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
 
     def thresholds_of(self, variant: str) -> Sequence[float] | None:
-        """The thresholds of the labels that the variant gives, if rows have several."""
+        """Return the variant's thresholds of the labels; None if it has none."""
         calibration = self.calibrations.get(variant)
         return calibration.thresholds if calibration else None
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The time and processes to spend on speed and memory."""
+    """Limits of measuring speed and memory."""
 
     limit_s: float  # approximate, for the timings of one provider
     memory: bool  # True starts a process for each variant
@@ -124,7 +124,7 @@ def make_leaderboard(
 def measure_provider(
     provider: str, runners: Mapping[str, Runner], contest: Contest, effort: Effort
 ) -> dict[str, LeaderboardLine]:
-    """Measure answers and speed of each variant; size and memory are added later."""
+    """Measure the answers and speed of each variant; size and memory are added later."""
     inputs = contest.validation.inputs
     answers = {
         variant: run_in_batches(runner.run, inputs, _BATCH_SIZE)
@@ -162,7 +162,7 @@ def metric_loss(
 ) -> Metric:
     """Measure the loss of `after` against `before` on the same rows, with its paired interval.
 
-    In accuracy points, or as relative growth of the RMSE.
+    The unit is accuracy points, or relative growth of the RMSE.
     """
     target = kind_of(task).target
     found = paired_difference(
@@ -229,7 +229,7 @@ def _figures(
 
 
 def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Contest) -> float:
-    """Return the largest change of an answer if its row is run alone; relative for values."""
+    """Return the largest change of an answer when its row runs by itself; relative for values."""
     largest, deadline = 0.0, time.monotonic() + _SINGLE_ROWS_S
     for row in range(min(_SINGLE_ROWS, len(found))):
         single = runner.run(np.ascontiguousarray(contest.validation.inputs[row : row + 1])).outputs
@@ -244,9 +244,9 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
 def _add_sizes(
     line: LeaderboardLine, root: Path, model: ModelFile, contest: Contest, effort: Effort
 ) -> VariantFigures:
-    """Add file size and memory with the largest timed batch.
+    """Add the file size, and the memory with the largest timed batch.
 
-    Memory is only measured on the CPU, because it is the process's.
+    Memory is measured on the CPU only, because the figure is the memory of a process.
     """
     memory = None
     if effort.memory and line.provider == "cpu":

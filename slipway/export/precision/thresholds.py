@@ -1,4 +1,4 @@
-"""Fits the thresholds of an int8 graph: rounding moves every OOD score and every probability."""
+"""Refits the thresholds of an int8 graph: rounding moves every OOD score and probability."""
 
 import numpy as np
 
@@ -30,9 +30,9 @@ def own_thresholds(
 def own_coverage(
     graph: bytes, calibration: Calibration, task: Task, test: PackedSplit, resampling: Resampling
 ) -> Metric | None:
-    """Measure the fraction of test rows whose set or interval holds the true target.
+    """Measure the fraction of test rows whose set or interval contains the true target.
 
-    None without intervals.
+    Returns None without intervals.
     """
     outputs = onnx_answers(graph, test.inputs).outputs
     uncertainty = kind_of(task).target.load_part("uncertainty")

@@ -209,7 +209,7 @@ def test_a_service_whose_execution_no_hop_certified_differs(
     unproven = FP32.model_copy(update={"provider": "cuda"})
     hop = run_hop(tmp_path, export_params, outputs(), behind=unproven)
     assert hop.status == "differs"
-    assert "runs onnxruntime/cuda/fp32, which is none of the executed hops" in hop.reason
+    assert "runs onnxruntime/cuda/fp32, which is not among the executed hops" in hop.reason
 
 
 def test_a_service_that_does_not_start_differs_with_its_last_output(
@@ -262,4 +262,4 @@ def test_the_http_hop_records_the_larger_difference_of_single_and_grouped_reques
 def test_the_service_is_not_started_after_an_earlier_fault() -> None:
     hop = not_tried(failed("onnxruntime/cpu/fp32", FP32, "wrong"))
     assert (hop.name, hop.status) == ("http", "not_executed")
-    assert "onnxruntime/cpu/fp32 comes before and differs" in hop.reason
+    assert "the earlier hop onnxruntime/cpu/fp32 differs" in hop.reason

@@ -61,7 +61,10 @@ def test_without_a_required_hop_nothing_is_certified(tmp_path: Path, name: str) 
     bundle = write_small_bundle(tmp_path)
     absent = [hop for hop in all_hops() if hop.name != name]
     skipped = [*absent, not_executed(name, EXECUTION, "not here")]
-    for hops, reason in ((absent, f"nothing ran as {name}"), (skipped, f"hop {name} not executed")):
+    for hops, reason in (
+        (absent, f"the hop {name} did not run"),
+        (skipped, f"hop {name} not executed"),
+    ):
         certificate = make_certificate(bundle, hops, {}, [], draft=False)
         assert certificate.status == "refused"
         with pytest.raises(ParityError, match=reason):
