@@ -369,7 +369,7 @@ def test_absent_metrics_have_a_reason() -> None:
         reasons = why_absent("table_classification", targets, num_classes, top_k)
         assert reasons.keys() == set(CLASS.metrics) - found.keys()
     assert (
-        "with 2 classes the best 9"
+        "with 2 classes, the best 9"
         in why_absent("table_classification", [0, 1], 2, 9)["top_k_accuracy"]
     )
     assert why_absent("table_regression", [0.5, 0.5], 0, 3) == {}
