@@ -1,4 +1,4 @@
-"""Slipway: certified, monitored inference services from images or a table.
+"""Slipway: certified, monitored inference services from images, a table or texts.
 
 `load` and the like come from slipway/inference on first use. No module lives here directly.
 """

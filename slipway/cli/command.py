@@ -29,7 +29,7 @@ def slipway_group(verbs: Mapping[str, Verb]) -> LazyGroup:
         params=[
             click.Option(["-q", "--quiet"], is_flag=True, help="Print no progress and no hints."),
         ],
-        help="From images or a table to a certified, monitored inference service.",
+        help="From images, a table or texts to a certified, monitored inference service.",
         epilog="`slipway VERB --help` explains a verb.",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -41,7 +41,7 @@ VERBS: Mapping[str, Verb] = {
     "release": Verb("slipway.cli.model:release", "keep the model as the reference of later runs"),
     "predict": Verb(
         "slipway.cli.answers:predict",
-        "answer a folder of images or a table",
+        "answer a folder of images, a table or texts",
         extra="serve-cpu,files",
     ),
     "serve": Verb("slipway.cli.answers:serve", "start the service", extra="serve-cpu"),

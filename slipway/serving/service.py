@@ -164,7 +164,7 @@ def _method_of_rows(columns: ColumnContract | TextContract) -> Any:
     traffic={"timeout": SETTINGS.request_timeout_s},
 )
 class Slipway:
-    """Predicts the label or value of an image or a table row."""
+    """Predicts the label or value of an image, a table row or a text."""
 
     @bentoml.on_deployment  # type: ignore[untyped-decorator]
     @staticmethod

@@ -18,7 +18,7 @@ _MAX_SHOWN = 3
 
 @dataclass(frozen=True)
 class Cleaned:
-    """The result of cleaning images or a table."""
+    """The result of cleaning images, a table or texts."""
 
     rows: pa.Table  # the kept samples: `rows.ROWS`, by id
     quarantine: pa.Table  # the refused ones: `rows.QUARANTINE`, by rule and source
