@@ -67,10 +67,10 @@ def input_kinds() -> dict[str, InputKind]:
 
 def input_kind(name: str) -> InputKind:
     """The record of a kind of input. ParamsError with the known kinds if there is none."""
-    known = input_kinds()
-    if name in known:
-        return known[name]
-    raise ParamsError(f"unknown kind of input {name!r}. Known kinds: {', '.join(known)}.")
+    for kind in KINDS.values():  # without a dictionary: the service asks for each request
+        if kind.input.name == name:
+            return kind.input
+    raise ParamsError(f"unknown kind of input {name!r}. Known kinds: {', '.join(input_kinds())}.")
 
 
 def are_trees(network: str) -> bool:
