@@ -1,6 +1,10 @@
 """Sphinx's settings for `make site`: the pages as GitHub shows them, and every link checked."""
 
-from pygments.lexers.special import TextLexer
+import hashlib
+import os
+import re
+from pathlib import Path
+
 from sphinx.application import Sphinx
 
 project = "Slipway"
@@ -25,6 +29,22 @@ docs/FOLDER/*
 """
 
 
+DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+def diagram_name(source: str) -> str:
+    """Return the file in docs/pictures that shows a Mermaid diagram, named after its digest."""
+    return f"diagram_{hashlib.sha256(source.encode()).hexdigest()[:12]}.svg"
+
+
+def show_diagrams(app: Sphinx, page: str, source: list[str]) -> None:
+    """Replace Mermaid's sources by their pictures: Mermaid itself needs a network."""
+    folder = os.path.relpath("docs/pictures", Path(page).parent)
+    source[0] = DIAGRAM.sub(
+        lambda found: f"![Diagram]({folder}/{diagram_name(found[1])})", source[0]
+    )
+
+
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """Append the side bar's table of contents to the README, where GitHub would show it as code."""
     if page == app.config.root_doc:
@@ -33,6 +53,6 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register the table of contents, and show Mermaid's drawings as text: it needs a network."""
+    """Register what changes a page before it is read."""
+    app.connect("source-read", show_diagrams)
     app.connect("source-read", add_contents)
-    app.add_lexer("mermaid", TextLexer)

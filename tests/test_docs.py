@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from docs.conf import DIAGRAM, diagram_name
 from slipway.cli.verbs import VERBS
 from slipway.config.params import Params, parse_params
 from slipway.config.search import DimensionParams
@@ -327,3 +328,10 @@ def test_the_block_for_tables_is_all_that_has_to_change() -> None:
 
 def _first_block(page: str) -> str:
     return (ROOT / page).read_text().split("```yaml\n")[1].split("```")[0]
+
+
+def test_each_diagram_has_a_picture_of_its_present_source() -> None:
+    sources = {source for page in PAGES for source in DIAGRAM.findall(page.read_text())}
+    pictures = {path.name for path in (ROOT / "docs/pictures").glob("diagram_*.svg")}
+    assert len(sources) > 1
+    assert pictures == {diagram_name(source) for source in sources}

@@ -67,7 +67,7 @@ def input_kinds() -> dict[str, InputKind]:
 
 def input_kind(name: str) -> InputKind:
     """The record of a kind of input. ParamsError with the known kinds if there is none."""
-    for kind in KINDS.values():  # without a dictionary: the service asks for each request
+    for kind in KINDS.values():  # without a dictionary: called for each request
         if kind.input.name == name:
             return kind.input
     raise ParamsError(f"unknown kind of input {name!r}. Known kinds: {', '.join(input_kinds())}.")
