@@ -102,11 +102,11 @@ def parse_golden_rows(payload: bytes, expected_rows: int) -> GoldenRows:
 def golden_budget(
     found: Answers, expected: Answers, precision: str, thresholds: Thresholds = (None, None)
 ) -> GoldenBudget:
-    """Budget of a variant that answered `found` on the CPU where fp32 answered `expected`.
+    """Return the budget of a variant that answered `found` on the CPU if fp32 answered `expected`.
 
-    Four times the measured differences plus four roundings of the precision. Flips: the number
-    exceeded in 1 of 1,000 starts at the measured rate (Laplace's rule of succession keeps it
-    above 0).
+    It is four times the measured differences plus four roundings of the precision. For flips it
+    is the number exceeded in 1 of 1,000 starts at the measured rate (Laplace's rule of succession
+    keeps it above 0).
     """
     outputs = expected.outputs
     spread, max_flipped = 1.0, 0

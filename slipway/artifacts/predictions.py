@@ -1,4 +1,4 @@
-"""The JSON form of one prediction, as callers of the service get it."""
+"""The JSON form of one prediction in the service's responses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from slipway.artifacts.uncertainty import Calibration, decided_classes
 def prediction_columns(
     prediction: Mapping[str, Any], labels: Sequence[str], calibration: Calibration
 ) -> NDArray[np.float32]:
-    """Return (columns + 1,): probabilities in the order of `labels` or the value, then OOD score.
+    """Return a prediction as numbers: probabilities by `labels`, or the value; then the OOD score.
 
     Raises:
         KeyError, TypeError: the prediction has another form.
@@ -20,30 +20,30 @@ def prediction_columns(
     """
     score = np.float32(prediction["ood_score"])
     if prediction["is_ood"] is not bool(calibration.is_ood(score)):
-        raise ValueError("ood_score and is_ood do not go together")
+        raise ValueError("is_ood contradicts ood_score by the bundle's threshold")
     if not labels:
         interval = calibration.interval(prediction["value"])
         if prediction["interval"] != (interval and list(interval)):
-            raise ValueError("value and interval do not go together")
+            raise ValueError("interval is not that of value by the bundle's calibration")
         return np.array([prediction["value"], score], np.float32)
 
     probabilities = prediction["probabilities"]
     columns = np.array([probabilities[label] for label in labels], np.float32)
     if len(probabilities) != len(labels):
-        raise ValueError("labels and probabilities do not go together")
+        raise ValueError(f"probabilities has {len(probabilities)} labels, not {len(labels)}")
     if (rule := calibration.decision) is not None and calibration.thresholds is not None:
         chosen = labels[int(decided_classes(columns, calibration.thresholds))]
         (facts,) = rule.facts(columns[np.newaxis], calibration.thresholds)
         if prediction["label"] != chosen or any(prediction[name] != facts[name] for name in facts):
-            raise ValueError("label, costs and probabilities do not go together")
+            raise ValueError("label or costs contradict probabilities by the bundle's decision")
     elif calibration.thresholds is not None:
         given = calibration.given(columns)
         if prediction["labels"] != [name for name, own in zip(labels, given, strict=True) if own]:
-            raise ValueError("labels and probabilities do not go together")
+            raise ValueError("labels are not those whose probabilities reach their thresholds")
     elif probabilities[prediction["label"]] != float(columns.max()):
-        raise ValueError("label and probabilities do not go together")
+        raise ValueError("label is not the one with the largest of probabilities")
     is_inside = calibration.prediction_sets(columns)
     expected = [label for label, inside in zip(labels, is_inside, strict=True) if inside]
     if sorted(prediction["prediction_set"]) != sorted(expected):
-        raise ValueError("probabilities and prediction_set do not go together")
+        raise ValueError("prediction_set is not that of probabilities by the bundle's calibration")
     return np.append(columns, score)

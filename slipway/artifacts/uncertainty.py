@@ -38,7 +38,7 @@ class Answers(NamedTuple):
 
 
 def exact(fraction: float | Fraction) -> Fraction:
-    """0.9 as nine tenths: in binary (9 + 1) * (1 - 0.9) is below 1."""
+    """Return 0.9 as exactly nine tenths: in binary (9 + 1) * (1 - 0.9) is below 1."""
     return Fraction(str(fraction))
 
 
@@ -99,7 +99,7 @@ class Decision(Contract):
     rows: int = 0  # validation rows behind threshold and bounds
 
     def abstains(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """(...,) True for the answers that are left to a person."""
+        """Return a mask (...,) of the answers that are left to a person."""
         shares = probabilities[..., self.place]
         if self.abstain_between is None:
             return np.zeros(shares.shape, bool)
@@ -109,7 +109,7 @@ class Decision(Contract):
     def expected_costs(
         self, probabilities: NDArray[np.float32], thresholds: Sequence[float]
     ) -> NDArray[np.float64] | None:
-        """(...,) cost of each answer if its probabilities are right; None without costs."""
+        """Return (...,) the expected cost of each answer by `probabilities`; None without costs."""
         if self.costs is None:
             return None
         shares = probabilities[..., self.place].astype(np.float64)
@@ -127,7 +127,7 @@ class Decision(Contract):
         thresholds: Sequence[float],
         targets: NDArray[np.generic],
     ) -> NDArray[np.float64] | None:
-        """(rows,) the cost of each answer with its true class; None without costs."""
+        """Return (rows,) the cost of each answer with its true class; None without costs."""
         if self.costs is None:
             return None
         is_positive = decided_classes(probabilities, thresholds) == self.place
@@ -139,7 +139,7 @@ class Decision(Contract):
     def facts(
         self, probabilities: NDArray[np.float32], thresholds: Sequence[float]
     ) -> list[dict[str, Any]]:
-        """Return for each of (rows, 2) probabilities what its answer says beside the label."""
+        """Return the fields besides the label of each answer to (rows, 2) probabilities."""
         costs = self.expected_costs(probabilities, thresholds)
         if self.costs is None or costs is None:
             return [{} for _ in probabilities]
@@ -165,18 +165,18 @@ class Calibration(Contract):
     decision: Decision | None = None
 
     def is_ood(self, scores: NDArray[np.float32] | np.float32) -> NDArray[np.bool_]:
-        """Compare scores with the threshold; same shape."""
+        """Return a mask of the scores above the threshold, in the shape of `scores`."""
         most = np.inf if self.ood.threshold is None else self.ood.threshold
         return np.asarray(scores > most)
 
     def given(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """(..., labels) True for the labels that are given, if rows have several."""
+        """Return a mask (..., labels) of the labels that are given, if rows have several."""
         return given_labels(probabilities, self.thresholds)
 
     def prediction_sets(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """(..., labels) True for labels in the row's set; the best one always is.
+        """Return a mask (..., labels) of the labels in each row's set; the best one always is.
 
-        So are the labels that are given, if rows have several.
+        If rows have several labels, those that are given always are, too.
         """
         least = np.minimum(
             np.float32(self.conformal.threshold or 0.0), probabilities.max(axis=-1, keepdims=True)
@@ -198,7 +198,7 @@ class Calibration(Contract):
 def given_labels(
     probabilities: NDArray[np.float32], thresholds: Sequence[float] | None
 ) -> NDArray[np.bool_]:
-    """(..., labels) True where a probability reaches its threshold, (labels,) or a half.
+    """Return a mask (..., labels) of probabilities that reach their threshold, or a half.
 
     Compares in float32, so that Python's and numpy's numbers cannot differ.
     """
@@ -209,9 +209,10 @@ def given_labels(
 def decided_classes(
     probabilities: NDArray[np.float32], thresholds: Sequence[float] | None
 ) -> NDArray[np.int64]:
-    """(...,) the class of (..., classes) answers: the most probable one, the first of equals.
+    """Return (...,) the class of each answer: the most probable one, the first of equals.
 
-    With `thresholds` of two classes, the positive one if its probability reaches its threshold.
+    `probabilities` are (..., classes). With `thresholds` of two classes, it is the positive one if
+    its probability reaches its threshold.
     """
     if thresholds is None:
         return np.asarray(probabilities.argmax(axis=-1))
@@ -225,8 +226,8 @@ def decisions(
 ) -> NDArray[np.generic]:
     """Return the labels that answers give, as columns that are equal for equal labels.
 
-    (rows, 1) the position of the most probable one, which is 0 for values; with `thresholds`
-    (rows, labels) True for each label that is given.
+    They are (rows, 1), the position of the most probable label, which is 0 for values; or with
+    `thresholds` (rows, labels), True for each label that is given.
     """
     if thresholds is None:
         return np.asarray(outputs.argmax(axis=1)[:, np.newaxis])
@@ -246,9 +247,9 @@ def flipped_rows(
 
 
 def leads(outputs: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float64]:
-    """(rows,) how far probabilities are from other labels.
+    """Return (rows,) the distance of each answer from another label, in probability.
 
-    The lead of the most probable one; with `thresholds` the smallest distance from one of them.
+    It is the lead of the most probable label, or with `thresholds` the smallest distance from one.
     """
     if thresholds is None:
         best = np.sort(outputs.astype(np.float64), axis=1)

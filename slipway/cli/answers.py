@@ -20,9 +20,9 @@ from slipway.cli.command import is_quiet, say
     default=".",
     help="A project, its artifacts or a bundle; by default the working directory.",
 )
-@click.option("--encoding", help="Of a CSV; by default as in training.")
+@click.option("--encoding", help="Encoding of a CSV; by default that of training.")
 @click.option("--overwrite", is_flag=True, help="Replace DESTINATION if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print the counts for a program.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def predict(
     source: Path,
     destination: Path,
@@ -35,7 +35,7 @@ def predict(
 
     SOURCE is an image, a folder of images, a .csv, .parquet or .jsonl file, or a folder of Parquet
     shards; DESTINATION a .csv, .parquet or .jsonl file. A bad row stays in place, with its error.
-    After an interrupt the same command goes on where it stopped.
+    After an interrupt, the same command continues where it stopped.
     """
     from slipway.inference.files import predict_files
 

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None, group: LazyGroup = SLIPWAY) -> 
 
 
 def is_quiet() -> bool:
-    """Tell if `--quiet` is given."""
+    """Return True if `--quiet` is given."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.find_root().params.get("quiet"))
 
@@ -113,7 +113,7 @@ def _prepare() -> None:
 def _missing_package(
     error: ModuleNotFoundError, arguments: list[str], verbs: Mapping[str, Verb]
 ) -> SlipwayError | None:
-    """Describe the extra that lacks; None if a module of ours or of the project is missing."""
+    """Describe the missing extra; None if a module of ours or of the project is missing."""
     package = (error.name or "").partition(".")[0]
     verb = next((one for one in arguments if one in verbs), None)
     if verb is None or not verbs[verb].extra or package in ("", "slipway", "transforms"):
@@ -121,6 +121,6 @@ def _missing_package(
     extra = verbs[verb].extra
     return UnavailableError(
         f"`slipway {verb}` needs the package {package!r}, which is not installed in {sys.prefix}; "
-        f"expected what [{extra}] brings. Install it: pip install '{DISTRIBUTION}[{extra}]' "
+        f"expected the packages of [{extra}]. Install them: pip install '{DISTRIBUTION}[{extra}]' "
         "(in a clone: make install)."
     )

@@ -17,14 +17,16 @@ SERVICE_HOST = "127.0.0.1"
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[STAGE] [KEY=VALUE ...]")
-@click.option("--name", help="Name of the experiment; run-NUMBER without.")
+@click.option("--name", help="Name of the experiment; by default run-NUMBER.")
 @click.option("--serve", is_flag=True, help="Start the service once the model may be served.")
-@click.option("--port", type=click.IntRange(0, 65535), default=3000, help="Of the service; 3000.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=3000, help="Port of the service; 3000."
+)
 def run(words: tuple[str, ...], name: str | None, serve: bool, port: int) -> None:
     """Run the stages whose inputs changed, up to STAGE or all, and record the experiment.
 
     The project is checked first, as by `slipway check`. KEY=VALUE changes params.yaml, and the
-    change stays. An interrupted run goes on if the same command is given again.
+    change stays. The same command resumes an interrupted run.
     """
     from slipway.experiments.run import ExperimentRequest, conclude
     from slipway.experiments.run import run as run_pipeline
@@ -48,7 +50,7 @@ def run(words: tuple[str, ...], name: str | None, serve: bool, port: int) -> Non
 @click.command()
 @click.argument("names", nargs=-1, metavar="[A B]")
 @click.option("--sort", metavar="KEY", help="A column or key; `metric` has the best first.")
-@click.option("--reverse", is_flag=True, help="Turn the order of the rows.")
+@click.option("--reverse", is_flag=True, help="Reverse the order of the rows.")
 @click.option(
     "--filter", "conditions", multiple=True, metavar="CONDITION", help="Such as 'train.epochs>5'."
 )
@@ -73,8 +75,8 @@ def compare(
     if names:
         if sort or reverse or conditions or as_csv or as_json:
             raise ParamsError(
-                "compare was given names and an option for lists; expected names alone or with "
-                "--html. Leave out --sort, --reverse, --filter, --csv and --json, or the names."
+                "compare was given names and an option for lists; expected no option but --html "
+                "with names. Leave out --sort, --reverse, --filter, --csv and --json, or the names."
             )
         _compare_two(names, html)
         return
@@ -164,7 +166,7 @@ def reset(yes: bool) -> None:
     type=click.IntRange(0, 65535),
     default=0,
     show_default="a free one",
-    help="Of the address to serve at.",
+    help="Port to serve on.",
 )
 @click.option("--serve", is_flag=True, help="Serve the page even if a browser can be opened.")
 def show(port: int, serve: bool) -> None:

@@ -9,7 +9,7 @@ from slipway.export.release import release as release_bundle
 
 @click.command()
 def release() -> None:
-    """Keep the certified bundle as the reference model of later runs.
+    """Save the certified bundle as the reference model of later runs.
 
     It is copied to artifacts/reference_model. A bundle that is not certified, or that missed a
     quality gate, is refused.

@@ -21,15 +21,15 @@ from slipway.project.proposal import ProjectProposal, propose
     help="A folder of class folders, a table or an archive; it is only read.",
 )
 @click.option(
-    "--task", metavar="TASK", help="Such as table_regression, where the data are unclear."
+    "--task", metavar="TASK", help="The task, such as table_regression, if the data is unclear."
 )
-@click.option("--target", metavar="COLUMN", help="The column to predict, where several may be.")
-@click.option("--yes", is_flag=True, help="Write the project without a question about proposals.")
+@click.option("--target", metavar="COLUMN", help="The column to predict, if several could be.")
+@click.option("--yes", is_flag=True, help="Write the project without asking about proposals.")
 def init(folder: Path, data: Path, task: str | None, target: str | None, yes: bool) -> None:
     """Look at the data, propose every setting with its reason, and write a project.
 
-    FOLDER is made if it is not there; by default it is the working directory. A project that is
-    there already is never overwritten. `--yes` answers no question about an unclear task or target:
+    FOLDER is created if it is missing; by default it is the working directory. An existing project
+    is never overwritten. `--yes` does not answer a question about an unclear task or target:
     answer these with --task or --target.
     """
     require_no_project(folder)

@@ -11,18 +11,18 @@ from slipway.system.errors import ParamsError
 
 
 @click.command()
-@click.option("--name", help="Name of the search; search-NUMBER without.")
+@click.option("--name", help="Name of the search; by default search-NUMBER.")
 @click.option("--folds", is_flag=True, help="Train params.yaml as it is, on each of split.folds.")
 @click.option(
     "--members", type=click.IntRange(min=2), help="Make the best trials members of an ensemble."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the trials for a program.")
+@click.option("--json", "as_json", is_flag=True, help="Print the trials as JSON.")
 def search(name: str | None, folds: bool, members: int | None, as_json: bool) -> None:
     """Try values of params.yaml within a budget, as the section `search` there says.
 
     Each trial trains beside the workspace and becomes an experiment with its score on validation
     rows; the test rows stay closed. `slipway take` makes the best one the workspace. An interrupted
-    search goes on if the same command is given again.
+    search resumes if the same command is given again.
 
     With --folds nothing is searched: params.yaml is trained on each fold, and the score is that of
     the answers to all folds.

@@ -12,12 +12,12 @@ _FOLDER = Path()
 
 
 @click.command()
-@click.option("--yes", is_flag=True, help="Write the changes without a question.")
+@click.option("--yes", is_flag=True, help="Write the changes without asking.")
 def upgrade(yes: bool) -> None:
     """Move params.yaml and dvc.yaml of an older version to this one.
 
     Values and comments stay. Shows every change, and the stages that the next run repeats. Without
-    --yes it asks; where no terminal answers, it changes nothing.
+    --yes it asks first; without a terminal to ask on, it changes nothing.
     """
     found = upgrade_project(_FOLDER, apply=yes)
     click.echo(found.text())

@@ -38,7 +38,7 @@ VERBS: Mapping[str, Verb] = {
     "profile": Verb("slipway.profiling.profile:main", "find what slows the training down"),
     "tune": Verb(_TUNE, "find the batch size, the learning rate or settings of the service"),
     "export": Verb("slipway.cli.model:export", "export and certify the trained model again"),
-    "release": Verb("slipway.cli.model:release", "keep the model as the reference of later runs"),
+    "release": Verb("slipway.cli.model:release", "save the model as the reference of later runs"),
     "predict": Verb(
         "slipway.cli.answers:predict",
         "answer a folder of images, a table or texts",

@@ -28,7 +28,7 @@ def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
             raise ParamsError(
-                f"{text!r} is no assignment. Write KEY=VALUE, such as train.epochs=5."
+                f"{text!r} is not an assignment. Write KEY=VALUE, such as train.epochs=5."
             )
         try:
             changes[key.strip()] = YAML(typ="safe", pure=True).load(value)
@@ -142,7 +142,7 @@ def _replaced(text: str, node: Node, value: Any) -> str:
 
 
 def _end(node: Node) -> int:
-    """Return the end of a value; the mark of a block's end lies behind the comments after it."""
+    """Return the end of a value; the mark of a block's end lies after the comments below it."""
     while isinstance(node, CollectionNode) and not node.flow_style and node.value:
         node = node.value[-1][1] if isinstance(node, MappingNode) else node.value[-1]
     end: int = node.end_mark.index
@@ -155,5 +155,5 @@ def _content(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ParamsError(str(error)) from error
     if not isinstance(content, dict):
-        raise ParamsError("params.yaml is no mapping of sections. Restore it, such as by git.")
+        raise ParamsError("params.yaml is not a mapping of sections. Restore it, such as with git.")
     return content

@@ -112,7 +112,7 @@ class EnsembleParams(ParamsSection):
 
 
 class _Content(ParamsSection):
-    """A section train by its name, so that mistakes in it are named like those of a file."""
+    """Wraps a section `train`, so that its mistakes have the same keys as in params.yaml."""
 
     train: TrainParams
 
@@ -185,7 +185,7 @@ def member_mistakes(ensemble: EnsembleParams, seed: int, train: TrainParams) -> 
         known = as_yaml([member.seed, member.without_fold, member.train.model_dump()])
         if known in seen:
             yield (
-                f"{name} is the same as members[{seen[known]}], so that it would answer the same: "
+                f"{name} is the same as members[{seen[known]}], so its answers would be equal: "
                 "remove it, or give it another seed"
             )
         seen.setdefault(known, place)
@@ -233,8 +233,8 @@ def _other_weights(params: MemberParams, seed: int, train: TrainParams) -> Itera
     member = _member(params, seed, train)
     if are_trees(member.train.network):
         yield (
-            f"train.network is {member.train.network!r}, whose trees have no mean: use the method "
-            "average or greedy"
+            f"train.network is {member.train.network!r}, whose trees cannot be averaged: use the "
+            "method average or greedy"
         )
         return
     found = {"seed": (member.seed, seed)} | {

@@ -1,4 +1,4 @@
-"""Describes what pydantic finds wrong in params.yaml: the value, the expected values, a correction.
+"""Describes each mistake of params.yaml: the value, the expected values, a correction.
 
 The expected values come from the types of the keys. pydantic's own texts name Python's types, have
 no example, and describe each of a key's types apart.
@@ -37,7 +37,7 @@ def hint(name: str, known: Sequence[str], otherwise: str) -> str:
 
 
 def as_yaml(value: object) -> str:
-    """Write a value as it stands in the file: null, true, 'text', {min: 0.5, max: null}."""
+    """Format a value as in the file: null, true, 'text', {min: 0.5, max: null}."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_yaml, value))}]"
     if isinstance(value, dict):
@@ -54,7 +54,7 @@ def as_yaml(value: object) -> str:
 
 
 def as_plain_yaml(value: object) -> str:
-    """Write a value as `as_yaml` does, but a word without quotes."""
+    """Format a value as `as_yaml` does, but a word without quotes."""
     is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.-]*", value)
     return str(value) if is_plain and str(value).lower() not in _NO_TEXT else as_yaml(value)
 
@@ -119,7 +119,7 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
             f"{name}.{last}" for name, field in fields.items() if last in _fields(field.annotation)
         ]
         if homes:  # pasted without its section, or with the wrong indentation
-            yield f"{key}: stands in no section; did you mean {' or '.join(homes)}?"
+            yield f"{key}: is not in a section; did you mean {' or '.join(homes)}?"
             return
         yield f"{key}: unknown key; {hint(str(last), known, 'known here')}"
         return

@@ -1,6 +1,6 @@
 """The arguments of Slipway's own networks, `train.network_arguments` in params.yaml.
 
-They are apart from the networks, which need torch: a mistake is found when params.yaml is read.
+They are separate from the networks, which need torch, so that reading params.yaml finds a mistake.
 """
 
 import difflib

@@ -86,12 +86,12 @@ class Params(ParamsSection):
     search: SearchParams | None = None  # read by no stage
 
     def problems(self) -> list[str]:
-        """List the mistakes that sections only make together."""
+        """List the contradictions between sections that are valid on their own."""
         return misfits(self)
 
 
 def misfits(params: Params) -> list[str]:
-    """List the mistakes that sections only make together.
+    """List the contradictions between sections that are valid on their own.
 
     `params` may lack sections (`sound_part`); rules that need one of them are skipped.
     """
@@ -298,7 +298,7 @@ def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str
 
 
 def _decision_without_classes(params: Params, target: TargetKind) -> Iterator[str]:
-    """List a decision about two classes where there are none, or others."""
+    """List a decision about two classes if the task has none, or other ones."""
     decision, classes = params.evaluate.decision, params.data.classes
     if decision is None:
         return
@@ -430,7 +430,7 @@ def _requests_beyond_trees(params: Params) -> Iterator[str]:
 
 
 def _settings_without_effect_on(train: TrainParams, has_classes: bool) -> Iterator[str]:
-    """Name the settings of the built-in losses, which the user's own loss does not have."""
+    """List the settings of the built-in losses, which have no effect on the user's own loss."""
     built_in: dict[str, tuple[object, str]] = {"class_weights": (train.class_weights, "null")}
     if has_classes:
         built_in["label_smoothing"] = (train.label_smoothing, "0.0")
@@ -448,7 +448,7 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
 
 
 def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
-    """Read `params.yaml` as an unchecked mapping of sections; ParamsError if it is no mapping."""
+    """Read `params.yaml` as an unchecked mapping of sections; ParamsError if it is not one."""
     try:
         content = read_yaml(path)
     except FileNotFoundError:
@@ -482,7 +482,7 @@ def parse_yaml(payload: bytes, name: str) -> Any:
     except (YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{name} is not YAML: {error}") from error
     except RecursionError:
-        text = f"{name} is nested too deeply to be read. Remove superfluous brackets or indents."
+        text = f"{name} is nested too deeply to be read. Remove unneeded brackets or indents."
         raise ValueError(text) from None
     except (ValueError, LookupError) as error:  # a date, or the value of a tag such as !!int
         text = payload.decode(errors="replace")
@@ -495,7 +495,7 @@ def parse_yaml(payload: bytes, name: str) -> Any:
 
 
 def _misplaced(error: MarkedYAMLError, payload: bytes, name: str) -> str:
-    """Describe the line of a key that stands twice, or of a block with the wrong indentation."""
+    """Describe the line of a repeated key, or of a block with the wrong indentation."""
     lines = payload.decode(errors="replace").splitlines()
     number = 0 if error.problem_mark is None else error.problem_mark.line
     shown = lines[number].strip() if number < len(lines) else "the end of the file"
@@ -575,7 +575,7 @@ def _with_keys_of_other_kinds(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _described(error: ValidationError, content: dict[str, Any]) -> list[str]:
-    """Describe each mistake within a section, then those that valid sections make together."""
+    """Describe each mistake within a section, then those between valid sections."""
     return describe_mistakes(error, Params, content) + [
         f"sections that do not fit together: {text}" for text in misfits(sound_part(content))
     ]
@@ -603,7 +603,7 @@ def _budgets_above_one(params: Params) -> Iterator[str]:
 
 def _describe_gate(key: str, name: str, task: Task, metrics: list[str]) -> str:
     known = hint(name, metrics, "known for it")
-    return f"evaluate.{key} names {name!r}, which is no metric of data.task {task!r}; {known}"
+    return f"evaluate.{key} names {name!r}, which is not a metric of data.task {task!r}; {known}"
 
 
 def _is_out_of_reach(name: str, gate: Gate) -> bool:

@@ -1,7 +1,7 @@
 """The dvc.yaml of a project: written by `slipway init`, renewed by `slipway upgrade`.
 
-Its first lines hold a digest of the others. An edit, such as a further dependency, shows thereby,
-and the file is merged, not replaced. RECORD keeps the text as it was written, for this merge.
+Its first lines hold a digest of the others, which reveals an edit, such as a further dependency:
+the file is then merged, not replaced. RECORD stores the text as it was written, for this merge.
 """
 
 import re
@@ -54,7 +54,7 @@ def with_new_head(text: str) -> str:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Parse a dvc.yaml; SchemaError if it is no mapping."""
+    """Parse a dvc.yaml; SchemaError if it is not a mapping."""
     try:
         content = YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:

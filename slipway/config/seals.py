@@ -116,7 +116,7 @@ def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
     """Seal the inputs of `stage` while the block runs; `content` is that of params.yaml.
 
     Without a `stage`, in the stage `code` and in ranks started by another process nothing is
-    sealed. SealError if the record of an earlier stage is false, if code.yaml is for other code, or
+    sealed. SealError if the record of an earlier stage is wrong, if code.yaml is for other code, or
     if inputs change.
     """
     if stage is None or stage == "code" or any(_rank(name) > 0 for name in _RANKS):
@@ -221,7 +221,7 @@ def _check_before(seal: Seal, pipeline: Pipeline) -> None:
         if changes:
             why = "was edited while DVC recorded it, or accepted with `dvc commit`"
             raise SealError(
-                f"dvc.lock is not true of {stage}: {'; '.join(changes)}. "
+                f"dvc.lock does not match {stage}: {'; '.join(changes)}. "
                 f"The left value is what {stage} ran with; the right one {why}. "
                 f"Run `dvc repro -f -s {stage}`, then `dvc repro`."
             )

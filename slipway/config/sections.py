@@ -64,7 +64,7 @@ class ParamsSection(BaseModel):
         return self
 
     def problems(self) -> Iterable[str]:
-        """Return the mistakes that valid keys make together."""
+        """Return the contradictions between keys that are valid on their own."""
         return ()
 
 
@@ -178,7 +178,7 @@ class DataParams(ParamsSection):
             known = {known.replace("_", "-") for known in {*aliases, *aliases.values()}}
             close = difflib.get_close_matches(name, sorted(known - {name}), n=1)
             raise ValueError(
-                f"found {encoding!r}, which is no encoding of text; "
+                f"found {encoding!r}, which is not a text encoding; "
                 f"did you mean {(close or ['utf-8'])[0]!r}?"
             ) from None
         return encoding
@@ -368,7 +368,7 @@ _WHY_NOT_ZERO_3 = "no process has whole weights there. Use deepspeed_stage_2"
 
 
 def _belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[str]:
-    """Mistakes in values that exactly one choice of `key` needs."""
+    """Describe mistakes in values that exactly one choice of `key` needs."""
     if chosen == choice:
         return [
             f"{key} is {chosen!r}, which needs {name}"

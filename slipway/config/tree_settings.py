@@ -1,7 +1,7 @@
-"""Settings that boosted trees cannot apply, which are refused; others without effect are listed.
+"""Settings that boosted trees cannot apply.
 
-Refused is what is requested by name: devices, precision, weight averages, the user's loss. A key
-of gradient steps that always has a value, such as `batch_size`, is named by the stage instead.
+Explicit requests are refused: devices, precision, weight averages, the user's loss. For a key of
+gradient steps that always has a value, such as `batch_size`, the stage notes that it has no effect.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def require_gradient_steps(network: str, command: str) -> None:
-    """Raise ParamsError if `command` has no gradient steps of `network` to run."""
+    """Raise ParamsError if `network` takes no gradient steps, which `command` would time."""
     if are_trees(network):
         raise ParamsError(
             f"{command} times gradient steps, but train.network is {network!r}, which takes none, "

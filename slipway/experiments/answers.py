@@ -46,7 +46,7 @@ class ExperimentAnswers:
 
     @property
     def predicted(self) -> NDArray[np.int64]:
-        """(N,) the class that each answer gives, if rows have one."""
+        """The class that each answer gives (N,), if rows have one."""
         return decided_classes(self.outputs, self.thresholds)
 
     def rows(self, ids: list[str]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:

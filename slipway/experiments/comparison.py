@@ -117,7 +117,7 @@ class Comparison:
         return [*cells, *([results.gates, results.certificate] if results else ["", ""])]
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the rows for a program, with full precision."""
+        """Return the rows for JSON, with full precision."""
         return [
             {
                 "name": record.name,
@@ -166,7 +166,7 @@ class Comparison:
             near = hint(key, known, "a key of params.yaml, or")
             if len(near) > 200:
                 near = f"a key of params.yaml, or {', '.join(_COLUMNS)}"
-            raise ParamsError(f"{key!r} is no column to sort or filter by; {near}")
+            raise ParamsError(f"{key!r} is not a column to sort or filter by; {near}")
 
 
 def read_comparison() -> Comparison:
@@ -286,5 +286,5 @@ def _time(text: str) -> datetime:
 
 
 def _local(text: str) -> str:
-    """Write a time as this machine's clock shows it, to the minute."""
+    """Format a time in this machine's time zone, to the minute."""
     return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M")

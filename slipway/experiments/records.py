@@ -98,7 +98,7 @@ def log_path(name: str) -> Path:
 def new_name(requested: str | None) -> str:
     """Return the name for a new experiment: the requested one, or the next `run-NUMBER`.
 
-    ParamsError if the requested one is taken or no valid name.
+    ParamsError if the requested one is taken or invalid.
     """
     taken = {path.stem for path in EXPERIMENTS.glob("*.json")} | set(repository.experiments())
     if requested is None:
@@ -121,7 +121,7 @@ def new_name(requested: str | None) -> str:
 def find_record(name: str, records: list[ExperimentRecord]) -> ExperimentRecord | None:
     """Return the record of an experiment; None if only DVC knows it.
 
-    ParamsError with the known names if there is no such experiment.
+    ParamsError with the known names if it does not exist.
     """
     known = {record.name: record for record in records}
     every = [*known, *(found for found in repository.experiments() if found not in known)]
@@ -134,7 +134,7 @@ def find_record(name: str, records: list[ExperimentRecord]) -> ExperimentRecord 
 
 
 def now() -> str:
-    """The time as records have it."""
+    """Return the current UTC time as ISO 8601 text with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -144,7 +144,7 @@ def params_of(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of params.yaml with keys such as "train.epochs", as JSON has them."""
+    """Yield (key, value) for each value of params.yaml: ("train.epochs", 5), as JSON types."""
     if isinstance(content, dict) and content:
         for key, inner in content.items():
             yield from flat(inner, f"{name}.{key}" if name else str(key))
@@ -153,7 +153,7 @@ def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Shorten one line in its middle: a message ends with its remedy."""
+    """Shorten one line in its middle, because a message ends with its remedy."""
     half = (longest - 5) // 2
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 

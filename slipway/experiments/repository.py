@@ -62,7 +62,7 @@ def write_files(commit: str, paths: list[str], folder: Path) -> None:
 
 
 def save(name: str, metrics: list[str]) -> None:
-    """Keep the workspace as an experiment of DVC, with its outputs and the files of metrics.
+    """Save the workspace as an experiment of DVC, with its outputs and the files of metrics.
 
     DVC records every stage of dvc.yaml as it stands, so all must be up to date.
     """
@@ -89,12 +89,12 @@ def index_tree() -> str:
 
 
 def restore_index(tree: str) -> None:
-    """Make the index that of `index_tree`; no file is touched."""
+    """Restore the index that `index_tree` wrote; no file is touched."""
     _git("read-tree", tree or "HEAD")
 
 
 def check_out() -> str:
-    """Put the outputs of dvc.lock back; return what DVC says of those it does not have.
+    """Restore the outputs of dvc.lock; return DVC's message about those that it lacks.
 
     SlipwayError for another reason, such as a full disk.
     """
@@ -120,14 +120,14 @@ def restore_head() -> None:
 
 
 def keep_snapshot(name: str, tree: str) -> None:
-    """Keep a tree of git as the workspace at the start of the search `name`."""
+    """Save a git tree as the workspace at the start of the search `name`."""
     message = f"The workspace before {name}"
     commit = _git("commit-tree", tree, "-p", "HEAD", "-m", message, environment=dvc_environment())
     _git("update-ref", f"{_SNAPSHOTS}/{name}", commit)
 
 
 def uncommitted(paths: list[str]) -> list[str]:
-    """Return those of the paths that git does not hold as they are, and does not ignore."""
+    """Return the paths whose current content git has neither committed nor ignored."""
     return [path for path in paths if _git("status", "--porcelain", "--", path)]
 
 
@@ -185,7 +185,7 @@ def _lacks_only(said: str, lacking: Collection[str]) -> bool:
 
 
 def _said(answer: "subprocess.CompletedProcess[str]") -> str:
-    """Return what DVC said, without its offer of help."""
+    """Return DVC's message without its offer of help."""
     return (answer.stderr.strip() or answer.stdout.strip()).partition("\n\nHaving any")[0]
 
 

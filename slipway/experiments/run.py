@@ -33,7 +33,7 @@ from slipway.system.errors import LockedError, ParamsError, SlipwayError
 
 PARAMS, LOCK = Path("params.yaml"), Path(".work/experiments/lock")
 _LONGEST_CAUSE = 400  # characters; the stage has printed all of it
-_NOT_SAVED = "killed before DVC kept it; `slipway run` repeats it in seconds"
+_NOT_SAVED = "killed before DVC saved it; `slipway run` repeats it in seconds"
 _STOPPED = "run the same command again to resume from the last checkpoint"
 
 
@@ -47,12 +47,12 @@ class ExperimentRequest:
 
     @property
     def assignments(self) -> list[str]:
-        """The words KEY=VALUE."""
+        """The arguments KEY=VALUE."""
         return [word for word in self.words if "=" in word]
 
     @property
     def stages(self) -> list[str]:
-        """The other words."""
+        """The other arguments: names of stages."""
         return [word for word in self.words if "=" not in word]
 
     def stage(self, pipeline: Pipeline) -> str | None:
@@ -62,7 +62,7 @@ class ExperimentRequest:
             if stage not in pipeline.outs:
                 near = hint(stage, list(pipeline.outs), "the stages are")
                 raise ParamsError(
-                    f"{stage!r} is no stage of dvc.yaml, expected a stage or KEY=VALUE; {near}"
+                    f"{stage!r} is not a stage of dvc.yaml, expected a stage or KEY=VALUE; {near}"
                 )
         if len(stages) > 1:
             raise ParamsError(
@@ -74,7 +74,7 @@ class ExperimentRequest:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Hold the project for a run; LockedError if another one, or what is left of it, runs.
+    """Lock the project for a run; LockedError if another run, or its DVC, is still active.
 
     Undoes a `slipway take` that was killed.
     """
@@ -198,7 +198,7 @@ def conclude(record: ExperimentRecord, *, is_quiet: bool = False) -> None:
 
 
 def commit_hint(record: ExperimentRecord) -> str:
-    """Return the command that commits what a run of all stages left; "" if git has it."""
+    """Return the command that commits the results of a run of all stages; "" if git has them."""
     folders = {Path(path).parts[0] for paths in read_pipeline().metrics.values() for path in paths}
     if record.stage is not None or not repository.has_commit():
         return ""

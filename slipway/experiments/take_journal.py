@@ -45,7 +45,7 @@ def end() -> None:
 def undo() -> str:
     """Put the copies back, and the outputs that belong to them; return what was done, or "".
 
-    The copies stay if the disk does not take them, so that the next command tries again.
+    The copies stay if they cannot be written back, so that the next command tries again.
     """
     place = FOLDER / _JOURNAL
     if not place.is_file():

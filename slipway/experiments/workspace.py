@@ -27,8 +27,8 @@ def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
 
     A trial of a search ends with the stage train, so the stages after it remain to be run.
 
-    ParamsError if there is no such experiment, if DVC keeps no results of it, or if edits would be
-    lost; with `accept_loss` they are. SlipwayError if DVC fails; then the workspace is as before.
+    ParamsError if the experiment does not exist, if DVC has no results of it, or if edits would be
+    lost, unless `accept_loss`. SlipwayError if DVC fails; then the workspace is as before.
     """
     if not PARAMS.exists():
         raise no_project(PARAMS)
@@ -64,7 +64,7 @@ def opened_before(trial: ExperimentRecord) -> list[str]:
 
 
 def _never_made(record: ExperimentRecord | None) -> list[str]:
-    """List the outputs of the stages behind a trial of a search, which did not run them."""
+    """List the outputs of the stages that a trial of a search did not run."""
     if record is None or record.search is None or record.stage is None:
         return []
     pipeline = read_pipeline()
@@ -73,7 +73,7 @@ def _never_made(record: ExperimentRecord | None) -> list[str]:
 
 
 def _why_not(record: ExperimentRecord) -> str:
-    """Say why an experiment cannot be taken, and how to repeat it."""
+    """Describe why an experiment cannot be taken, and the command that repeats it."""
     why = shortened(record.reason.rstrip("."), _LONGEST_CAUSE) or "its results were not kept"
     if record.ended == "done" and record.stage:
         why = f"it ended with the stage {record.stage}"

@@ -149,7 +149,7 @@ class ColumnContract(InputContract):
 
     @property
     def shape(self) -> tuple[int]:
-        """(width,)"""
+        """The shape of one row: (width,)."""
         return (len(self.layout.names) + len(self.layout.indicated) + len(self.layout.categorical),)
 
     @cached_property
@@ -169,7 +169,7 @@ class ColumnContract(InputContract):
         return np.float32
 
     def require_usable(self) -> None:
-        """BundleError if there is no column, or two of the same name."""
+        """Raise BundleError if there is no column, or two of the same name."""
         names = [column.name for column in self.columns]
         if not names or len(set(names)) < len(names):
             raise BundleError(
@@ -204,7 +204,7 @@ class ColumnContract(InputContract):
 
 
 def positions_of(contract: ColumnContract) -> list[list[int]]:
-    """The places of each column in the encoded row: value and indicator, or category code."""
+    """The positions of each column in the encoded row: value and indicator, or category code."""
     names, indicated = contract.layout.names, [column.name for column in contract.indicated]
     categories = [column.name for column in contract.categorical]
     positions = []
@@ -272,7 +272,9 @@ def read_cell(value: Any, column: Column) -> Cell:
 def encode(
     columns: Mapping[str, Sequence[Cell] | NDArray[Any]], contract: ColumnContract
 ) -> NDArray[np.float32]:
-    """(rows, width) float32 from columns: lists of cells, or float64 arrays with NaN for missing.
+    """Encode columns, lists of cells or float64 arrays with NaN for missing, as (rows, width).
+
+    The result is float32.
 
     CellError if a standardised value exceeds the range of float32.
     """
@@ -292,7 +294,7 @@ def encode(
 def encode_rows(
     rows: Sequence[Mapping[str, Cell]], contract: ColumnContract
 ) -> NDArray[np.float32]:
-    """(rows, width) float32 from rows read by `read_row`."""
+    """Encode rows read by `read_row` as (rows, width) float32."""
     encoded = np.empty((len(rows), *contract.shape), np.float32)
     numbers = [[row[name] for row in rows] for name in contract.layout.names]
     codes = [
@@ -303,7 +305,10 @@ def encode_rows(
 
 
 def _hint(name: str, known: set[str]) -> str:
-    """Suggest a column whose name differs only in case; cheap for any text that callers send."""
+    """Suggest the column whose name differs only in case, else list all columns.
+
+    Compares exactly, not by similarity, so that long names from callers cannot slow it.
+    """
     for column in sorted(known):
         if len(name) <= MAX_CATEGORY_LENGTH and column.strip().lower() == name.strip().lower():
             return f"; did you mean {column!r}?"
@@ -343,7 +348,7 @@ def days_since_1970(moment: datetime) -> float:
 
 
 def read_date(text: str) -> float:
-    """Days since 1970 UTC from ISO 8601 text; ValueError for other text."""
+    """Return days since 1970 UTC from ISO 8601 text; ValueError for other text."""
     return days_since_1970(datetime.fromisoformat(text.strip()))
 
 

@@ -1,4 +1,4 @@
-"""The base of input contracts: each kind of input has its own class, which its record names."""
+"""The base class of input contracts; the record of each kind of input names its own class."""
 
 from typing import Annotated, Any, cast
 
@@ -32,7 +32,7 @@ class InputContract(Contract):
         return False
 
     def require_usable(self) -> None:
-        """BundleError if this process cannot turn raw input into rows of this form."""
+        """Raise BundleError if this process cannot turn raw input into rows of this form."""
 
     def describe(self) -> dict[str, Any]:
         """Return what callers need to know, as JSON."""

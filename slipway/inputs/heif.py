@@ -59,7 +59,7 @@ def av1_sizes(payload: bytes) -> Iterator[tuple[int, int]]:
                     raise ValueError("it has a frame before its sequence header")
                 yield _frame_size(_bits(content), sequence)
         if sequence is None:
-            raise ValueError("it has an AV1 stream without sequence header")
+            raise ValueError("it has an AV1 stream without a sequence header")
 
 
 def _boxes(payload: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -91,7 +91,7 @@ def _meta(payload: bytes) -> list[Span]:
 
 
 def _av1_streams(payload: bytes) -> Iterator[bytes]:
-    """Yield the bytes of each item of type `av01`, wherever the box `iloc` says that they are."""
+    """Yield the bytes of each item of type `av01`, from the positions in the box `iloc`."""
     meta = _meta(payload)
     items: set[int] = set()
     for begin, end in _inside(payload, meta, b"iinf"):
@@ -106,7 +106,7 @@ def _av1_streams(payload: bytes) -> Iterator[bytes]:
             if number in items:
                 spans = [(origins[origin] + offset, length) for offset, length in extents]
                 if any(not 0 < length <= len(payload) - offset for offset, length in spans):
-                    raise ValueError("it has pixels outside of the file")
+                    raise ValueError("it has pixels beyond the end of the file")
                 yield b"".join(payload[offset : offset + length] for offset, length in spans)
 
 
@@ -175,7 +175,7 @@ def _read_sequence(read: Callable[[int], int]) -> _Sequence:
     if is_still:
         read(5)  # level
     elif read(1):
-        raise ValueError("its AV1 stream has the times of a film")
+        raise ValueError("its AV1 stream is timed like a video")
     else:
         has_delay = read(1)
         for _ in range(read(5) + 1):

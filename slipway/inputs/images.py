@@ -70,7 +70,7 @@ class ImageContract(InputContract):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)"""
+        """The shape of one image: (height, width, channels)."""
         return (self.size_px, self.size_px, self.channels)
 
     @property
@@ -116,7 +116,7 @@ def decode_image(payload: bytes, max_pixels: int) -> Image.Image:
 
 
 def _decode_fast(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
-    """(H, W) grey, (H, W, 3) RGB or (H, W, 4) RGBA with alpha 255; None if Pillow must decode."""
+    """Decode to (H, W) grey, (H, W, 3) RGB or (H, W, 4) opaque RGBA; None if Pillow must decode."""
     pixels = decode_plain_png(payload, max_pixels)
     return decode_jpeg(payload, max_pixels) if pixels is None else pixels
 
@@ -172,10 +172,11 @@ def read_jpeg_header(payload: bytes, max_pixels: int) -> JpegHeader | None:
 def decode_jpeg(
     payload: bytes, max_pixels: int, buffer: PixelBuffer | None = None
 ) -> NDArray[np.uint8] | None:
-    """(H, W) grey or (H, W, 4) RGBA with alpha 255 of an intact upright JPEG.
+    """Decode an intact upright JPEG to (H, W) grey or (H, W, 4) RGBA with alpha 255.
 
-    None for any file that libjpeg-turbo warns about: Pillow then decodes it or names the rule. With
-    `buffer` the pixels are valid until its next use. Raises ImageError with the rule `pixel_bomb`.
+    Returns None for any file that libjpeg-turbo warns about: Pillow then decodes it or names the
+    rule. With `buffer` the pixels are valid until its next use. Raises ImageError with the rule
+    `pixel_bomb`.
     """
     header = read_jpeg_header(payload, max_pixels)
     return None if header is None else decode_jpeg_pixels(payload, header, buffer)
@@ -193,7 +194,7 @@ def decode_jpeg_pixels(
 def decode_jpeg_grey(
     payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None
 ) -> NDArray[np.uint8] | None:
-    """(H, W) luma, or None for the same payloads as `decode_jpeg`.
+    """Decode a JPEG to (H, W) luma; None for the same payloads as `decode_jpeg`.
 
     Reads the whole file but computes no chroma. Up to rounding it equals 0.299 R + 0.587 G +
     0.114 B of the decoded colours, unless a colour was clipped at 0 or 255.
@@ -325,7 +326,7 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
         if num_bands > 1:
             raise ImageError(
                 "undecodable",
-                f"its pixels have {num_bands} bands of {numbers}, which form no known colour; "
+                f"its pixels have {num_bands} bands of {numbers}, which is no colour format; "
                 "expected grey, RGB or RGBA: save it as one of these",
             ) from error
         raise ImageError(
@@ -343,7 +344,7 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
 
 
 def _check_pictures(payload: bytes, image_format: str, max_pixels: int) -> None:
-    """Check the pictures in a HEIC or an AVIF, of which the image may be a small part."""
+    """Check the sizes of all pictures in a HEIC or an AVIF; the image may be one of many."""
     try:
         for width, height in heif.stated_sizes(payload):  # encoders round up to 64 pixels
             _check_size(max(width - 63, 1), max(height - 63, 1), max_pixels)
@@ -390,13 +391,13 @@ def _orientation_is_upright(payload: bytes) -> bool:
 
 
 def image_array(image: Image.Image, contract: ImageContract) -> NDArray[np.uint8]:
-    """(size_px, size_px, channels) uint8 in [0, 255] from a decoded image of any mode and size."""
+    """Convert an image of any mode and size to (size_px, size_px, channels) uint8 in [0, 255]."""
     resized = _fit(flatten(image, contract.channels), contract)
     return np.frombuffer(resized.tobytes(), dtype=np.uint8).reshape(contract.shape)
 
 
 def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint8]:
-    """(size_px, size_px, channels) uint8 from an encoded image; ImageError if unreadable."""
+    """Decode an image to (size_px, size_px, channels) uint8; ImageError if unreadable."""
     return array_and_values(payload, contract)[0]
 
 

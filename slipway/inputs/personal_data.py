@@ -1,7 +1,7 @@
 """Personal data in texts, found by their form: e-mail addresses, phone numbers, payment cards.
 
 Cleaning flags them; training and the service mask them with the same function. Names and postal
-addresses have no form of their own and are not found.
+addresses have no recognisable form and are not found.
 """
 
 import re
@@ -26,7 +26,7 @@ _NATIONAL_DIGITS = range(9, 12)  # that begin with the 0 of trunk calls
 
 
 class Found(NamedTuple):
-    """A place in a text that holds personal data."""
+    """A passage of a text with personal data."""
 
     kind: PersonalData
     begin: int
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 def personal_data(text: str) -> list[Found]:
-    """Return all places with personal data, in their order; none overlap."""
+    """Return all passages with personal data, in order; none overlap."""
     emails = [Found("email", *match.span()) for match in _EMAIL.finditer(text)]
     found: list[Found] = []
     for one in sorted([*emails, *_numbers(text)], key=lambda place: (place.begin, -place.end)):
@@ -44,7 +44,7 @@ def personal_data(text: str) -> list[Found]:
 
 
 def mask(text: str, kinds: Collection[PersonalData]) -> str:
-    """Replace each place with data of these kinds by its kind in brackets, such as "[email]"."""
+    """Replace each passage with data of these kinds by its kind in brackets, such as "[email]"."""
     if not kinds:
         return text
     parts, end = [], 0
@@ -74,7 +74,7 @@ def _is_card(written: str, digits: list[int]) -> bool:
 
 
 def _is_phone(written: str, digits: list[int]) -> bool:
-    """Tell phone numbers from dates, prices and counts, which have no such start."""
+    """Return True for the form of a phone number, which dates, prices and counts do not have."""
     if written[0] == "+" or digits[:2] == [0, 0]:
         return len(digits) in _PHONE_DIGITS
     if digits[0] == 0:

@@ -1,7 +1,7 @@
 """Fast path for plain PNGs: libspng decodes into an array, 2 to 10 times as fast as Pillow.
 
 Plain means 8-bit grey or RGB, not interlaced, without transparency, palette, orientation or
-anything else that Pillow would apply. All other files give None and are left to Pillow. Both
+anything else that Pillow would apply. For all other files, the result is None: use Pillow. Both
 decoders give equal pixels for plain files. Format: W3C, "Portable Network Graphics (PNG)
 Specification (Third Edition)", 2025.
 """
@@ -60,7 +60,7 @@ def _read_head(head: bytes) -> PngHeader | None:
 
 
 def png_size(payload: bytes) -> tuple[int, int] | None:
-    """(width, height) from the header of a PNG, complete or not; None for anything else."""
+    """Read (width, height) from the header of a PNG, complete or not; None for anything else."""
     if len(payload) < _SIZE.size:
         return None
     signature, width, height = _SIZE.unpack_from(payload)
@@ -68,7 +68,7 @@ def png_size(payload: bytes) -> tuple[int, int] | None:
 
 
 def decode_plain_png(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
-    """(H, W) grey or (H, W, 3) RGB pixels; None if Pillow must decode or name the fault.
+    """Decode to (H, W) grey or (H, W, 3) RGB pixels; None if Pillow must decode or name the fault.
 
     Raises ImageError as `_chunks` does.
     """

@@ -1,14 +1,14 @@
 """Texts to network inputs, shared by training and serving: their bytes in UTF-8, or their tokens.
 
 A text is normalised (Unicode NFC; every run of white space and control characters becomes one
-space), encoded, and cut at a character behind `max_bytes`.
+space), encoded, and cut between two characters, so that at most `max_bytes` bytes remain.
 
-Without a tokenizer the row is these bytes, padded with zeros, which no text contains. The mark
-TRUNCATED, which no text contains either, takes the last place of the row of a longer text.
+Without a tokenizer the row is these bytes, padded with zeros, which no text contains. The row of a
+longer text ends with the marker TRUNCATED, which no text contains either.
 
 With a tokenizer the row is each token's id plus 1, padded with zeros. The first number is negative
 if the text was cut. The tokenizer is a part of the contract, as the content of a `tokenizer.json`,
-so that it cannot be lost or replaced on the way from the training to an answer.
+so that it cannot be lost or replaced between training and serving.
 """
 
 import re
@@ -59,7 +59,7 @@ class TextContract(InputContract):
 
     @property
     def shape(self) -> tuple[int]:
-        """(max_bytes,) or (max_tokens,)"""
+        """The shape of one row: (max_bytes,) or (max_tokens,)."""
         return (self.max_tokens or self.max_bytes,)
 
     @property
@@ -95,7 +95,7 @@ class TextContract(InputContract):
         return frozenset([*self.columns, *self.ignored])
 
     def require_usable(self) -> None:
-        """BundleError if there is no column, two of the same name, or no usable tokenizer.
+        """Raise BundleError if there is no column, two of the same name, or no usable tokenizer.
 
         UnavailableError if the package for tokens is not installed.
         """
@@ -144,11 +144,11 @@ class TextContract(InputContract):
         return ("truncated",)
 
     def remarks(self, rows: NDArray[Any]) -> list[dict[str, bool]]:
-        """Tell for each row if its text was longer than the network reads."""
+        """Return the remark `truncated` of each row: its text was longer than the network reads."""
         return [{"truncated": cut} for cut in self.is_truncated(rows).tolist()]
 
     def is_truncated(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return (rows,) True for a text that was longer than the network reads."""
+        """Return a (rows,) mask of the texts that were longer than the network reads."""
         cut: NDArray[np.bool_] = rows[:, 0] < 0 if self.tokenizer else rows[:, -1] == TRUNCATED
         return cut
 
@@ -173,7 +173,7 @@ def text_of(cells: Iterable[str], contract: TextContract) -> str:
 
 
 def encode_texts(texts: Sequence[str], contract: TextContract) -> NDArray[Any]:
-    """(rows, ...) of the contract, from normalised texts."""
+    """Encode normalised texts as (rows, ...), in the shape and dtype of the contract."""
     if contract.tokenizer:
         return _encode_tokens(texts, contract)
     size = contract.max_bytes

@@ -30,7 +30,7 @@ _loaded: dict[str, str] = {}  # package -> its digest when it was imported
 def code_digest(function: str) -> str:
     """Hex SHA-256 over names and contents of the function's .py files; runs none of them.
 
-    ParamsError for a malformed name, UnavailableError if there is no such module.
+    ParamsError for a malformed name, UnavailableError if the module does not exist.
     """
     module, _ = _split(function)
     root, files = _source_files(module, function)

@@ -9,7 +9,7 @@ from slipway.kinds.parts import InputPart, import_part
 
 @dataclass(frozen=True)
 class InputKind:
-    """A kind of input: facts that every layer may ask for, and the parts that only some need."""
+    """A kind of input: facts that every layer may read, and the parts that only some need."""
 
     name: str  # `input.kind` of a bundle
     graph_input: str  # the name of the graph's input
@@ -35,7 +35,7 @@ class InputKind:
     endings: tuple[str, ...] = ()  # of files other than tables, archives and folders of classes
 
     def load_part(self, part: InputPart) -> Any:
-        """Import a part. KeyError if this kind has no such part."""
+        """Import a part. KeyError if this kind lacks the part."""
         return import_part(self.parts[part])
 
 

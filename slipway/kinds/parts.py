@@ -49,6 +49,6 @@ TargetPart = Literal[
 
 @functools.cache
 def import_part(path: str) -> Any:
-    """Import what "package.module:name" names."""
+    """Import the object at "package.module:name"."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

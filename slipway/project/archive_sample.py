@@ -24,7 +24,7 @@ _MOST_TABLE_BYTES = 1 << 27
 
 
 class ArchiveSample(NamedTuple):
-    """The top of the unpacked files, the number of files in each folder below it, and remarks."""
+    """The root of the unpacked files, the number of files in each folder below it, and remarks."""
 
     root: Path
     num_files: Counter[str]  # by the folder's path relative to `root`; "." for the top

@@ -148,7 +148,7 @@ class SampledColumn:
 
     @property
     def may_be_label(self) -> bool:
-        """True if the cells say whether rows have one label."""
+        """True if all cells are true or false, as in a column for one label."""
         typed = typed_column(self.raw, "boolean")
         return bool((typed.cell_states == GOOD).any() and (typed.cell_states != BAD).all())
 
@@ -181,7 +181,7 @@ def _is_json_list(text: str) -> bool:
 class Roles:
     """The columns that are neither inputs nor the target, and the columns that may be the target.
 
-    `dates` are all columns of dates; `time` is the one that orders the rows, if there is no doubt.
+    `dates` are all columns of dates; `time` is the one that orders the rows, if it is clear.
     """
 
     targets: Sequence[SampledColumn]
@@ -199,7 +199,7 @@ class Roles:
 
     @property
     def named_target(self) -> SampledColumn | None:
-        """The candidate whose name says that it is the target; of an id and its text the text."""
+        """The candidate whose name marks it as the target; of an id and its text, the text."""
         named = [column for column in self.targets if column.plain_name in _TARGET_NAMES]
         if len(named) == 2 and len(named[0].counts) == len(named[1].counts):
             texts = [column for column in named if not column.is_numeric]

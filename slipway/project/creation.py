@@ -76,7 +76,7 @@ _COMMITTER = ("-c", "user.name=slipway init", "-c", "user.email=slipway@localhos
 def create(folder: Path, proposal: ProjectProposal) -> list[str]:
     """Write a new project; return its files. ParamsError if there is one already.
 
-    git and DVC are set up where they are not. Data inside the folder is not committed.
+    Sets up git and DVC if they are missing. Data inside the folder is not committed.
     """
     if proposal.questions:
         question = proposal.questions[0]
@@ -132,7 +132,7 @@ def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _bento_name(folder: Path) -> str:
-    """Return the folder's name, as far as the name of a bento may have its characters."""
+    """Return the folder's name in the characters that the name of a bento may have."""
     plain = re.sub("[^a-z0-9]+", "_", folder.absolute().name.lower())
     return plain[:_MAX_NAME].strip("_") or "slipway"
 
@@ -168,7 +168,7 @@ def _readme(folder: Path, content: Mapping[str, Any], proposal: ProjectProposal)
 
 
 def _start_repositories(folder: Path) -> None:
-    """Start git and DVC where they are not."""
+    """Initialise git and DVC if they are missing."""
     if _git(folder, "rev-parse", "--git-dir") is None and _git(folder, "init", "-q") is None:
         raise UnavailableError(
             "git is not installed, or cannot write here; DVC needs it. Install git, then run "
@@ -202,7 +202,7 @@ def _commit(folder: Path, names: list[str]) -> None:
         if _git(folder, *identity, "commit", "-q", "-m", "Start the project", "--", *names) is None:
             raise UnavailableError(
                 f"git could not commit the new files in {folder}, and experiments need a commit. "
-                "Run `git commit` there, and see what it says."
+                "Run `git commit` there to see the reason."
             )
 
 

@@ -1,4 +1,4 @@
-"""The proposed quality gate: the smallest result that the test rows can tell from the baseline."""
+"""The proposed quality gate: the smallest result that test rows prove better than the baseline."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ _ROOM = 0.5  # of the way from the baseline to 1; a gate beyond it would refuse 
 
 
 class ProposedGate(NamedTuple):
-    """A gate on one metric. `bound` is None if no result on so few rows would prove anything."""
+    """A gate on one metric. `bound` is None if the rows are too few to prove any result."""
 
     metric: str
     bound: float | None

@@ -61,6 +61,6 @@ def sample_images(images: Iterable[tuple[str, bytes]]) -> ImageSample:
 
 
 def _has_colour(pixels: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> bool:
-    """(H, W, 3): True if one pixel in a hundred is clearly no grey."""
+    """Return True if more than a hundredth of the (H, W, 3) pixels are clearly not grey."""
     spread = pixels.max(axis=2).astype(int) - pixels.min(axis=2)
     return bool((spread > _GREY_LEVELS).mean() > 0.01)

@@ -41,7 +41,7 @@ _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy
 
 
 def inspect(path: Path) -> DataSummary:
-    """Look at the data at `path`; DataError if no task can be made of it."""
+    """Look at the data at `path`; DataError if it suits no task."""
     if not path.exists():
         raise DataError(
             f"{str(path)!r} does not exist (looked in {Path.cwd()}). Name a folder with one "
@@ -199,7 +199,7 @@ def _named_images(
         tried = folders[0] / names[0]
         raise DataError(
             f"the column {name!r} of {str(parts[0].path)!r} names images such as {names[0]!r}, but "
-            f"{str(tried)!r} is no file. Expected paths relative to the folder of the table."
+            f"{str(tried)!r} is not a file. Expected paths relative to the folder of the table."
         )
     places = np.unique(np.linspace(0, len(paths) - 1, min(MOST_IMAGES, len(paths))).astype(int))
     yield from payloads([str(paths[place]) for place in places])

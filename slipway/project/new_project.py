@@ -33,7 +33,7 @@ def create_project(folder: Path, proposal: ProjectProposal) -> str:
 
 
 def _weights(folder: Path, summary: DataSummary, pretrained: Path | None) -> Weights | None:
-    """Return pretrained weights if the data is photographs, which alone profit from them."""
+    """Return pretrained weights if the data is photographs; only these benefit from them."""
     if pretrained is not None:
         return weights_file(pretrained)
     is_photographs = summary.images is not None and min(summary.images.sides) > SMALL_PX

@@ -14,7 +14,7 @@ _ENDINGS = (".safetensors", ".pth")
 
 
 class Weights(NamedTuple):
-    """A network of timm and where its weights come from."""
+    """A network of timm and the source of its weights."""
 
     network: str  # "timm/NAME"
     pretrained: str  # "hub" or a file
@@ -28,7 +28,7 @@ def weights_file(path: Path) -> Weights:
     if path.suffix in _ENDINGS and path.is_file():
         for name in (path.stem, path.stem.partition(".")[0]):
             if timm.is_model(name):
-                reason = f"pretrained weights in {path}; see to their licence"
+                reason = f"pretrained weights in {path}; check their licence"
                 return Weights(f"timm/{name}", str(path), reason)
     raise ParamsError(
         f"{path} holds no weights of a known network: expected a file {' or '.join(_ENDINGS)} with "

@@ -57,9 +57,9 @@ _LIGHTGBM = {
 
 @dataclass(frozen=True)
 class ProjectProposal:
-    """Complete params, the reasons for those to look at first, questions and warnings.
+    """Complete params, reasons for the keys to look at first, questions and warnings.
 
-    With a question `params` is empty: answer it by another call with `task` or `target`.
+    If there is a question, `params` is empty: answer it by another call with `task` or `target`.
     """
 
     params: Mapping[str, Any]
@@ -121,7 +121,7 @@ def propose(
 
 @dataclass
 class _Draft:
-    """The params in the making."""
+    """Params under construction."""
 
     summary: DataSummary
     choice: TaskChoice
@@ -152,7 +152,7 @@ class _Draft:
         self._outputs()
 
     def sampled(self) -> str:
-        """Say what was looked at."""
+        """Describe the rows and images that were inspected."""
         about = "" if self.summary.is_exact else "about "
         text = f"{about}{self.summary.num_rows:,} rows"
         if self.summary.images:
@@ -203,9 +203,9 @@ class _Draft:
             of_labels = [column.name for column in choice.label_columns]
             self.set("data.target_column", of_labels or choice.target.name, choice.target_reason)
         for key, column, reason in (
-            ("group_column", roles.group, "its values repeat; null: they say nothing of the rows"),
+            ("group_column", roles.group, "its values repeat; null if equal values mean nothing"),
             ("time_column", roles.time, "the test rows are the latest; null: a random split"),
-            ("weight_column", roles.weight, "its name says so"),
+            ("weight_column", roles.weight, "its name suggests it"),
             ("split_column", roles.split, "your own split"),
         ):
             self.set(f"data.{key}", None)
@@ -332,7 +332,7 @@ class _Draft:
         data = data_params(self.summary.path, columns={}, missing_values=[], date_format=None)
         words, dates = written_as(self.summary.table, [c.guess for c in self.columns], data)
         if words:
-            self.set("data.missing_values", words, "in the way of numbers or dates")
+            self.set("data.missing_values", words, "they occur among numbers or dates")
         if dates:
             self.set("data.date_format", dates, "most dates are written so; check day and month")
         for column in self.columns:
@@ -450,7 +450,7 @@ class _Draft:
             )
 
     def _outputs(self) -> None:
-        """Leave out what a machine without a GPU does not need, and allow errors their noise."""
+        """Leave out the variant that needs a missing GPU; loosen the budgets of numeric errors."""
         if not self.machine.has_gpu:
             variants = [v for v in self.content["export"]["variants"] if v != "int8_tensorrt"]
             self.set("export.variants", variants)

@@ -62,7 +62,7 @@ class Length(NamedTuple):
 
 
 def image_values(images: ImageSample, counts_matter: bool, has_weights: bool, gpu: bool) -> Values:
-    """Return size, channels and how images are brought to it.
+    """Return image size, channels and resize mode.
 
     `counts_matter` is True if no part of an image may be cut off.
     """
@@ -138,7 +138,7 @@ def text_length(num_train: int) -> Length:
     size = batch_size(num_train)
     steps = max(1, math.ceil(num_train / size))
     epochs = max(_USUAL_EPOCHS["text"], min(_MOST_EPOCHS, math.ceil(_TEXT_STEPS / steps)))
-    reason = f"about {num_train:,} training rows: such a network learns texts by heart after few"
+    reason = f"about {num_train:,} training rows: such a network overfits texts after few epochs"
     return Length(size, epochs, reason)
 
 
@@ -165,7 +165,7 @@ def batch_size(num_train: int) -> int:
 
 
 def _length(cost: float, usual: int, num_train: int, machine: Machine) -> Length:
-    """`cost` is of one row forward."""
+    """Return the batch size and the affordable epochs; `cost` is the FLOPs of one forward row."""
     size = batch_size(num_train)
     steps = max(1, math.ceil(num_train / size))
     affordable = _seconds(machine) * machine.flops / (cost * _TRAINING * max(1, num_train))
@@ -227,7 +227,7 @@ def augmentation(
     reason = "operations that would change a class or a number"
     if are_signs or have_sides:
         forbid += ["horizontal_flip", "vertical_flip"]
-        reason = "a mirrored sign is another one" if are_signs else "classes name left or right"
+        reason = "a mirrored sign is a different one" if are_signs else "classes name left or right"
     else:
         chosen["horizontal_flip"] = 0.5
     if counts_matter:

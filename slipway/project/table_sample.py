@@ -1,7 +1,7 @@
 """A sample of the rows of a table, and the number of all its rows.
 
-A small CSV is read as a whole, a large one in pieces that lie evenly in the file; a Parquet file in
-the first rows of its row groups; a file of JSON lines and a workbook from the beginning.
+The sample is all of a small CSV, evenly spaced pieces of a large one, the first rows of each row
+group of a Parquet file, or the beginning of a file of JSON lines or of a workbook.
 """
 
 import tempfile
@@ -109,7 +109,7 @@ def _sample_csv(path: Path, budget: int) -> TableSample:
 
 
 def _pieces(path: Path, start: bytes, size: int, budget: int, encoding: str) -> bytes:
-    """Return the beginning of a CSV and whole lines from even places in it.
+    """Return the beginning of a CSV and whole lines from evenly spaced positions.
 
     Only the beginning if a quoted cell may contain a line break, or a character several bytes.
     """

@@ -88,7 +88,7 @@ def choose(
 def _several_columns(
     summary: DataSummary, columns: Sequence[SampledColumn], task: str | None, names: list[str]
 ) -> TaskChoice:
-    """Take a column for each label. ParamsError if they are not there or not true and false."""
+    """Take one column for each label; ParamsError if one is missing or not true/false."""
     by_name = {column.name: column for column in columns}
     problems = [
         f"{name!r}, {missing_column(name, list(by_name))}" for name in names if name not in by_name
@@ -105,7 +105,7 @@ def _several_columns(
     if task not in (None, found):
         problems.append(f"--task {task} takes one column, several columns are for {found}")
     if problems or len(set(names)) < len(names):
-        named = "; ".join(problems) or "a column is named twice"
+        named = "; ".join(problems) or "a column is listed twice"
         raise ParamsError(
             f"--target names {len(names)} columns, one for each label: {named}. Correct the list."
         )
@@ -151,7 +151,7 @@ def _target(
     if target is not None:
         return next(column for column in columns if column.name == target), "as you said"
     if roles.named_target is not None:
-        return roles.named_target, "its name says so"
+        return roles.named_target, "its name suggests it"
     fitting = [
         column
         for column in roles.targets
@@ -170,7 +170,7 @@ def _target(
     last_first = sorted(fitting, key=lambda column: -list(columns).index(column))
     return Question(
         "--target",
-        "Which column shall the model predict?",
+        "Which column should the model predict?",
         tuple(column.name for column in last_first[:_MOST_CANDIDATES]),
     )
 

@@ -31,7 +31,7 @@ def _is_numeric(cells: Sequence[str]) -> bool:
 
 
 def number(value: float) -> str:
-    """Write four significant digits, or four decimals for a fraction.
+    """Format a number with four significant digits, or four decimals for a fraction.
 
     0.98765 -> "0.9877", 46238.7 -> "46,240", 1e-7 -> "1e-07"
     """
@@ -44,17 +44,17 @@ def number(value: float) -> str:
 
 
 def interval(metric: Metric) -> str:
-    """Write the bounds of a metric's interval: "0.9741 to 0.9963"."""
+    """Format the bounds of a metric's interval: "0.9741 to 0.9963"."""
     return f"{number(metric.low)} to {number(metric.high)}"
 
 
 def baseline_cells(metric: Metric, baseline: float | None) -> list[str]:
-    """Write the baseline and the signed difference to it; two empty cells without a baseline."""
+    """Format the baseline and the signed difference from it; two empty cells without a baseline."""
     return ["", ""] if baseline is None else [number(baseline), f"{metric.value - baseline:+.4g}"]
 
 
 def size(num_bytes: int) -> str:
-    """Write bytes in the largest decimal unit that keeps a digit before the point: "1.2 MB"."""
+    """Format a number of bytes in the largest unit with a digit before the point: "1.2 MB"."""
     value, unit = float(num_bytes), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 1000:

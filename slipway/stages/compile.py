@@ -56,7 +56,7 @@ def run(params: "Params") -> None:
 
 
 def _why_no_graph(variant: str, bundle: LoadedBundle) -> str | None:
-    """Return why TensorRT has no graph to build from, or None."""
+    """Return the reason why TensorRT cannot build from any graph; None if it can."""
     models, left_out = bundle.manifest.models, bundle.manifest.left_out
     if variant not in models and variant in left_out:
         return left_out[variant]

@@ -26,7 +26,7 @@ PAGE = Path("reports/leaderboard.html")
 
 
 def run(params: Params) -> None:
-    """Export, check, measure, choose and bundle."""
+    """Export, check and measure every variant, choose those to serve, and write the bundle."""
     from slipway.export.bundle_writer import ExportRows, Pruned, Trained, write_bundle
     from slipway.export.certification.lineage import trace_lineage
     from slipway.export.graphs.variants import quantization_samples

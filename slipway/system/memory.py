@@ -7,7 +7,7 @@ _CGROUP = Path("/sys/fs/cgroup")  # version 2
 
 
 def status_bytes(key: str) -> int:
-    """Read a size such as VmRSS from /proc/self/status; 0 if it is not there."""
+    """Read a size such as VmRSS from /proc/self/status; 0 if it is missing."""
     return _size_in(_STATUS, key) or 0
 
 

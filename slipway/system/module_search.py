@@ -1,4 +1,4 @@
-"""Lets imports find the project's own modules. It imports nothing itself: `--help` waits for it."""
+"""Lets imports find the project's own modules. It imports nothing, so that `--help` is fast."""
 
 import sys
 from pathlib import Path

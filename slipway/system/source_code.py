@@ -3,7 +3,7 @@
 The cuts are made by position, and the rest stays as written: syntax trees and token streams differ
 between versions of Python, positions do not. Positions of strings come from `ast`, those of
 comments from `tokenize`, which is trusted for their rows and texts only: up to Python 3.12.4 its
-columns are wrong behind a multi-line string with letters outside ASCII.
+columns are wrong after a multi-line string with letters outside ASCII.
 """
 
 import ast
@@ -30,7 +30,7 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 @dataclass(frozen=True)
 class Source:
-    """The text that counts in a file of Python, and the modules that it names."""
+    """The code of a Python file, reduced to what runs, and the modules that it names."""
 
     text: str
     # "a" and "a.b" for `from a import b`, which may be a module or a name in one; "part:clean".

@@ -33,7 +33,7 @@ class UserCode(Contract):
 
 
 def is_user_code(name: str) -> bool:
-    """Tell "package.module:name" from the name of something that Slipway has."""
+    """Return True if the name is user code ("package.module:name"), not a built-in of Slipway."""
     return ":" in name
 
 
@@ -42,7 +42,7 @@ def is_well_formed(name: str) -> bool:
 
 
 def import_named(name: str) -> Any:
-    """Import what `name` names. UnavailableError with the file and line of the fault."""
+    """Import the object `name`; UnavailableError with the file and line of the fault."""
     module, _, attribute = name.partition(":")
     search_the_project()
     try:
@@ -75,7 +75,7 @@ def failure(error: BaseException, code: object = None) -> str:
 
 
 def fault_place(error: BaseException) -> str:
-    """Name the last line of the user's code that an error passed; "" if there is none.
+    """Return the last line of the user's code in an error's traceback; "" if there is none.
 
     torch's exporter does not run the code in frames, but writes them into its message.
     """
@@ -93,7 +93,7 @@ def fault_place(error: BaseException) -> str:
 
 
 def definition_place(code: object) -> str:
-    """Name the line that defines a function or a class; "" if Python does not know it."""
+    """Return the line that defines a function or a class; "" if Python does not know it."""
     try:
         file = inspect.getsourcefile(code)  # type: ignore[arg-type]
         line = inspect.getsourcelines(code)[1]  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def migrate(path: Path) -> ParamsMigration:
     """Move a params.yaml to the current version; nothing is written.
 
     ParamsError if the file is of a newer version, has a key that neither the table nor the current
-    version knows, or another mistake: it would not be understood as it was meant.
+    version knows, or another mistake: its meaning would be uncertain.
     """
     if path.is_file() and _CONFLICT in path.read_bytes():
         raise ParamsError(
@@ -132,7 +132,7 @@ class _Edit(TextEdit):
         self._put(node, in_one_line(value))
 
     def insert(self, key: str, value: Any, after: str | None, *, is_section: bool = False) -> None:
-        """Add a key behind another key of its section, or else as the section's first key.
+        """Add a key after another key of its section, or else as the section's first key.
 
         A section has a line for each of its keys, and at the top an empty line before it.
         """
@@ -254,7 +254,7 @@ def _fields(arguments: type[BaseModel] | None) -> Mapping[str, Any]:
 
 
 def _place_before(edit: _Edit, key: str, section: Mapping[str, Any]) -> str | None:
-    """Return the key of the text that a new key is put behind, by the order of `Params`."""
+    """Return the existing key after which a new key belongs, by the order of `Params`."""
     place = key.rpartition(".")[0]
     order = list(_keys(Params, ""))
     if key not in order:  # an argument of a network: behind the last one

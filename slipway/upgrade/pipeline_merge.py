@@ -29,7 +29,7 @@ def merge_pipelines(
 
 
 def shared_part(base: Any, theirs: Any) -> Any:
-    """Return what of `base` the user's file has as well, for one that was edited from another text.
+    """Return the part of `base` that the user's file also has, if it was edited from another text.
 
     As the base of a merge it adds what is new, and removes only what this version no longer has.
     """

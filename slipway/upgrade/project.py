@@ -61,7 +61,7 @@ class ProjectUpgrade:
         titles = {
             "dvc.yaml has conflicts": self.conflicts,
             "other files with former names, which are left as they are": self.mentions,
-            "files that no stage reads any more": self.leftovers,
+            "files that stages no longer read": self.leftovers,
             "stages that the next run repeats": list(_grouped(self.reruns)),
         }
         for title, found in titles.items():
@@ -79,7 +79,7 @@ class ProjectUpgrade:
             "keys added": len(params.added),
         }
         if not any(counts.values()):
-            return f"is of version {newest} already"
+            return f"already has version {newest}"
         changes = ", ".join(f"{kind}: {count}" for kind, count in counts.items() if count)
         return f"from version {params.version} to {newest}: {changes}"
 
@@ -137,7 +137,7 @@ def _merged(folder: Path, text: str) -> tuple[str, str, list[str]]:
     if merged == theirs:
         note = "was edited; it has all of this version"
     elif written is None:
-        note += ". What it was edited from is not recorded: lines that you had removed are back"
+        note += ". Its original text is not recorded: lines that you had removed are back"
     return merged if theirs == text else merged.replace("\n", "\r\n"), note, conflicts
 
 

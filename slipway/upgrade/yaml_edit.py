@@ -1,7 +1,7 @@
 """Edits of a YAML text by content: only the lines that hold another value are written again.
 
 ruamel.yaml finds the places. Its round trip would wrap long lists again, and loses the comment
-behind a removed entry.
+after a removed entry.
 """
 
 from collections.abc import Iterator, Mapping
@@ -122,7 +122,7 @@ class _LineEdit(TextEdit):
         return self._text.rfind("\n", 0, node.start_mark.index) + 1
 
     def _line_end(self, node: Node) -> int:
-        """Return the place behind the last line of a value."""
+        """Return the position after the last line of a value."""
         while isinstance(node, CollectionNode) and node.value and not node.flow_style:
             node = node.value[-1][1] if isinstance(node, MappingNode) else node.value[-1]
         end = node.end_mark.index

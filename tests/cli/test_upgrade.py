@@ -56,7 +56,7 @@ def test_yes_writes_without_a_question_and_once(
     assert load_params().version == 1
     assert capsys.readouterr().out.endswith("slipway check, then slipway run\n")
     main(["upgrade"])
-    assert "is of version 1 already" in capsys.readouterr().out
+    assert "already has version 1" in capsys.readouterr().out
 
 
 def test_an_error_ends_the_command_with_1_and_leaves_the_files(

@@ -102,8 +102,8 @@ def test_a_key_that_the_file_may_leave_out_is_added_to_its_section() -> None:
         ("train.epochs.a=5", r"no key train\.epochs\.a"),
         ("clean.rules.blured=flag", "did you mean 'blurred'"),
         ("train.epochs=many", r"train\.epochs: found 'many', expected a whole number"),
-        ("train.epochs", "is no assignment. Write KEY=VALUE"),
-        ("=5", "is no assignment. Write KEY=VALUE"),
+        ("train.epochs", "is not an assignment. Write KEY=VALUE"),
+        ("=5", "is not an assignment. Write KEY=VALUE"),
         ("train.epochs=[", r"not YAML, expected one such as 5.*Put quotes"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_wrong_assignment_is_refused_with_what_was_probably_meant(
     [
         (f"{TEXT}train:\n  epochs: 5\n", r"a key twice, the second time in line \d+: `train:`"),
         (TEXT.replace("  epochs: 30", "epochs: 30"), r"is not YAML at line \d+"),
-        ("- 1\n", "no mapping of sections"),
+        ("- 1\n", "is not a mapping of sections"),
     ],
 )
 def test_a_block_that_was_pasted_wrongly_is_named_by_its_line(text: str, message: str) -> None:
@@ -154,6 +154,6 @@ def test_propose_outside_a_project_says_how_to_get_into_one(tmp_path: Path) -> N
 
 def test_a_key_that_was_pasted_without_its_section_is_named_with_its_sections() -> None:
     with pytest.raises(
-        ParamsError, match=r"^params\.yaml .*\n  warmup_epochs: stands in no section"
+        ParamsError, match=r"^params\.yaml .*\n  warmup_epochs: is not in a section"
     ):
         changed_text(f"{TEXT}warmup_epochs: 2\n", {"seed": 8})

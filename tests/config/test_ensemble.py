@@ -111,7 +111,7 @@ def test_a_member_that_cannot_be_trained_is_refused_by_its_place(
     ("member", "expected"),
     [
         ({"seed": 8}, r"members\[1\]\.seed is 8, but a soup .* expected 7: remove seed"),
-        ({"train": TREES}, "whose trees have no mean: use the method average or greedy"),
+        ({"train": TREES}, "whose trees cannot be averaged: use the method average or greedy"),
         (
             {"train": {"network_arguments": {"width": 64}}},
             r"members\[1\]\.train\.network_arguments is .* began as the same",

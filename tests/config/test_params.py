@@ -575,7 +575,7 @@ def test_an_unknown_encoding_is_refused_with_the_one_that_was_probably_meant(
     name: str, meant: str
 ) -> None:
     found = message(content(data__encoding=name))
-    assert re.search(f"no encoding of text; did you mean '{meant}'", found)
+    assert re.search(f"not a text encoding; did you mean '{meant}'", found)
 
 
 @pytest.mark.parametrize("wrong", ["%d/%m", "day", "%d/%m/%Q"])

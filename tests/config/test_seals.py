@@ -187,7 +187,7 @@ def test_a_record_that_names_other_params_than_the_seal_is_refused(content: dict
     run("export", content)
     lock(content, "train", label_smoothing=0.1)
     with pytest.raises(
-        SealError, match=r"dvc\.lock is not true of train: train\.label_smoothing 0\.05 -> 0\.1\."
+        SealError, match=r"dvc\.lock does not match train: train\.label_smoothing 0\.05 -> 0\.1\."
     ):
         run("export", content)
     run("split", content)  # does not come after train
@@ -196,7 +196,9 @@ def test_a_record_that_names_other_params_than_the_seal_is_refused(content: dict
 def test_a_record_that_names_other_code_than_the_seal_is_refused(content: dict[str, Any]) -> None:
     run("train", content)
     lock(content, "train", code="00" * 32)
-    with pytest.raises(SealError, match=r"true of train: code .*or accepted with `dvc commit`"):
+    with pytest.raises(
+        SealError, match=r"does not match train: code .*or accepted with `dvc commit`"
+    ):
         run("export", content)
 
 
@@ -229,7 +231,7 @@ def test_a_record_of_other_raw_data_than_the_seal_is_refused(content: dict[str, 
     lock_data(hash="md5", md5="00")  # edited after `clean` had compared
     with pytest.raises(
         SealError,
-        match=f'dvc.lock is not true of clean: wines.csv "{digest}" -> "00".*dvc repro -f -s clean',
+        match=f'dvc.lock does not match clean: wines.csv "{digest}" -> "00".*dvc repro -f -s clean',
     ):
         run("split", content)
 

@@ -278,7 +278,7 @@ def test_an_image_that_changed_after_cleaning_is_refused_by_name(tmp_path: Path)
     run(tmp_path, "clean", "split")
     (tmp_path / "images" / "a" / "3.png").write_bytes(picture(999))
     errors = refusal(tmp_path, "precompute")
-    assert "1 of 40 images are not what they were" in errors
+    assert "1 of 40 images changed since they were cleaned" in errors
     assert "a/3.png" in errors
     assert not (tmp_path / "data" / "packed").exists()
 

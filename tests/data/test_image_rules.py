@@ -76,7 +76,7 @@ BREAKING: dict[str, tuple[RawSample, str]] = {
     ),
     "unknown_label": (
         sample("a.png", encode(scene(1)), "cow"),
-        "the class is 'cow', data.classes has 2 others",
+        "the class is 'cow', which is not among the 2 of data.classes",
     ),
 }
 CLASSES = ["cat", "dog"]

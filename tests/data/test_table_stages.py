@@ -142,7 +142,7 @@ def test_precompute_names_settings_without_effect_on_a_table(tmp_path: Path) -> 
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     run(tmp_path, "clean", "split")
     assert (
-        "without effect here are encoding jpeg, train_size_px"
+        "so these settings have no effect: encoding jpeg, train_size_px"
         in ended(tmp_path, "precompute").stdout
     )
 

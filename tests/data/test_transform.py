@@ -153,7 +153,7 @@ def test_changed_images_and_failing_rows_are_named_together(
     samples, rows = data_set(20)
     with pytest.raises(
         IntegrityError,
-        match=r"(?s)1 of 20 images are not what they were.*transform_failed: .* failed on 19 of 20",
+        match=r"(?s)1 of 20 images changed since they.*transform_failed: .* failed on 19 of 20",
     ):
         write(tmp_path / "packed", samples[1:], rows, form_of("faces:f"))
 

@@ -200,7 +200,7 @@ def test_params_edited_while_dvc_recorded_a_stage_are_refused_by_the_next(projec
     lock.write_text(head + train + rest.replace("label_smoothing: 0.05", "label_smoothing: 0.1", 1))
     assert lock.read_text() != text
     said = project.shell("python -m slipway.stages.evaluate", succeeds=False)
-    assert "dvc.lock is not true of train: train.label_smoothing 0.05 -> 0.1" in said
+    assert "dvc.lock does not match train: train.label_smoothing 0.05 -> 0.1" in said
 
 
 @pytest.mark.parametrize(

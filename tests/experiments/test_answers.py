@@ -115,4 +115,4 @@ def test_an_experiment_that_dvc_does_not_keep_has_no_answers(
 def test_names_and_options_for_lists_are_refused_together(option: str) -> None:
     answer = CliRunner().invoke(compare, ["a", "b", option])
     assert isinstance(answer.exception, ParamsError)
-    assert "expected names alone or with --html" in str(answer.exception)
+    assert "expected no option but --html with names" in str(answer.exception)

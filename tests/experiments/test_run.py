@@ -326,7 +326,7 @@ def test_a_run_that_was_killed_while_dvc_kept_it_says_so(tmp_path: Path) -> None
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    assert project.rows()["run-1"]["cause"].startswith("killed before DVC kept it")
+    assert project.rows()["run-1"]["cause"].startswith("killed before DVC saved it")
     assert "repeats it in seconds" in project.slipway("take", "run-1", code=1)
     project.slipway("run")
     project.slipway("take", "run-2")

@@ -116,7 +116,7 @@ def test_the_place_of_a_bad_row_is_named(table_model: LoadedModel) -> None:
         (pd.DataFrame([[1, 2]], columns=["age", "age"]), "has the column age more than once"),
         (
             pd.DataFrame([ROW | {"age": [1]}]),
-            "the column 'age', whose type .* no reader takes",
+            "the column 'age', whose type .* Slipway cannot read",
         ),
     ],
 )

@@ -128,7 +128,7 @@ def test_an_avif_may_not_code_its_picture_again_and_again() -> None:
     ("stream", "words"),
     [
         (b"\x12\0" * (heif.MAX_PARTS + 1), "it has more than 10000 parts"),
-        (b"\x12\0", "it has an AV1 stream without sequence header"),
+        (b"\x12\0", "it has an AV1 stream without a sequence header"),
         (b"\x32\x01\0", "it has a frame before its sequence header"),
         (b"\x0a\x01\0", "an AV1 header is cut off"),
         (b"\x0a\xff", "index out of range"),

@@ -116,5 +116,5 @@ def test_an_answer_that_contradicts_its_costs_is_refused(changes: dict[str, Any]
         update={"decision": rule(costs), "thresholds": [NEVER, 0.25]}
     )
     assert len(prediction_columns(answer(), ["no", "yes"], calibration)) == 3
-    with pytest.raises(ValueError, match="do not go together"):
+    with pytest.raises(ValueError, match="label or costs contradict probabilities"):
         prediction_columns(answer(**changes), ["no", "yes"], calibration)

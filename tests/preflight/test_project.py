@@ -102,7 +102,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("precompute__transform", "foo.bar", "does not name a function"),
     ("precompute__transform", "foo.bar:crop", "names the module foo.bar"),
     ("augment__horizontal_flip", 0.5, "augment.forbid names 'horizontal_flip'"),
-    ("evaluate__slices", ["siz"], "evaluate.slices names what is not there"),
+    ("evaluate__slices", ["siz"], "evaluate.slices names unknown columns"),
     ("evaluate__reference_model", "artifacts/relased", "where there is no bundle.json"),
 ]
 
@@ -348,7 +348,7 @@ def test_a_split_file_that_dvc_would_not_notice_is_refused() -> None:
     Path("dvc.yaml").write_text(yaml.safe_dump({"stages": {"clean": {"deps": ["./splits.csv"]}}}))
     write_params(data__split_file="splits.csv")
     check_project()
-    assert "splits.txt' is no file that ends in" in refusal(data__split_file="splits.txt")
+    assert "splits.txt' is not a file that ends in" in refusal(data__split_file="splits.txt")
 
 
 def test_every_mistake_of_every_section_is_named_at_once() -> None:

@@ -129,7 +129,7 @@ def test_class_folders_of_texts_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_names_of_images_without_the_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"names images such as 'a0\.png'.* is no file"):
+    with pytest.raises(DataError, match=r"names images such as 'a0\.png'.* is not a file"):
         table(tmp_path, "file,label\n" + "\n".join(f"a{n}.png,{n % 2}" for n in range(40)))
 
 

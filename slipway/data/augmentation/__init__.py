@@ -1,4 +1,4 @@
 """The augmentation plan and its random draws.
 
-Images are changed in `training/augmentation/`.
+`training/augmentation/` applies them to images.
 """

@@ -129,24 +129,27 @@ def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px
 
 
 def crop_bounds(change: Draw, stored_px: int) -> NDArray[np.int64]:
-    """(N, 4) left, top, right, bottom of the crops in whole pixels of the stored images."""
+    """Return the crops (N, 4): left, top, right, bottom in whole pixels of the stored images."""
     size = _whole(change.crop[:, 2:] * stored_px).clip(min=1)
     start = np.minimum(_whole(change.crop[:, :2] * stored_px), stored_px - size)
     return np.concatenate([start, start + size], axis=1)
 
 
 def erased_bounds(change: Draw, size_px: int) -> NDArray[np.int64]:
-    """(N, 4) left, top, right, bottom in pixels of the network's images; empty if right is left."""
+    """Return the erased areas (N, 4): left, top, right, bottom in pixels of the network's images.
+
+    An area is empty if right equals left.
+    """
     start = change.erased[:, :2]
     return _whole(np.concatenate([start, start + change.erased[:, 2:]], axis=1) * size_px)
 
 
 def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
-    """(N, 2, 3) float32 maps from a point of the output to a point of the crop.
+    """Return (N, 2, 3) float32 maps from a point of the output to a point of the crop.
 
-    Both are in [-1, 1] from edge to edge, x to the right, y down, as in torch's `affine_grid` with
-    align_corners=False. All operations are one matrix, so a pixel is interpolated once. The map is
-    the inverse of the change: out = shift + rotate(scale * flip(in)).
+    Both points are in [-1, 1] from edge to edge, x to the right, y down, as in torch's
+    `affine_grid` with align_corners=False. All operations are one matrix, so a pixel is
+    interpolated once. The map is the inverse of the change: out = shift + rotate(scale * flip(in)).
     """
     angle = np.deg2rad(change.rotation_deg)
     cosine, sine = np.cos(angle) / change.scale, np.sin(angle) / change.scale
@@ -160,7 +163,9 @@ def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
 
 
 def colour_matrices(change: Draw, channels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(N, C, C) and (N,) float32: a pixel becomes matrix @ pixel + share * (the image's mean grey).
+    """Return float32 matrices (N, C, C) and shares (N,) that change colours.
+
+    A pixel becomes matrix @ pixel + share * (the image's mean grey).
 
     Brightness, contrast, saturation (scales the colour axes) and hue (rotates them) are linear, and
     the last two do not change greys, so together they are one matrix. Values are clipped to
@@ -206,9 +211,9 @@ class _Numbers:
         return self.uniform(stream) < probability
 
     def beta(self, alpha: float, stream: str) -> NDArray[np.float64]:
-        """(N,) in [0, 1] from Beta(alpha, alpha); 1 for alpha 0.
+        """Draw (N,) numbers in [0, 1] from Beta(alpha, alpha); all are 1 for alpha 0.
 
-        From two uniform numbers without rejection: Bailey 1994, "Polar generation of random
+        Uses two uniform numbers and no rejection: Bailey 1994, "Polar generation of random
         variates with the t-distribution"; t is a transformed symmetric beta (Devroye 1996, "Random
         variate generation in one line of code").
         """
@@ -222,7 +227,7 @@ class _Numbers:
     def rectangles(
         self, area: tuple[float, float], aspect: tuple[float, float], stream: str
     ) -> NDArray[np.float64]:
-        """(N, 4) in the unit square: uniform area, and uniform log aspect as far as it fits."""
+        """Draw (N, 4) boxes in the unit square: uniform area, and log aspect as far as it fits."""
         if area == (1.0, 1.0):
             return _whole_images(len(self._keys))
         areas = self.between(*area, f"{stream}_area")
@@ -247,7 +252,7 @@ def _cutmix_probability(plan: AugmentPlan) -> float:
 
 
 def _boxes(areas: NDArray[np.float64], numbers: _Numbers, size_px: int) -> NDArray[np.int64]:
-    """(N, 4) squares of these areas, clipped to the image: Yun et al. 2019, "CutMix"."""
+    """Draw (N, 4) squares of these areas, clipped to the image (Yun et al. 2019, "CutMix")."""
     half = np.sqrt(areas)[:, None] / 2
     centre = numbers.pairs(0.0, 1.0, "cutmix_centre")
     corners = np.concatenate([centre - half, centre + half], axis=1)

@@ -1,6 +1,6 @@
 """Sets of labels: how cells are read, counted and turned into a matrix.
 
-slipway/artifacts/label_sets.py has the text of a set, which clean rows hold in the column `label`.
+slipway/artifacts/label_sets.py defines a set's text form, the column `label` of clean rows.
 """
 
 import json
@@ -23,7 +23,7 @@ def read_labels(cell: Any, separator: str) -> list[str]:
     """Return the labels of a cell as they are written.
 
     A cell is a list, the text of a JSON list, or labels with a separator. ValueError with what was
-    found if a label is empty, or is no text and no number.
+    found if a label is empty, or is neither text nor a number.
     """
     if isinstance(cell, str):
         cell = _json_list(cell) if cell.lstrip().startswith("[") else cell.split(separator)
@@ -39,7 +39,7 @@ def _json_list(text: str) -> list[Any]:
     try:
         found = json.loads(text)
     except ValueError:
-        raise ValueError(f"{text[:80]!r}, which begins like a JSON list and is none") from None
+        raise ValueError(f"{text[:80]!r}, which begins like a JSON list but is not one") from None
     return found if isinstance(found, list) else [found]
 
 
@@ -47,12 +47,12 @@ def _label(label: Any) -> str:
     if isinstance(label, float) and label.is_integer():
         return str(int(label))
     if isinstance(label, bool) or not isinstance(label, str | int | float):
-        raise ValueError(f"{label!r}, which is no label")
+        raise ValueError(f"{label!r}, which is not a label")
     return str(label).strip()
 
 
 def is_given(cell: Any) -> bool:
-    """Return True for a cell that means true, False for false; ValueError for anything else."""
+    """Read a cell as true or false; ValueError for anything else."""
     if isinstance(cell, bool | np.bool_):
         return bool(cell)
     text = str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip().lower()
@@ -89,7 +89,7 @@ def label_counts(texts: pa.ChunkedArray) -> dict[str, int]:
 
 
 def membership(texts: pa.ChunkedArray, labels: list[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """(N, K) uint8: 1 for each of the `labels` that a row has."""
+    """Return an (N, K) uint8 matrix: 1 for each of the `labels` that a row has."""
     sets, indices = labels_of_rows(texts)
     table = np.zeros((len(sets), len(labels)), np.uint8)
     places = {label: place for place, label in enumerate(labels)}

@@ -15,12 +15,12 @@ _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def id_keys(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """(N,) uint64 from the first 16 hex digits of each sample id."""
+    """Return (N,) uint64 keys: the first 16 hex digits of each sample id."""
     return np.array([int(sample_id[:16], 16) for sample_id in ids], dtype=np.uint64)
 
 
 def uniform(seed: int, epoch: int, keys: NDArray[np.uint64], stream: str) -> NDArray[np.float64]:
-    """(N,) float64 in [0, 1), independent across seeds, epochs, keys and streams.
+    """Return (N,) float64 in [0, 1), independent across seeds, epochs, keys and streams.
 
     `stream` names what the number is for ("order", "rotation"), so that two uses never share one.
     """
@@ -30,7 +30,7 @@ def uniform(seed: int, epoch: int, keys: NDArray[np.uint64], stream: str) -> NDA
 
 
 def permutation(seed: int, epoch: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """(N,) int64 indices in an order that depends on the ids, not on their positions."""
+    """Return (N,) int64 indices in a random order that depends on the ids, not on positions."""
     return np.lexsort((keys, uniform(seed, epoch, keys, "order")))
 
 

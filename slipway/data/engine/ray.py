@@ -47,7 +47,7 @@ def map_on_ray(
 
 
 def check_installed() -> None:
-    """UnavailableError if Ray is not installed."""
+    """Raise UnavailableError if Ray is not installed."""
     if find_spec("ray") is None:
         raise UnavailableError(
             "data.engine is ray, but Ray is not installed. "
@@ -81,7 +81,8 @@ def _map_chunk(function: Callable[[Item], Result], chunk: list[Item], code: str)
     if pixel_code() != code:
         raise UnavailableError(
             "a Ray worker has another version of Slipway, Pillow, simplejpeg or NumPy, and might "
-            "make other pixels. Install the same requirements.lock on every machine of the cluster."
+            "decode other pixels. Install the same requirements.lock on every machine of the "
+            "cluster."
         )
     return [function(item) for item in chunk]
 
@@ -141,7 +142,7 @@ def _cluster(num_workers: int) -> Iterator[Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """OSError if nothing listens at the address, because Ray would retry for minutes."""
+    """Raise OSError if nothing listens at the address, because Ray would retry for minutes."""
     url = urlsplit(address if "://" in address else f"//{address}")
     if url.hostname and url.port:
         socket.create_connection((url.hostname, url.port), _CONNECT_TIMEOUT_S).close()

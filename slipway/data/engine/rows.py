@@ -135,6 +135,6 @@ def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
 
 
 def row_numbers(sources: pa.ChunkedArray) -> pa.ChunkedArray:
-    """(N,) the number of each row of a table, by which sources are sorted; -1 for other names."""
+    """Return (N,) the row numbers in the sources of a table, for sorting; -1 for other sources."""
     found = pc.extract_regex(sources, r"^(?P<number>[0-9]{1,18})(?::|$)")
     return pc.struct_field(found, "number").cast(pa.int64()).fill_null(-1)

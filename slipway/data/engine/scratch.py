@@ -128,7 +128,7 @@ def take_rows(table: pa.Table, rows: Rows) -> pa.Table:
 
 
 def first_bytes(column: pa.ChunkedArray, num_bytes: int) -> NDArray[np.uint8]:
-    """(N, num_bytes) the first bytes of a fixed-size binary column; undefined where it is null."""
+    """Return (N, num_bytes) the first bytes of a fixed-size binary column; undefined for nulls."""
     found = scratch_array((len(column), num_bytes), np.uint8)
     begin = 0
     for chunk in column.chunks:
@@ -152,7 +152,7 @@ def take(values: NDArray[Any], rows: Rows) -> NDArray[Any]:
 
 
 def order_by(*keys: Keys) -> Rows:
-    """(N,) the rows, fewer than 2^32, ordered by (N,) keys, the first key first; ties by row."""
+    """Return (N,) row numbers sorted by (N,) keys, the first key first, ties by row; N < 2^32."""
     packed = scratch_array((len(keys[0]),), np.uint64)  # upper half of the first key, then the row
     for part in slices(len(packed)):
         rows = np.arange(part.start, part.stop, dtype=np.uint64)
@@ -170,7 +170,7 @@ def order_by(*keys: Keys) -> Rows:
 
 
 def key_slices(num_rows: int, keys_of: Callable[[slice], Keys]) -> Iterator[slice]:
-    """Cut rows that are ordered by key into slices, none between two rows of equal keys."""
+    """Cut rows that are sorted by key into slices that never separate rows of equal keys."""
     begin = 0
     while begin < num_rows:
         end = min(begin + _SLICE_ROWS, num_rows)

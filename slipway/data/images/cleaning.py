@@ -49,7 +49,7 @@ _WRITTEN_ROWS = 1 << 14  # in one batch
 
 
 def check_images(data: DataParams) -> None:
-    """DataError if `data.path` is missing or its table lacks a column."""
+    """Raise DataError if `data.path` is missing or its table lacks a column."""
     next(iter(sources.read_samples(data, read_files=False)), None)  # all of them would take long
 
 

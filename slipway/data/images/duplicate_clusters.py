@@ -102,7 +102,7 @@ def _find_pairs(
 def _lookalike_sources(
     table: pa.Table, pairs: DuplicatePairs, roots: NDArray[np.int64]
 ) -> pa.Array:
-    """Name for each row one row it looks like: the smallest id among its pairs.
+    """Return for each row the source of a similar row: that with the smallest id among its pairs.
 
     A row whose pairs were all cut when a large cluster was divided gets its cluster's first row.
     """

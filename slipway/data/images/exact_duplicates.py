@@ -42,7 +42,7 @@ def apply_exact_duplicate_rule(
     digest_pixels: DigestPixels,
     findings: RuleFindings,
 ) -> NDArray[np.int64]:
-    """Refuse copies among `rows` of the facts, which ascend; return the rows that are kept."""
+    """Refuse copies among the ascending `rows` of the facts; return the rows that are kept."""
     pixels = _pixel_digests(facts, rows, thumbnails, digest_pixels)
     is_kept = _is_unique(pixels.view(np.uint64)[:, 0])
     positions = np.flatnonzero(~is_kept)
@@ -68,7 +68,7 @@ def apply_exact_duplicate_rule(
 
 
 def _is_unique(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """(N,) True if no other row has the same key."""
+    """Return an (N,) mask of rows whose key no other row has."""
     order = order_by(keys)
     found = np.ones(len(keys), np.bool_)
     for part in slices(len(keys) - 1):
@@ -85,9 +85,9 @@ def _is_unique(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
 def _pixel_digests(
     facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, digest_pixels: DigestPixels
 ) -> NDArray[np.uint8]:
-    """(N, 16) equal for rows of equal pixels.
+    """Return (N, 16) digests that are equal for rows of equal pixels.
 
-    A digest of the pixels, or of the bytes if no image with other bytes can be a copy.
+    Each is of the pixels, or of the bytes if no image with other bytes can be a copy.
     """
     pixels = take(first_bytes(facts["sha256"], _PIXEL_BYTES), rows)
     is_digested = pc.is_valid(facts["pixels"]).to_numpy()[rows]
@@ -110,7 +110,7 @@ def _pixel_digests(
 
 
 def _read_again(candidates: pa.Table, digest_pixels: DigestPixels) -> NDArray[np.uint8]:
-    """(N, 16) digests of all pixels; one row of each content is read."""
+    """Return (N, 16) digests of all pixels; reads one row of each distinct content."""
     chosen = candidates.group_by("sha256").aggregate([("source", "min")]).combine_chunks()
     batches = digest_pixels(frozenset(chosen["source_min"].to_pylist()))
     found = pa.Table.from_batches(batches, PIXELS).combine_chunks()

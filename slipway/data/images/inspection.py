@@ -151,7 +151,7 @@ class Inspector:
     def _inspect(
         self, sample: RawSample, buffer: PixelBuffer, facts: dict[str, Any]
     ) -> Fault | None:
-        """Add what the pixels show to the facts; return the fault that refuses the sample."""
+        """Add the measures of the pixels to the facts; return the fault that refuses the sample."""
         try:
             picture = _decode(sample.payload, self.params.max_pixels, buffer)
         except ImageError as error:
@@ -197,7 +197,7 @@ class Inspector:
                 named = ", ".join(map(repr, unknown))
                 yield Fault(
                     "unknown_label",
-                    f"the class is {named}, data.classes has {len(classes)} others",
+                    f"the class is {named}, which is not among the {len(classes)} of data.classes",
                 )
         if shorter < params.min_side_px:
             yield Fault("too_small", f"{picture.size}, clean.min_side_px is {params.min_side_px}")

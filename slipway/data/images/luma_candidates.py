@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]
 def luma_candidates(
     thumbnails: Thumbnails, sizes: NDArray[np.int32], contents: Keys, is_digested: Mask
 ) -> Mask:
-    """(N,) the rows without a digest of their pixels that may equal an image with other bytes.
+    """Return a mask of rows without a pixel digest that may equal an image with other bytes.
 
     Args:
         thumbnails: (N, 256).
@@ -61,7 +61,7 @@ def _rows_of_mixed_sizes(size_keys: Keys, is_digested: Mask) -> NDArray[np.int64
 
 
 def _thumbnail_keys(thumbnails: Thumbnails, size_keys: Keys) -> tuple[Keys, Mask]:
-    """(N,) equal for equal thumbnails and sizes; and (N,) True for images of low contrast."""
+    """Return (N,) keys, equal for equal thumbnails and sizes, and an (N,) mask of low contrast."""
     keys = scratch_array((len(thumbnails),), np.uint64)
     is_flat = np.zeros(len(thumbnails), np.bool_)
     for part in slices(len(thumbnails), _CHUNK_ROWS):
@@ -75,7 +75,7 @@ def _thumbnail_keys(thumbnails: Thumbnails, size_keys: Keys) -> tuple[Keys, Mask
 
 
 def _has_equal_key(keys: Keys, contents: Keys) -> Mask:
-    """(N,) rows that share a key with a row of another content."""
+    """Return an (N,) mask of rows that share a key with a row of another content."""
     found = np.zeros(len(keys), np.bool_)
     order = order_by(keys)
     for part in key_slices(len(keys), lambda part: keys[order[part]]):

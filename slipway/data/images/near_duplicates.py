@@ -91,7 +91,7 @@ def cluster_roots(
     num_images: int | None = None,
     stricter: Sequence[float] = _STRICTER_CORRELATIONS,
 ) -> NDArray[np.int64]:
-    """(N,) the smallest row connected with each of `num_rows` rows, or -1 for a row without a pair.
+    """Return (N,) the smallest row connected with each of `num_rows` rows; -1 without a pair.
 
     Chains of similar pairs could merge a whole data set. A cluster of more than
     MAX_CLUSTER_FRACTION of all images (`num_images`, by default `num_rows`) therefore keeps only
@@ -113,7 +113,7 @@ def cluster_roots(
 
 
 def _components(pairs: Pairs, num_rows: int) -> NDArray[np.int64]:
-    """(N,) the smallest row of each connected component, by label propagation."""
+    """Return (N,) the smallest row of each row's connected component, by label propagation."""
     roots = np.arange(num_rows)
     while True:
         before = roots.copy()
@@ -163,7 +163,7 @@ def _hash(
 
 @lru_cache(maxsize=1)
 def _weights() -> NDArray[np.float32]:
-    """(256, 64 * W) integers: for each window, crop, resize back and take 64 low frequencies.
+    """Return (256, 64 * W) integers: crop to each window, resize back, take 64 low frequencies.
 
     Each band gets high and low frequencies.
     """
@@ -190,7 +190,7 @@ def _places_of(crop: float) -> list[tuple[float, float]]:
 
 
 def _resampling(begin: float, end: float) -> NDArray[np.float64]:
-    """(16, 16): the cells of a window as averages of the cells of the whole, by overlap."""
+    """Return (16, 16) weights: each cell of a window averages cells of the whole, by overlap."""
     edges = np.linspace(begin, end, THUMBNAIL_PX + 1) * THUMBNAIL_PX
     cells = np.arange(THUMBNAIL_PX)
     overlap = np.clip(
@@ -287,7 +287,7 @@ class _Band:
 
 
 def _flips(places: NDArray[np.uint8]) -> Codes:
-    """(R,) masks of the bits at (K, R) places, counted from the highest."""
+    """Return (R,) masks of the bits at (K, R) places, counted from the highest."""
     bits = np.uint64(1) << (np.uint64(63) - places.astype(np.uint64))
     return np.asarray(np.bitwise_or.reduce(bits, axis=0))
 
@@ -303,7 +303,7 @@ def _pair_codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
 
 
 def _correlations(thumbnails: NDArray[np.uint8] | Thumbnails, pairs: Pairs) -> NDArray[np.float64]:
-    """(P,) the best correlation of each pair over the crops of either side, until it suffices."""
+    """Return (P,) the best correlation of each pair over either side's crops, until it suffices."""
 
     def images(chosen: Pairs) -> tuple[Images, Images]:
         return _centred(thumbnails[chosen[:, 0]]), _centred(thumbnails[chosen[:, 1]])
@@ -325,7 +325,7 @@ def _correlations(thumbnails: NDArray[np.uint8] | Thumbnails, pairs: Pairs) -> N
 def _over_chunks(
     function: Callable[[Pairs], NDArray[np.float64]], pairs: Pairs
 ) -> NDArray[np.float64]:
-    """(P,) `function` of the pairs; the threads take chunks in turn."""
+    """Apply `function` to the pairs in chunks, on several threads; return (P,) results."""
     found = scratch_array((len(pairs),), np.float64)
     num_threads = num_cores()
 
@@ -356,7 +356,7 @@ def _aligned(one: Images, other: Images, unaligned: NDArray[np.float64]) -> NDAr
 def _over_crops(
     one: Images, other: Images, best: NDArray[np.float64], enough: float
 ) -> NDArray[np.float64]:
-    """(P,) the better of `best` and the crops of either side, in the precision of the images."""
+    """Return (P,) the better of `best` and crops of either side, in the images' precision."""
     best = best.copy()
     rows = np.arange(len(best))
     for down, acrosses in _crop_weights(one.dtype):
@@ -372,7 +372,7 @@ def _over_crops(
 
 
 def _times(images: Images, weights: NDArray[Any]) -> Images:
-    """(P, 16, 16) each image times (16, 16), in products of _PRODUCT_IMAGES."""
+    """Multiply each image, (P, 16, 16), by (16, 16), in products of _PRODUCT_IMAGES."""
     made = np.empty(images.shape, np.result_type(images, weights))
     whole = len(images) // _PRODUCT_IMAGES * _PRODUCT_IMAGES
     for part, num_products in (
@@ -386,14 +386,14 @@ def _times(images: Images, weights: NDArray[Any]) -> Images:
 
 
 def _centred(thumbnails: NDArray[np.uint8]) -> Images:
-    """(P, 16, 16) float64 with a mean of almost 0."""
+    """Return the thumbnails as (P, 16, 16) float64 with a mean of almost 0."""
     values = thumbnails.astype(np.float64)
     values -= values.mean(axis=1, keepdims=True)
     return values.reshape(-1, THUMBNAIL_PX, THUMBNAIL_PX)
 
 
 def _correlation(first: Images, centred: Images) -> NDArray[np.float64]:
-    """(P,) the correlation of (P, 16, 16) images; 0 if one of the two is constant."""
+    """Return (P,) the correlations of (P, 16, 16) images; 0 if one of the two is constant."""
     first, centred = first.reshape(-1, THUMBNAIL_PX**2), centred.reshape(-1, THUMBNAIL_PX**2)
     sums = first.sum(axis=1)
     squares = np.vecdot(first, first) - sums * sums / THUMBNAIL_PX**2
@@ -403,7 +403,7 @@ def _correlation(first: Images, centred: Images) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=2)
 def _crop_weights(dtype: np.dtype[Any]) -> list[tuple[NDArray[Any], list[NDArray[Any]]]]:
-    """(16, 16) each: first @ image @ second is a crop, resized back."""
+    """Return pairs of (16, 16) weights: first @ image @ second is a crop, resized back."""
     found = []
     for crop in _FINE_CROPS:
         places = [_resampling(*place).astype(dtype) for place in _places_of(crop)]

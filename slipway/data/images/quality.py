@@ -34,7 +34,7 @@ class Quality:
 
 
 def grey(pixels: Pixels) -> Pixels:
-    """(H, W) grey of (H, W) or (H, W, 4); alpha is ignored."""
+    """Convert pixels (H, W) or (H, W, 4) to grey (H, W); alpha is ignored."""
     if pixels.ndim == 2:
         return np.ascontiguousarray(pixels)
     return np.asarray(cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGBA2GRAY), np.uint8)

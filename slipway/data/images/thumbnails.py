@@ -51,7 +51,7 @@ class ThumbnailFile:
 
 
 class Thumbnails:
-    """(N, 256) uint8, read from the file by index."""
+    """Thumbnails as an array (N, 256) uint8, read from the file by index."""
 
     def __init__(self, pixels: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
         self._pixels, self._rows = pixels, rows
@@ -60,7 +60,7 @@ class Thumbnails:
         return len(self._rows)
 
     def __getitem__(self, chosen: Any) -> NDArray[np.uint8]:
-        """(B, 256) the thumbnails of a slice or an array of indices."""
+        """Return (B, 256) the thumbnails of a slice or an array of indices."""
         return np.asarray(self._pixels[self._rows[chosen]])
 
     def of(self, chosen: NDArray[np.int64]) -> "Thumbnails":

@@ -42,7 +42,7 @@ _BOOLEANS = {
 
 
 def cells_of(column: RawColumn) -> pa.Array:
-    """(N,) the cells of a raw column, null if there is none."""
+    """Return (N,) the cells of a raw column; null for a missing cell."""
     cells = column.values.take(pa.array(column.codes, mask=column.codes < 0))
     return cells if column.stored == "other" else cells.cast(_ARROW[column.stored])
 
@@ -71,7 +71,7 @@ def _listed(cell: Any, data: DataParams) -> str | None:
 
 
 def flagged_labels(columns: Mapping[str, Any]) -> list[Label]:
-    """Return the text of each row's set of labels, from a column of true and false for each label.
+    """Return the text of each row's set of labels, from one true/false column for each label.
 
     None for a row with a missing or unreadable cell.
     """
@@ -95,7 +95,7 @@ def table_labels(table: RawTable, data: DataParams) -> list[Label]:
 
 
 def written_label(label: Label, data: DataParams) -> dict[str, Any]:
-    """Return the cells of the target's columns that say a label."""
+    """Return the cells of the target's columns that express a label."""
     if isinstance(data.target_column, str):
         return {data.target_column: label}
     own = None if label is None else labels_in(str(label))
@@ -125,7 +125,7 @@ def concatenate(base: pa.Array, new: pa.Array) -> pa.Array:
 
 
 def target_cells(cells: list[Any], base: RawColumn, data: DataParams) -> pa.Array:
-    """(N,) the targets of all rows, in a type that keeps the meaning of the base data's cells."""
+    """Return (N,) the targets of all rows, in a type that preserves the meaning of base cells."""
     if isinstance(data.target_column, list) and base.stored != "boolean":
         return _as_text(cells)
     if base.stored == "boolean" and {str(cell) for cell in cells} <= {"True", "False", "None"}:
@@ -181,14 +181,14 @@ def spelled_as(column: RawColumn, cells: pa.Array, data: DataParams) -> pa.Array
 
 
 def input_digests(table: RawTable, kinds: Mapping[str, str]) -> list[bytes]:
-    """Digest each row by the values of its inputs, a column of a kind each."""
+    """Digest the input values of each row; `kinds` has the name and kind of each input."""
     columns = [_comparable(table.columns[name], kind) for name, kind in kinds.items()]
     found, _ = row_digests(columns, np.arange(len(table.numbers)))
     return [digest.tobytes() for digest in found]
 
 
 def _comparable(column: RawColumn, kind: str) -> RawColumn:
-    """Return the column with equal text for equal values, in whatever form they were written."""
+    """Return the column with equal text for equal values, however they were written."""
     texts = [_text(cell) or "" for cell in column.values.to_pylist()]
     if kind == "boolean":
         texts = [text.lower() or "none" for text in texts]

@@ -19,7 +19,7 @@ class MergeReport:
 
 
 class NewRows:
-    """The new rows by content, and which of them are to be added."""
+    """The new rows by the digest of their content, and those that are still to be added."""
 
     def __init__(
         self, digests: Iterable[bytes], labels: Sequence[Label], report: MergeReport

@@ -1,4 +1,4 @@
-"""Merges new rows into a table, without a column telling new rows from others."""
+"""Merges new rows into a table so that no input column distinguishes them from base rows."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,10 +158,10 @@ def _added_cells(
 def _continued_cells(
     column: RawColumn, data: DataParams, base: RawTable, new: RawTable, added: _AddedRows
 ) -> pa.Array | None:
-    """Continue a column that `clean` takes for no input because of its content; None for others.
+    """Continue a column that `clean` excludes as an input by its content; None for others.
 
     Such a column counts rows, is constant, repeats an input or names the classes. With missing
-    cells in the added rows it would differ between them and others, and so become an input.
+    cells in the added rows it would mark them, and so become an input.
     """
     count = len(added.indices)
     if counts_rows(column):
@@ -185,7 +185,7 @@ def _continued_cells(
 
 
 def _cells_by_class(typed: TypedColumn, rows: np.ndarray, added: _AddedRows) -> pa.Array | None:
-    """Name the class of each added row as the base rows do; None if the column names no classes."""
+    """Return the cell of each added row's class in the base rows; None if cells are not classes."""
     labels = [str(added.base_labels[row]) for row in rows]
     names, first, classes = np.unique(labels, return_index=True, return_inverse=True)
     if not tells_classes(typed.keys[rows], classes):

@@ -1,7 +1,7 @@
 """The content of `reports/clean.json` and its page: counts and examples by rule.
 
-The record is the same for images and tables. `slipway.reports.pages.clean_page` draws it from
-nothing else.
+The record is the same for images and tables. `slipway.reports.pages.clean_page` draws the page
+from this record only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +76,7 @@ class Clusters(Contract):
 
 
 class SharedPassage(Contract):
-    """A passage in lower case that texts of one class share, and those of no other class."""
+    """A lower-case passage that texts of one class share and texts of other classes lack."""
 
     text: str
     of: str  # the class
@@ -84,7 +84,7 @@ class SharedPassage(Contract):
 
 
 class TextProfile(Contract):
-    """The kept texts of all classes, and what sets the texts of each apart."""
+    """Scripts of the kept texts, and the words and passages that distinguish each class."""
 
     scripts: dict[str, NonNegativeInt]  # kept rows by their main script
     sampled: NonNegativeInt  # rows that the terms and passages were found in
@@ -114,7 +114,7 @@ class CleanReport(Contract):
 
 @dataclass(frozen=True)
 class CleanResult:
-    """Cleaned data, and what its kind of input adds to the outputs of the stage."""
+    """Cleaned data, and the outputs of the stage that depend on the kind of input."""
 
     cleaned: Cleaned
     report: Callable[[], CleanReport]  # only for usable data

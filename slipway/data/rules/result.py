@@ -57,7 +57,7 @@ class Cleaned:
 
 
 def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
-    """DataError if too much was refused, or if the rest cannot train a model."""
+    """Raise DataError if too much was refused, or if the rest cannot train a model."""
     if not cleaned.num_read:
         raise DataError("data.path holds no samples, expected images.")
     fraction = cleaned.num_bad / cleaned.num_read

@@ -24,13 +24,13 @@ _ANNOTATION_RULES = {
     "bad_split": "a split that is not train, val or test",
 }
 IMAGE_RULES = _ANNOTATION_RULES | {
-    "missing_file": "the path leads to no file, or data.checksums lists one that is not there",
-    "outside_folder": "the path leads out of the table's folder",
-    "unreadable": "the file system does not give the bytes",
+    "missing_file": "the path leads to no file, or data.checksums lists a file that is missing",
+    "outside_folder": "the path leads outside the table's folder",
+    "unreadable": "the file system fails to read the file",
     "missing_image": "the image column is empty",
     "empty": "an image of 0 bytes",
     "undecodable": "not an image of a known format, whatever its name says",
-    "truncated": "an image that breaks off or is damaged",
+    "truncated": "an image that is truncated or damaged",
     "pixel_bomb": "more pixels than clean.max_pixels",
     "digest_mismatch": "other bytes than data.checksums lists",
     "not_listed": "a file that data.checksums does not list",
@@ -71,18 +71,18 @@ TABLE_RULES = _ANNOTATION_RULES | {
 }
 TEXT_RULES = _ANNOTATION_RULES | {
     "missing_value": "no text, or only white space and control characters",
-    "type_violation": "bytes that are not of data.encoding, or a text that is a list or bytes",
+    "type_violation": "bytes that are invalid in data.encoding, or a list or bytes instead of text",
     "too_short": "fewer characters than clean.min_characters",
     "too_long": "more characters than clean.max_characters",
     "control_characters": (
-        "control characters, each run of which becomes a space, or marks that no one sees, "
-        "such as those that turn the direction of a text"
+        "control characters, each run of which becomes a space, or invisible marks, "
+        "such as those that reverse the direction of a text"
     ),
     "garbled": "letters of UTF-8 that were read in another encoding, such as \u00c3\u00a9",
     "mixed_script": "a word with both Latin and Greek or Cyrillic letters, which look the same",
-    "rare_script": "in the script of less than 1 % of the texts",
+    "rare_script": "in a script that less than 1 % of the texts use",
     "personal_data": "an e-mail address, a phone number or the number of a payment card",
-    "boilerplate": "a passage that many texts of one class have and no other text",
+    "boilerplate": "a passage that many texts of one class share and no other text has",
     "outlier": (
         "a target more than clean.outlier_mad_threshold robust standard deviations from the median"
     ),
@@ -100,8 +100,8 @@ IN_ANOTHER_SPLIT = ", which is in the given split "
 DUPLICATES = ("exact_duplicate", "near_duplicate")  # usable rows that are already present
 _OF_CHECKSUMS = ("digest_mismatch", "not_listed")
 _NO_CHECKSUMS = (
-    "data.checksums is null: a flipped byte that still decodes goes unseen, "
-    "and so does a file that is gone"
+    "data.checksums is null: a flipped byte that still decodes stays undetected, "
+    "and so does a missing file"
 )
 _CHOSEN_WITH = {"conflicting_target": "conflicting_label", "near_conflict": "near_duplicate"}
 _OF_COLUMNS = {

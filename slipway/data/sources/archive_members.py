@@ -96,7 +96,7 @@ def _damaged(path: Path, last: str, error: Exception) -> DataError:
 def too_many(path: Path, max_members: int) -> DataError:
     return DataError(
         f"the archive {str(path)!r} has more than {max_members} members, which "
-        "clean.max_archive_members does not allow. Raise it if the archive is what it should be."
+        "clean.max_archive_members does not allow. Raise it if you trust the archive."
     )
 
 
@@ -222,17 +222,17 @@ class _Forward:
         return self._place
 
     def check_end(self) -> None:
-        """Require a block of zeros at the end; tarfile takes any damaged header for the end."""
+        """Require a block of zeros at the end; tarfile mistakes a damaged header for the end."""
         if self._last != bytes(_BLOCK):
-            raise tarfile.ReadError("no mark at its end")
+            raise tarfile.ReadError("no end marker")
         while block := self.read(CHUNK_BYTES):
             if block.strip(b"\0"):
-                raise tarfile.ReadError("data after the mark at its end")
+                raise tarfile.ReadError("data after its end marker")
 
 
 def too_large(path: Path, max_bytes: int) -> DataError:
     return DataError(
         f"the archive {str(path)!r} of {path.stat().st_size} bytes unpacks to more than "
         f"{max_bytes} bytes, which clean.max_archive_ratio does not allow. "
-        "Raise it if the archive is what it should be."
+        "Raise it if you trust the archive."
     )

@@ -50,7 +50,7 @@ class ArchiveLimits(NamedTuple):
 def unpacked(data: DataParams, limits: ArchiveLimits) -> DataParams:
     """Unpack the archive at `data.path`; return `data` with the path of the unpacked folder.
 
-    Returns `data` itself if the path is no archive; archives among `data.sources` are unpacked.
+    Returns `data` itself if the path is not an archive; archives among `data.sources` are unpacked.
     Raises DataError naming every refused member, and UnavailableError if the disk is too small.
     """
     path = Path(data.path)
@@ -70,7 +70,7 @@ def is_archive(path: Path) -> bool:
 
 
 def content_of(path: Path) -> Path:
-    """Return the content of an archive that was unpacked; any other path as it is."""
+    """Return the folder of an unpacked archive; any other path unchanged."""
     if not is_archive(path):
         return path
     target = _target(path, FOLDER)
@@ -284,7 +284,7 @@ def _open_private(path: str, flags: int) -> int:
 
 @contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Turn a failure of the disk into an UnavailableError; it is no damage of the archive."""
+    """Turn a disk failure into an UnavailableError: the archive itself is not damaged."""
     try:
         yield
     except OSError as error:

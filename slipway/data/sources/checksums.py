@@ -70,7 +70,7 @@ class ChecksumList:
     def _is_unlisted(
         self, positions: pa.Array, sha256: pa.Array, names: pa.Array, sources: pa.Array
     ) -> pa.Array:
-        """(N,) True for files that the list lacks; images inside a table are no files."""
+        """Return an (N,) mask of files that the list lacks; images inside a table are not files."""
         is_unlisted = np.array(pc.and_(pc.is_null(positions), pc.is_valid(sha256)))
         for row in np.flatnonzero(is_unlisted):
             paths = (self.root / names[row].as_py(), self.root / sources[row].as_py())
@@ -78,7 +78,7 @@ class ChecksumList:
         return pa.array(is_unlisted)
 
     def check_table(self, table: Path) -> None:
-        """DataError if a file of the table differs from the list or is not listed."""
+        """Raise DataError if a file of the table differs from the list or is not listed."""
         for path in table_files(table):
             self._check_file(path)
 
@@ -97,7 +97,7 @@ class ChecksumList:
             )
 
     def _other_faults(self, seen: pa.Array) -> Iterator[dict[str, Any]]:
-        """Yield a row of FACTS for each listed file that is no sample and is missing or altered."""
+        """Yield a row of FACTS for each listed file, not a sample, that is missing or altered."""
         is_unseen = pc.invert(pc.is_in(self.names, seen))
         names, digests = self.names.filter(is_unseen), self.digests.filter(is_unseen)
         for name, digest in zip(names.to_pylist(), digests.to_pylist(), strict=True):
@@ -116,8 +116,8 @@ class ChecksumList:
 def read_checksums(path: Path, data: DataParams) -> ChecksumList:
     """Read `data.checksums`.
 
-    DataError naming every line that `sha256sum` does not write, and every file listed twice with
-    different digests.
+    DataError naming every line that is not in the format of `sha256sum`, and every file listed
+    twice with different digests.
     """
     try:
         lines = _lines(path.read_bytes())

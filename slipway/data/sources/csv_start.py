@@ -12,7 +12,7 @@ _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the line tha
 
 
 class CsvStart(NamedTuple):
-    """The place of the header, and the delimiter."""
+    """The position of the header, and the delimiter."""
 
     num_lines: int  # before the header: a `sep=` line, comments, empty lines
     num_bytes: int  # of these lines as UTF-8

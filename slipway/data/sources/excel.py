@@ -21,7 +21,7 @@ _ERRORS = frozenset(("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!",
 def write_sheet(path: Path, target: Path, max_bytes: int) -> None:
     """Write the first sheet of `path` to `target`.
 
-    DataError if it is no table, or more than `max_bytes`: many cells may share one long text.
+    DataError if it is not a table, or exceeds `max_bytes`: many cells may share one long text.
     """
     try:
         import openpyxl

@@ -3,7 +3,7 @@
 _SIGNATURES = {
     b"\xff\xd8\xff": "a JPEG whose header is damaged",
     b"\x89PNG": "a PNG whose header is damaged",
-    b"RIFF": "a WebP whose header is damaged, or a sound",
+    b"RIFF": "a WebP whose header is damaged, or a sound file",
     b"II*\0": "a TIFF whose header is damaged",
     b"MM\0*": "a TIFF whose header is damaged",
     b"GIF8": "a GIF whose header is damaged",
@@ -30,7 +30,7 @@ def looks_like(payload: bytes) -> str:
     if payload[257:262] == b"ustar":
         return "a tar archive"
     if payload[4:8] == b"ftyp":
-        return "a damaged HEIC or AVIF, or a film"
+        return "a damaged HEIC or AVIF, or a video"
     head = payload[:64]
     if not head.strip(b"\0"):
         return "zero bytes"

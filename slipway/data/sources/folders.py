@@ -30,7 +30,7 @@ def read_folder(
 ) -> Iterator[RawSample]:
     """Yield every image below `root` by name, or those in `wanted`; payloads are not read yet.
 
-    The files `data.checksums` and `data.split_file` are no samples.
+    The files `data.checksums` and `data.split_file` are not samples.
 
     Args:
         root: the data set.
@@ -110,7 +110,7 @@ def walk_files(folder: Path | str, root: Path | None = None) -> Iterator[str]:
 
 
 def skipped_files(folder: Path) -> list[str]:
-    """List the files below `folder` that are no samples: hidden ones, and those of macOS."""
+    """List the files below `folder` that are not samples: hidden ones, and those of macOS."""
     return [
         os.path.join(inside, name)
         for inside, _, names in os.walk(folder)

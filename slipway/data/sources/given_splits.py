@@ -1,6 +1,6 @@
 """The split that comes with the data: folders named train, val or test.
 
-They count if at least two of them name different splits and hold the same classes, or tables.
+They are used if at least two of them name different splits and hold the same classes, or tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -135,7 +135,7 @@ def _label_problems(
             )
         problems.append(
             f"{folder.name}/ has images ({first}) without class folders and no metadata.csv, "
-            f"so nothing says their classes. {remedy}"
+            f"so their classes are unknown. {remedy}"
         )
     return problems
 
@@ -148,7 +148,7 @@ def _split_problems(
         folders = [folder.name for folder, name in named.items() if name == split]
         if len(folders) > 1:
             problems.append(
-                f"{listed(folders)} all say {split}, expected one folder for each split"
+                f"{listed(folders)} are all for {split}, expected one folder for each split"
             )
     training = [folder for folder, split in named.items() if split == "train"]
     if not training:

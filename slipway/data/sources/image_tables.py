@@ -88,7 +88,7 @@ def read_rows(
 
 
 def count_rows(parts: Sequence[TablePart]) -> int | None:
-    """Count the rows; None if counting means reading (CSV)."""
+    """Count the rows; None if that requires reading the file (CSV)."""
     if not all(is_parquet(part.path) for part in parts):
         return None
     return sum(int(_open_parquet(part.path).metadata.num_rows) for part in parts)
@@ -209,7 +209,7 @@ def json_columns(path: Path) -> list[str]:
 def json_records(path: Path) -> Iterator[dict[str, Any] | None]:
     """Yield each line of a file of JSON lines that is not empty.
 
-    None for a line that is no JSON object, is nested too deeply, or has text that is not UTF-8.
+    None for a line that is not a JSON object, is nested too deeply, or has text that is not UTF-8.
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for line in file:
@@ -218,7 +218,7 @@ def json_records(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 def json_record(line: str) -> dict[str, Any] | None:
-    """Return the object on a line; None for anything else that `json_records` yields so."""
+    """Return the JSON object on a line, or None as described for `json_records`."""
     try:
         line.encode()  # fails if the bytes are not UTF-8
         record = json.loads(line)
@@ -243,7 +243,7 @@ def special_columns(data: DataParams) -> dict[str, str]:
 
 
 def missing_column(name: str, present: Sequence[str]) -> str:
-    """Describe a column that is not there, for an error."""
+    """Describe a missing column for an error message."""
     same = [column for column in present if column.lower() == name.strip().lower()]
     close = same or difflib.get_close_matches(name, present, n=1, cutoff=0.5)
     return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
@@ -264,9 +264,7 @@ def _needed_columns(path: Path, data: DataParams, present: Sequence[str]) -> lis
     ]
     counts = {name: list(present).count(name) for name in sorted(set(needed.values()))}
     problems += [
-        f"  the column {name!r} is there {count} times"
-        for name, count in counts.items()
-        if count > 1
+        f"  the column {name!r} occurs {count} times" for name, count in counts.items() if count > 1
     ]
     if problems:
         columns = ", ".join(present) if present else "none"

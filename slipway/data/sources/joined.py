@@ -21,8 +21,8 @@ def source_names(data: DataParams) -> list[str]:
     root = Path(data.path)
     if not root.is_dir():
         raise DataError(
-            f"data.path {data.path!r} is no folder, in which data.sources are searched. "
-            "Point it at the folder that holds them, or set data.sources to null."
+            f"data.path {data.path!r} is not a folder, but data.sources are paths in it. "
+            "Point data.path at the folder that holds them, or set data.sources to null."
         )
     found: dict[Path, str] = {}  # names by resolved path
     above: dict[Path, str] = {}  # a name below each folder that holds one
@@ -64,7 +64,7 @@ def _matches(root: Path, entry: str) -> list[Path]:
 
 
 def image_folders(data: DataParams) -> dict[str, str]:
-    """Return the folder in `data.path` that the images of each joined table are named from."""
+    """Return for each joined table the folder in `data.path` to which its paths are relative."""
     names = [] if data.sources is None else source_names(data)
     return {
         name: name if Path(data.path, name).is_dir() else PurePosixPath(name).parent.as_posix()

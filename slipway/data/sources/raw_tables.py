@@ -1,8 +1,8 @@
 """A CSV, Parquet file or folder of shards, by columns: the distinct cells and a code for each row.
 
 Work on a column then happens once per distinct cell, whatever the number of rows. A row with too
-many or too few cells is named and left out; a file that is unreadable as a whole raises DataError.
-The file itself is read into memory.
+many or too few cells is reported and left out; a file that is unreadable as a whole raises
+DataError. The file itself is read into memory.
 """
 
 import bisect
@@ -68,7 +68,7 @@ class RawColumn:
     @property
     def unreadable(self) -> str:
         """The name and type of a column that is stored as `other`, for a message."""
-        return f"the column {self.name!r}, whose type {self.arrow_type} no reader takes"
+        return f"the column {self.name!r}, whose type {self.arrow_type} Slipway cannot read"
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def cell_text(value: str | float | bool) -> str:
 
 
 def is_row_index(name: str) -> bool:
-    """True if the name is that of a row index or of a mark written by Slipway."""
+    """True if the name is that of a row index or of a marker column written by Slipway."""
     return re.fullmatch(_INDEX_NAME, name) is not None
 
 
@@ -283,8 +283,8 @@ def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
 def _complete(path: Path, payload: bytes) -> bytes:
     if payload.count(b'"') % 2:  # it would silently swallow every row that follows
         raise DataError(
-            f"data.path {str(path)!r} has a quotation mark that does not close. "
-            "Write one inside a quoted cell twice."
+            f"data.path {str(path)!r} has a quotation mark that is not closed. "
+            "Double each quotation mark inside a quoted cell."
         )
     return payload if payload.endswith(b"\n") else payload + b"\n"
 
@@ -357,7 +357,7 @@ def _read_parquet_file(path: Path, columns: list[str] | None) -> pa.Table:
     table = file.read(columns=columns, use_threads=False)
     declared = file.metadata.num_rows
     if table.num_rows != declared:  # pyarrow does not compare them
-        raise pa.ArrowInvalid(f"it has {table.num_rows} rows and says that it has {declared}")
+        raise pa.ArrowInvalid(f"it has {table.num_rows} rows, but its metadata declares {declared}")
     _check_names(path, table.column_names)
     return table.replace_schema_metadata(None)
 

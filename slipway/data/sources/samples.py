@@ -1,7 +1,7 @@
 """One raw sample of the data set, and how its file is read.
 
 A problem of a single sample travels with it as a fault; a folder that cannot be listed raises
-DataError. Hidden files are no samples, nor is the folder `__MACOSX` that macOS adds to archives.
+DataError. Hidden files are not samples, nor is the folder `__MACOSX` that macOS adds to archives.
 """
 
 import os
@@ -67,12 +67,12 @@ def spelled(label: str, label_map: Mapping[str, str]) -> tuple[str, tuple[str, .
 
 
 def is_skipped(name: str) -> bool:
-    """Return True for a file or folder that is no sample: a hidden one, or that of macOS."""
+    """Return True for a file or folder that is not a sample: a hidden one, or that of macOS."""
     return name.startswith(".") or name == _MACOS
 
 
 def is_about_samples(path: str, data: DataParams) -> bool:
-    """Return True for the file `data.checksums` or `data.split_file`, which is no sample."""
+    """Return True for the file `data.checksums` or `data.split_file`, which is not a sample."""
     return any(
         os.path.basename(path) == os.path.basename(name) and os.path.samefile(path, name)
         for name in (data.checksums, data.split_file)

@@ -73,7 +73,7 @@ def table_files(table: Path) -> list[Path]:
 
 
 def check_shards(shards: Sequence[Path]) -> None:
-    """DataError if shards differ in their columns or are missing."""
+    """Raise DataError if shards differ in their columns or are missing."""
     schemas = {shard: _columns(shard) for shard in shards}
     first, expected = next(iter(schemas.items()))
     problems = [
@@ -117,7 +117,7 @@ def shard_splits(shards: Sequence[Path]) -> dict[Path, str]:
 
 
 def check_shard_splits(shards: Sequence[Path], splits: Mapping[Path, str]) -> None:
-    """DataError if only some shards name a split, or none is for training."""
+    """Raise DataError if only some shards name a split, or none is for training."""
     problems = []
     if others := [shard.name for shard in shards if shard not in splits]:
         problems.append(f"{listed(others)} name no split, expected train, val or test")
@@ -132,7 +132,7 @@ def check_shard_splits(shards: Sequence[Path], splits: Mapping[Path, str]) -> No
 
 
 def _check_shards_are_complete(shards: Sequence[Path]) -> None:
-    """DataError if the names of the shards ("train-00000-of-00002") show that some are missing."""
+    """Raise DataError if the shards' names ("train-00000-of-00002") show that some are missing."""
     series: dict[tuple[str, int], set[int]] = {}
     for shard in shards:
         match = _SHARD.fullmatch(shard.stem.casefold())
@@ -146,7 +146,8 @@ def _check_shards_are_complete(shards: Sequence[Path]) -> None:
     if missing:
         raise DataError(
             f"{str(shards[0].parent)!r} lacks the shards {listed(missing)}, which the names of the "
-            "others promise. Copy them there, or rename the others if this is all."
+            "others imply. Copy them there, or rename the others if the data is complete without "
+            "them."
         )
 
 

@@ -140,7 +140,7 @@ def raw_images(
 
 
 def count_samples(data: DataParams) -> int | None:
-    """Count the samples, for a progress bar; None if counting means reading (CSV)."""
+    """Count the samples, for a progress bar; None if that requires reading the file (CSV)."""
     layout = find_layout(data)
     if layout.tables:
         return count_rows(layout.tables)
@@ -306,7 +306,7 @@ def existing_path(data: DataParams, expected: str) -> Path:
         raise DataError(
             f"data.path {data.path!r} is an address, expected {expected} on this machine. "
             f"Fetch it with `dvc import-url {data.path} data/NAME`, and point data.path at that; "
-            "docs/how-to/remote_data.md tells more."
+            "see docs/how-to/remote_data.md."
         )
     several = ""
     if "*" in root.name:

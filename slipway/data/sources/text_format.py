@@ -69,7 +69,7 @@ def as_utf8(path: Path, payload: bytes, encoding: str) -> bytes:
 
 
 def remedy(path: Path | str, encoding: str = "windows-1252") -> str:
-    """Tell the user how to have a file read that is not UTF-8."""
+    """Return advice for the user of a file that is not UTF-8."""
     name = shlex.quote(str(path))
     return (
         f"If it is {encoding}, set data.encoding to {encoding}, or convert it: "

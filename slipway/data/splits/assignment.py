@@ -21,7 +21,7 @@ _UNITS_PER_BIN = 20
 
 
 def assign_stable(units: Units, fractions: Sequence[float], seed: int, stream: str) -> Int:
-    """(N,) the part of each row, by comparing its unit's number with the cumulated fractions."""
+    """Return (N,) the part of each row: its unit's number compared with the cumulated fractions."""
     numbers = uniform(seed, 0, units.keys, stream)
     parts = np.searchsorted(np.cumsum(fractions)[:-1], numbers, side="right")
     return parts.astype(np.int64)[units.of_row]
@@ -30,7 +30,7 @@ def assign_stable(units: Units, fractions: Sequence[float], seed: int, stream: s
 def assign_exact(
     rows: pa.Table, units: Units, fractions: Sequence[float], seed: int, stream: str
 ) -> Int:
-    """(N,) the part of each row, with exact fractions per class or per tenth of the target."""
+    """Return (N,) the part of each row, with exact fractions per class or tenth of the target."""
     has_classes = rows["label"].null_count < rows.num_rows
     strata = _classes(rows, units) if has_classes else _target_bins(rows, units)
     sizes = units.sizes
@@ -67,7 +67,7 @@ def largest_remainder(
 
 
 def _cut(sizes: Int, fractions: Sequence[float], owed: NDArray[np.float64]) -> Int:
-    """(U,) the part of each unit, by the position of its middle row. Updates `owed`."""
+    """Return (U,) the part of each unit, by the position of its middle row. Updates `owed`."""
     total = int(sizes.sum())
     counts = largest_remainder(total, fractions, owed.tolist())
     owed += total * np.asarray(fractions) - counts
@@ -76,7 +76,7 @@ def _cut(sizes: Int, fractions: Sequence[float], owed: NDArray[np.float64]) -> I
 
 
 def _classes(rows: pa.Table, units: Units) -> Int:
-    """(U,) the most frequent class of each unit; of equally frequent ones the first by name."""
+    """Return (U,) the most frequent class of each unit; among equals the first by name."""
     found, names = codes(rows["label"])
     rank = np.empty(len(names), np.int64)
     rank[pc.array_sort_indices(names).to_numpy()] = np.arange(len(names))
@@ -88,7 +88,7 @@ def _classes(rows: pa.Table, units: Units) -> Int:
 
 
 def _target_bins(rows: pa.Table, units: Units) -> Int:
-    """(U,) the tenth, by rank, in which the mean target of each unit lies."""
+    """Return (U,) the tenth, by rank, in which the mean target of each unit lies."""
     means = np.bincount(units.of_row, weights=rows["target"].to_numpy()) / units.sizes
     num_bins = max(1, min(_MAX_BINS, len(means) // _UNITS_PER_BIN))
     bins = np.empty(len(means), np.int64)

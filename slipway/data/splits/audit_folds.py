@@ -1,4 +1,4 @@
-"""Folds of an audit: groups and near duplicates stay in one fold, each class is in two at least.
+"""Folds of an audit: groups and near duplicates stay in one fold; each class is in at least two.
 
 A pure function of the content and the seed. Only the audit uses these folds: `split.folds` decides
 which rows are for validation.
@@ -26,7 +26,7 @@ def audited_rows(rows: pa.Table) -> pa.Table:
 
 
 def audit_folds(rows: pa.Table, num_folds: int, seed: int) -> NDArray[np.int64]:
-    """(N,) the fold of each row of `rows.SPLIT_ROWS`, from 0; each class is spread evenly.
+    """Return (N,) the fold of each row of `rows.SPLIT_ROWS`, from 0; spreads each class evenly.
 
     DataError naming classes with all rows in one fold: a network that never saw a class would find
     every label of it wrong.

@@ -76,7 +76,7 @@ def find_leaks(table: pa.Table) -> Leaks:
 
 
 def check_leaks(leaks: Leaks, *, is_own_split: bool) -> None:
-    """DataError listing all leaks; `is_own_split` if the user gave the split."""
+    """Raise DataError listing all leaks; `is_own_split` if the user gave the split."""
     if not leaks.found:
         return
     lines = [

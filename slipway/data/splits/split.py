@@ -2,7 +2,7 @@
 
 It never depends on the order of rows, on names or on machines. There are three ways: the user's own
 split (rows have `given_split`), by time (rows have `time`), else by a hash of each unit's key;
-docs/explanation/split.md has the laws. An empty split, or one that lacks a class, is refused. If
+docs/explanation/split.md has the rules. An empty split, or one that lacks a class, is refused. If
 the user's split has no val or no test, it is cut from train; val is then the latest rows if rows
 have `time`.
 """
@@ -52,7 +52,7 @@ class Split:
 
     @property
     def has_classes(self) -> bool:
-        """False for a numeric target."""
+        """True unless the target is numeric."""
         return bool(self.rows["label"].null_count == 0)
 
 
@@ -94,7 +94,7 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool 
 
 
 def check_given(params: SplitParams) -> None:
-    """DataError for folds or time cuts beside a given split, where they have no effect."""
+    """Raise DataError for folds or time cuts beside a given split, where they have no effect."""
     problems = []
     if params.folds:
         problems.append(
@@ -111,7 +111,7 @@ def check_given(params: SplitParams) -> None:
 
 
 def check_columns(rows: pa.Table, split_column: str | None, time_column: str | None) -> None:
-    """DataError if a requested split or time column is empty in all rows."""
+    """Raise DataError if a requested split or time column is empty in all rows."""
     problems = [
         f"  data.{key} is {name!r}, but no row has a value there"
         for column, key, name in (
@@ -176,7 +176,7 @@ def count_rows(table: pa.Table) -> dict[str, int]:
 
 
 def check_complete(split: Split) -> None:
-    """DataError if a split is empty or lacks a class that it needs."""
+    """Raise DataError if a split is empty or lacks a class that it needs."""
     counts = count_rows(split.rows)
     if missing := [name for name, count in counts.items() if not count]:
         purged = f", and {split.purged.num_rows} were purged" if split.purged.num_rows else ""
@@ -218,7 +218,7 @@ def _way(rows: pa.Table, params: SplitParams) -> Way:
 def _assign_with_folds(
     rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: int
 ) -> tuple[Int, pa.Array]:
-    """(N,) the split of each row by hash, and its fold; one fold of the training rows is val."""
+    """Return (N,) the split of each row by hash, and its fold; val is one fold of the rest."""
     fractions = (params.train, params.val, params.test)
     parts = _assign(rows, units, way, fractions, seed, "split")
     if not params.folds:
@@ -248,7 +248,7 @@ def _assign(
 
 
 def _given(rows: pa.Table) -> Int:
-    """(N,) the user's own split of each row; DataError if a row has none."""
+    """Return (N,) the user's own split of each row; DataError if a row has none."""
     parts = pc.index_in(rows["given_split"].combine_chunks(), pa.array(SPLITS))
     wrong = rows.filter(pc.is_null(parts))
     if wrong.num_rows:
@@ -277,9 +277,9 @@ def _missing_splits(rows: pa.Table) -> tuple[tuple[str, ...], bool]:
 def _complete_given(
     rows: pa.Table, units: Units, params: SplitParams, seed: int
 ) -> tuple[Int, Int]:
-    """(N,) the given split of each row, the missing one cut from train.
+    """Return (N,) the given split of each row, with the missing one cut from train.
 
-    And (N,) the latest split that the row's unit reaches across a cut in time.
+    Also returns (N,) the latest split that the row's unit reaches across a cut in time.
     """
     parts = _given(rows)
     missing, by_time = _missing_splits(rows)

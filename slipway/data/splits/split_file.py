@@ -1,4 +1,4 @@
-"""The split of each row in a file of the user's: `data.split_file`.
+"""The user's file with the split of each row: `data.split_file`.
 
 It has two columns: `split`, and one that names the rows. That is `path`, the path of an image in
 the data; `row`, the number of a row from 0; or any column of the table. Several rows may have one
@@ -37,7 +37,7 @@ _MAX_SHOWN = 3
 
 @dataclass(frozen=True)
 class SplitFile:
-    """The user's split: `names` of rows, as the column `key` has them, and the split of each."""
+    """The user's split: `names` of rows, from the column `key`, and the split of each."""
 
     path: Path
     key: str
@@ -53,12 +53,12 @@ class SplitFile:
         elif self.key == PATH:
             names = names_of_files(sources, self.names, self.folders)
         else:
-            raise self._error([f"its column {self.key!r} names no images"])
+            raise self._error([f"its column {self.key!r} does not name images"])
         given = self._splits_of(names, pc.is_null(facts["rule"].combine_chunks()))
         return facts.set_column(facts.schema.get_field_index("given_split"), "given_split", given)
 
     def splits_in(self, table: RawTable, is_sound: NDArray[np.bool_]) -> NDArray[np.object_]:
-        """(N,) the split of each row of a table; DataError if the file does not fit them."""
+        """Return (N,) the split of each row of a table; DataError if the file does not fit them."""
         malformed = [str(number) for number, _ in table.malformed]
         if self.key in table.columns:
             names, num_unread = _texts(table.columns[self.key]), len(malformed)
@@ -68,7 +68,7 @@ class SplitFile:
             is_sound = np.append(is_sound, np.zeros(len(malformed), bool))
         else:
             found = missing_column(self.key, list(table.columns))
-            raise self._error([f"its column {self.key!r} names the rows of a column, {found}"])
+            raise self._error([f"its column {self.key!r} names rows by a column, {found}"])
         given = self._splits_of(names, pa.array(is_sound), num_unread)
         return np.array(given.to_pylist()[: len(table.numbers)], object)
 
@@ -79,7 +79,7 @@ class SplitFile:
         without = names.filter(pc.and_(is_sound, pc.is_null(given)))
         problems = []
         if len(unknown) > num_unread:
-            problems.append(f"{len(unknown)} of its names are of no row: {_shown(unknown)}")
+            problems.append(f"{len(unknown)} of its names match no row: {_shown(unknown)}")
         if len(without):
             problems.append(f"{len(without)} rows have no split in it: {_shown(without)}")
         if problems:
@@ -102,7 +102,7 @@ def read_split_file(data: DataParams) -> SplitFile | None:
     path = Path(data.split_file)
     if path.suffix.lower() not in TABLES or not path.is_file():
         raise DataError(
-            f"data.split_file {str(path)!r} is no file that ends in {' or '.join(TABLES)}. "
+            f"data.split_file {str(path)!r} is not a file that ends in {' or '.join(TABLES)}. "
             "Correct the path, or set it to null."
         )
     try:
@@ -136,7 +136,7 @@ def read_split_file(data: DataParams) -> SplitFile | None:
 
 
 def _texts(column: RawColumn) -> pa.Array:
-    """(N,) the cells as text; null for empty ones."""
+    """Return (N,) the cells as text; null for empty ones."""
     texts = [cell_text(value) or None for value in column.values.to_pylist()]
     codes = pa.array(column.codes, mask=column.codes < 0)
     return pa.array(texts, pa.string()).take(codes)

@@ -17,10 +17,10 @@ _MAX_SHOWN = 5
 
 
 def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
-    """(N,) 0 for train, 1 for val, 2 for test.
+    """Return (N,) the split of each row: 0 for train, 1 for val, 2 for test.
 
     Cuts at `split.time_cuts`, or at the distinct times that meet the fractions best. DataError if a
-    row has no time, there are fewer than three distinct times, or the cuts are no ascending times.
+    row has no time, there are fewer than three distinct times, or the cuts do not ascend.
     """
     times = _times(rows)
     given = params.time_cuts
@@ -29,7 +29,7 @@ def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
 
 
 def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
-    """(N,) 1 for the latest rows, in val's fraction of train and val, and 0 for the others."""
+    """Return (N,) 1 for the latest rows, in val's fraction of train and val; 0 for the others."""
     times = _times(rows)
     distinct, num_earlier = np.unique(np.sort(times), return_index=True)
     if len(distinct) < 2:
@@ -43,7 +43,7 @@ def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
 
 
 def _cuts_by_fraction(times: NDArray[np.float64], params: SplitParams) -> NDArray[np.float64]:
-    """(2,) the times at which val and test begin."""
+    """Return (2,) the times at which val and test begin."""
     # `num_earlier`: the number of rows earlier than each distinct time
     distinct, num_earlier = np.unique(np.sort(times), return_index=True)
     if len(distinct) < 3:
@@ -59,7 +59,7 @@ def _cuts_by_fraction(times: NDArray[np.float64], params: SplitParams) -> NDArra
 
 
 def read_cuts(texts: list[str]) -> NDArray[np.float64]:
-    """(2,) times as days since 1970 UTC or numbers; DataError unless they are ascending times."""
+    """Read two times as days since 1970 UTC or numbers (2,); DataError unless they ascend."""
     cuts, problems = [], []
     for text in texts:
         try:
@@ -80,7 +80,7 @@ def read_cuts(texts: list[str]) -> NDArray[np.float64]:
 
 
 def latest_parts(units: Units, parts: Int) -> Int:
-    """(N,) the latest part of any row of the same unit; rows in an earlier part are purged."""
+    """Return (N,) the latest part among the rows of each row's unit; earlier rows are purged."""
     latest = np.zeros(len(units.keys), np.int64)
     np.maximum.at(latest, units.of_row, parts)
     return latest[units.of_row]

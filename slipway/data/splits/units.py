@@ -29,7 +29,7 @@ class Units:
 
     @property
     def sizes(self) -> Int:
-        """(U,) rows of each unit."""
+        """The number of rows of each unit, (U,)."""
         return np.bincount(self.of_row, minlength=len(self.keys))
 
     def select(self, rows: NDArray[np.bool_]) -> "Units":
@@ -61,14 +61,16 @@ def find_units(rows: pa.Table, seed: int) -> Units:
 
 
 def codes(column: pa.ChunkedArray) -> tuple[Int, pa.Array]:
-    """(N,) the index of each value among the distinct values, -1 for null; and these values."""
+    """Return (N,) the index of each value among the distinct ones, -1 for null; and the latter."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     indices = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
     return indices.astype(np.int64), encoded.dictionary
 
 
 def connected_components(num_nodes: int, left: Int, right: Int) -> Int:
-    """(num_nodes,) the smallest node of each component, from edges between `left` and `right` (E,).
+    """Return (num_nodes,) the smallest node of each node's component.
+
+    The edges connect the nodes `left` and `right`, (E,) each.
 
     Each round attaches every component to its smallest neighbour, then shortens all paths to one
     step.

@@ -47,7 +47,7 @@ def space_needed(form: StoreForm, num_rows: Mapping[str, int]) -> Need:
 
 
 def check_disk_space(need: Need, work: Path, target: Path) -> None:
-    """UnavailableError if the store does not fit into `work`, and then beside `target`.
+    """Raise UnavailableError if the store does not fit into `work`, and then beside `target`.
 
     The content of `work` counts as free space, because packing resumes from it.
     """
@@ -58,7 +58,7 @@ def check_disk_space(need: Need, work: Path, target: Path) -> None:
 
 
 def check_jpeg_space(num_done: int, bytes_done: int, num_left: int, work: Path) -> None:
-    """UnavailableError if the remaining JPEGs and the store's copy of all would not fit."""
+    """Raise UnavailableError if the remaining JPEGs and the store's copy of all would not fit."""
     needed = int(bytes_done / num_done * (2 * num_left + num_done)) + _MARGIN_BYTES
     free = shutil.disk_usage(work).free
     if free < needed:

@@ -154,7 +154,7 @@ def fill(
                 failed[packed.source] = packed.failed
             yield
     _open_pixels.cache_clear()
-    changed |= dict.fromkeys(sorted(missing), "it is no longer there")
+    changed |= dict.fromkeys(sorted(missing), "it no longer exists")
     _refuse(changed, failed, num_rows)
 
 
@@ -225,7 +225,7 @@ def _refuse(changed: dict[str, str], failed: dict[str, str], num_rows: int) -> N
     texts = []
     if changed:
         texts.append(
-            f"{len(changed)} of {num_rows} images are not what they were when they were cleaned:\n"
+            f"{len(changed)} of {num_rows} images changed since they were cleaned:\n"
             f"{_listing(changed)}\n"
             "Put the files back, or run `dvc repro --force clean` to take the data as it is now."
         )

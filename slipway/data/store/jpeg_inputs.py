@@ -41,7 +41,7 @@ def decode_jpeg(payload: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 class JpegInputs:
-    """(N, height, width, channels) uint8 in [0, 255]; decodes rows on access.
+    """Images as an array (N, height, width, channels) uint8 in [0, 255]; decodes rows on access.
 
     A loader process decodes on its own thread, any other process on one per core. A pickled object
     holds only the path of its files.
@@ -79,7 +79,7 @@ class JpegInputs:
         return len(self._offsets) - 1
 
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
-        """Return (height, width, channels) for one row number, with a leading (B,) for several."""
+        """Return one image as (height, width, channels), or several with a leading (B,)."""
         numbers = np.arange(len(self))[rows]
         if numbers.ndim == 0:
             return self._row(int(numbers))

@@ -3,10 +3,10 @@
 data/packed/manifest.json              the content, with the SHA-256 of every file
 data/packed/SPLIT/inputs.npy           (N, size_px, size_px, channels) uint8 pixels, or
                                        (N, width) float32 encoded columns
-data/packed/train/inputs.jpeg          replaces it with `precompute.encoding: jpeg`, together with
+data/packed/train/inputs.jpeg          replaces inputs.npy with `precompute.encoding: jpeg`, and has
                                        offsets.npy (N + 1 int64)
 data/packed/SPLIT/rows.parquet         id, source and target of each row, in the same order
-data/packed/SPLIT/labels.npy           (N, K) uint8, only if rows have several labels: 1 for theirs
+data/packed/SPLIT/labels.npy           (N, K) uint8, only if rows have several labels: 1 for each
 data/packed/SPLIT/transform.parquet    the values that `precompute.transform` found on each row
 
 The store trades disk space for time: it is as large as the raw pixels.
@@ -104,12 +104,12 @@ class PackedSplit:
 
     @cached_property
     def keys(self) -> NDArray[np.uint64]:
-        """(N,) the ids as numbers, for `slipway.data.engine.randomness`."""
+        """The ids as numbers (N,), for `slipway.data.engine.randomness`."""
         return id_keys(self.ids)
 
     @cached_property
     def target_keys(self) -> NDArray[np.float64]:
-        """(N,) the targets; if rows have several labels, a number for each set of labels."""
+        """The targets (N,); if rows have several labels, a number for each set of labels."""
         if self.targets.ndim == 1:
             return np.asarray(self.targets, np.float64)
         _, keys = np.unique(self.targets, axis=0, return_inverse=True)

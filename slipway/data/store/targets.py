@@ -23,9 +23,9 @@ def class_names(rows: pa.Table, task: Task) -> list[str]:
 
 
 def targets_of(rows: pa.Table, classes: list[str], task: Task) -> NDArray[Any]:
-    """(N,) float64 class indices, or the numbers themselves if there are no classes.
+    """Return (N,) float64 class indices, or the numbers themselves if there are no classes.
 
-    If rows have several labels, (N, K) uint8: 1 for the labels of the row.
+    For rows with several labels, returns (N, K) uint8: 1 for each label of the row.
     """
     if kind_of(task).target.several:
         return membership(rows["label"], classes)
@@ -36,7 +36,7 @@ def targets_of(rows: pa.Table, classes: list[str], task: Task) -> NDArray[Any]:
 
 
 def target_scale(targets: NDArray[np.float64]) -> TargetScale:
-    """Return mean and deviation of training targets; DataError if they are equal or too large."""
+    """Return mean and deviation of training targets; DataError if all are equal or too large."""
     with np.errstate(over="ignore", invalid="ignore"):
         std = float(targets.std())
     if std == 0:

@@ -62,19 +62,19 @@ class TypedColumn:
 
     @cached_property
     def cell_states(self) -> NDArray[np.uint8]:
-        """(N,) GOOD, MISSING or BAD."""
+        """The state of each row's cell, (N,): GOOD, MISSING or BAD."""
         return take(self.states, self.raw.codes)
 
     @cached_property
     def cells(self) -> NDArray[np.float64] | NDArray[np.object_]:
-        """(N,) the values of the rows."""
+        """The value of each row's cell, (N,)."""
         if self.values.dtype == np.float64:
             return take(self.values, self.raw.codes)
         return self.values[self.raw.codes]
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:
-        """(N,) equal for equal cells, 0 for those that are not good."""
+        """A key for each row's cell, (N,): equal for equal cells, 0 for those that are not good."""
         _, keys = np.unique(self.values[self.states == GOOD], return_inverse=True)
         by_value = np.zeros(len(self.values), np.int64)
         by_value[self.states == GOOD] = keys + 1
@@ -98,7 +98,7 @@ def typed_column(raw: RawColumn, kind: Kind) -> TypedColumn:
 
 
 def is_missing(raw: RawColumn) -> NDArray[np.bool_]:
-    """(U,) True for distinct cells that mean a missing value."""
+    """Return a (U,) mask of the distinct cells that mean a missing value."""
     words = pa.array((*MISSING_WORDS, *raw.written.missing_values), pa.string())
     if raw.stored == "number":
         values = _floats(raw.values)
@@ -153,7 +153,7 @@ def _dates(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 
 
 def dates_as(raw: RawColumn, date_format: str) -> NDArray[np.float64]:
-    """(U,) days since 1970 UTC of the cells in a format of strptime, NaN for others."""
+    """Return (U,) days since 1970 UTC of the cells in a strptime format, NaN for others."""
     values = np.full(len(raw.values), np.nan)
     for index, text in enumerate(raw.values.to_pylist()):
         with contextlib.suppress(ValueError, OverflowError):
@@ -191,7 +191,7 @@ def _flags(array: pa.Array) -> NDArray[np.bool_]:
 def row_digests(
     columns: Sequence[RawColumn], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], int]:
-    """(len(rows), 32) the SHA-256 of each row over all `columns`; and the bytes per row."""
+    """Return the SHA-256 of each row over all `columns`, (len(rows), 32), and the bytes per row."""
     ordered = sorted(columns, key=lambda column: column.name)
     fields = [_canonical(column) for column in ordered]
     width = _CELL_BYTES * len(fields) or 1
@@ -233,7 +233,7 @@ def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
 
 
 def _loses_digits(raw: RawColumn, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(U,) whole numbers as text that float64 cannot hold, such as ids beyond 2**53."""
+    """Return a (U,) mask of whole numbers that float64 cannot hold, such as ids beyond 2**53."""
     found = np.zeros(len(numbers), bool)
     if raw.stored != "text":
         return found

@@ -13,7 +13,7 @@ from slipway.data.tables.source import columns_of, read_table_of, stored_tables
 
 
 def check_table(data: DataParams) -> None:
-    """Raise DataError if `data.path` is no table or lacks a column."""
+    """Raise DataError if `data.path` is not a table or lacks a column."""
     check_column_names(columns_of(data), data)
 
 
@@ -46,11 +46,11 @@ def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> C
 
 
 def column_notes(table: CleanedTable, page: Path) -> str:
-    """Describe the columns that are no inputs or need a check, and name the page."""
+    """Describe the columns that are not inputs or need a check, and name the page."""
     dropped = [_note(column) for column in table.columns if column.kind == "ignore"]
     noted = [_note(column) for column in table.columns if column.kind != "ignore" and column.note]
     lines = [
-        f"\nthe columns' kinds are in {page.as_posix()}{'; no inputs:' if dropped else ''}",
+        f"\nthe columns' kinds are in {page.as_posix()}{'; not inputs:' if dropped else ''}",
         *dropped,
     ]
     if noted:

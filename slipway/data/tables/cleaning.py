@@ -66,7 +66,7 @@ class _Input:
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """(N,) equal for equal cells, 0 for missing ones."""
+        """A key for each cell, (N,): equal for equal cells, 0 for missing ones."""
         keys = scratch_array((len(self.present),), np.int64)
         for part in slices(len(keys)):
             keys[part] = np.where(self.present[part], self.typed.keys[part], 0)
@@ -125,14 +125,14 @@ def input_names(raw: RawTable, data: DataParams) -> list[str]:
 
 
 def check_columns(raw: RawTable, data: DataParams) -> None:
-    """DataError naming every column of the params that is missing or contradictory."""
+    """Raise DataError naming every column of the params that is missing or contradictory."""
     check_column_names(list(raw.columns), data)
     if not raw.num_read:
-        raise DataError(f"{data.path!r} has a header and no rows. Add rows.")
+        raise DataError(f"{data.path!r} has a header but no rows. Add rows.")
 
 
 def check_column_names(present: Sequence[str], data: DataParams) -> None:
-    """DataError naming every column of the params that is not `present` or contradictory."""
+    """Raise DataError naming every column of the params that is not `present` or contradictory."""
     keys_of: dict[str, list[str]] = {}
     texts = {f"text_columns[{i}]": name for i, name in enumerate(data.text_columns)}
     for key, name in (special_columns(data) | texts).items():
@@ -154,7 +154,7 @@ def check_column_names(present: Sequence[str], data: DataParams) -> None:
         if len(keys) > 1
     ]
     problems += [
-        f"  data.columns names {name!r}, which is no input but {keys[0]}"
+        f"  data.columns names {name!r}, which is not an input but {keys[0]}"
         for name, keys in keys_of.items()
         if name in data.columns
     ]

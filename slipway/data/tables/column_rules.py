@@ -67,7 +67,7 @@ def leaking_columns(
     assert annotations.targets is not None
     targets = annotations.targets[alive]
     return {
-        column.raw.name: "leakage: it is the target, or an exact line of it"
+        column.raw.name: "leakage: it is the target, or an exact linear function of it"
         for column in columns
         if column.kind != "category" and _is_line(column.cells[alive].astype(float), targets)
     }
@@ -114,7 +114,7 @@ def apply_column_rules(
     """
     found = leaking_columns(columns, annotations, alive)
     leaking = {name: reason for name, reason in found.items() if name not in insisted}
-    included = "an input all the same: data.columns names its kind"
+    included = "still an input, because data.columns names its kind"
     noted = {name: f"{reason}; {included}" for name, reason in found.items() if name in insisted}
     dropped: dict[str, str] = {}
     for action, find in (

@@ -72,7 +72,7 @@ def _fit_number(
     if not np.isfinite([mean, std]).all():
         raise DataError(
             f"{column.name!r} has numbers up to {np.abs(values).max():g}, "
-            "whose spread is beyond 64 bits"
+            "whose mean or deviation exceeds float64"
         )
     has_missing = training.null_count > 0
     grid = np.linspace(0, 1, params.num_quantiles)

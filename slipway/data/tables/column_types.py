@@ -1,7 +1,7 @@
 """Kinds of the columns of a table: given in `data.columns`, otherwise inferred from the cells.
 
 A column of numbers with a few other cells is a column of numbers with type violations; the same
-holds for dates. Columns that teach a network nothing general (ids, free text, row counters) are no
+holds for dates. Columns that teach a network nothing general (ids, free text, row counters) are not
 inputs; each has a reason.
 """
 
@@ -59,7 +59,7 @@ def column_type(
 ) -> ColumnType:
     """Return the type of an input column, by default with the user's bounds."""
     if guess.kind == "ignore":
-        raise AssertionError(f"{guess.name!r} is no input")
+        raise AssertionError(f"{guess.name!r} is not an input")
     return ColumnType(
         name=guess.name,
         kind=guess.kind,
@@ -72,14 +72,14 @@ def column_type(
 def infer(raw: RawColumn) -> ColumnGuess:
     """Infer the kind of a column from its cells."""
     if is_row_index(raw.name):
-        reason = "its name is that of a row index of the program that wrote the file"
+        reason = "its name is that of a row index, added by the program that wrote the file"
         return ColumnGuess(raw.name, "ignore", reason)
     if raw.stored == "other":
-        return ColumnGuess(raw.name, "ignore", f"its type {raw.arrow_type} has no kind")
+        return ColumnGuess(raw.name, "ignore", f"its type {raw.arrow_type} is not supported")
     counts = np.bincount(raw.codes + 1, minlength=len(raw.values) + 1)[1:]
     present = int(counts[~is_missing(raw)].sum())
     if not present:
-        return ColumnGuess(raw.name, "ignore", "it has no value at all")
+        return ColumnGuess(raw.name, "ignore", "it has no values")
     if raw.stored == "boolean":
         return ColumnGuess(raw.name, "boolean", "")
     if raw.stored == "number":

@@ -86,7 +86,7 @@ def _apply_conflict_rule(
 
 
 def _others(rows: list[int], ledger: Ledger) -> dict[int, str]:
-    """Return the names of the other rows for each of the increasing `rows`."""
+    """Return for each of `rows`, which are ascending, the names of the other rows."""
     names = [ledger.source(row) for row in rows]
     # Those beyond the ones that `listed` shows have the same text, so this stays linear.
     texts = [listed(names[:place] + names[place + 1 :]) for place in range(MAX_SHOWN + 1)]
@@ -98,7 +98,7 @@ def _names(rows: list[int], ledger: Ledger) -> str:
 
 
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """(N,) hash of each row of the matrix; `_groups` resolves collisions."""
+    """Return an (N,) hash of each row of the matrix; `_groups` resolves collisions."""
     found = scratch_array((len(matrix),), np.uint64)
     for part in slices(len(matrix)):
         mixed = np.zeros(part.stop - part.start, np.uint64)

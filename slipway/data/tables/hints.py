@@ -66,7 +66,7 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
 
 
 def _special_kinds(data: DataParams) -> dict[str, Kind]:
-    """Return the kinds of the columns that are no inputs, but read: time, group and a number."""
+    """Return the kinds of columns that are read but are not inputs: time, group and a number."""
     target = None if kind_of(data.task).target.has_classes else data.target_columns[0]
     kinds: dict[str | None, Kind]
     kinds = {data.time_column: "date", data.group_column: "category", target: "number"}
@@ -109,7 +109,7 @@ def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:
 def _blocked(
     raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64], is_input: bool
 ) -> tuple[str, list[str], str | None]:
-    """Name the cells without which a column would be numbers or dates.
+    """Describe the cells that prevent a column from being numbers or dates.
 
     Returns the hint, the cells that may mean a missing value, and a format of the dates.
     """
@@ -134,7 +134,7 @@ def _blocked(
     words = [cell for (cell, _), chosen in zip(cells, is_word, strict=True) if chosen]
     text = (
         f"column {raw.name!r}, {'no input' if guess.kind == 'ignore' else f'a {guess.kind}'}: "
-        f"{num_good} of {present} cells are {kind}s. In the way are {', '.join(shown)}{rest}"
+        f"{num_good} of {present} cells are {kind}s. The others are {', '.join(shown)}{rest}"
     )
     if not is_input:  # such a row is refused, whatever the cell means
         return text, [], None

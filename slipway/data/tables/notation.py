@@ -1,6 +1,6 @@
 """Notations of numbers and dates in text: units, thousands separators, and `data.date_format`.
 
-The rows of a column share one unit: where most cells are percentages, a plain number is no value,
+The rows of a column share one unit: if most cells are percentages, a plain number is not a value,
 because it may be a fraction. A comma separates thousands only if another cell of the column proves
 that the point is the decimal mark.
 """
@@ -56,7 +56,7 @@ def read_numbers(text: pa.Array, codes: NDArray[np.int64]) -> WrittenNumbers:
 
 
 def plain_numbers(text: pa.Array) -> NDArray[np.float64]:
-    """(U,) the numbers without unit and thousands separators, NaN for other text."""
+    """Return (U,) the numbers without unit and thousands separators, NaN for other text."""
     try:
         return _floats(text.cast(pa.float64()))
     except pa.ArrowInvalid:
@@ -65,7 +65,7 @@ def plain_numbers(text: pa.Array) -> NDArray[np.float64]:
 
 
 def read_date_as(text: str, date_format: str) -> float:
-    """Days since 1970 UTC from text in a format of strptime; ValueError for other text."""
+    """Return days since 1970 UTC of text in a strptime format; ValueError for other text."""
     return days_since_1970(datetime.strptime(text, date_format))
 
 

@@ -41,7 +41,7 @@ def pack_rows(params: Params, rows: pa.Table, paths: PackPaths) -> str:
     notes = []
     if any(image_settings.values()):
         unused = ", ".join(key for key, is_set in image_settings.items() if is_set)
-        notes.append(f"tables have no pixels: without effect here are {unused}")
+        notes.append(f"tables have no pixels, so these settings have no effect: {unused}")
     with files.new_directory(paths.packed) as folder:
         contract = pack_table(rows, cells, columns, params.precompute, params.data.task, folder)
     notes.append(
@@ -97,7 +97,7 @@ def pack_table(
 
 
 def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float32]:
-    """(N, width) float32 from typed cells; DataError if a number is too large."""
+    """Encode typed cells as (N, width) float32; DataError if a number is too large."""
     columns = {column.name: _as_sequence(cells[column.name]) for column in contract.columns}
     try:
         return encode(columns, contract)

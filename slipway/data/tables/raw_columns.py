@@ -44,7 +44,7 @@ def read_raw_columns(
     """Return the columns `names` of the rows `sources`, whose ids are `ids`.
 
     `found` is the table of values from a transform, if it exists. Raises DataError naming every
-    column that is nowhere, and IntegrityError if the rows changed since they were cleaned.
+    column that does not exist, and IntegrityError if the rows changed since they were cleaned.
     """
     if not names:
         return []
@@ -66,7 +66,7 @@ def read_raw_columns(
 
 
 def check_slice_names(data: DataParams, names: Sequence[str]) -> None:
-    """DataError naming every column that is neither in the data nor possible in a transform."""
+    """Raise DataError naming every column that neither the data nor a transform can have."""
     _refuse_unknown(names, data, columns_of(data) if _has_table(data) else [], [])
 
 
@@ -89,7 +89,7 @@ def _refuse_unknown(
         if known:
             there = f"has the columns {', '.join(known)}"
         raise DataError(
-            f"evaluate.slices names what is not there; data.path {data.path!r} {there}:\n"
+            f"evaluate.slices names unknown columns; data.path {data.path!r} {there}:\n"
             f"{''.join(problems)}Correct the names, or remove them."
         )
 
@@ -119,7 +119,7 @@ def _cells(raw: RawColumn, given: ColumnParams | None, rows: NDArray[np.int64]) 
     if raw.stored == "other":
         raise DataError(
             f"evaluate.slices names {raw.name!r}, whose cells are {raw.arrow_type}: "
-            "slices are made of text, numbers, booleans or dates."
+            "expected text, numbers, booleans or dates. Remove it from evaluate.slices."
         )
     kind = infer(raw).kind if given is None or given.kind == "ignore" else given.kind
     if kind == "ignore":  # counters are numbers, ids are categories

@@ -161,7 +161,7 @@ def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str |
 
 
 def is_out_of_range(column: ColumnType, numbers: Any) -> Any:
-    """Return True for numbers beyond the user's bounds; (N,) for (N,) numbers."""
+    """Return True for numbers beyond the user's bounds; an array for an array."""
     least = -math.inf if column.min is None else column.min
     most = math.inf if column.max is None else column.max
     return (numbers < least) | (numbers > most)

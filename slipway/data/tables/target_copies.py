@@ -3,7 +3,7 @@
 Each column is scored by itself on the training rows, leaving out the predicted row: by the other
 rows with the same value, and for numbers and dates also by the rows with the nearest values. Rows
 of a group or near-duplicate cluster are in one split, so one of each is enough. A high score is a
-suspicion, no proof: such columns stay inputs.
+suspicion, not a proof: such columns stay inputs.
 """
 
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ def best_score(
 
 
 def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
-    """(N,) codes of the values; for numbers also (N,) the values, missing ones far away."""
+    """Return (N,) codes of the values; for numbers also (N,) the values, missing ones far away."""
     keys = _codes(cells)
     if not pa.types.is_floating(cells.type):
         return keys, None
@@ -128,7 +128,7 @@ def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
 
 
 def _codes(cells: pa.ChunkedArray) -> Int:
-    """(N,) a number for each distinct value, including missing."""
+    """Return (N,) codes, one for each distinct value; missing is a value too."""
     encoded = pc.dictionary_encode(cells.combine_chunks(), null_encoding="encode")
     return np.asarray(encoded.indices.to_numpy(), np.int64)
 
@@ -147,7 +147,7 @@ def _class_scores(keys: Int, values: Float | None, targets: Float) -> list[float
 
 
 def _accuracy_by_value(keys: Int, classes: Int, counts: Int) -> float:
-    """Balanced leave-one-out accuracy of the most frequent class per value."""
+    """Return the balanced leave-one-out accuracy of the most frequent class per value."""
     pairs, num_rows = np.unique(keys * len(counts) + classes, return_counts=True)
     key, label = np.divmod(pairs, len(counts))
     order = np.lexsort((-num_rows / counts[label], key))
@@ -162,7 +162,7 @@ def _accuracy_by_value(keys: Int, classes: Int, counts: Int) -> float:
 
 
 def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
-    """Balanced accuracy of the most frequent class among the nearest values."""
+    """Return the balanced accuracy of the most frequent class among the nearest values."""
     order = np.argsort(values, kind="stable")
     places = _neighbour_places(len(order))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -176,7 +176,7 @@ def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
 
 
 def _neighbour_places(num_rows: int) -> Int:
-    """(N, 2 * _NEIGHBOURS) positions before and after each, shifted inward at the ends."""
+    """Return (N, 2 * _NEIGHBOURS) positions before and after each, shifted inward at the ends."""
     steps = np.array([step for near in range(1, _NEIGHBOURS + 1) for step in (-near, near)])
     places = np.arange(num_rows)[:, np.newaxis] + steps
     width = 2 * _NEIGHBOURS + 1
@@ -188,7 +188,7 @@ def _neighbour_places(num_rows: int) -> Int:
 
 
 def _number_scores(keys: Int, values: Float | None, targets: Float) -> list[float]:
-    """Score ranks, so that neither tails nor the shape of a curve matter."""
+    """Score ranks, so that neither tails nor the shape of a curve affects the score."""
     ranks = _ranks(targets)
     usual = np.abs(ranks - np.median(ranks)).mean()
     if usual == 0:
@@ -200,19 +200,19 @@ def _number_scores(keys: Int, values: Float | None, targets: Float) -> list[floa
 
 
 def _ranks(values: Float) -> Float:
-    """(N,) mean rank, equal for equal values."""
+    """Return (N,) mean ranks, equal for equal values."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
 
 
 def _mean_by_value(keys: Int, ranks: Float) -> Float:
-    """(N,) mean of the other rows with the same value; of all rows if there are none."""
+    """Return (N,) means of the other rows with the same value; of all rows if there are none."""
     counts, sums = np.bincount(keys)[keys], np.bincount(keys, ranks)[keys]
     return np.where(counts > 1, (sums - ranks) / np.maximum(counts - 1, 1), ranks.mean())
 
 
 def _mean_of_neighbours(values: Float, ranks: Float) -> Float:
-    """(N,) mean of the neighbours in the order of the values."""
+    """Return (N,) means of the neighbours in the order of the values."""
     order = np.argsort(values, kind="stable")
     sorted_ranks, predicted = ranks[order], np.empty(len(ranks))
     padded = np.concatenate([sorted_ranks[1:2], sorted_ranks, sorted_ranks[-2:-1]])

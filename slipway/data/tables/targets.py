@@ -40,7 +40,7 @@ class Annotations:
 
 
 def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger) -> Annotations:
-    """Read the columns that are no inputs, and refuse rows that lack a required value."""
+    """Read the annotation columns, and refuse rows that lack a required value."""
     kind = kind_of(data.task).target
     columns = [raw.columns[name] for name in data.target_columns]
     target = columns[0]
@@ -76,7 +76,7 @@ def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger
 def label_sets(
     columns: Sequence[RawColumn], data: DataParams, clean: CleanParams, ledger: Ledger
 ) -> NDArray[np.object_]:
-    """(N,) the text of each row's set of labels, from a column of lists or one for each label."""
+    """Return (N,) the text of each row's label set, from a list column or one column per label."""
     if isinstance(data.target_column, str):
         return _listed_labels(columns[0], data, clean, ledger)
     given = np.zeros((len(ledger.alive), len(columns)), bool)
@@ -127,7 +127,7 @@ def _listed_labels(
 
 
 def _texts(raw: RawColumn, known: frozenset[str]) -> NDArray[np.object_]:
-    """(U + 1,) text, None if missing; `known` labels are never missing, not even "none"."""
+    """Return (U + 1,) texts, None if missing; `known` labels are never missing, not even "none"."""
     texts = [label_of(value) for value in raw.values.to_pylist()]
     pairs = zip(texts, is_missing(raw), strict=True)
     found = [None if missing and text not in known else text for text, missing in pairs]
@@ -165,7 +165,7 @@ def _labels(
 
 
 def _require_classes(raw: RawColumn, found: NDArray[np.object_], data: DataParams) -> None:
-    """DataError if most rows have a class of their own."""
+    """Raise DataError if most rows have a class of their own."""
     present = int((~_is_none(found))[raw.codes].sum())
     distinct = len({text for text in found if text is not None})
     if distinct > max(_MANY_CLASSES, _MAX_DISTINCT_FRACTION * present):

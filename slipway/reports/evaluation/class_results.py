@@ -18,7 +18,7 @@ from slipway.reports.evaluation.record import Evaluation
 
 
 def confusion(evaluation: Evaluation) -> NDArray[np.int64]:
-    """(K, K) number of rows by actual and predicted class."""
+    """Return the confusion matrix (K, K): numbers of rows by actual and predicted class."""
     return confusion_matrix(evaluation.targets, evaluation.predictions, len(evaluation.classes))
 
 
@@ -37,7 +37,7 @@ class ClassResults:
     def predictions(
         outputs: NDArray[np.float32], thresholds: Sequence[float] | None = None
     ) -> NDArray[np.float64]:
-        """(N,) the index of the most probable class, or of the one that a threshold gives."""
+        """Return (N,) the index of the most probable class, or of the one by its threshold."""
         return np.asarray(decided_classes(outputs, thresholds), np.float64)
 
     @staticmethod
@@ -46,12 +46,12 @@ class ClassResults:
         targets: NDArray[np.float64],
         thresholds: Sequence[float] | None = None,
     ) -> NDArray[np.float64]:
-        """(N,) 1 for a wrong label, else 0."""
+        """Return the loss of each row (N,): 1 for a wrong label, else 0."""
         return np.asarray(decided_classes(outputs, thresholds) != targets, np.float64)
 
     @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:
-        """(N,) the log loss of a wrong row; negative for a correct one."""
+        """Return (N,) the log loss of wrong rows, and negative numbers for correct ones."""
         is_wrong = evaluation.predictions != evaluation.targets
         return np.where(is_wrong, log_losses(evaluation.targets, evaluation.outputs), -1.0)
 

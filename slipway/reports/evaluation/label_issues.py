@@ -58,27 +58,27 @@ class LabelIssues:
 
     @property
     def is_candidate(self) -> NDArray[np.bool_]:
-        """(N,) True if the label is probably wrong."""
+        """A mask (N,) of the rows whose label is probably wrong."""
         return self.judgement.is_candidate
 
     @cached_property
     def suggested(self) -> NDArray[np.int64]:
-        """(N,) the most probable class, the first of equals."""
+        """The most probable class of each row (N,), the first of equals."""
         return np.asarray(self.probabilities.argmax(axis=1))
 
     @cached_property
     def quality(self) -> NDArray[np.float32]:
-        """(N,) probability of the given label: cleanlab's "self-confidence"."""
+        """The probability of each given label (N,): cleanlab's "self-confidence"."""
         return self.probabilities[np.arange(len(self.given)), self.given]
 
     @cached_property
     def confidence(self) -> NDArray[np.float32]:
-        """(N,) probability of the suggested label."""
+        """The probability of each suggested label (N,)."""
         return np.asarray(self.probabilities.max(axis=1))
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """(N,) the rows, candidates first, each part by rising quality, equals by id."""
+        """The row numbers (N,): candidates first, each part by rising quality, equals by id."""
         return np.lexsort((np.array(self.ids), self.quality, ~self.is_candidate))
 
     @property

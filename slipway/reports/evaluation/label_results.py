@@ -27,7 +27,7 @@ class LabelResults:
     def predictions(
         outputs: NDArray[np.float32], thresholds: Sequence[float] | None = None
     ) -> NDArray[np.float64]:
-        """(N, K) 1 for the labels that are given, else 0."""
+        """Return (N, K) 1 for each label that is given, else 0."""
         return given_labels(outputs, thresholds).astype(np.float64)
 
     @staticmethod
@@ -36,13 +36,13 @@ class LabelResults:
         targets: NDArray[np.generic],
         thresholds: Sequence[float] | None = None,
     ) -> NDArray[np.float64]:
-        """(N,) 1 if any label is wrongly given or missing, else 0."""
+        """Return the loss of each row (N,): 1 if any label is wrongly given or missing, else 0."""
         given = given_labels(outputs, thresholds)
         return np.asarray((given != (np.asarray(targets) > 0)).any(axis=1), np.float64)
 
     @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:
-        """(N,) the largest log loss of a label of a wrong row; negative for a right one."""
+        """Return (N,) the largest log loss of a wrong row's labels; negative for a right row."""
         losses = label_log_losses(evaluation.targets, evaluation.outputs).max(axis=1)
         return np.where(evaluation.is_wrong, losses, -1.0)
 
@@ -93,13 +93,13 @@ def label_table(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def co_occurrence(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """(K, K) number of rows that have both labels; on the diagonal, of rows that have one."""
+    """Return (K, K) numbers of rows with both labels; on the diagonal, of rows with one label."""
     own = np.asarray(labels, np.int64)
     return np.asarray(own.T @ own)
 
 
 def _together(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Return a line for each pair of labels that a row has or gets together."""
+    """Return an entry for each pair of labels that a row has, or gets, both of."""
     actual, given = co_occurrence(evaluation.targets), co_occurrence(evaluation.predictions)
     names = evaluation.classes
     return [

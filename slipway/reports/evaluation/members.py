@@ -1,4 +1,4 @@
-"""Members of an ensemble on the test rows: the gain of the ensemble, and where members disagree.
+"""Members of an ensemble on the test rows: the ensemble's gain, and the rows they disagree on.
 
 The best member is the one with the lowest validation loss: chosen on test rows, it would look
 better than it is. A student is judged by the part of the gain over this member that it keeps.

@@ -34,12 +34,12 @@ class NumberResults:
         targets: NDArray[np.float64],
         thresholds: Sequence[float] | None = None,
     ) -> NDArray[np.float64]:
-        """(N,) squared errors."""
+        """Return the squared errors (N,)."""
         return np.asarray((outputs[:, 0].astype(np.float64) - targets) ** 2)
 
     @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:
-        """(N,) absolute errors."""
+        """Return the absolute errors (N,)."""
         return np.asarray(np.abs(evaluation.predictions - evaluation.targets))
 
     @staticmethod

@@ -105,12 +105,12 @@ class Evaluation:
 
     @cached_property
     def predictions(self) -> NDArray[np.float64]:
-        """(N,) the index of the most probable class, or the value; (N, K) labels, 0 or 1."""
+        """The class index or value of each row (N,); for several labels (N, K), 0 or 1."""
         return cast(NDArray[np.float64], self.results.predictions(self.outputs, self.thresholds))
 
     @cached_property
     def is_wrong(self) -> NDArray[np.bool_]:
-        """(N,) True for rows whose answer is not the target."""
+        """A mask (N,) of the rows whose answer is not the target."""
         different = self.predictions != self.targets
         return np.asarray(different if different.ndim == 1 else different.any(axis=1))
 
@@ -264,7 +264,7 @@ def _read_list(path: Path, key: str, kind: type[_Entry]) -> list[_Entry]:
         raise SchemaError(f"{path} is missing. Run `dvc repro evaluate`.") from None
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise SchemaError(
-            f"{path} is not what the evaluate stage writes: {error!r}. "
+            f"{path} does not have the format of the stage evaluate: {error!r}. "
             "Run `dvc repro --force evaluate`."
         ) from error
 

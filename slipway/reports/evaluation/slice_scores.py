@@ -43,7 +43,7 @@ class RowAnswers:
 
     @cached_property
     def losses(self) -> NDArray[np.float64]:
-        """(N,) 1 for a wrong label, else 0; or the squared error."""
+        """The loss of each row (N,): 1 for a wrong label, else 0; or the squared error."""
         results = kind_of(self.task).target.load_part("results")
         return cast(NDArray[np.float64], results.row_losses(*self._given))
 

@@ -42,7 +42,7 @@ class Dimension:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """(len(values),) number of rows in each slice."""
+        """The number of rows in each slice, (len(values),)."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values))
 
     @property

@@ -53,21 +53,21 @@ class UncertaintyReport:
 
     @cached_property
     def is_held(self) -> NDArray[np.bool_] | None:
-        """(N,) True if the set or interval holds the target; None without intervals."""
+        """A mask (N,) of rows whose set or interval holds the target; None without intervals."""
         uncertainty = kind_of(self.task).target.load_part("uncertainty")
         held = uncertainty.is_held(self.calibration, self.answers.outputs, self.targets)
         return cast(NDArray[np.bool_] | None, held)
 
     @cached_property
     def losses(self) -> Float:
-        """(N,) 1 for a wrong label, else 0; or the absolute error."""
+        """The loss of each row (N,): 1 for a wrong label, else 0; or the absolute error."""
         uncertainty = kind_of(self.task).target.load_part("uncertainty")
         given = self.answers.outputs, self.targets, self.calibration.thresholds
         return cast(Float, uncertainty.losses(*given))
 
     @property
     def certainty(self) -> Float:
-        """(N,) certainty of the answers by their probabilities, for classes and labels."""
+        """The certainty of each answer (N,), from the probabilities of classes or labels."""
         uncertainty = kind_of(self.task).target.load_part("uncertainty")
         given = self.answers.outputs, self.calibration.thresholds
         return cast(Float, uncertainty.certainty(*given))

@@ -1,7 +1,7 @@
 """Self-contained HTML pages: one file, nothing loaded from elsewhere, light and dark.
 
 A page is a list of sections, and each section is built by the functions below. They escape every
-text; only what they return is taken as HTML, and the type `Html` tells the two apart.
+text. Only their results, of the type `Html`, are inserted without escaping.
 """
 
 import base64

@@ -37,7 +37,7 @@ class Attempt(Contract):
 
 
 class LeaderboardLine(Contract):
-    """One variant on one provider, beyond the figures in the bundle."""
+    """One variant on one provider: its figures, and the values that the bundle does not store."""
 
     variant: str
     provider: str
@@ -88,7 +88,7 @@ def leaderboard_text(board: Leaderboard) -> str:
         rank = line.figures.score_rank
         if rank is not None and rank < MIN_SCORE_RANK:
             parts.append(
-                f"{line.provider}: {line.variant} hardly keeps the order of fp32's OOD scores "
+                f"{line.provider}: {line.variant} barely preserves the order of fp32's OOD scores "
                 f"(correlation {rank:.2f}): it detects fewer unusual inputs"
             )
     parts += [f"{provider}: not measured, `verify` says why" for provider in board.absent]
@@ -239,12 +239,12 @@ def _row(line: LeaderboardLine, task: Task) -> list[str]:
 
 
 def loss_text(loss: float, task: Task) -> str:
-    """Write a loss: 0.005 is "0.50 points" of accuracy, or "0.50 %" growth of the RMSE."""
+    """Format a loss: 0.005 is "0.50 points" of accuracy, or "0.50 %" growth of the RMSE."""
     return f"{100 * loss:z.2f} {'points' if kind_of(task).target.headline_is_fraction else '%'}"
 
 
 def times_text(ratio: Ratio) -> str:
-    """Write a speed-up with its bounds: "2.10 times (1.95 to 2.22)"."""
+    """Format a speed-up with its bounds: "2.10 times (1.95 to 2.22)"."""
     bounds = f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.low < ratio.high else ""
     return f"{ratio.value:.2f} times{bounds}"
 

@@ -48,14 +48,14 @@ class HopAnswers:
         return {row_id: place for place, row_id in enumerate(self.ids)}
 
     def labels_of(self, name: str, rows: Sequence[int]) -> NDArray[np.int64]:
-        """(rows, classes) 1 for the labels that a hop gives to `rows`."""
+        """Return (rows, classes) 1 for each label that a hop gives to `rows`, else 0."""
         answers, own = self.outputs[name][rows], self.thresholds.get(name)
         if own is not None:
             return given_labels(answers, own).astype(np.int64)
         return np.asarray(np.eye(answers.shape[1], dtype=np.int64)[answers.argmax(axis=1)])
 
     def truth_of(self, row: int) -> NDArray[np.int64]:
-        """(classes,) 1 for the labels of a row."""
+        """Return (classes,) 1 for each true label of a row, else 0."""
         target = self.targets[row]
         if np.ndim(target):
             return np.asarray(target, np.int64)

@@ -37,7 +37,7 @@ def test_the_labels_of_a_cell_are_read(cell: Any, labels: list[str]) -> None:
 
 @pytest.mark.parametrize("cell", ["a||b", ["a", ""], '["a"', ["a", None], [["a"]], [True]])
 def test_a_cell_with_anything_but_labels_is_refused(cell: Any) -> None:
-    with pytest.raises(ValueError, match=r"empty label|JSON list|no label"):
+    with pytest.raises(ValueError, match=r"empty label|JSON list|not a label"):
         read_labels(cell, "|")
 
 

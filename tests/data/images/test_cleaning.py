@@ -288,7 +288,10 @@ def test_the_report_says_what_was_checked_and_why_the_rest_was_not() -> None:
     assert summary.not_checked["blurred"] == "clean.rules.blurred is null"
     assert summary.not_checked["near_conflict"] == "clean.rules.near_duplicate is null"
     assert summary.not_checked["bad_time"] == "data.time_column is null"
-    assert "a flipped byte that still decodes goes unseen" in summary.not_checked["digest_mismatch"]
+    assert (
+        "a flipped byte that still decodes stays undetected"
+        in summary.not_checked["digest_mismatch"]
+    )
 
 
 def test_the_report_of_a_numeric_target_summarises_it() -> None:

@@ -530,13 +530,13 @@ def test_a_damaged_header_in_the_middle_of_a_tar_is_not_taken_for_its_end(guarde
     content = bytearray(path.read_bytes())
     content[content.find(b"b/0.png") + 150] ^= 0xFF
     path.write_bytes(content)
-    assert "no mark at its end" in refusal(path, guarded)
+    assert "no end marker" in refusal(path, guarded)
 
 
 def test_data_after_the_end_of_a_tar_is_refused(guarded: Path) -> None:
     path = pack(guarded.parents[1] / "in.tar", list(FOLDER.items()))
     path.write_bytes(path.read_bytes() * 2)
-    assert "data after the mark" in refusal(path, guarded)
+    assert "data after its end marker" in refusal(path, guarded)
 
 
 @EVERY_KIND

@@ -205,7 +205,7 @@ def test_a_class_folder_without_files_is_no_class(tmp_path: Path) -> None:
     [
         ({"train": "ab", "val": "ab", "test": ""}, "Move test/ out of data.path"),
         ({"train": "ab", "test": ""}, "cuts val and test from it"),
-        ({"train": "", "test": ""}, "nothing says their classes"),
+        ({"train": "", "test": ""}, "so their classes are unknown"),
     ],
 )
 def test_images_without_classes_are_no_class_but_a_reason_to_refuse(
@@ -221,7 +221,7 @@ def test_images_without_classes_are_no_class_but_a_reason_to_refuse(
     ("splits", "expected"),
     [
         ({"train": "ab", "test": "ab", "extra": "ab"}, "beside them are extra"),
-        ({"train": "ab", "val": "ab", "dev": "ab"}, "dev, val all say val"),
+        ({"train": "ab", "val": "ab", "dev": "ab"}, "dev, val are all for val"),
         ({"val": "ab", "test": "ab"}, "none of them is for training"),
     ],
 )

@@ -175,7 +175,7 @@ def test_tables_of_different_columns_are_refused_by_name(raw: Path) -> None:
 
 def test_sources_need_a_folder(raw: Path) -> None:
     write_three(raw)
-    with pytest.raises(DataError, match=r"b\.csv' is no folder"):
+    with pytest.raises(DataError, match=r"b\.csv' is not a folder"):
         read_table_of(joined(raw / "b.csv", "b.csv"))
 
 

@@ -70,7 +70,7 @@ def test_a_row_longer_than_a_block_is_read(tmp_path: Path) -> None:
 
 
 def test_a_quote_that_does_not_close_is_an_error_and_swallows_no_rows(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not close"):
+    with pytest.raises(DataError, match="is not closed"):
         read_raw_table(write_csv(tmp_path / "t.csv", 'a,b\n1,"2\n3,4\n5,6\n'))
 
 

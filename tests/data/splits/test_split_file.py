@@ -99,7 +99,7 @@ def test_every_name_that_does_not_fit_is_counted_and_three_are_shown(
 ) -> None:
     path = split_csv(tmp_path / "s.csv", ["cat/0.png", *"abcd"], ["train"] * 5)
     text = fault(data_params(root, split_file=str(path)))
-    assert "4 of its names are of no row: 'a', 'b', 'c', ...\n" in text
+    assert "4 of its names match no row: 'a', 'b', 'c', ...\n" in text
     assert "3 rows have no split in it: 'cat/1.png', 'dog/0.png', 'dog/1.png'\n" in text
     assert "'path', the path of an image in the data" in text
 
@@ -122,7 +122,7 @@ def test_a_refused_image_needs_no_split_and_may_have_one(root: Path, tmp_path: P
         ("path,part\na,train\n", "it has the columns path, part"),
         ("path,split,label\na,train,b\n", "it has the columns path, split, label"),
         ("split\ntrain\n", "it has the columns split"),
-        ("id,split\na,train\n", "its column 'id' names no images"),
+        ("id,split\na,train\n", "its column 'id' does not name images"),
         ('path,split\n"a,train\n', "data.split_file 'FILE' has a quotation mark"),
         ("", "data.split_file 'FILE' is empty"),
     ],
@@ -142,7 +142,7 @@ def test_a_file_that_is_missing_or_no_table_is_refused(
 ) -> None:
     (tmp_path / "s.txt").touch()
     text = fault(data_params(root, split_file=str(tmp_path / name)))
-    assert f"{name}' is no file that ends in .parquet" in text
+    assert f"{name}' is not a file that ends in .parquet" in text
 
 
 def test_the_file_takes_precedence_over_folders_that_name_splits(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_malformed_row_of_a_table_may_be_named(tmp_path: Path, key: str) -> No
 def test_a_file_of_another_column_is_refused(tmp_path: Path) -> None:
     table = raw_files.numbered_csv(tmp_path / "t.csv")
     path = split_csv(tmp_path / "s.csv", [1], ["train"], "A")
-    with pytest.raises(DataError, match=r"'A' names the rows of a column, .* did you mean 'a'\?"):
+    with pytest.raises(DataError, match=r"'A' names rows by a column, .* did you mean 'a'\?"):
         table_splits(raw_files.data_params(table, split_file=str(path)))
 
 

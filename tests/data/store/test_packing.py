@@ -186,10 +186,10 @@ def test_all_altered_and_missing_images_are_named_and_nothing_is_left(tmp_path: 
     with pytest.raises(IntegrityError) as raised:
         write(tmp_path / "packed", list(altered(samples)), rows)
     text = str(raised.value)
-    assert "3 of 20 images are not what they were" in text
+    assert "3 of 20 images changed since they were cleaned" in text
     assert "3: SHA-256" in text
     assert "4: it went away" in text
-    assert "5: it is no longer there" in text
+    assert "5: it no longer exists" in text
     assert not (tmp_path / "packed").exists()
 
 

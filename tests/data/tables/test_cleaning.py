@@ -278,7 +278,7 @@ def test_a_copy_of_the_target_is_dropped_as_leakage(tmp_path: Path) -> None:
         write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},thousands", *rows]) + "\n")
     )
     assert notes(cleaned(data)) == {
-        "thousands": "leakage: it is the target, or an exact line of it"
+        "thousands": "leakage: it is the target, or an exact linear function of it"
     }
     nearly = write_csv(
         tmp_path / "u.csv",
@@ -507,7 +507,7 @@ def test_pasted_columns_keep_a_copy_of_the_target_out(
 ) -> None:
     data = data_params(leaking_csv(tmp_path / "t.csv"))
     first = cleaned(data)
-    reason = "leakage: it is the target, or an exact line of it"
+    reason = "leakage: it is the target, or an exact linear function of it"
     assert (
         f"thousands: {{kind: ignore, min: null, max: null, required: false}} # {reason}"
         in first.columns_yaml
@@ -527,8 +527,8 @@ def test_clean_reports_a_target_copy_that_the_params_keep_as_input(tmp_path: Pat
     insisted = cleaned(data.model_copy(update={"columns": {"thousands": said("number")}}))
     assert [column.name for column in insisted.types] == ["a", "b", "thousands"]
     shown = column_notes(insisted, Path("columns.yaml")).partition("inputs to check:\n")[2]
-    reason = "leakage: it is the target, or an exact line of it"
-    assert shown == f"  thousands: {reason}; an input all the same: data.columns names its kind"
+    reason = "leakage: it is the target, or an exact linear function of it"
+    assert shown == f"  thousands: {reason}; still an input, because data.columns names its kind"
 
 
 def test_a_column_that_the_user_ignores_moves_no_row_to_another_split(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_nearly_all_cells_decide_the_kind_of_a_column(
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        (["", "NA"], "no value at all"),
+        (["", "NA"], "it has no values"),
         ([f"id {number}" for number in range(50)], "ids or free text: 50 different values"),
         (["x" * 300, "y" * 300], "free text: 2 cells"),
         ([str(number) for number in range(100, 150)], "counts the rows from 100 to 149"),

@@ -28,7 +28,7 @@ def test_words_in_the_way_of_numbers_are_named_with_lines_to_paste(tmp_path: Pat
     cells = [str(number % 17) for number in range(90)] + ["?"] * 7 + ["-"] * 3
     first, last = hints(tmp_path, cells)
     assert first == (
-        "column 'a', a category: 90 of 100 cells are numbers. In the way are '?' (7), '-' (3)"
+        "column 'a', a category: 90 of 100 cells are numbers. The others are '?' (7), '-' (3)"
     )
     assert pasted(last) == {"missing_values": ["?", "-"]}
     assert hints(tmp_path, cells, missing_values=["?", "-"]) == []
@@ -37,7 +37,7 @@ def test_words_in_the_way_of_numbers_are_named_with_lines_to_paste(tmp_path: Pat
 def test_numbers_in_the_way_are_no_words_for_missing_values(tmp_path: Path) -> None:
     cells = [str(number % 17) for number in range(80)] + ["1-2"] * 20
     (hint,) = hints(tmp_path, cells)
-    assert "In the way are '1-2' (20)" in hint
+    assert "The others are '1-2' (20)" in hint
     assert "type_violation: flag" in hint
     assert pasted(hint.replace(", with clean.rules.type_violation: flag", ":")) == {
         "a": {"kind": "number", "min": None, "max": None, "required": False}
@@ -79,7 +79,7 @@ def test_categories_that_differ_only_in_spelling_are_named(tmp_path: Path) -> No
 
 def test_words_in_a_column_of_numbers_are_named_before_they_cost_rows(tmp_path: Path) -> None:
     first, last = hints(tmp_path, [str(number % 17) for number in range(97)] + ["?"] * 3)
-    assert first == "column 'a', a number: 97 of 100 cells are numbers. In the way are '?' (3)"
+    assert first == "column 'a', a number: 97 of 100 cells are numbers. The others are '?' (3)"
     assert pasted(last) == {"missing_values": ["?"]}
 
 
@@ -142,11 +142,11 @@ def test_cells_of_a_time_or_target_that_are_in_the_way_are_named(tmp_path: Path)
     cells = [f"2020-01-{row % 28 + 1:02}" for row in range(57)] + ["?", "?", "soon"]
     (hint,) = special_hints(tmp_path, cells, time_column="c")
     assert (
-        hint == "column 'c', a date: 57 of 60 cells are dates. In the way are '?' (2), 'soon' (1)"
+        hint == "column 'c', a date: 57 of 60 cells are dates. The others are '?' (2), 'soon' (1)"
     )
     numbers = [str(row % 17) for row in range(57)] + ["1-2"] * 3
     (hint,) = special_hints(tmp_path, numbers, target_column="c")
-    assert hint == "column 'c', a number: 57 of 60 cells are numbers. In the way are '1-2' (3)"
+    assert hint == "column 'c', a number: 57 of 60 cells are numbers. The others are '1-2' (3)"
 
 
 def test_groups_that_differ_only_in_spelling_are_named(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_value_that_training_rows_lack_has_a_missing_indicator() -> None:
     ("cells", "message"),
     [
         ([None, None, 1.0], "'a' has no value in any training row"),
-        ([1e308, -1e308, 1.0], "beyond 64 bits"),
+        ([1e308, -1e308, 1.0], "exceeds float64"),
     ],
 )
 def test_columns_that_cannot_be_fitted_are_named(cells: list[object], message: str) -> None:

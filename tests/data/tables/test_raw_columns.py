@@ -104,7 +104,7 @@ def test_a_table_of_images_gives_its_other_columns_and_no_pixels_are_read(tmp_pa
     found = read_raw_columns(data, ["camera"], ids, ["3:3.png", "1:1.png"], NOTHING)
     assert found[0].values.tolist() == ["x", ""]
     for name in ("boxes", "image"):
-        with pytest.raises(DataError, match="slices are made of text, numbers, booleans or dates"):
+        with pytest.raises(DataError, match="expected text, numbers, booleans or dates"):
             read_raw_columns(data, [name], ids, ["3:3.png", "1:1.png"], NOTHING)
 
 

@@ -141,7 +141,7 @@ def test_leaderboard_text_names_a_variant_whose_ood_scores_lost_their_order(
             }
         )
 
-    warning = "cpu: int8 hardly keeps the order of fp32's OOD scores (correlation 0.27)"
+    warning = "cpu: int8 barely preserves the order of fp32's OOD scores (correlation 0.27)"
     assert warning in leaderboard_text(with_rank(0.27))
     assert "hardly" not in leaderboard_text(with_rank(0.93)) + leaderboard_text(with_rank(None))
     for text in ("99.2%", "97.2% to 99.8%", "0.27"):

@@ -25,7 +25,7 @@ _LEAST_FRACTION = 0.01  # of the rows that have a frequent value
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """A column over the training rows; texts are empty where they do not apply."""
+    """A column over the training rows; texts are empty if they do not apply."""
 
     name: str
     kind: str
@@ -136,7 +136,7 @@ def _bars(column: Column, values: NDArray[np.float32], counts: NDArray[np.int64]
 def _frequent(
     column: Column, values: NDArray[np.float32], counts: NDArray[np.int64], num_rows: int
 ) -> str:
-    """Write the values that occur most, if they occur twice and in 1 % of the rows."""
+    """Format the most frequent values that occur at least twice and in 1 % of the rows."""
     shown = []
     for value, count in zip(values[:_FREQUENT], counts[:_FREQUENT], strict=True):
         if count > 1 and count / num_rows >= _LEAST_FRACTION:

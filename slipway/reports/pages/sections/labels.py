@@ -11,7 +11,7 @@ _MAX_ROWS = 50  # in the table of labels
 
 
 class LabelSections:
-    """Threshold and scores of each label, and the labels that go together."""
+    """Threshold and scores of each label, and the labels that occur together."""
 
     INTERVAL_METHOD = (
         "by Wilson's method for the subset accuracy, by bootstrap for the others, "
@@ -69,7 +69,7 @@ def _together(evaluation: Evaluation) -> Html:
     pictures = [
         _matrix(evaluation, values) for values in (evaluation.targets, evaluation.predictions)
     ]
-    return section("Labels that go together", beside(pictures), paragraph(note, "note"))
+    return section("Labels that occur together", beside(pictures), paragraph(note, "note"))
 
 
 def _matrix(evaluation: Evaluation, labels: np.ndarray) -> Html:
