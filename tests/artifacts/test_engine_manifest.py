@@ -31,7 +31,7 @@ REQUEST = EngineRequest(
 )
 
 
-def test_a_fitting_engine_is_read_back(tmp_path: Path) -> None:
+def test_a_matching_engine_is_read_back(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path / "bundle")
     write_engine(tmp_path / "engine", PLAN, engine_manifest_for(bundle, PLAN))
     engine_manifest = read_engine_manifest(tmp_path / "engine")
@@ -61,7 +61,7 @@ def test_an_engine_of_another_graph_of_the_same_architecture_is_refused(tmp_path
         ),
     ],
 )
-def test_an_engine_that_is_not_what_the_bundle_says_is_refused_by_name(
+def test_error_names_the_difference_between_engine_and_bundle(
     tmp_path: Path, change: dict[str, Any], name: str
 ) -> None:
     bundle = write_small_bundle(tmp_path)
@@ -95,7 +95,7 @@ def test_an_altered_engine_is_refused(tmp_path: Path, position: int) -> None:
         read_plan(tmp_path / "engine", engine_manifest)
 
 
-def test_a_engine_manifest_other_than_the_certified_one_is_refused(tmp_path: Path) -> None:
+def test_an_engine_manifest_other_than_the_certified_one_is_refused(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path / "bundle")
     write_engine(tmp_path / "engine", PLAN, engine_manifest_for(bundle, PLAN))
     certified = files.sha256_file(tmp_path / "engine/engine_manifest.json")
@@ -108,13 +108,13 @@ def test_a_engine_manifest_other_than_the_certified_one_is_refused(tmp_path: Pat
         read_engine_manifest(tmp_path / "engine", certified)
 
 
-def test_a_engine_manifest_without_its_engine_is_refused(tmp_path: Path) -> None:
+def test_an_engine_manifest_without_its_engine_is_refused(tmp_path: Path) -> None:
     engine_manifest = engine_manifest_for(write_small_bundle(tmp_path / "bundle"), PLAN)
     with pytest.raises(EngineError, match="missing"):
         read_plan(tmp_path, engine_manifest)
 
 
-def test_a_skipped_build_is_no_engine_and_gives_its_reason(tmp_path: Path) -> None:
+def test_error_for_a_skipped_build_gives_its_reason(tmp_path: Path) -> None:
     write_skipped_build(tmp_path, REQUEST, "no NVIDIA driver")
     skipped_build = read_skipped_build(tmp_path)
     assert skipped_build is not None
@@ -149,7 +149,7 @@ def test_engine_manifest_and_skipped_build_both_record_the_requested_execution(
         )
 
 
-def test_an_empty_folder_is_no_engine(tmp_path: Path) -> None:
+def test_an_empty_folder_is_not_an_engine(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="Run `dvc repro compile`"):
         read_engine_manifest(tmp_path)
 
@@ -163,9 +163,7 @@ def test_an_empty_folder_is_no_engine(tmp_path: Path) -> None:
         ('{"format_version": 2}', "not a valid"),
     ],
 )
-def test_a_engine_manifest_that_is_not_understood_is_refused(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_a_malformed_engine_manifest_is_refused(tmp_path: Path, content: str, message: str) -> None:
     files.write_text(tmp_path / "engine_manifest.json", content)
     with pytest.raises(EngineError, match=message):
         read_engine_manifest(tmp_path)

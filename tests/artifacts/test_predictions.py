@@ -27,7 +27,7 @@ def test_an_answer_becomes_its_probabilities_and_its_score() -> None:
     assert prediction_columns(answer(), LABELS, SEVERAL).tolist() == [0.625, 0.25, 0.75, 0.0]
 
 
-def test_the_set_of_possible_labels_has_every_given_one() -> None:
+def test_the_prediction_set_contains_every_given_label() -> None:
     assert {"a", "b"} <= set(answer()["prediction_set"])
 
 

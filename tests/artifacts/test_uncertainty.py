@@ -137,7 +137,7 @@ def test_ood_threshold_flags_at_most_the_requested_fraction_of_ordinary_rows() -
 
 
 @pytest.mark.parametrize("num_rows", [0, 8])
-def test_too_few_rows_give_every_label_no_interval_and_no_outlier(num_rows: int) -> None:
+def test_too_few_rows_give_full_sets_no_interval_and_no_ood_flag(num_rows: int) -> None:
     shares = np.full((num_rows, 2), 0.5, dtype=np.float32)
     calibration = with_threshold(least_probability(shares, np.zeros(num_rows), COVERAGE))
     assert calibration.prediction_sets(np.array([[1.0, 0.0]], dtype=np.float32)).all()

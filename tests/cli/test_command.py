@@ -102,7 +102,7 @@ def test_wrong_arguments_of_every_verb_are_described_in_three_parts(
     assert "--help`." in text
 
 
-def test_a_missing_package_is_described_by_the_extra_that_brings_it(
+def test_error_for_a_missing_package_names_its_extra(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert end_of(["fail", "package"]) == 1

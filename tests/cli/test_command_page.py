@@ -73,6 +73,6 @@ def test_the_page_names_every_option_of_a_verb_and_no_other(name: str, verb: Ver
     assert documented(PAGE)[name] == options_of(name, verb)
 
 
-def test_a_missing_and_an_invented_option_would_be_seen() -> None:
+def test_the_check_finds_a_missing_and_an_invented_option() -> None:
     page = PAGE.replace("`--json`", "`--jason`")
     assert documented(page)["slipway version"] == {"--jason"}

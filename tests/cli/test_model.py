@@ -17,7 +17,7 @@ from tests.cli.test_params import message_of
         (["serve"], "there is no model in"),
     ],
 )
-def test_a_folder_without_a_model_is_refused_with_the_way_to_one(
+def test_error_without_a_model_names_the_command_that_makes_one(
     arguments: list[str],
     text: str,
     tmp_path: Path,
@@ -33,7 +33,7 @@ def test_a_folder_without_a_model_is_refused_with_the_way_to_one(
     assert "Run" in message or "Make it with `slipway run`" in message
 
 
-def test_a_run_that_is_to_end_with_the_service_refuses_a_port_in_use_before_it_begins(
+def test_run_with_serve_refuses_a_port_in_use_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # no project: a run that began would say so instead

@@ -44,7 +44,7 @@ def test_set_leaves_the_file_as_it_is_if_one_of_the_values_is_wrong(
 
 
 @pytest.mark.parametrize("arguments", [["set", "train.epochs=3"], ["check"]])
-def test_another_folder_is_refused_with_the_way_into_a_project(
+def test_error_outside_a_project_names_slipway_init(
     arguments: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

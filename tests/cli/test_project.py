@@ -42,14 +42,14 @@ def test_init_asks_for_an_ambiguous_target_with_its_option(
     assert not (folder / "p").exists()
 
 
-def test_a_wrong_data_path_is_refused_with_where_it_was_looked_for(
+def test_error_for_a_wrong_data_path_names_the_searched_folder(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = message_of(["init", "p", "--data", "nowhere"], capsys)
     assert f"'nowhere' does not exist (looked in {folder}). Name a folder" in text
 
 
-def test_a_project_is_refused_before_its_data_are_looked_at(
+def test_init_refuses_an_existing_project_before_it_reads_data(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "params.yaml").touch()

@@ -49,7 +49,7 @@ def test_on_a_terminal_the_answer_decides(
     assert same is not is_written
 
 
-def test_yes_writes_without_a_question_and_once(
+def test_upgrade_with_yes_writes_without_asking_and_only_once(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["upgrade", "--yes"])

@@ -120,7 +120,7 @@ def test_an_internal_error_keeps_its_traceback(error: Exception) -> None:
         run_stage(run)
 
 
-def test_a_folder_without_params_is_named(
+def test_error_names_a_folder_without_params_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ def test_changed_text_changes_one_value_and_keeps_every_other_line() -> None:
     ]
 
 
-def test_comments_behind_changed_values_stay() -> None:
+def test_comments_after_changed_values_stay() -> None:
     assert "  compile: true # compare with `slipway profile` before you use true" in changed_text(
         TEXT, {"train.compile": True}
     )
@@ -122,7 +122,7 @@ def test_a_wrong_assignment_is_refused_with_what_was_probably_meant(
         ("- 1\n", "is not a mapping of sections"),
     ],
 )
-def test_a_block_that_was_pasted_wrongly_is_named_by_its_line(text: str, message: str) -> None:
+def test_error_names_the_line_of_a_wrongly_pasted_block(text: str, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         changed_text(text, {"train.epochs": 5})
 
@@ -152,7 +152,7 @@ def test_propose_outside_a_project_says_how_to_get_into_one(tmp_path: Path) -> N
         propose(tmp_path / "params.yaml", {"train.num_workers": 2}, apply=True)
 
 
-def test_a_key_that_was_pasted_without_its_section_is_named_with_its_sections() -> None:
+def test_error_for_a_key_without_a_section_proposes_its_sections() -> None:
     with pytest.raises(
         ParamsError, match=r"^params\.yaml .*\n  warmup_epochs: is not in a section"
     ):

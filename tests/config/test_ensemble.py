@@ -39,7 +39,7 @@ def content(
     return found
 
 
-def test_the_example_of_the_guide_is_accepted_as_it_stands(root: Path) -> None:
+def test_the_example_of_the_guide_is_accepted(root: Path) -> None:
     guide = (root / "docs/how-to/ensembles.md").read_text()
     block = re.search(r"^ +```yaml\n(.*?)^ +```", guide, re.DOTALL | re.MULTILINE)
     assert block
@@ -100,7 +100,7 @@ def test_members_have_the_values_of_the_file_except_their_own() -> None:
         ),
     ],
 )
-def test_a_member_that_cannot_be_trained_is_refused_by_its_place(
+def test_error_names_the_position_of_a_member_that_cannot_be_trained(
     members: list[Any], method: str | None, expected: str
 ) -> None:
     with pytest.raises(ParamsError, match=expected):
@@ -118,7 +118,9 @@ def test_a_member_that_cannot_be_trained_is_refused_by_its_place(
         ),
     ],
 )
-def test_a_soup_of_other_first_weights_is_refused(member: dict[str, Any], expected: str) -> None:
+def test_a_soup_of_members_with_different_initial_weights_is_refused(
+    member: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(ParamsError, match=expected):
         parse_params(content([{}, member], "soup"))
     assert mistakes_in(content([{}, {"train": {"learning_rate": 0.002}}], "soup")) == []
@@ -150,7 +152,7 @@ def test_a_stack_of_rows_in_groups_is_refused() -> None:
     assert "data.group_column is 'person', but the folds of" in found
 
 
-def test_numbers_have_no_votes() -> None:
+def test_voting_is_refused_for_numeric_targets() -> None:
     (found,) = mistakes_in(content([{}, {"seed": 8}], "vote", "table_regression"))
     assert "whose numbers have no votes: set it to 'average'" in found
 
@@ -163,7 +165,7 @@ def test_pruning_beside_an_ensemble_is_refused() -> None:
     assert any("set prune.kind to null" in text for text in mistakes_in(given))
 
 
-def test_an_engine_that_must_be_there_is_refused_beside_trees() -> None:
+def test_a_required_engine_is_refused_for_trees() -> None:
     given = content([{}, {"train": TREES}])
     given["compile"]["require"] = True
     (found,) = mistakes_in(given)

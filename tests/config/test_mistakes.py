@@ -42,7 +42,7 @@ def test_every_key_answers_every_wrong_value_with_one_line_in_plain_english(key:
 
 
 @pytest.mark.parametrize("key", [None, 2024, True])
-def test_a_key_that_is_no_text_is_named(key: Any) -> None:
+def test_error_names_a_key_that_is_not_text(key: Any) -> None:
     (line,) = mistakes_in(content(data__label_map={key: "x"}))
     assert line.startswith("data.label_map.")
     assert "expected text" in line
@@ -102,7 +102,7 @@ def test_a_value_without_a_likely_correction_gets_none(key: str, found: Any) -> 
     assert "did you mean" not in line
 
 
-def test_a_section_names_all_mistakes_that_its_keys_make_together() -> None:
+def test_error_lists_all_contradictions_between_keys_of_a_section() -> None:
     changed = content(split__train=0.8, split__fold=3)
     assert mistakes_in(changed) == [
         "split: train 0.8 + val 0.15 + test 0.15 is 1.1, expected 1",

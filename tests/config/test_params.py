@@ -120,7 +120,7 @@ def test_params_with_the_keys_of_every_kind_are_read_the_same(
     assert parse_params(all_keys(read())) == parse_params(read())
 
 
-def test_a_missing_key_of_the_own_kind_is_refused_by_name() -> None:
+def test_error_names_a_missing_key_of_the_projects_kind() -> None:
     table, images = table_content(), copy.deepcopy(OWN)
     del table["precompute"]["num_quantiles"], table["clean"]["rules"]["all_missing"]
     del images["precompute"]["image_size_px"], images["augment"]["forbid"]
@@ -181,7 +181,7 @@ USER_CODE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("task", ["image_classification", "table_regression"])
-def test_code_of_the_users_is_accepted_for_every_kind_and_gated_without_bounds(task: str) -> None:
+def test_user_code_is_accepted_for_every_kind_of_task(task: str) -> None:
     params = parse_params(content(data__task=task, augment__mixup_alpha=0.2, **USER_CODE))
     assert params.evaluate.metric_names == ["worst_recall"]
 
@@ -215,9 +215,7 @@ def test_code_of_the_users_is_accepted_for_every_kind_and_gated_without_bounds(t
         ({"evaluate__gates": {"worst_recal": {"min": 0, "max": None}}}, "mean 'worst_recall'?"),
     ],
 )
-def test_a_mistake_in_naming_code_of_the_users_is_described(
-    changes: dict[str, Any], words: str
-) -> None:
+def test_error_describes_a_wrong_name_of_user_code(changes: dict[str, Any], words: str) -> None:
     assert words in message(content(**USER_CODE | changes))
 
 
@@ -474,7 +472,7 @@ def test_no_key_has_a_default(read: Callable[[], dict[str, Any]], place: tuple[s
     assert f"{'.'.join(place)}: missing; it has no default" in message(changed)
 
 
-def test_every_key_that_the_epochs_are_too_few_for_is_named_with_a_value_to_paste() -> None:
+def test_error_names_each_key_too_large_for_the_epochs_with_a_valid_value() -> None:
     pretrained = {"network": "timm/resnet18", "network_arguments": {}, "pretrained": "hub"}
     wanted = {"warmup_epochs": 5.0, "freeze_epochs": 4, "unfreeze_epochs": 4}
     changed = content()
@@ -490,7 +488,7 @@ def test_every_key_that_the_epochs_are_too_few_for_is_named_with_a_value_to_past
     parse_params(changed)
 
 
-def test_every_mistake_is_named_at_once() -> None:
+def test_one_error_names_every_mistake() -> None:
     text = message(content(seed="x", train__epochs=0, clean__min_sid=3))
     assert "has 3 mistakes" in text
     assert all(key in text for key in ("seed", "train.epochs", "clean.min_sid"))

@@ -157,7 +157,7 @@ def test_only_the_first_process_of_a_training_writes_a_seal(
     assert Path("artifacts/seals/train.json").exists()
 
 
-def test_a_code_yaml_of_other_code_is_refused(content: dict[str, Any]) -> None:
+def test_a_code_yaml_for_different_code_is_refused(content: dict[str, Any]) -> None:
     write("code.yaml", {"train": "00" * 32})
     with pytest.raises(
         SealError, match="the code that train runs changed after the stage `code` wrote"
@@ -181,7 +181,7 @@ def lock(content: dict[str, Any], stage: str, code: str | None = None, **changes
     write("dvc.lock", {"schema": "2.0", "stages": {stage: entry}})
 
 
-def test_a_record_that_names_other_params_than_the_seal_is_refused(content: dict[str, Any]) -> None:
+def test_a_record_whose_params_differ_from_its_seal_is_refused(content: dict[str, Any]) -> None:
     run("train", content)
     lock(content, "train")
     run("export", content)
@@ -193,7 +193,7 @@ def test_a_record_that_names_other_params_than_the_seal_is_refused(content: dict
     run("split", content)  # does not come after train
 
 
-def test_a_record_that_names_other_code_than_the_seal_is_refused(content: dict[str, Any]) -> None:
+def test_a_record_whose_code_differs_from_its_seal_is_refused(content: dict[str, Any]) -> None:
     run("train", content)
     lock(content, "train", code="00" * 32)
     with pytest.raises(
@@ -202,7 +202,7 @@ def test_a_record_that_names_other_code_than_the_seal_is_refused(content: dict[s
         run("export", content)
 
 
-def test_a_record_of_other_raw_data_than_the_seal_is_refused(content: dict[str, Any]) -> None:
+def test_a_record_whose_raw_data_differs_from_its_seal_is_refused(content: dict[str, Any]) -> None:
     table = Path("wines.csv")
     table.write_text("a,b\r\n1,2\r\n")
     stages = {
@@ -292,7 +292,7 @@ def test_a_stage_comes_after_the_one_whose_output_overlaps_its_dependency(
 
 
 @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
-def test_a_rank_variable_that_is_no_number_is_refused(
+def test_a_rank_variable_that_is_not_a_number_is_refused(
     content: dict[str, Any],
     variable: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -405,7 +405,7 @@ def model(content: dict[str, Any], **changes: Any) -> None:
     )
 
 
-def test_a_model_of_other_params_than_the_record_is_refused(content: dict[str, Any]) -> None:
+def test_a_model_whose_params_differ_from_its_record_is_refused(content: dict[str, Any]) -> None:
     run("train", content)
     for recorded in ("artifacts/seals/train.json", "dvc.lock"):
         model(content)

@@ -27,7 +27,7 @@ def content(task: str = "table_classification", **changes: Any) -> dict[str, Any
     return found
 
 
-def test_trees_take_a_project_whose_other_keys_request_nothing() -> None:
+def test_trees_are_accepted_if_no_key_requests_gradient_steps() -> None:
     assert parse_params(content()).train.network == "lightgbm"
 
 

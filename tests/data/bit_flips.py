@@ -21,7 +21,7 @@ from tests.project_params import clean_params
 
 
 def outcome(path: Path) -> str:
-    """`result` or `error`; an AssertionError if rows are lost."""
+    """Return `result` or `error`; AssertionError if rows are lost."""
     data, clean = (
         data_params(path),
         clean_params(rules={"type_violation": "flag", "outlier": None}),
@@ -40,7 +40,7 @@ def outcome(path: Path) -> str:
 
 
 def num_records(path: Path) -> int:
-    """Rows by another reader."""
+    """Count the rows with a different reader."""
     if path.suffix != ".csv":
         return int(pq.read_metadata(path).num_rows)
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
@@ -48,7 +48,7 @@ def num_records(path: Path) -> int:
 
 
 def main(source: Path, count: int, seed: int) -> Counter[str]:
-    """Outcomes of `count` damaged copies beside `source`."""
+    """Count the outcomes of `count` damaged copies, written beside `source`."""
     generator = random.Random(seed)
     content = source.read_bytes()
     outcomes: Counter[str] = Counter()

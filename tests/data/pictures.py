@@ -37,7 +37,7 @@ IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def pixels(seed: int, size_px: int = 8, channels: int = 3) -> NDArray[np.uint8]:
-    """(size_px, size_px, channels) noise."""
+    """Return noise as (size_px, size_px, channels) pixels."""
     return np.random.default_rng(seed).integers(
         0, 256, (size_px, size_px, channels), dtype=np.uint8
     )
@@ -58,7 +58,7 @@ WRITTEN = tuple(name for name in FORMATS if name != "HEIF")  # the formats that 
 
 
 def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
-    """The bytes of a file of `image`."""
+    """Return the bytes of an image file."""
     buffer = io.BytesIO()
     image.save(buffer, format=image_format, **options)
     return buffer.getvalue()
@@ -70,7 +70,7 @@ def picture(seed: int, size_px: int = 8, image_format: str = "PNG") -> bytes:
 
 
 def data_params(path: Path, **changes: Any) -> DataParams:
-    """`params.yaml`'s section data."""
+    """Return the section `data` of the project's params.yaml, with changes."""
     return DataParams.model_validate({**PROJECT.data.model_dump(), "path": str(path), **changes})
 
 
@@ -113,7 +113,7 @@ def cleaned_by(
 
 
 def from_memory(samples: Iterable[RawSample]) -> Read:
-    """Reads these samples."""
+    """Return a reader of these samples."""
     held = list(samples)
     return lambda wanted: [sample for sample in held if wanted is None or sample.source in wanted]
 
@@ -121,7 +121,7 @@ def from_memory(samples: Iterable[RawSample]) -> Read:
 def write_parquet(
     path: Path, payloads: Sequence[bytes | None], labels: list[Any], **columns: list[Any]
 ) -> Path:
-    """A table in the layout of the embedded data."""
+    """Write a table in the layout of the embedded data."""
     images = [
         None if payload is None else {"bytes": payload, "path": f"{index}.png"}
         for index, payload in enumerate(payloads)
@@ -133,7 +133,7 @@ def write_parquet(
 
 
 def write_folder(root: Path, classes: dict[str, list[bytes]]) -> Path:
-    """One sub-folder per class."""
+    """Write images with one sub-folder per class."""
     for label, payloads in classes.items():
         (root / label).mkdir(parents=True)
         for index, payload in enumerate(payloads):

@@ -25,7 +25,7 @@ def said(kind: str, **changes: Any) -> ColumnParams:
 
 
 def write_csv(path: Path, text: str | bytes) -> Path:
-    """A file with exactly this content."""
+    """Write a file with exactly this content."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
@@ -49,7 +49,7 @@ def cleaned(data: DataParams, **changes: Any) -> CleanedTable:
 
 
 def refusals(table: CleanedTable) -> dict[str, tuple[str, str]]:
-    """Rule and detail by source."""
+    """Return the rule and the detail of each refused row, by source."""
     return {
         row["source"]: (row["rule"], row["detail"]) for row in table.cleaned.quarantine.to_pylist()
     }

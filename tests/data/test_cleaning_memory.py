@@ -85,7 +85,7 @@ def clean_sentences(count: int) -> None:
 
 
 def tell(kind: str, place: str) -> None:
-    """Print the bytes of each row more, with arrays in files or, for the twin, in memory."""
+    """Print the bytes per additional row, with arrays in files or, for the twin, in memory."""
     if place == "memory":
         scratch._SMALLEST_FILE_BYTES = 1 << 60
     fewer, more = (
@@ -96,7 +96,7 @@ def tell(kind: str, place: str) -> None:
 
 
 def peak(work: Callable[[int], None], count: int) -> int:
-    """The most memory that no file backs while `work` is done for `count` rows."""
+    """Return the peak of anonymous memory while `work` runs for `count` rows."""
     most, done = 0, threading.Event()
 
     def watch() -> None:

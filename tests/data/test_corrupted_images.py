@@ -111,7 +111,7 @@ def test_every_corrupted_image_is_named_and_no_good_one_is_dropped(
     assert all(f"  {rule}: " in text for rule in set(rules.values()))
 
 
-def test_without_digests_the_report_says_that_flipped_bytes_go_unseen(tmp_path: Path) -> None:
+def test_the_report_without_checksums_warns_of_undetected_flipped_bytes(tmp_path: Path) -> None:
     """The twin: some of the flipped bytes decode, so without the list they are kept."""
     corrupted = write_images(tmp_path / "images", 2_500)
     (tmp_path / "images" / "SHA256SUMS").unlink()

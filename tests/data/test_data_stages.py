@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
 
 
 def ended(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
-    """The stage, run to its end."""
+    """Run the stage to its end."""
     return warm_starts.run([f"slipway.stages.{stage}"], folder, environment(), timeout=300)
 
 
@@ -89,7 +89,7 @@ def test_two_runs_of_the_data_stages_on_the_digits_are_identical(tmp_path: Path)
 
 
 def finished_rows(folder: Path) -> set[int]:
-    """The rows that the unfinished work has written down."""
+    """Return the rows that are recorded in the unfinished work."""
     markers = (folder / ".work" / "precompute").glob("*/shards/*.json")
     return {number for marker in markers for number in json.loads(marker.read_text())["numbers"]}
 
@@ -266,7 +266,7 @@ def test_the_counts_in_the_summary_line_add_up(tmp_path: Path) -> None:
     assert "\nrefused: a/3.png (undecodable), a/2.png (exact_duplicate), b/" in printed
 
 
-def test_an_image_that_changed_after_cleaning_is_refused_by_name(tmp_path: Path) -> None:
+def test_error_names_an_image_that_changed_after_cleaning(tmp_path: Path) -> None:
     write_folder(
         tmp_path / "images",
         {
@@ -283,7 +283,7 @@ def test_an_image_that_changed_after_cleaning_is_refused_by_name(tmp_path: Path)
     assert not (tmp_path / "data" / "packed").exists()
 
 
-def test_a_forbidden_flip_is_refused_naming_both_keys(tmp_path: Path) -> None:
+def test_error_for_a_forbidden_flip_names_both_keys(tmp_path: Path) -> None:
     prepare(tmp_path, DIGITS, augment__horizontal_flip=0.5)
     errors = refusal(tmp_path, "augment")
     assert "augment.horizontal_flip is 0.5, but augment.forbid names 'horizontal_flip'" in errors
@@ -296,7 +296,7 @@ def test_a_forbidden_flip_is_refused_naming_both_keys(tmp_path: Path) -> None:
         *(pytest.param(kind, marks=pytest.mark.nightly(seconds=8)) for kind in ("tar", "gztar")),
     ],
 )
-def test_an_archive_goes_the_same_way_as_its_folder(tmp_path: Path, kind: str) -> None:
+def test_an_archive_gives_the_same_results_as_its_folder(tmp_path: Path, kind: str) -> None:
     write_folder(
         tmp_path / "images",
         {

@@ -42,7 +42,7 @@ def clean(
 
 
 def shifted(level: int) -> Image.Image:
-    """Edges about a mean level."""
+    """Return a picture of edges around a mean grey level."""
     noise = np.random.default_rng(0).integers(-8, 9, (48, 64))
     return Image.fromarray(np.clip(level + noise, 0, 255).astype(np.uint8))
 
@@ -154,7 +154,7 @@ def test_a_good_picture_breaks_no_rule() -> None:
 
 @pytest.mark.parametrize("rule", ["too_dark", "blurred", "constant_image"])
 def test_a_rule_is_decided_on_every_pixel_not_on_the_sampled_rows(rule: str) -> None:
-    """The rows between the sampled ones hold all that there is to see."""
+    """Only the rows between the sampled ones have content."""
     pixels = np.zeros((300, 200), np.uint8)
     bright = np.random.default_rng(0).integers(0, 256, (300, 200), dtype=np.uint8)
     seen = {row for row in range(300) if measure(_one_white_row(row))[0].mean > 0}

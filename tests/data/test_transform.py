@@ -64,7 +64,7 @@ def write(
 def decoded(
     payload: bytes, contract: ImageContract
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """As the service decodes."""
+    """Decode an image as the service does."""
     decoder = ImageDecoder(contract)
     try:
         pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = asyncio.run(
@@ -76,7 +76,7 @@ def decoded(
 
 
 @pytest.mark.parametrize("encoding", ["raw", "jpeg"])
-def test_packed_pixels_are_those_that_the_service_makes(
+def test_packed_pixels_equal_those_of_the_service(
     tmp_path: Path, write_functions: WriteFunctions, encoding: str
 ) -> None:
     write_functions("faces", {"__init__.py": "", "crops.py": CROP})
@@ -118,7 +118,7 @@ def test_an_altered_transform_table_is_refused(
         open_split(tmp_path / "packed", read_manifest(tmp_path / "packed"), "val", verify=True)
 
 
-def test_every_failing_row_is_named_in_one_pass(
+def test_one_error_names_every_row_on_which_the_transform_fails(
     tmp_path: Path, write_functions: WriteFunctions
 ) -> None:
     write_functions(
@@ -146,7 +146,7 @@ def test_every_failing_row_is_named_in_one_pass(
         assert f"  {source}: faces:f raised ValueError: no face" in str(raised.value)
 
 
-def test_changed_images_and_failing_rows_are_named_together(
+def test_one_error_names_changed_images_and_failing_rows(
     tmp_path: Path, write_functions: WriteFunctions
 ) -> None:
     write_functions("faces", {"__init__.py": "def f(image):\n    raise ValueError('no face')\n"})
@@ -158,7 +158,7 @@ def test_changed_images_and_failing_rows_are_named_together(
         write(tmp_path / "packed", samples[1:], rows, form_of("faces:f"))
 
 
-def test_columns_of_several_types_are_refused_and_whole_numbers_go_with_others(
+def test_transform_values_of_one_name_may_mix_int_and_float_only(
     tmp_path: Path, write_functions: WriteFunctions
 ) -> None:
     write_functions("faces", {"__init__.py": MIXED})
@@ -172,7 +172,7 @@ def test_columns_of_several_types_are_refused_and_whole_numbers_go_with_others(
     )
 
 
-def test_changed_code_has_another_key(write_functions: WriteFunctions) -> None:
+def test_changed_transform_code_changes_the_packing_key(write_functions: WriteFunctions) -> None:
     folder = write_functions("faces", {"__init__.py": "", "crops.py": CROP})
     _, rows = data_set(20)
     before = packing_key(rows, form_of("faces.crops:crop"), "image_classification")

@@ -35,7 +35,7 @@ class Project:
     path: Path
 
     def shell(self, line: str, *, succeeds: bool = True, timeout_s: float = 600) -> str:
-        """Run one line in a fresh shell after `source env.sh`; what it printed."""
+        """Run one line in a fresh shell after `source env.sh`; return what it printed."""
         answer = subprocess.run(
             ["bash", "-c", f"source env.sh && {line}"],
             cwd=self.path,

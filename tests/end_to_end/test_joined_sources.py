@@ -29,7 +29,7 @@ def test_clean_runs_again_after_any_change_of_a_file_and_only_then(tmp_path: Pat
     project.set_value("clean.rules.near_duplicate", None)
 
     def rows() -> dict[str, int]:
-        """Run `dvc repro`; the number of rows of each source."""
+        """Run `dvc repro`; return the number of rows of each source."""
         assert "Running stage 'clean'" in project.shell("dvc repro split")
         assert "Running stage" not in project.shell("dvc repro split")
         table = pq.read_table(project.path / "data/clean/rows.parquet")

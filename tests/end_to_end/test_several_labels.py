@@ -117,7 +117,7 @@ def test_every_label_is_in_every_split_by_the_requested_fractions(verified: Proj
         assert np.array(counts) / sum(counts) == pytest.approx([0.7, 0.15, 0.15], abs=0.04)
 
 
-def test_evaluate_records_each_label_and_the_labels_that_go_together(verified: Project) -> None:
+def test_evaluate_records_each_label_and_the_labels_that_occur_together(verified: Project) -> None:
     record = json.loads((verified.path / "metrics/evaluate.json").read_text())
     assert [entry["label"] for entry in record["per_label"]] == LABELS
     pairs = {tuple(entry["labels"]): entry["rows"] for entry in record["co_occurrence"]}

@@ -83,7 +83,7 @@ def test_every_hop_agrees_from_the_text_to_http(verified: Project) -> None:
     assert {"torch", "onnxruntime/cpu/fp32", "http"} <= agreeing
 
 
-def test_the_service_tells_sentences_apart_in_both_languages(service: str) -> None:
+def test_the_service_distinguishes_sentences_in_both_languages(service: str) -> None:
     rows = [{"text": "the soup needs more pepper"}, {"text": "\u8f66\u7968\u592a\u8d35"}]
     answers = plain_http.post(f"{service}/predict", json={"rows": rows}).json()["predictions"]
     assert [answer["label"] for answer in answers] == ["food", "travel"]

@@ -35,7 +35,7 @@ class Reader:
         (self.folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
 
     def run(self, lines: str) -> str:
-        """Run the lines of a block in one shell; the output, without the last folder."""
+        """Run the lines of a block in one shell; return the output without the last folder."""
         answer = subprocess.run(
             ["bash", "-ec", f"{lines.replace(ADDRESS, self.address)}\necho\npwd"],
             cwd=self.folder,
@@ -102,7 +102,7 @@ def _reader(tmp_path: Path) -> Reader:
 
 
 def follow(reader: Reader, page: str) -> str:
-    """Do what the page says; the output of all commands."""
+    """Follow the page; return the output of all commands."""
     said = []
     with contextlib.ExitStack() as services:
         for language, text in BLOCK.findall(page):
@@ -146,7 +146,7 @@ def test_the_tutorial_about_texts_ends_with_answers_in_two_languages(reader: Rea
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.name)
-def test_every_picture_of_a_tutorial_is_there_and_small(page: Path) -> None:
+def test_every_picture_of_a_tutorial_exists_and_is_small(page: Path) -> None:
     pictures = [page.parent / name for name in PICTURE.findall(page.read_text())]
     assert pictures
     for picture in pictures:

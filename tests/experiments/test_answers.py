@@ -112,7 +112,7 @@ def test_an_experiment_that_dvc_does_not_keep_has_no_answers(
 
 
 @pytest.mark.parametrize("option", ["--csv", "--json", "--reverse", "--sort=metric"])
-def test_names_and_options_for_lists_are_refused_together(option: str) -> None:
+def test_compare_refuses_names_together_with_options_for_lists(option: str) -> None:
     answer = CliRunner().invoke(compare, ["a", "b", option])
     assert isinstance(answer.exception, ParamsError)
     assert "expected no option but --html with names" in str(answer.exception)

@@ -36,7 +36,7 @@ def test_the_reports_are_served_to_this_machine_by_its_own_name_only(reports: Pa
 
 
 @pytest.mark.usefixtures("reports")
-def test_a_port_in_use_is_refused_with_another() -> None:
+def test_error_for_a_port_in_use_proposes_another() -> None:
     with page_server(0) as server, pytest.raises(UnavailableError, match="--port 0 takes any"):
         page_server(server.server_address[1])
 

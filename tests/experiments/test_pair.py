@@ -111,7 +111,7 @@ def test_an_experiment_without_answers_keeps_its_headline_and_the_reason() -> No
     assert line[6] == ""
 
 
-def test_changed_params_have_both_values_and_none_where_one_lacks_the_key() -> None:
+def test_changed_params_have_both_values_or_an_empty_one_for_a_missing_key() -> None:
     found = pair(None, None)
     assert found.changed == [["train.epochs", "5", "9"], ["train.loss", "", "'auto'"]]
     same = ExperimentPair(found.first, found.first, (None, None), [])

@@ -1,4 +1,4 @@
-"""DVC's commands: a committer where git knows none, and what a check-out lacks."""
+"""DVC's commands: a committer if git has no user, and outputs that a check-out lacks."""
 
 import shutil
 import subprocess
@@ -24,11 +24,11 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_can_be_saved_where_git_knows_no_name(folder: Path) -> None:
+def test_a_run_can_be_saved_if_git_has_no_user_name(folder: Path) -> None:
     assert dvc_environment()[NAME] == "slipway"
 
 
-def test_the_users_own_name_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_keep_the_users_git_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAME, "ada")
     assert dvc_environment()[NAME] == "ada"
     monkeypatch.delenv(NAME)
@@ -38,7 +38,7 @@ def test_the_users_own_name_stays(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.process
-def test_a_check_out_names_lost_outputs_also_beside_stages_that_never_ran(
+def test_check_out_names_lost_outputs_even_if_other_stages_never_ran(
     folder: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(root))

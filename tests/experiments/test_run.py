@@ -47,7 +47,7 @@ def test_unknown_and_several_stages_are_refused(words: list[str], part: str) -> 
         ExperimentRequest(words).stage(STAGES)
 
 
-def test_words_are_a_stage_and_assignments_in_any_order() -> None:
+def test_run_accepts_a_stage_and_assignments_in_any_order() -> None:
     request = ExperimentRequest(["train.epochs=5", "train", "seed=1"])
     assert request.stage(STAGES) == "train"
     assert request.assignments == ["train.epochs=5", "seed=1"]
@@ -77,7 +77,7 @@ def test_an_experiment_without_a_name_gets_the_next_number() -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_name_that_is_taken_or_that_git_cannot_store_is_refused_with_another() -> None:
+def test_error_for_a_taken_or_invalid_name_proposes_another() -> None:
     write_record(record("wide"))
     with pytest.raises(ParamsError, match="'wide-2'"):
         new_name("wide")
@@ -87,7 +87,7 @@ def test_a_name_that_is_taken_or_that_git_cannot_store_is_refused_with_another()
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_damaged_record_is_refused_by_its_path() -> None:
+def test_error_names_the_path_of_a_damaged_record() -> None:
     Path(".work/experiments").mkdir(parents=True)
     Path(".work/experiments/old.json").write_text("{}")
     with pytest.raises(SchemaError, match=r"old\.json.*Remove the file"):
@@ -95,7 +95,7 @@ def test_a_damaged_record_is_refused_by_its_path() -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_what_is_left_of_a_killed_run_is_named_with_the_command_that_ends_it(
+def test_error_names_the_running_dvc_of_a_killed_run_and_how_to_end_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_record(record("run-1", status="running", process=2**22 + 1, group=123))
@@ -104,7 +104,7 @@ def test_what_is_left_of_a_killed_run_is_named_with_the_command_that_ends_it(
         pass
 
 
-def test_head_that_a_kill_left_detached_goes_back_to_its_branch_and_no_file_changes(
+def test_a_detached_head_returns_to_its_branch_without_changing_files(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for role in ("AUTHOR", "COMMITTER"):
@@ -131,7 +131,7 @@ def test_head_that_a_kill_left_detached_goes_back_to_its_branch_and_no_file_chan
     assert not (empty / ".work/experiments/head").exists()
 
 
-def test_trials_of_one_search_whose_test_rows_were_opened_are_known(empty: Path) -> None:
+def test_opened_before_lists_trials_whose_test_rows_were_opened(empty: Path) -> None:
     params = {"seed": 7, "train.epochs": 30}
     trials = [
         record(
@@ -160,7 +160,7 @@ def test_a_take_outside_a_project_says_so_and_leaves_nothing(empty: Path) -> Non
 
 
 @pytest.mark.process
-def test_a_run_with_values_keeps_them_and_leaves_rows_also_if_it_fails(
+def test_a_run_keeps_its_assignments_and_a_record_even_if_it_fails(
     project: TinyProject,
 ) -> None:
     text = project.slipway("run", "train.learning_rate=0.1", "--name", "good")
@@ -208,7 +208,7 @@ def test_a_run_with_values_keeps_them_and_leaves_rows_also_if_it_fails(
 
 
 @pytest.mark.nightly(seconds=45)
-def test_killed_and_interrupted_runs_go_on_and_a_second_run_is_refused(tmp_path: Path) -> None:
+def test_killed_and_interrupted_runs_resume_and_a_second_run_is_refused(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     (tmp_path / "wait").touch()
     process = project.start("run")
@@ -317,7 +317,7 @@ def test_quiet_keeps_the_output_of_the_stages_in_the_log(tmp_path: Path) -> None
 
 
 @pytest.mark.nightly(seconds=12)
-def test_a_run_that_was_killed_while_dvc_kept_it_says_so(tmp_path: Path) -> None:
+def test_a_run_killed_while_dvc_saved_it_says_so(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     process = project.start("run")
     record_file = tmp_path / ".work/experiments/run-1.json"

@@ -81,7 +81,7 @@ class TinyProject:
         )
 
     def slipway(self, *arguments: str, code: int = 0) -> str:
-        """Run `slipway ...`, which must end with `code`; what it printed."""
+        """Run `slipway ...`, which must end with `code`; return what it printed."""
         process = self.start(*arguments)
         output, _ = process.communicate(timeout=300)
         assert process.returncode == code, output
@@ -92,7 +92,7 @@ class TinyProject:
         return {row["name"]: row for row in json.loads(self.slipway("compare", "--json"))}
 
     def git(self, *arguments: str) -> str:
-        """Run git; what it printed."""
+        """Run git; return what it printed."""
         return subprocess.run(
             ["git", *arguments],
             cwd=self.path,

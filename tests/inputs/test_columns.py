@@ -84,7 +84,7 @@ def json_rows(wanted: ColumnContract) -> st.SearchStrategy[list[dict[str, Any]]]
 
 @settings(deadline=None)
 @given(st.data())
-def test_rows_one_by_one_through_json_are_the_rows_together_bit_for_bit(
+def test_rows_sent_singly_as_json_encode_to_the_same_bits_as_together(
     data: st.DataObject,
 ) -> None:
     wanted = data.draw(contracts())

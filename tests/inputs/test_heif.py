@@ -33,7 +33,7 @@ def refusal(payload: bytes, max_pixels: int = 1000) -> ImageError:
 
 
 def stating(payload: bytes, width: int, height: int) -> bytes:
-    """The file with another size in its box `ispe`."""
+    """Return the file with a different size in its box `ispe`."""
     place = payload.index(b"ispe") + 8
     return payload[:place] + struct.pack(">II", width, height) + payload[place + 8 :]
 
@@ -56,7 +56,7 @@ def test_the_sizes_of_all_pictures_that_show_an_avif_are_found(
     assert refusal(payload, 40 * 24 - 1).rule == "pixel_bomb"
 
 
-def test_a_film_is_its_first_frame() -> None:
+def test_a_video_is_decoded_as_its_first_frame() -> None:
     found = np.asarray(decode_image(film(SCENE, SCENE.rotate(180)), 1000)).astype(int)
     assert np.abs(found - np.asarray(SCENE)).max() < 12
 
@@ -73,7 +73,7 @@ def test_an_avif_is_turned_upright(orientation: int) -> None:
 
 
 @pytest.mark.parametrize("payload", [encode(), film(SCENE, SCENE)], ids=["a picture", "a film"])
-def test_an_avif_that_states_less_than_it_codes_is_refused_before_it_is_decoded(
+def test_an_avif_larger_than_its_stated_size_is_refused_before_decoding(
     payload: bytes,
 ) -> None:
     lying = stating(payload, 8, 8)
@@ -81,7 +81,7 @@ def test_an_avif_that_states_less_than_it_codes_is_refused_before_it_is_decoded(
     assert decode_image(lying, 40 * 24).size == (8, 8)
 
 
-def test_an_avif_that_states_too_much_is_refused() -> None:
+def test_an_avif_with_too_large_a_stated_size_is_refused() -> None:
     assert refusal(stating(encode(), 10_000, 10_000)).rule == "pixel_bomb"
 
 

@@ -57,7 +57,7 @@ def test_an_error_outside_the_refusals_fails_the_check(monkeypatch: pytest.Monke
 
 
 def test_a_file_with_two_verdicts_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other twin."""
+    """The second twin of the checks above."""
     monkeypatch.setattr("tests.inputs.verdicts._in_service", lambda payload: "truncated")
     with pytest.raises(AssertionError, match="truncated"):
         verdict("grey.tif", PREMULTIPLIED_GREY)

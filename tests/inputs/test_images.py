@@ -222,7 +222,7 @@ def test_32_bit_integer_image_within_16_bits_is_read() -> None:
     assert (read(Image.new("I", (8, 8), 65535), "TIFF", channels=1) == 255).all()
 
 
-def test_the_first_frame_of_several_is_read() -> None:
+def test_only_the_first_of_several_frames_is_read() -> None:
     frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
     assert (
         read(frames[0], "TIFF", {"save_all": True, "append_images": frames[1:]}, channels=1) == 10
@@ -280,7 +280,7 @@ def tiff_of(values: NDArray[Any]) -> bytes:
         (np.float64, "its pixels are floating-point numbers of 64 bits"),
     ],
 )
-def test_a_tiff_of_wide_numbers_is_refused_for_them(kind: type[Any], words: str) -> None:
+def test_error_for_a_tiff_beyond_16_bits_names_its_numbers(kind: type[Any], words: str) -> None:
     values = (4_000_000_000 + np.arange(64, dtype=np.int64)).reshape(8, 8).astype(kind)
     with pytest.raises(ImageError) as refused:
         decode_image(tiff_of(values), 1000)

@@ -41,7 +41,7 @@ def test_personal_data_is_replaced_by_its_kind(text: str, masked: str) -> None:
         "\u0661" * 12,
     ],
 )
-def test_dates_counts_and_names_stay(text: str) -> None:
+def test_dates_counts_and_names_are_not_masked(text: str) -> None:
     assert mask(text, ALL) == text
 
 
@@ -52,7 +52,7 @@ def test_only_the_named_kinds_are_masked() -> None:
     assert [found.kind for found in personal_data(text)] == ["email", "phone", "card"]
 
 
-def test_digits_in_an_address_are_no_number() -> None:
+def test_digits_in_an_email_address_are_not_masked_as_a_number() -> None:
     assert mask("write to 09061701461@b.com", ALL) == "write to [email]"
 
 

@@ -93,7 +93,7 @@ def test_a_long_run_of_combining_marks_is_cut_before_it_is_sorted() -> None:
         ({"texts": "a"}, "unknown_column", "texts"),
     ],
 )
-def test_a_wrong_row_is_refused_by_column_and_rule(
+def test_error_for_a_wrong_row_names_its_column_and_rule(
     row: dict[str, object], rule: str, column: str
 ) -> None:
     (first,) = islice(text_faults(row, SHORT), 1)

@@ -39,7 +39,7 @@ def test_a_row_has_the_ids_plus_one_and_zeros() -> None:
 
 
 @pytest.mark.parametrize("text", ["the soup was cold", "\u5f88\u597d\u5403", "e\u0301 \U0001f469"])
-def test_every_short_text_is_read_back_as_it_was(text: str) -> None:
+def test_every_short_text_survives_a_round_trip_through_tokens(text: str) -> None:
     contract = token_contract(max_tokens=64)
     (row,) = encode_texts([text], contract)
     assert decode_row(row, contract) == text

@@ -145,14 +145,14 @@ def test_files_of_editors_and_patch_change_no_digest(tree: Path) -> None:
     assert {stage: stage_digest(tree, stage) for stage in before} == before
 
 
-def test_a_users_file_that_is_not_python_counts_as_it_is(tree: Path) -> None:
+def test_a_user_file_that_python_cannot_parse_is_digested_whole(tree: Path) -> None:
     (tree / "transforms/old.py").write_text("print 1  # one\n")
     before = stage_digest(tree, "verify")
     (tree / "transforms/old.py").write_text("print 1  # two\n")
     assert stage_digest(tree, "verify") != before
 
 
-def test_a_stage_without_code_is_an_error_and_no_empty_digest(tree: Path) -> None:
+def test_a_stage_without_code_raises_an_error_instead_of_an_empty_digest(tree: Path) -> None:
     (tree / "slipway/stages/train.py").unlink()
     with pytest.raises(
         IntegrityError, match=r"train has no digest: slipway/stages/train\.py is missing"
@@ -164,7 +164,7 @@ def test_the_stages_are_those_with_a_file(tree: Path) -> None:
     assert stage_names(tree) == ["train", "verify"]
 
 
-def test_what_was_remembered_is_not_taken_for_other_content(
+def test_remembered_digests_are_not_used_for_changed_content(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = stage_digest(tree, "train")
@@ -186,7 +186,7 @@ def test_what_was_remembered_is_not_taken_for_other_content(
         '{"reader": "ours", "sources": {"a": ["b", [1]]}}',
     ],
 )
-def test_a_cache_of_another_version_or_form_is_ignored(
+def test_a_cache_of_a_different_version_or_format_is_ignored(
     tree: Path,
     content: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,7 +198,7 @@ def test_a_cache_of_another_version_or_form_is_ignored(
     assert code_digest._SOURCES == {}
 
 
-def test_a_project_without_code_of_its_own_has_the_installed_ones(
+def test_a_project_without_its_own_slipway_has_the_installed_digests(
     tmp_path: Path, root: Path
 ) -> None:
     start = Path("slipway/stages/train.py")
@@ -377,7 +377,7 @@ def test_code_without_a_file_in_the_project_is_refused(users_tree: Path, name: s
         ({}, set()),
     ],
 )
-def test_the_users_files_without_a_dependency_are_named(
+def test_untracked_user_code_lists_files_that_are_not_in_deps(
     users_tree: Path, stage: dict[str, object], untracked: set[str]
 ) -> None:
     found = untracked_user_code(users_tree, {"stages": {"code": stage}})

@@ -10,7 +10,7 @@ def test_each_kind_is_found_by_its_own_name() -> None:
     assert {name: kind.name for name, kind in KINDS.items()} == {name: name for name in KINDS}
 
 
-def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
+def test_error_for_an_unknown_task_lists_the_known_tasks() -> None:
     with pytest.raises(ParamsError, match=r"'table_sorting'\. Known tasks: image_classification, "):
         kind_of("table_sorting")
 

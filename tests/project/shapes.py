@@ -26,7 +26,7 @@ _NUM_DIGITS = 160
 
 @dataclass(frozen=True)
 class Shape:
-    """A data set, what its user says of it, and the params that are right for it."""
+    """A data set, the answers of its user, and the expected params."""
 
     make: Callable[[Path], Path]  # writes it into a folder; returns its path
     expected: Mapping[str, Any]  # params by key; "gate" is the name of the metric

@@ -27,7 +27,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.process
-def test_a_project_is_complete_and_committed_where_git_knows_no_name(
+def test_a_project_is_complete_and_committed_even_if_git_has_no_user_name(
     proposal: ProjectProposal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "EMAIL"):
@@ -48,7 +48,7 @@ def test_a_project_is_complete_and_committed_where_git_knows_no_name(
 
 
 @pytest.mark.process
-def test_the_bento_of_a_project_is_named_after_its_folder_and_its_image_is_that_of_a_clone(
+def test_a_projects_bento_has_the_folders_name_and_the_image_of_a_clone(
     proposal: ProjectProposal, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))

@@ -31,7 +31,7 @@ def test_rare_classes_are_judged_by_balanced_accuracy() -> None:
     assert 0.5 < gate.bound < 0.8
 
 
-def test_a_handful_of_rows_proves_nothing() -> None:
+def test_no_gate_is_proposed_for_a_handful_of_test_rows() -> None:
     assert class_gate({"a": 9, "b": 1}, 2).bound is None
     assert number_gate(2).bound is None
     assert (number_gate(3000).bound or 1) < 0.05

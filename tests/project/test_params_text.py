@@ -9,7 +9,7 @@ pytestmark = pytest.mark.unit
 REASONS = {"data.path": "where it lies", "train.epochs": "few rows " * 20}
 
 
-def test_the_text_says_what_the_params_say_and_each_key_once() -> None:
+def test_the_text_has_each_key_once_with_the_value_of_the_params() -> None:
     content = template_content()
     assert YAML(typ="safe", pure=True).load(params_text(content, REASONS)) == content
 

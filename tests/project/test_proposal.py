@@ -120,7 +120,7 @@ def _texts(rows: int) -> str:
     return "label,text\n" + "\n".join(lines)
 
 
-def test_class_folders_of_texts_are_refused_by_name(tmp_path: Path) -> None:
+def test_error_names_class_folders_that_hold_texts(tmp_path: Path) -> None:
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.txt").write_text("some words")
@@ -144,7 +144,7 @@ def test_a_class_of_three_rows_is_left_out_with_a_warning(tmp_path: Path) -> Non
     assert any("'c' (3 rows)" in text for text in proposal.warnings)
 
 
-def test_a_column_with_few_values_and_a_copy_of_the_target_are_warned_of(tmp_path: Path) -> None:
+def test_init_warns_of_a_sparse_column_and_a_copy_of_the_target(tmp_path: Path) -> None:
     rows = "\n".join(
         f"{n * 37 % 101},{'' if n % 2 else n * 7 % 5},{n % 2 * 3.5 + n % 7 / 100},{'ab'[n % 2]}"
         for n in range(200)
@@ -160,7 +160,7 @@ def test_spellings_of_one_class_are_joined(tmp_path: Path) -> None:
     assert table(tmp_path, f"x,label\n{rows}").params["data"]["label_map"] == {"Cat": "cat"}
 
 
-def test_too_few_test_rows_for_a_gate_are_warned_of(tmp_path: Path) -> None:
+def test_init_warns_of_too_few_test_rows_for_a_gate(tmp_path: Path) -> None:
     rows = "\n".join(f"{n * 37 % 101},{n * 7.3 % 11:.3f}" for n in range(12))
     proposal = table(tmp_path, f"x,y\n{rows}")
     assert proposal.params["evaluate"]["gates"] == {}
@@ -220,7 +220,7 @@ def test_a_column_with_separators_asks_if_it_holds_several_labels(tmp_path: Path
     assert "label sets or classes" in question.text
 
 
-def test_several_columns_of_true_and_false_are_a_label_each(tmp_path: Path) -> None:
+def test_each_of_several_true_false_columns_becomes_a_label(tmp_path: Path) -> None:
     found = table(tmp_path, labelled(), target="is_a, is_b").params
     assert found["data"]["task"] == "table_multilabel"
     assert found["data"]["target_column"] == ["is_a", "is_b"]

@@ -80,7 +80,7 @@ def targets(task: Task) -> NDArray[np.float64]:
 
 
 def write_project(task: Task) -> None:
-    """Everything that the evaluate stage reads, below the current directory."""
+    """Write everything that the evaluate stage reads, below the current directory."""
     splits, wanted = {}, spec(task)
     for split in SPLITS:
         folder = Path("data/packed", split)

@@ -407,7 +407,7 @@ def test_reached_gates_pass(project: Project) -> None:
     assert "2 of 2 passed" in evaluate.PAGE.read_text()
 
 
-def test_a_metric_of_the_users_is_measured_gated_and_shown_like_the_built_in_ones(
+def test_a_user_metric_is_measured_gated_and_shown_like_a_built_in_metric(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project("image_classification")

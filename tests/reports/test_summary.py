@@ -83,7 +83,7 @@ def write_run(
     gates: Sequence[GateResult] = (),
     train: dict[str, Any] | None = None,
 ) -> None:
-    """Everything that the summary reads; `train` are the params of the training."""
+    """Write everything that the summary reads; `train` are the params of the training."""
     folder = root / "artifacts/bundle"
     files.write_bytes(folder / "model_fp16.onnx", bytes(1_500_000))
     labels = ["ape", "bee"] if task == "image_classification" else []

@@ -1,4 +1,4 @@
-"""In processes of their own, since what is asked of malloc holds for a whole process."""
+"""Settings of malloc, each in a process of its own, because they hold for a whole process."""
 
 import subprocess
 import sys

@@ -128,7 +128,7 @@ def test_only_the_modules_docstring_counts_if_nothing_else_is_read() -> None:
     assert text_of(source.format("one")) == text_of(source.format("two"))
 
 
-def test_modules_are_found_in_imports_and_in_the_names_of_what_is_started() -> None:
+def test_modules_are_found_in_imports_and_in_arguments_of_started_processes() -> None:
     source = (
         "import numpy, slipway.a\nfrom slipway import b\nfrom . import c\nfrom .d import e\n"
         "def f():\n    import slipway.stages.f\n    "
@@ -161,7 +161,7 @@ def other_pythons() -> list[Path]:
 
 @pytest.mark.process
 @pytest.mark.skipif(not other_pythons(), reason="needs Pythons of pyenv")
-def test_digests_are_equal_on_every_python_that_is_here() -> None:
+def test_digests_are_equal_on_every_installed_python() -> None:
     for python in [Path(sys.executable), *other_pythons()]:
         done = subprocess.run(
             [python, "-c", DIGEST], cwd=ROOT, input=HARD, capture_output=True, text=True, check=True

@@ -35,7 +35,9 @@ def write(source: str) -> None:
         *(("nets:Net()", False), ("a/b:C", False), ("nets:Net\n", False)),
     ],
 )
-def test_a_name_is_a_module_and_something_in_it(name: str, expected: bool) -> None:
+def test_a_well_formed_name_is_a_module_a_colon_and_an_identifier(
+    name: str, expected: bool
+) -> None:
     assert is_well_formed(name) is expected
 
 
@@ -66,7 +68,7 @@ def test_a_failing_import_names_the_line_and_the_remedy(source: str, text: str) 
     assert text in str(raised.value)
 
 
-def test_the_place_of_a_fault_is_the_last_line_of_the_users() -> None:
+def test_the_place_of_a_fault_is_the_last_line_of_user_code() -> None:
     write("import json\n\n\ndef f():\n    return json.loads('{')\n")
     function = import_named("tried:f")
     with pytest.raises(ValueError, match="Expecting property name") as raised:
@@ -74,7 +76,7 @@ def test_the_place_of_a_fault_is_the_last_line_of_the_users() -> None:
     assert fault_place(raised.value) == "tried.py, line 5: `return json.loads('{')`"
 
 
-def test_a_fault_outside_is_placed_at_the_definition() -> None:
+def test_a_fault_outside_user_code_is_placed_at_the_definition() -> None:
     write("\n\ndef f():\n    pass\n")
     function = import_named("tried:f")
     assert failure(MemoryError(), function) == "MemoryError (tried.py, line 3)"

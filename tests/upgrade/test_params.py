@@ -217,7 +217,7 @@ def refusal(migrated: Migrated, text: str) -> str:
         (FORMER.replace("task: image_classification", "task: faces"), r"data\.task: found 'faces'"),
     ],
 )
-def test_a_file_that_is_not_understood_is_refused(
+def test_a_params_yaml_with_unknown_or_contradictory_content_is_refused(
     migrated: Migrated, text: str, expected: str
 ) -> None:
     assert re.search(expected, refusal(migrated, text))

@@ -76,7 +76,7 @@ def test_a_confirmed_upgrade_is_whole_and_a_second_one_changes_nothing(former: P
     assert not list(former.glob("*.partial"))
 
 
-def test_a_file_that_is_not_understood_leaves_the_project_as_it_is(former: Path) -> None:
+def test_an_invalid_file_leaves_the_project_unchanged(former: Path) -> None:
     path = former / "params.yaml"
     path.write_text(path.read_text().replace("  fit: ", "  fitting: "))
     before = texts(former)
@@ -86,13 +86,13 @@ def test_a_file_that_is_not_understood_leaves_the_project_as_it_is(former: Path)
 
 
 @pytest.mark.parametrize("name", ["params.yaml", "dvc.yaml"])
-def test_a_folder_without_a_project_is_named(former: Path, name: str) -> None:
+def test_error_names_a_folder_without_a_project(former: Path, name: str) -> None:
     (former / name).unlink()
     with pytest.raises(ParamsError, match=f"{name} is missing"):
         upgrade(former, apply=True)
 
 
-def test_a_pipeline_that_is_no_yaml_is_refused(former: Path) -> None:
+def test_a_pipeline_that_is_not_yaml_is_refused(former: Path) -> None:
     (former / "dvc.yaml").write_text("stages: [")
     with pytest.raises(SchemaError, match=r"dvc\.yaml is not YAML"):
         upgrade(former, apply=True)
@@ -146,7 +146,7 @@ def test_a_pipeline_older_than_the_known_one_gets_all_of_this_version(former: Pa
     assert "is not recorded" in result.pipeline_note
 
 
-def test_a_stage_in_another_form_is_left_and_named(edited: Path) -> None:
+def test_a_stage_with_foreach_is_left_unchanged_and_reported(edited: Path) -> None:
     path = edited / "dvc.yaml"
     loop = "  augment:\n    foreach: [a, b]\n    do:\n      cmd: python mine.py ${item}\n\n  audit:"
     path.write_text(re.sub(r"(?s)  augment:.*?  audit:", loop, path.read_text()))
@@ -226,7 +226,7 @@ def test_without_a_record_the_merge_removes_nothing_and_says_so(edited: Path) ->
     assert (edited / RECORD).read_text() == pipeline_text()
 
 
-def test_an_edit_of_what_this_version_wrote_is_left_as_it_is(project: Path) -> None:
+def test_an_edited_pipeline_of_this_version_is_left_unchanged(project: Path) -> None:
     own = pipeline_text().replace("      - reports/columns.yaml\n", "")
     (project / "dvc.yaml").write_text(own)
     assert upgrade(project, apply=True).patch == ""
@@ -238,7 +238,7 @@ def test_a_damaged_record_is_not_merged_with(edited: Path) -> None:
     assert "is not recorded" in upgrade(edited, apply=False).pipeline_note
 
 
-def test_two_different_changes_are_named_and_the_users_stays(edited: Path) -> None:
+def test_a_conflict_is_reported_and_the_users_change_stays(edited: Path) -> None:
     ours = "python -m slipway.stages.train"
     path = edited / "dvc.yaml"
     body = PIPELINE_1.split("\n", 2)[2].replace(ours, "python -m former.train")

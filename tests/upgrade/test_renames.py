@@ -1,4 +1,4 @@
-"""slipway/upgrade/renames.yaml names what exists now, and no old name is in use any more."""
+"""slipway/upgrade/renames.yaml lists existing names, and no old name is still in use."""
 
 import ast
 import re

@@ -66,7 +66,7 @@ def test_a_draw_depends_only_on_its_own_key() -> None:
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, 1, 2])
-def test_every_epoch_draws_other_changes(epoch: int) -> None:
+def test_each_epoch_draws_different_changes(epoch: int) -> None:
     for first, second in zip(draw(plan(**ON), 3, KEYS), draw(plan(**ON), epoch, KEYS), strict=True):
         assert not np.array_equal(first, second)
     assert not np.array_equal(
@@ -137,7 +137,7 @@ def test_erased_rectangles_have_the_requested_area() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 4.0])
-def test_shares_of_mixup_are_beta_distributed(alpha: float) -> None:
+def test_mixup_weights_are_beta_distributed(alpha: float) -> None:
     shares = draw_mixing(plan(mixup_alpha=alpha), 0, KEYS, 16).own_share.astype(float)
     points = np.linspace(0.01, 0.99, 99)  # not at 0 and 1, where float32 ends
     found = np.searchsorted(np.sort(shares), points) / len(shares)
@@ -147,7 +147,7 @@ def test_shares_of_mixup_are_beta_distributed(alpha: float) -> None:
     )  # the test can tell
 
 
-def test_the_own_share_of_cutmix_is_the_area_outside_the_box() -> None:
+def test_cutmix_weights_an_image_by_its_area_outside_the_box() -> None:
     mixing = draw_mixing(plan(cutmix_alpha=1.0), 0, KEYS, 40)
     sides = mixing.boxes[:, 2:] - mixing.boxes[:, :2]
     assert np.allclose(mixing.own_share, 1 - sides.prod(axis=1) / 1600)
@@ -214,12 +214,12 @@ def test_brightness_and_contrast_are_factors() -> None:
     )
 
 
-def test_without_saturation_a_pixel_is_its_grey() -> None:
+def test_saturation_of_zero_turns_a_pixel_grey() -> None:
     grey = float(LUMA @ [200, 40, 20])
     assert coloured(change(saturation=0.0), [200, 40, 20]) == pytest.approx([grey] * 3, abs=1e-3)
 
 
-def test_hue_turns_colours_and_leaves_greys_and_luma() -> None:
+def test_hue_rotates_colours_and_preserves_greys_and_luma() -> None:
     assert coloured(change(hue=0.3), [90, 90, 90]) == pytest.approx([90] * 3, abs=0.1)
     assert float(LUMA @ coloured(change(hue=0.3), [120, 90, 60])) == pytest.approx(
         float(LUMA @ [120, 90, 60]), abs=0.1

@@ -64,7 +64,7 @@ def test_every_operation_of_the_params_can_be_requested_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ON)
-def test_a_forbidden_operation_is_refused_naming_both_keys(name: str) -> None:
+def test_error_for_a_forbidden_operation_names_both_keys(name: str) -> None:
     with pytest.raises(ParamsError) as raised:
         plan(**{name: ON[name], "forbid": [name]})
     assert f"augment.{name} is {ON[name]}" in str(raised.value)
@@ -76,12 +76,12 @@ def test_forbidding_an_unused_operation_is_allowed() -> None:
     assert operations(plan(rotation_deg=5.0, forbid=["horizontal_flip"])) == ["rotation_deg"]
 
 
-def test_all_forbidden_operations_are_named_at_once() -> None:
+def test_one_error_names_all_forbidden_operations() -> None:
     with pytest.raises(ParamsError, match=r"(?s)horizontal_flip.*vertical_flip.*mixup_alpha"):
         plan(**ON, forbid=["mixup_alpha", "horizontal_flip", "vertical_flip"])
 
 
-def test_mixing_with_probability_zero_is_no_operation() -> None:
+def test_mixing_with_probability_zero_is_not_an_operation() -> None:
     assert plan(mixup_alpha=0.4, cutmix_alpha=1.0, mix_probability=0.0).is_identity
     assert plan(mixup_alpha=0.4).mixes
 
@@ -109,9 +109,7 @@ def test_a_missing_plan_names_the_command_that_writes_it(tmp_path: Path) -> None
         ('{"format_version": 2}', "is not a valid AugmentPlan"),
     ],
 )
-def test_a_plan_that_is_not_understood_is_refused(
-    tmp_path: Path, content: str, reason: str
-) -> None:
+def test_a_malformed_plan_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(SchemaError, match=reason):
         open_augmented(tmp_path, MANIFEST)

@@ -49,7 +49,7 @@ def test_equal_sets_have_equal_texts_in_any_order_and_language() -> None:
     assert named_label({"value": 1.0}) is None
 
 
-def test_a_mapped_label_and_a_repeated_one_are_corrections() -> None:
+def test_mapped_and_repeated_labels_are_recorded_as_corrections() -> None:
     assert meant_labels(["Cat", "dog"], {"Cat": "cat"}) == (["cat", "dog"], ("label: Cat -> cat",))
     labels, changes = meant_labels(["cat", "cat"], {})
     assert (labels, changes) == (["cat", "cat"], ("label: cat twice -> once",))
@@ -58,7 +58,7 @@ def test_a_mapped_label_and_a_repeated_one_are_corrections() -> None:
 @pytest.mark.parametrize(
     ("cell", "given"), [("yes", True), (1, True), (0.0, False), (False, False)]
 )
-def test_a_column_of_a_label_takes_the_words_for_true_and_false(cell: Any, given: bool) -> None:
+def test_a_label_column_accepts_words_for_true_and_false(cell: Any, given: bool) -> None:
     assert is_given(cell) is given
     with pytest.raises(ValueError, match="maybe"):
         is_given("maybe")

@@ -38,7 +38,7 @@ def run(function: object, count: int, num_workers: int) -> list[int]:
     return list(ordered_map(function, range(count), num_workers, lambda _: 1))  # type: ignore[arg-type]
 
 
-def test_results_come_in_order() -> None:
+def test_ordered_map_returns_results_in_order() -> None:
     assert run(square, 1000, 1) == [number * number for number in range(1000)]
 
 
@@ -57,7 +57,7 @@ def test_there_is_at_least_one_core() -> None:
 
 
 @pytest.mark.process
-def test_results_come_in_order_from_several_processes() -> None:
+def test_ordered_map_returns_results_of_several_processes_in_order() -> None:
     assert run(square, 2000, 2) == [number * number for number in range(2000)]
     assert os.getpid() not in run(process_of, 600, 2)
 

@@ -23,14 +23,14 @@ def test_a_random_number_depends_only_on_its_own_key() -> None:
 
 
 def splitmix64(state: int) -> int:
-    """The next output after `state`, in Python's whole numbers."""
+    """Return the next output after `state`, in Python's integers."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
     return state ^ (state >> 31)
 
 
-def test_splitmix64_is_the_published_one() -> None:
+def test_splitmix64_matches_the_published_values() -> None:
     """The first outputs for the seed 1234567, as its authors' C code gives them."""
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [splitmix64(1234567 + step * 0x9E3779B97F4A7C15) for step in range(3)] == published
@@ -50,7 +50,9 @@ def test_numbers_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("other", [(8, 0, "x"), (7, 1, "x"), (7, 0, "y")])
-def test_another_seed_epoch_or_stream_is_independent(other: tuple[int, int, str]) -> None:
+def test_numbers_of_different_seeds_epochs_and_streams_are_independent(
+    other: tuple[int, int, str],
+) -> None:
     seed, epoch, stream = other
     assert abs(
         correlation(uniform(7, 0, KEYS, "x"), uniform(seed, epoch, KEYS, stream))
@@ -68,6 +70,6 @@ def test_a_permutation_holds_every_index_and_depends_on_the_epoch() -> None:
     assert not np.array_equal(first, second)
 
 
-def test_a_permutation_orders_ids_whatever_their_positions() -> None:
+def test_a_permutation_depends_on_ids_not_on_their_positions() -> None:
     backwards = KEYS[::-1]
     assert np.array_equal(KEYS[permutation(7, 0, KEYS)], backwards[permutation(7, 0, backwards)])

@@ -69,7 +69,7 @@ def digests(root: Path) -> dict[str, str]:
 @with_ray
 @pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find Ray's workers")
-def test_a_packing_on_ray_is_the_same_though_a_worker_is_killed(tmp_path: Path) -> None:
+def test_packing_on_ray_is_identical_even_if_a_worker_is_killed(tmp_path: Path) -> None:
     (tmp_path / "slow_transform.py").write_text(TRANSFORM)
     command = ("-m", "tests.data.pack_on_ray")
     assert run_python(tmp_path, *command, str(tmp_path / "local"), "local") == "0"
@@ -103,7 +103,7 @@ sys.stdin.read()
 
 @with_ray
 @pytest.mark.nightly
-def test_a_cluster_that_is_running_is_used_and_left_running(tmp_path: Path) -> None:
+def test_ray_uses_a_running_cluster_and_leaves_it_running(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "only_here.py").write_text(MAPPING)
@@ -151,7 +151,7 @@ def test_a_cluster_that_is_running_is_used_and_left_running(tmp_path: Path) -> N
 
 @with_ray
 @pytest.mark.process
-def test_an_unreachable_cluster_is_named(tmp_path: Path) -> None:
+def test_error_names_an_unreachable_ray_cluster(tmp_path: Path) -> None:
     (tmp_path / "mapping.py").write_text(MAPPING)
     answer = run_python(tmp_path, "mapping.py", "10", RAY_ADDRESS="127.0.0.1:1")
     assert answer.startswith(
@@ -159,7 +159,7 @@ def test_an_unreachable_cluster_is_named(tmp_path: Path) -> None:
     ), answer
 
 
-def test_without_ray_the_extra_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_ray_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_engine, "find_spec", lambda _: None)
     with pytest.raises(
         UnavailableError, match=r"data\.engine is ray, but Ray is not installed. Install the extra"
@@ -167,7 +167,7 @@ def test_without_ray_the_extra_is_named_at_once(monkeypatch: pytest.MonkeyPatch)
         ordered_map(str, range(3), 1, lambda _: 1, "ray")
 
 
-def test_a_worker_with_other_code_is_refused() -> None:
+def test_a_ray_worker_with_different_code_is_refused() -> None:
     assert ray_engine._map_chunk(str, [1, 2], pixel_code()) == ["1", "2"]
     with pytest.raises(
         UnavailableError, match="another version of Slipway, Pillow, simplejpeg or NumPy"

@@ -11,26 +11,26 @@ from slipway.system.errors import SchemaError
 from tests.data.pictures import row
 
 
-def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_table_survives_a_round_trip_through_a_file(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([row(1), row(2, label=None, target=2.5)], schema=ROWS)
     write_table(tmp_path / "deep" / "rows.parquet", table, ROWS)
     assert read_table(tmp_path / "deep" / "rows.parquet", ROWS).equals(table)
 
 
-def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_equal_tables_are_written_as_equal_bytes(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([row(1)], schema=ROWS)
     for name in ("a", "b"):
         write_table(tmp_path / name, table, ROWS)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_another_schema_is_not_written(tmp_path: Path) -> None:
+def test_write_table_refuses_a_different_schema(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="expected"):
         write_table(tmp_path / "rows.parquet", pa.Table.from_pylist([], schema=QUARANTINE), ROWS)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_schema_is_not_read(tmp_path: Path) -> None:
+def test_read_table_refuses_a_different_schema(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["x"]}), tmp_path / "rows.parquet")
     with pytest.raises(SchemaError, match="has the columns"):
         read_table(tmp_path / "rows.parquet", ROWS)
@@ -48,6 +48,6 @@ def test_a_damaged_table_is_refused(tmp_path: Path, content: bytes) -> None:
         read_table(tmp_path / "rows.parquet", ROWS)
 
 
-def test_rows_of_a_table_have_numbers_and_files_none() -> None:
+def test_row_numbers_are_minus_one_for_sources_that_are_files() -> None:
     sources = pa.chunked_array([["2", "10:images/1.png", "7/1.png", "cat/2.png", "9" * 30]])
     assert row_numbers(sources).to_pylist() == [2, 10, -1, -1, -1]

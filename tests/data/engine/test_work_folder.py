@@ -20,7 +20,7 @@ with work_folder(Path(sys.argv[1]), "key", "precompute"):
 
 
 def stop(root: Path, key: str) -> None:
-    """Begin, and be interrupted."""
+    """Begin work in the folder, and interrupt it."""
 
     def work() -> None:
         with work_folder(root, key, "precompute") as folder:
@@ -38,7 +38,7 @@ def test_interrupted_work_is_found_and_finished_work_is_removed(tmp_path: Path) 
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["lock"]
 
 
-def test_work_of_another_key_is_removed(tmp_path: Path) -> None:
+def test_work_with_a_different_key_is_removed(tmp_path: Path) -> None:
     stop(tmp_path, "old")
     assert (tmp_path / "old").is_dir()
     with work_folder(tmp_path, "new", "precompute"):

@@ -97,7 +97,7 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("kind", FAULTY)
-def test_each_kind_of_corrupt_image_is_refused_by_name(kind: str) -> None:
+def test_each_kind_of_corrupt_image_is_refused_under_its_rule(kind: str) -> None:
     payload, rule, words = FAULTY[kind]
     cleaned = clean(sample("good.png", picture(7), "cat"), sample("bad.png", payload, "cat"))
     assert kept(cleaned) == ["good.png"]
@@ -120,7 +120,7 @@ def test_inspection_keeps_the_fault_of_an_unreadable_sample() -> None:
     ]
 
 
-def test_of_equal_pixels_one_is_kept_whatever_the_bytes() -> None:
+def test_one_of_several_images_with_equal_pixels_is_kept() -> None:
     image = Image.fromarray(pixels(1))
     samples = [
         sample("b", encode(image, compress_level=0), "cat"),
@@ -133,7 +133,7 @@ def test_of_equal_pixels_one_is_kept_whatever_the_bytes() -> None:
     assert cleaned.num_bad == 0
 
 
-def test_equal_palette_indices_with_other_colours_are_no_duplicates() -> None:
+def test_equal_palette_indices_with_different_colours_are_not_duplicates() -> None:
     images = [Image.new("P", (8, 8), 1) for _ in range(2)]
     images[0].putpalette([0, 0, 0, 255, 0, 0])
     images[1].putpalette([0, 0, 0, 0, 255, 0])
@@ -177,7 +177,7 @@ def test_equal_pictures_with_different_numbers_are_all_refused() -> None:
     assert refused(cleaned) == {"1": "conflicting_target", "2": "conflicting_target"}
 
 
-def test_kept_and_refused_are_what_was_read() -> None:
+def test_kept_and_refused_images_add_up_to_those_read() -> None:
     samples = [
         sample(str(index), picture(index % 7) if index % 3 else b"", "cat" if index % 5 else "dog")
         for index in range(60)
@@ -187,7 +187,7 @@ def test_kept_and_refused_are_what_was_read() -> None:
     assert cleaned.num_read == 60
 
 
-def test_the_order_of_files_does_not_matter() -> None:
+def test_clean_does_not_depend_on_the_order_of_files() -> None:
     samples = [
         sample(str(index), picture(index // 2), "cat" if index % 14 else "dog")
         for index in range(40)
@@ -201,7 +201,7 @@ def test_the_order_of_files_does_not_matter() -> None:
 
 
 @pytest.mark.process
-def test_the_number_of_workers_does_not_matter() -> None:
+def test_clean_does_not_depend_on_the_number_of_workers() -> None:
     samples = [
         sample(str(index), picture(index) if index % 9 else b"x", "cat") for index in range(700)
     ]
@@ -278,7 +278,7 @@ def test_the_report_counts_everything_and_shows_twenty_examples() -> None:
     ]
 
 
-def test_the_report_says_what_was_checked_and_why_the_rest_was_not() -> None:
+def test_the_report_lists_checked_rules_and_reasons_for_unchecked_ones() -> None:
     summary = summary_of(
         clean(sample("1", picture(1), "cat")),
         params=clean_params(rules={"blurred": None, "near_duplicate": None}),

@@ -41,7 +41,7 @@ def jpeg(image: Image.Image, **options: object) -> bytes:
 
 
 def with_comment(payload: bytes, comment: bytes) -> bytes:
-    """The same picture with other metadata."""
+    """Return the same picture with different metadata."""
     return payload[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + payload[2:]
 
 
@@ -91,7 +91,7 @@ def test_a_copy_with_other_bytes_is_an_exact_duplicate(make: object, subsampling
     )
 
 
-def test_equal_luma_with_other_colours_is_no_duplicate() -> None:
+def test_equal_luma_with_different_colours_is_not_a_duplicate() -> None:
     """The twin: digests of what was decoded first would call these equal."""
     luma, blue, red = photograph(1).convert("YCbCr").split()
     samples = [sample("a.jpg", jpeg(Image.merge("YCbCr", (luma, blue, red))), "cat")]
@@ -102,7 +102,7 @@ def test_equal_luma_with_other_colours_is_no_duplicate() -> None:
     assert cleaned.rows["flags"].to_pylist() == [["near_duplicate"]] * 2
 
 
-def test_the_same_bytes_are_read_once_more_at_most() -> None:
+def test_equal_bytes_are_reread_at_most_once() -> None:
     payloads = [jpeg(photograph(seed)) for seed in range(8)]
     samples = [sample(f"{index}.jpg", payloads[index % 4], "cat") for index in range(20)]
     cleaned, twice = clean(*samples)
@@ -122,7 +122,7 @@ def test_dissimilar_images_are_read_only_once() -> None:
 
 
 def test_low_contrast_images_are_compared_by_all_pixels() -> None:
-    """Of flat ones the thumbnails say nothing, and of stripes little."""
+    """The thumbnails of flat images say nothing, and those of stripes little."""
     stripes = Image.fromarray(
         np.repeat(np.linspace(0, 255, 150).astype(np.uint8), 200).reshape(150, 200)
     ).convert("RGB")
@@ -142,7 +142,7 @@ def test_low_contrast_images_are_compared_by_all_pixels() -> None:
 @pytest.mark.parametrize(
     "later", [jpeg(photograph(5)), b"", None], ids=["another", "empty", "gone"]
 )
-def test_images_that_change_during_clean_are_named(later: bytes | None) -> None:
+def test_error_names_images_that_change_during_clean(later: bytes | None) -> None:
     payload = jpeg(photograph(1))
     samples = [
         sample("a.jpg", payload, "cat"),

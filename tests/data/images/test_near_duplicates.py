@@ -86,7 +86,9 @@ def test_mirrored_images_are_not_near_duplicates(originals: NDArray[np.uint8]) -
     assert len(find_pairs(np.concatenate([originals, mirrored]), BITS).pairs) == 0
 
 
-def test_the_order_of_the_pictures_does_not_matter(originals: NDArray[np.uint8]) -> None:
+def test_near_duplicates_do_not_depend_on_the_order_of_pictures(
+    originals: NDArray[np.uint8],
+) -> None:
     noisy = np.clip(
         originals + np.random.default_rng(0).integers(-9, 10, originals.shape), 0, 255
     ).astype(np.uint8)
@@ -100,7 +102,7 @@ def test_the_order_of_the_pictures_does_not_matter(originals: NDArray[np.uint8])
 
 
 def noisy(originals: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
-    """The pictures, and each of them with Gaussian noise of `sigma` grey levels."""
+    """Return the pictures, and a copy of each with Gaussian noise of `sigma` grey levels."""
     noise = np.random.default_rng(0).normal(0, sigma, originals.shape)
     return np.concatenate([originals, np.clip(originals + noise, 0, 255).astype(np.uint8)])
 
@@ -120,7 +122,7 @@ def test_near_duplicates_differ_in_at_most_the_allowed_number_of_bits(
         assert (len(pairs) > 0) == (max_bits > 0)
 
 
-def test_pictures_with_near_hashes_that_correlate_too_little_are_no_duplicates(
+def test_pictures_with_similar_hashes_but_low_correlation_are_not_duplicates(
     originals: NDArray[np.uint8],
 ) -> None:
     pictures = noisy(originals, 25)
@@ -143,7 +145,7 @@ def test_a_hash_does_not_depend_on_its_neighbours(originals: NDArray[np.uint8]) 
         assert np.array_equal(together.weakest[row], alone.weakest[0])
 
 
-def test_a_crowd_of_equal_pictures_stays_together_without_comparing_all_with_all() -> None:
+def test_many_equal_pictures_form_one_cluster_without_comparing_all_pairs() -> None:
     crowd = np.tile(thumbnail(photograph(1)), (1000, 1))
     twins = find_pairs(crowd, BITS)
     assert len(twins.pairs) < 1000 * 100
@@ -169,7 +171,7 @@ def test_a_chain_of_similar_images_does_not_merge_the_data_set() -> None:
     assert np.bincount(cluster_roots(weak, 1000) + 1)[1:].max(initial=0) <= 20
 
 
-def test_a_chain_below_the_limit_and_a_crowd_of_real_copies_stay() -> None:
+def test_short_chains_and_large_clusters_of_true_copies_stay_whole() -> None:
     assert set(cluster_roots(chain(20, MIN_CORRELATION), 1000)[:20].tolist()) == {0}
     assert set(cluster_roots(chain(1000, 0.999), 1000).tolist()) == {0}
 

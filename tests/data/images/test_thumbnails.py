@@ -8,7 +8,7 @@ from slipway.data.images.thumbnails import thumbnail_file
 
 
 def facts(*thumbnails: bytes | None) -> pa.RecordBatch:
-    """Rows of FACTS with nothing but these."""
+    """Return rows of FACTS with only these thumbnails."""
     nulls = [None] * len(thumbnails)
     columns = [
         pa.array(thumbnails if field.name == "thumbnail" else nulls, field.type) for field in FACTS
@@ -16,7 +16,7 @@ def facts(*thumbnails: bytes | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=FACTS)
 
 
-def test_a_thumbnail_is_found_by_the_number_of_its_row() -> None:
+def test_a_thumbnail_is_found_by_its_row_number() -> None:
     batch = facts(b"a" * 256, None, b"b" * 256, b"c" * 256)
     with thumbnail_file() as file:
         taken = [file.take_from(batch), file.take_from(batch.slice(2))]

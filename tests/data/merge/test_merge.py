@@ -67,7 +67,7 @@ def base_images(folder: Path, form: str) -> Path:
 
 
 def collected_images(path: Path, labels: dict[int, str | None]) -> Path:
-    """As `slipway.traffic.collect` writes them."""
+    """Write collected images as `slipway.traffic.collect` does."""
     images = pa.array([{"bytes": picture(seed), "path": None} for seed in labels], IMAGE_TYPE)
     pq.write_table(
         pa.table({"image": images, "label": pa.array(list(labels.values()), pa.string())}), path
@@ -89,9 +89,7 @@ def counts(report: MergeReport) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_merge_takes_images_in_every_layout_and_neither_loses_nor_doubles_one(
-    tmp_path: Path, form: str
-) -> None:
+def test_merge_keeps_each_image_once_in_every_layout(tmp_path: Path, form: str) -> None:
     data = data_params(base_images(tmp_path / "old", form))
     collected = collected_images(
         tmp_path / "collected.parquet", {2: "cat", 10: "dog", 11: "bird"}
@@ -111,7 +109,7 @@ def test_merge_takes_images_in_every_layout_and_neither_loses_nor_doubles_one(
 
 
 @pytest.mark.parametrize("kind", ["images", "table"])
-def test_a_column_that_no_reader_takes_is_omitted_and_said(tmp_path: Path, kind: str) -> None:
+def test_merge_omits_and_reports_a_column_of_unsupported_type(tmp_path: Path, kind: str) -> None:
     boxes = {"boxes": [[1, 2]] * 30, "label": ["cat", "dog"] * 15}
     if kind == "images":
         images = pa.array(
@@ -138,7 +136,7 @@ def test_a_column_that_no_reader_takes_is_omitted_and_said(tmp_path: Path, kind:
     assert "boxes" not in pq.read_table(tmp_path / "next.parquet").column_names
 
 
-def test_merging_again_doubles_nothing_and_takes_the_newer_label(tmp_path: Path) -> None:
+def test_merging_again_adds_no_duplicate_and_takes_the_newer_label(tmp_path: Path) -> None:
     data = data_params(base_images(tmp_path / "old", "folder"))
     first = tmp_path / "first.parquet"
     merge(data, collected_images(tmp_path / "a.parquet", {10: "dog", 11: "bird"}), first)
@@ -153,7 +151,7 @@ def test_merging_again_doubles_nothing_and_takes_the_newer_label(tmp_path: Path)
     assert pq.read_table(first)[MARK].to_pylist() == [False] * 6 + [True] * 3
 
 
-def test_another_label_in_the_old_data_keeps_both_and_is_said(
+def test_merge_keeps_and_reports_rows_with_conflicting_labels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = data_params(base_images(tmp_path / "old", "folder"))
@@ -166,7 +164,7 @@ def test_another_label_in_the_old_data_keeps_both_and_is_said(
     )
 
 
-def test_variants_of_a_label_are_one(tmp_path: Path) -> None:
+def test_merge_treats_mapped_spellings_of_a_label_as_one(tmp_path: Path) -> None:
     data = data_params(base_images(tmp_path / "old", "paths.csv"), label_map={"cat": "Cat"})
     report = merge(
         data, collected_images(tmp_path / "a.parquet", {2: "Cat"}), tmp_path / "next.parquet"
@@ -178,7 +176,7 @@ def test_variants_of_a_label_are_one(tmp_path: Path) -> None:
     }
 
 
-def test_numbers_as_classes_and_collected_text_are_one_column(tmp_path: Path) -> None:
+def test_numeric_classes_and_collected_texts_merge_into_one_column(tmp_path: Path) -> None:
     images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(3)], IMAGE_TYPE)
     pq.write_table(pa.table({"image": images, "label": [0, 1, 2]}), tmp_path / "old.parquet")
     data = data_params(tmp_path / "old.parquet")
@@ -189,7 +187,7 @@ def test_numbers_as_classes_and_collected_text_are_one_column(tmp_path: Path) ->
     assert pq.read_table(tmp_path / "next.parquet")["label"].to_pylist() == ["0", "1", "2", "2"]
 
 
-def test_groups_weights_and_own_splits_stay_and_collected_rows_have_harmless_ones(
+def test_merge_keeps_groups_weights_and_splits_and_gives_new_rows_own_groups(
     tmp_path: Path,
 ) -> None:
     images = pa.array([{"bytes": picture(seed), "path": None} for seed in range(3)], IMAGE_TYPE)
@@ -271,7 +269,7 @@ def test_merge_writes_the_split_of_shards_to_a_column(tmp_path: Path) -> None:
     ]
 
 
-def test_refused_rows_of_the_old_data_stay_refused(tmp_path: Path) -> None:
+def test_refused_rows_of_the_base_data_stay_refused(tmp_path: Path) -> None:
     path = base_images(tmp_path / "old", "paths.csv")
     path.write_text(path.read_text() + "images/none.png,cat,s\nimages/1.png,,s\nonly\n")
     data = data_params(path)
@@ -317,7 +315,7 @@ def write_base_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Pat
 
 
 def write_collected_table(path: Path) -> Path:
-    """The typed inputs, as `slipway.traffic.collect` writes them; row 0 is that of the base."""
+    """Write typed inputs as `slipway.traffic.collect` does; row 0 is that of the base."""
     columns = {
         "a": [0.5, 100.25, None],
         "colour": ["blue", "red", "blue"],
@@ -381,7 +379,7 @@ def merged_columns(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_merging_turns_no_ignored_column_into_an_input(
+def test_merging_does_not_turn_ignored_columns_into_inputs(
     tmp_path: Path, cells: Callable[[int], Any], reason: str
 ) -> None:
     rows = [
@@ -410,7 +408,7 @@ def test_merging_turns_no_ignored_column_into_an_input(
     ],
     ids=["booleans", "spelling variants", "numbers"],
 )
-def test_the_old_rows_keep_classes_and_ids_whatever_the_classes_are_stored_as(
+def test_base_rows_keep_classes_and_ids_for_every_type_of_class_column(
     tmp_path: Path, labels: list[Any], new_labels: list[str], label_map: dict[str, str]
 ) -> None:
     rows = [
@@ -442,7 +440,7 @@ def test_merge_accepts_base_rows_without_any_label(tmp_path: Path) -> None:
     assert counts(merge(data, tmp_path / "new.parquet", tmp_path / "next.parquet")) == (60, 1, 0, 0)
 
 
-def test_a_date_in_another_form_is_the_same_date(tmp_path: Path) -> None:
+def test_merge_treats_a_date_in_two_forms_as_equal(tmp_path: Path) -> None:
     rows = [
         {"a": (7 * row) % 61 + 0.5, "day": f"2020-01-{1 + row % 28:02d}", "label": str(row % 2)}
         for row in range(60)
@@ -463,7 +461,7 @@ def test_a_date_in_another_form_is_the_same_date(tmp_path: Path) -> None:
     [["0", "1"], [None, "1"], ["1", None]],
     ids=["another truth", "the last has one", "the first has one"],
 )
-def test_new_rows_with_one_value_in_two_forms_are_added_once_however_often_they_are_merged(
+def test_a_new_row_written_in_two_forms_is_added_once(
     tmp_path: Path, labels: list[str | None]
 ) -> None:
     rows = [
@@ -510,7 +508,7 @@ def test_categories_are_compared_as_text_and_numbers_as_numbers(
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
 @pytest.mark.parametrize("kind", ["images", "table"])
-def test_what_holds_collected_rows_is_private(tmp_path: Path, kind: str, umask: int) -> None:
+def test_only_the_owner_can_read_the_merged_file(tmp_path: Path, kind: str, umask: int) -> None:
     if kind == "images":
         data = data_params(base_images(tmp_path / "old", "folder"))
         collected = collected_images(tmp_path / "collected.parquet", {10: "cat"})
@@ -556,7 +554,7 @@ def test_columns_that_the_user_corrected_stay_corrected(tmp_path: Path) -> None:
     assert [each.name for each in after.types] == [each.name for each in before.types]
 
 
-def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
+def test_merge_refuses_tables_with_different_columns(tmp_path: Path) -> None:
     data = raw_files.data_params(raw_files.numbered_csv(tmp_path / "old.csv"))
     pq.write_table(
         pa.table({"a": [0.5], "c": [0.0], "target": [0.0]}), tmp_path / "collected.parquet"
@@ -566,7 +564,7 @@ def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "next.parquet").exists()
 
 
-def test_the_command_takes_the_projects_own_data_even_out_of_an_archive(
+def test_the_merge_command_reads_the_projects_data_even_from_an_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tarfile.open(tmp_path / "old.tar", "w") as archive:

@@ -25,7 +25,7 @@ def written(labels: list[str], form: str) -> Any:
 
 
 def base_rows(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """60 rows with two inputs, and in turn the cells."""
+    """Return 60 rows with two inputs and the cells in turn."""
     return [
         {"a": (7 * row) % 61 + 0.5, "b": f"{row % 3}", **cells[row % len(cells)]}
         for row in range(60)

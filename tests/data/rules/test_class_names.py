@@ -15,21 +15,21 @@ def test_spellings_of_one_word_are_mapped_to_the_most_frequent_one() -> None:
     }
 
 
-def test_a_label_map_to_paste_keeps_the_present_one_and_the_words_text() -> None:
+def test_the_proposed_label_map_keeps_current_entries_and_quotes_yes_and_no() -> None:
     (hint,) = class_hints({"YES": 4, "yes": 5, "no": 5}, {"chat": "cat"})
     assert "'YES' (4 rows) and 'yes' (5)" in hint
     pasted = yaml.safe_load(hint.partition("params.yaml:\n")[2])
     assert pasted == {"label_map": {"chat": "cat", "YES": "yes"}}
 
 
-def test_ten_times_as_many_rows_are_an_imbalance() -> None:
+def test_a_class_with_ten_times_the_rows_is_reported_as_an_imbalance() -> None:
     assert class_hints({"a": 99, "b": 10}, {}) == []
     (hint,) = class_hints({"a": 100, "b": 10}, {})
     assert "'a' has 100 of 110 rows, 'b' has 10" in hint
     assert "class_weights: balanced" in hint
 
 
-def test_a_label_map_to_paste_leads_each_name_to_the_final_one() -> None:
+def test_the_proposed_label_map_maps_each_name_to_its_final_spelling() -> None:
     (hint,) = class_hints({"Cat": 4, "cat": 5}, {"kat": "Cat"})
     pasted = yaml.safe_load(hint.partition("params.yaml:\n")[2])
     assert pasted == {"label_map": {"kat": "cat", "Cat": "cat"}}

@@ -34,7 +34,7 @@ FOLDER = {
 
 
 def pack(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    """An archive of files with exactly these names, in this order."""
+    """Write an archive of files with exactly these names, in this order."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members:
@@ -107,7 +107,7 @@ def intruders(root: Path) -> list[str]:
     return sorted({path.relative_to(root).as_posix() for path in found})
 
 
-def test_a_careless_unpacking_is_noticed(tmp_path: Path) -> None:
+def test_the_check_for_intruders_finds_a_fully_trusted_unpacking(tmp_path: Path) -> None:
     """The twin of every test with `guarded`: the same archive, unpacked with full trust."""
     (tmp_path / "inside" / "archives").mkdir(parents=True)
     path = tar_of(
@@ -148,7 +148,7 @@ def test_an_archive_of_a_folder_gives_the_same_samples_as_the_folder(
 
 
 @EVERY_KIND
-def test_a_single_top_folder_is_skipped_and_macos_files_are_no_class(
+def test_a_single_top_folder_is_skipped_and_macos_files_are_not_a_class(
     guarded: Path, ending: str
 ) -> None:
     members = [
@@ -170,7 +170,7 @@ def test_a_table_with_its_images_is_found(
     assert (sample.source, sample.label, sample.payload) == ("0:images/1.png", "cat", picture(1))
 
 
-def test_data_that_is_no_archive_stays_unchanged(tmp_path: Path) -> None:
+def test_data_without_an_archive_stays_unchanged(tmp_path: Path) -> None:
     (tmp_path / "folder.zip").mkdir()
     for name in ("folder.zip", "missing.zip", "table.csv"):
         data = data_params(tmp_path / name)
@@ -236,19 +236,19 @@ BAD_NAMES = {
 
 
 @pytest.mark.parametrize(("name", "problem"), BAD_NAMES.items(), ids=range(len(BAD_NAMES)))
-def test_a_name_that_could_leave_the_folder_is_a_problem(name: str, problem: str) -> None:
+def test_name_problem_finds_names_that_are_unsafe_on_some_system(name: str, problem: str) -> None:
     assert problem in str(name_problem(name))
 
 
 @pytest.mark.parametrize(
     "name", ["a/1.png", "./a/1.png", "a..b/..c", "a//b", "ä/ö.png", "a/" + "x" * 255, ""]
 )
-def test_an_ordinary_name_is_no_problem(name: str) -> None:
+def test_name_problem_accepts_ordinary_names(name: str) -> None:
     assert name_problem(name) is None
 
 
 @EVERY_KIND
-def test_every_bad_member_is_named_in_one_pass(guarded: Path, ending: str) -> None:
+def test_one_error_names_every_bad_member(guarded: Path, ending: str) -> None:
     members = [("a/1.png", b"x"), *((name, b"evil") for name in BAD_NAMES), ("b/1.png", b"x")]
     text = refusal(pack(guarded.parents[1] / f"in{ending}", members), guarded)
     assert f"has {len(BAD_NAMES)} members that may not be unpacked" in text
@@ -337,7 +337,7 @@ def test_links_and_devices_in_a_zip_are_refused(guarded: Path, mode: int, proble
 
 
 def patched(path: Path, signature: bytes, offset: int, value: int) -> Path:
-    """The last record with `signature` gets `value` as its 16-bit number at `offset`."""
+    """Set the 16-bit number at `offset` of the last record with `signature` to `value`."""
     content = bytearray(path.read_bytes())
     place = content.rfind(signature) + offset
     content[place : place + 2] = value.to_bytes(2, "little")
@@ -363,7 +363,7 @@ def test_an_unknown_compression_is_refused(guarded: Path) -> None:
 
 
 @EVERY_KIND
-def test_as_many_members_as_allowed_pass_and_one_more_is_refused(
+def test_an_archive_may_have_exactly_the_maximum_number_of_members(
     guarded: Path, ending: str
 ) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", [(f"a/{number}", b"x") for number in range(10)])
@@ -392,7 +392,7 @@ def test_a_zip_whose_headers_lie_about_its_size_is_refused(guarded: Path) -> Non
     assert "'a/bomb': damaged" in refusal(path, guarded)
 
 
-def test_a_sparse_tar_that_swells_is_refused(guarded: Path) -> None:
+def test_a_sparse_tar_that_expands_too_much_is_refused(guarded: Path) -> None:
     """A few bytes that stand for a gigabyte of zeros, which no compressed stream gives away."""
     member = tarfile.TarInfo("a/holes")
     member.pax_headers = {
@@ -416,7 +416,7 @@ def test_a_tar_header_of_a_gigabyte_is_not_read_into_memory(guarded: Path) -> No
 
 
 @pytest.mark.parametrize("num_bytes", [100, 5_000, 2 << 20])
-def test_a_disk_that_is_full_at_any_write_is_no_damage_of_the_archive(
+def test_a_disk_that_fills_up_is_not_reported_as_a_damaged_archive(
     num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(_path: Path, _mode: str, **_arguments: object) -> io.BufferedIOBase:
@@ -428,7 +428,7 @@ def test_a_disk_that_is_full_at_any_write_is_no_damage_of_the_archive(
         archives._copy(member, tmp_path / "a.png", num_bytes)
 
 
-def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(guarded: Path) -> None:
+def test_too_little_disk_space_is_refused_before_anything_is_written(guarded: Path) -> None:
     entry = bytearray(zip_entry("a/0000000"))
     entry[24:28] = (0xFFFFFFFE).to_bytes(4, "little")  # 4 GiB each, 20 TB in all
     table = b"".join(bytes(entry[:46]) + f"a/{number:07}".encode() for number in range(5000))

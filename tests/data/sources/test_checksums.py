@@ -45,7 +45,7 @@ def refused(cleaned: Cleaned) -> dict[str, str]:
     return {row["source"]: row["rule"] for row in cleaned.quarantine.to_pylist()}
 
 
-def test_listed_files_are_kept_and_the_list_itself_is_no_sample(data: DataParams) -> None:
+def test_listed_files_are_kept_and_the_list_itself_is_not_a_sample(data: DataParams) -> None:
     cleaned = clean(data)
     assert (cleaned.num_read, cleaned.rows.num_rows, refused(cleaned)) == (4, 4, {})
 
@@ -117,7 +117,7 @@ def test_escaped_names_are_read_from_the_list(data: DataParams) -> None:
 
 
 def test_files_with_escaped_names_are_checked(data: DataParams) -> None:
-    """The twin: what is altered under such a name is seen."""
+    """The twin: an altered file with such a name is detected."""
     root = Path(data.path)
     write_odd_names(root)
     for seed, name in enumerate(ODD):
@@ -154,9 +154,7 @@ def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_checksum_list_is_refused(
-    tmp_path: Path, content: str, words: str
-) -> None:
+def test_a_malformed_checksum_list_is_refused(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "sums").write_text(content)
     with pytest.raises(DataError, match="sha256sum") as raised:
         read_checksums(tmp_path / "sums", data_params(tmp_path))

@@ -41,7 +41,7 @@ def test_separator_and_comments_before_the_header_are_skipped(tmp_path: Path, be
         ('# by "A, B", of 2024\n#id;"b;c"\n1;2\n', ["#id", "b;c"]),
     ],
 )
-def test_a_header_that_begins_with_a_sign_is_no_comment(
+def test_a_header_that_begins_with_a_hash_sign_is_not_a_comment(
     tmp_path: Path, text: str, names: list[str]
 ) -> None:
     assert column_names(write_csv(tmp_path / "t.csv", text)) == names

@@ -61,7 +61,7 @@ def test_the_first_sheet_of_a_workbook_is_the_table(
     assert "reads the first of 2 sheets, 'Sheet'" in capsys.readouterr().out
 
 
-def test_a_last_column_without_cells_is_a_column(tmp_path: Path) -> None:
+def test_an_empty_last_column_is_kept(tmp_path: Path) -> None:
     path = workbook(tmp_path / "t.xlsx", [["a", "note"], [1], [2]])
     assert columns(path) == {"a": [1, 2], "note": [None, None]}
 
@@ -74,7 +74,7 @@ def test_a_last_column_without_cells_is_a_column(tmp_path: Path) -> None:
         ([[], [None]], "is empty"),
     ],
 )
-def test_a_sheet_that_is_no_table_is_refused(
+def test_a_sheet_that_is_not_a_table_is_refused(
     tmp_path: Path, rows: list[list[Any]], said: str
 ) -> None:
     with pytest.raises(DataError, match=said):
@@ -91,7 +91,7 @@ def test_a_bomb_in_a_workbook_is_refused_before_it_is_read(tmp_path: Path) -> No
         columns(path, ArchiveLimits(3, 10**6))
 
 
-def test_a_sheet_that_swells_as_a_table_is_refused(tmp_path: Path) -> None:
+def test_a_sheet_that_expands_too_much_as_a_table_is_refused(tmp_path: Path) -> None:
     name = random.Random(0).randbytes(5000).hex()  # written again for each row
     path = workbook(tmp_path / "t.xlsx", [[name], *([number] for number in range(1000))])
     with pytest.raises(DataError, match=r"which clean\.max_archive_ratio does not allow"):
@@ -100,7 +100,7 @@ def test_a_sheet_that_swells_as_a_table_is_refused(tmp_path: Path) -> None:
     assert columns(path, ArchiveLimits(100, 2000)) == {name: [float(n) for n in range(1000)]}
 
 
-def test_a_row_number_beyond_the_sheet_is_refused_in_little_time(tmp_path: Path) -> None:
+def test_a_row_number_beyond_the_sheet_is_refused_quickly(tmp_path: Path) -> None:
     path = workbook(tmp_path / "t.xlsx", [["a"], [1]])
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -115,7 +115,7 @@ def test_a_row_number_beyond_the_sheet_is_refused_in_little_time(tmp_path: Path)
 
 
 @pytest.mark.parametrize("damaged", [b"", b"PK\x03\x04", b"a,b\n1,2\n" * 9])
-def test_a_file_that_is_no_workbook_is_refused(tmp_path: Path, damaged: bytes) -> None:
+def test_a_file_that_is_not_a_workbook_is_refused(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "t.xlsx").write_bytes(damaged)
     with pytest.raises(DataError, match="damaged or cut off"):
         columns(tmp_path / "t.xlsx")

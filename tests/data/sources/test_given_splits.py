@@ -114,7 +114,7 @@ def test_nested_folders_hidden_files_and_macos_files_change_nothing(tmp_path: Pa
     assert said(read(root)) == {(split, label): 2 for split in THREE for label in "ab"}
 
 
-def test_files_beside_split_or_class_folders_are_refused_by_name_and_are_no_class(
+def test_files_beside_split_or_class_folders_are_refused_as_missing_label(
     tmp_path: Path,
 ) -> None:
     root = write_splits(tmp_path, THREE)
@@ -169,7 +169,7 @@ def test_pool_reads_the_classes_and_leaves_the_split_to_slipway(tmp_path: Path) 
     assert described(root, split_folders="pool") == ""
 
 
-def test_classes_takes_the_names_of_split_folders_for_classes(tmp_path: Path) -> None:
+def test_split_folders_are_read_as_classes_if_the_params_say_so(tmp_path: Path) -> None:
     assert said(read(write_splits(tmp_path, THREE), split_folders="classes")) == {
         (None, split): 4 for split in THREE
     }
@@ -193,7 +193,7 @@ def test_only_train_must_have_every_class(
     assert said(read(more, label_map={"c": "b"}))[("test", "b")] == 4
 
 
-def test_a_class_folder_without_files_is_no_class(tmp_path: Path) -> None:
+def test_a_class_folder_without_files_is_not_a_class(tmp_path: Path) -> None:
     root = write_splits(tmp_path, {"train": "ab", "test": "ab"})
     (root / "test" / "c").mkdir()
     (root / "val").mkdir()
@@ -208,7 +208,7 @@ def test_a_class_folder_without_files_is_no_class(tmp_path: Path) -> None:
         ({"train": "", "test": ""}, "so their classes are unknown"),
     ],
 )
-def test_images_without_classes_are_no_class_but_a_reason_to_refuse(
+def test_a_split_folder_with_images_but_no_class_folders_is_refused(
     tmp_path: Path, splits: dict[str, str], expected: str
 ) -> None:
     text = refusal(write_splits(tmp_path, splits))
@@ -445,7 +445,7 @@ def test_shards_that_name_fewer_than_two_splits_are_one_table(
     ]
 
 
-def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
+def test_error_names_shards_with_different_columns(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.parquet", [1])
     write_shard(tmp_path / "b.parquet", [2], size=[3])
     pq.write_table(pa.table({"image": [b""], "label": [1]}), tmp_path / "c.parquet")
@@ -455,7 +455,7 @@ def test_shards_of_other_columns_are_refused_by_name(tmp_path: Path) -> None:
     assert "  a.parquet: " not in text
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+def test_error_names_a_missing_shard(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-00000-of-00003.parquet", [1])
     write_shard(tmp_path / "train-00002-of-00003.parquet", [2])
     assert "lacks the shards train-00001-of-00003" in refusal(tmp_path)
@@ -498,7 +498,7 @@ def test_a_split_column_overrides_the_names_of_shards(tmp_path: Path) -> None:
 # copies in several given splits
 
 
-def test_of_equal_images_the_one_in_test_is_kept_and_the_leak_reported(tmp_path: Path) -> None:
+def test_clean_keeps_the_test_copy_of_equal_images_and_reports_the_leak(tmp_path: Path) -> None:
     root = write_splits(tmp_path, THREE)
     for split in ("train", "val"):
         (root / split / "a" / "copy.png").write_bytes((root / "test" / "a" / "0.png").read_bytes())
@@ -514,7 +514,7 @@ def test_of_equal_images_the_one_in_test_is_kept_and_the_leak_reported(tmp_path:
     assert "copies of rows in another given split: 3; the copy in test" in cleaned.summary()
 
 
-def test_copies_inside_one_given_split_are_no_leak(tmp_path: Path) -> None:
+def test_copies_inside_one_given_split_are_not_a_leak(tmp_path: Path) -> None:
     root = write_splits(tmp_path, THREE)
     (root / "train" / "a" / "copy.png").write_bytes((root / "train" / "a" / "0.png").read_bytes())
     data = data_params(root)
@@ -526,7 +526,7 @@ def test_copies_inside_one_given_split_are_no_leak(tmp_path: Path) -> None:
     assert "another given split" not in cleaned.summary()
 
 
-def test_of_equal_rows_the_one_in_test_is_kept_and_the_leak_reported(
+def test_clean_keeps_the_test_copy_of_equal_rows_and_reports_the_leak(
     tmp_path: Path,
 ) -> None:
     rows = {
@@ -547,7 +547,7 @@ def test_of_equal_rows_the_one_in_test_is_kept_and_the_leak_reported(
     ]
 
 
-def test_the_split_of_shards_is_no_input_and_does_not_change_row_ids(tmp_path: Path) -> None:
+def test_the_split_of_shards_is_not_an_input_and_does_not_change_row_ids(tmp_path: Path) -> None:
     rows = {
         "a": [float(7 * row % 31) for row in range(30)],
         "target": [row * 5 % 29 for row in range(30)],

@@ -69,7 +69,7 @@ def test_tables_are_joined_in_order_and_each_row_knows_its_source(raw: Path) -> 
     ]
 
 
-def test_clean_names_the_source_of_every_row_as_the_later_stages_do(raw: Path) -> None:
+def test_clean_and_later_stages_use_equal_sources_and_ids(raw: Path) -> None:
     for number, name in enumerate("ab"):
         numbered_csv(raw / f"{name}.csv", 30, **{f"a_{4 + number}": "x"})
     with (raw / "a.csv").open("a") as file:
@@ -87,7 +87,7 @@ def test_clean_names_the_source_of_every_row_as_the_later_stages_do(raw: Path) -
     assert found == dict(zip(sources, cleaned.rows["id"].to_pylist(), strict=True))
 
 
-def test_a_joined_row_has_the_id_that_it_has_alone(raw: Path) -> None:
+def test_a_row_has_the_same_id_joined_and_alone(raw: Path) -> None:
     write_three(raw)
     types = [ColumnType(name="x", kind="number", required=False, min=None, max=None)]
     [(_, alone, _)] = read_json_rows(table_params(raw / "2024/april.csv"), types, {"0"})
@@ -147,7 +147,7 @@ def test_an_entry_without_match_and_a_file_matched_twice_are_refused(
         source_names(joined(raw, *sources))
 
 
-def test_a_thousand_sources_are_found_in_little_time(raw: Path) -> None:
+def test_a_thousand_sources_are_found_quickly(raw: Path) -> None:
     for number in range(1000):
         (raw / f"{number}.csv").touch()
     data = joined(raw, "*.csv")
@@ -163,7 +163,7 @@ def test_a_glob_leaves_out_hidden_files_and_those_of_dvc(raw: Path) -> None:
     assert source_names(joined(raw, "[b].csv")) == ["[b].csv"]
 
 
-def test_tables_of_different_columns_are_refused_by_name(raw: Path) -> None:
+def test_error_names_joined_tables_with_different_columns(raw: Path) -> None:
     write_three(raw)
     (raw / "c.csv").write_text("x,target,more\n1,2,3\n")
     with pytest.raises(DataError, match=r"c\.csv: kind is missing, text in b\.csv\n.*more is text"):
@@ -173,7 +173,7 @@ def test_tables_of_different_columns_are_refused_by_name(raw: Path) -> None:
         read_table_of(joined(raw, "b.csv", "d.parquet"))
 
 
-def test_sources_need_a_folder(raw: Path) -> None:
+def test_data_sources_require_a_folder_as_data_path(raw: Path) -> None:
     write_three(raw)
     with pytest.raises(DataError, match=r"b\.csv' is not a folder"):
         read_table_of(joined(raw / "b.csv", "b.csv"))

@@ -46,7 +46,7 @@ def test_rows_of_a_wrong_length_are_named_by_number_and_the_rest_is_read(tmp_pat
     assert table.num_read == 5
 
 
-def test_a_byte_order_mark_and_a_missing_last_newline_are_no_content(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_a_missing_final_newline_are_ignored(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", b"\xef\xbb\xbfa,b\n1,2"))
     assert list(table.columns) == ["a", "b"]
     assert cells(table.columns["b"]) == ["2"]
@@ -57,7 +57,7 @@ def test_bytes_that_are_not_utf8_affect_only_their_cell(tmp_path: Path) -> None:
     assert cells(table.columns["b"]) == ["\ufffd", "x"]
 
 
-def test_a_malformed_row_that_is_no_utf8_is_named_too(tmp_path: Path) -> None:
+def test_a_malformed_row_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", b"a,b\n1,\xff,3\n2,x\n"))
     assert table.malformed == [(0, "3 columns, the header has 2")]
     assert table.numbers.tolist() == [1]
@@ -69,7 +69,7 @@ def test_a_row_longer_than_a_block_is_read(tmp_path: Path) -> None:
     assert cells(table.columns["a"]) == ["1", long, "4"]
 
 
-def test_a_quote_that_does_not_close_is_an_error_and_swallows_no_rows(tmp_path: Path) -> None:
+def test_an_unclosed_quote_is_an_error_and_hides_no_rows(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not closed"):
         read_raw_table(write_csv(tmp_path / "t.csv", 'a,b\n1,"2\n3,4\n5,6\n'))
 
@@ -83,14 +83,14 @@ def test_a_quote_that_does_not_close_is_an_error_and_swallows_no_rows(tmp_path: 
         (b"\xff,b\n1,2\n", "header that is not UTF-8"),
     ],
 )
-def test_a_file_that_is_no_csv_is_a_data_error(
+def test_a_file_that_is_not_a_csv_is_a_data_error(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         read_raw_table(write_csv(tmp_path / "t.csv", content))
 
 
-def test_a_table_that_is_no_parquet_is_a_data_error(tmp_path: Path) -> None:
+def test_a_table_that_is_not_parquet_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a readable Parquet file"):
         read_raw_table(write_csv(tmp_path / "t.parquet", b"PAR1 nonsense PAR1"))
 
@@ -132,14 +132,14 @@ def test_parquet_types_become_text_numbers_and_booleans(tmp_path: Path) -> None:
     )
 
 
-def test_a_type_without_a_kind_is_kept_as_other(tmp_path: Path) -> None:
+def test_a_parquet_type_without_a_kind_is_stored_as_other(tmp_path: Path) -> None:
     pq.write_table(pa.table({"list": [[1], [2]]}), tmp_path / "t.parquet")
     column = read_raw_table(tmp_path / "t.parquet").columns["list"]
     assert column.stored == "other"
     assert np.array_equal(column.codes, [-1, -1])
 
 
-def test_a_file_that_is_no_parquet_is_named_in_sentences(tmp_path: Path) -> None:
+def test_error_for_a_file_that_is_not_parquet_has_single_full_stops(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 and nothing that is Parquet")
     with pytest.raises(DataError, match="is not a readable Parquet file") as refused:

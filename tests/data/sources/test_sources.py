@@ -236,7 +236,7 @@ def test_the_bytes_of_a_source_depend_only_on_path_task_and_image_column(
     assert found == [(sample.source, sample.payload) for sample in read(table)]
 
 
-def test_another_image_column_gives_other_bytes(tmp_path: Path) -> None:
+def test_a_different_image_column_gives_different_bytes(tmp_path: Path) -> None:
     table = write_parquet(tmp_path / "a.parquet", [picture(1)], ["1"], other=[picture(2)])
     assert [sample.payload for sample in read(table, image_column="other")] == [picture(2)]
 
@@ -299,7 +299,7 @@ def test_a_path_that_holds_no_data_set_is_refused_with_what_was_found(
 
 
 @pytest.mark.parametrize("read_it", [count_samples, find_table])
-def test_an_address_is_refused_with_how_to_fetch_it(
+def test_error_for_a_url_as_data_path_says_how_to_fetch_it(
     read_it: Callable[[DataParams], object],
 ) -> None:
     data = data_params(Path()).model_copy(update={"path": "s3://bucket/photos.zip"})
@@ -310,7 +310,7 @@ def test_an_address_is_refused_with_how_to_fetch_it(
 
 
 @pytest.mark.parametrize("read_it", [count_samples, find_table])
-def test_a_glob_as_the_path_is_refused_with_the_keys_that_take_it(
+def test_error_for_a_glob_as_data_path_proposes_data_sources(
     tmp_path: Path, read_it: Callable[[DataParams], object]
 ) -> None:
     with pytest.raises(DataError) as error:
@@ -320,7 +320,7 @@ def test_a_glob_as_the_path_is_refused_with_the_keys_that_take_it(
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_a_csv_without_a_line_is_called_empty(tmp_path: Path, content: bytes) -> None:
+def test_error_for_a_csv_without_lines_calls_it_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(DataError, match="is empty, expected a header and rows"):
         read(tmp_path / "a.csv")
@@ -341,7 +341,7 @@ def test_a_link_to_a_parent_folder_is_refused_and_does_not_loop(tmp_path: Path) 
         read(tmp_path)
 
 
-def test_a_linked_class_folder_is_read_if_it_lies_in_the_data_and_else_refused_by_name(
+def test_a_linked_class_folder_is_read_only_if_it_lies_in_the_data(
     tmp_path: Path,
 ) -> None:
     write_folder(tmp_path / "images", {"cat/indoors": [picture(1)]})
@@ -357,7 +357,7 @@ def test_a_linked_class_folder_is_read_if_it_lies_in_the_data_and_else_refused_b
 
 
 @pytest.mark.parametrize("layout", ["folder", "csv"])
-def test_a_linked_file_that_leaves_the_data_is_refused_by_name_unless_dvc_linked_it(
+def test_a_linked_file_outside_the_data_is_refused_unless_dvc_linked_it(
     tmp_path: Path, layout: str
 ) -> None:
     cached = tmp_path / "cache/files/md5/ab" / ("0" * 30)
@@ -450,7 +450,7 @@ def test_an_image_column_of_numbers_is_refused_with_its_type(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all" * 10])
-def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(DataError, match="not a readable Parquet file"):
         read(tmp_path / "a.parquet")

@@ -35,7 +35,7 @@ def test_rows_for_testing_are_never_audited() -> None:
     assert rows["id"].to_pylist()[:180] == sorted(rows["id"].to_pylist()[:180])
 
 
-def test_folds_follow_from_content_and_seed_and_not_from_the_order_of_rows() -> None:
+def test_folds_depend_on_content_and_seed_not_on_the_order_of_rows() -> None:
     rows = audited_rows(table())
     shuffled = rows.take(pa.array(np.random.default_rng(0).permutation(rows.num_rows)))
     folds = by_id(rows, audit_folds(rows, 4, 7))
@@ -65,13 +65,13 @@ def test_groups_and_near_duplicates_stay_in_one_fold() -> None:
         assert all(len(set(folds[values == value].tolist())) == 1 for value in named)
 
 
-def test_without_groups_the_same_rows_are_divided() -> None:
+def test_rows_are_divided_over_folds_if_they_have_no_groups() -> None:
     rows = audited_rows(table())
     people, folds = np.array(rows["source"].to_pylist()).astype(int) // 6, audit_folds(rows, 4, 7)
     assert any(len(set(folds[people == person].tolist())) > 1 for person in range(25))
 
 
-def test_a_class_whose_rows_are_all_in_one_fold_is_refused_by_name() -> None:
+def test_error_names_a_class_with_all_rows_in_one_fold() -> None:
     labels = ["rare" if seed in (0, 3) else "ab"[seed % 2] for seed in range(300)]
     groups = ["one person" if seed in (0, 3) else None for seed in range(300)]
     with pytest.raises(DataError, match="all rows of 'rare' are in one"):

@@ -58,7 +58,7 @@ def timed(num_rows: int, **columns: Any) -> list[dict[str, Any]]:
 
 
 @BOTH
-def test_the_order_of_rows_does_not_matter(params: SplitParams) -> None:
+def test_the_split_does_not_depend_on_the_order_of_rows(params: SplitParams) -> None:
     rows = [
         {**entry, "cluster": f"c{index // 3}" if index % 2 else None}
         for index, entry in enumerate(classes(300))
@@ -70,19 +70,19 @@ def test_the_order_of_rows_does_not_matter(params: SplitParams) -> None:
 
 
 @BOTH
-def test_the_name_of_a_file_does_not_matter(params: SplitParams) -> None:
+def test_the_split_does_not_depend_on_file_names(params: SplitParams) -> None:
     renamed = [{**entry, "source": f"elsewhere/{entry['source']}"} for entry in classes(200)]
     assert places(renamed, params) == places(classes(200), params)
 
 
 @BOTH
-def test_another_seed_gives_another_split(params: SplitParams) -> None:
+def test_a_different_seed_gives_a_different_split(params: SplitParams) -> None:
     assert places(classes(200), params, 7) == places(classes(200), params, 7)
     assert places(classes(200), params, 7) != places(classes(200), params, 8)
 
 
 def test_the_stable_split_is_the_same_in_every_version() -> None:
-    """A change of the law would move everybody's rows: these digests must never change."""
+    """A change of the rule would move the rows of every user: these digests must never change."""
     found = places(classes(60))
     assert "".join(found[row(seed)["id"]][1] for seed in range(20)) == GOLDEN
 
@@ -253,7 +253,7 @@ def test_a_stable_split_that_lacks_a_class_recommends_exact() -> None:
         split([*classes(200, "ab"), row(1000, "rare"), row(1001, "rare")])
 
 
-def test_as_many_rows_as_the_error_names_are_enough() -> None:
+def test_the_number_of_rows_that_the_error_requires_is_enough() -> None:
     assert set(places(classes(14, "ab"), EXACT).values()) == {"train", "val", "test"}
 
 
@@ -322,7 +322,7 @@ def test_the_given_split_is_used_unchanged() -> None:
     assert report(found, 7)["shares"] is None
 
 
-def test_a_row_without_a_given_split_is_named() -> None:
+def test_error_names_a_row_without_a_given_split() -> None:
     rows = own()
     rows[3]["given_split"], rows[4]["given_split"] = None, "validation"
     with pytest.raises(DataError) as raised:
@@ -332,7 +332,7 @@ def test_a_row_without_a_given_split_is_named() -> None:
     assert "4: 'validation'" in str(raised.value)
 
 
-def test_a_leak_in_the_given_split_fails_and_is_named() -> None:
+def test_error_names_a_leak_in_the_given_split() -> None:
     rows = own()
     rows[0]["cluster"] = rows[6]["cluster"] = "twin"
     with pytest.raises(
@@ -460,7 +460,7 @@ def test_a_group_that_reaches_a_val_cut_by_time_leaves_train() -> None:
     assert not found.leaks.shared["group"]["train/val"].values
 
 
-def test_a_missing_val_cannot_be_cut_from_one_moment() -> None:
+def test_a_missing_val_cannot_be_cut_if_all_times_are_equal() -> None:
     rows = [entry | {"time": 1.0} for entry in lacking("val")]
     with pytest.raises(DataError, match="one distinct time in the 60 rows of train"):
         split(rows)
@@ -586,12 +586,12 @@ def test_fixed_cuts_are_kept_when_data_grows(cuts: list[str]) -> None:
     ("cuts", "message"),
     [(["150", "100"], "then a later time"), (["soon", "nan"], "'soon', 'nan', expected ISO 8601")],
 )
-def test_cuts_that_are_no_times_in_order_are_refused(cuts: list[str], message: str) -> None:
+def test_cuts_that_are_not_ascending_times_are_refused(cuts: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         split(timed(200), split_params(time_cuts=cuts))
 
 
-def test_rows_without_a_time_are_named() -> None:
+def test_error_names_rows_without_a_time() -> None:
     rows = timed(200)
     rows[5]["time"] = None
     with pytest.raises(DataError, match="1 of 200 rows have no time, the first are 5;"):
@@ -694,6 +694,6 @@ def test_rare_sets_are_split_together_by_their_rarest_label() -> None:
     assert [found[name]["classes"]["z"] for name in ("train", "val", "test")] == [8, 2, 2]
 
 
-def test_a_label_that_a_split_lacks_is_refused_by_its_own_name() -> None:
+def test_error_names_a_label_that_a_split_lacks() -> None:
     with pytest.raises(DataError, match=r"1 of 3 classes lack rows in a split:\n  'z'"):
         split_rows(table(label_sets({"a": 60, "ab": 60, "az": 2})), EXACT, 7, several=True)

@@ -94,9 +94,7 @@ def test_images_inside_a_table_are_named_by_row(tmp_path: Path) -> None:
     }
 
 
-def test_every_name_that_does_not_fit_is_counted_and_three_are_shown(
-    root: Path, tmp_path: Path
-) -> None:
+def test_error_counts_all_unmatched_names_and_shows_three(root: Path, tmp_path: Path) -> None:
     path = split_csv(tmp_path / "s.csv", ["cat/0.png", *"abcd"], ["train"] * 5)
     text = fault(data_params(root, split_file=str(path)))
     assert "4 of its names match no row: 'a', 'b', 'c', ...\n" in text
@@ -127,7 +125,7 @@ def test_a_refused_image_needs_no_split_and_may_have_one(root: Path, tmp_path: P
         ("", "data.split_file 'FILE' is empty"),
     ],
 )
-def test_a_file_that_is_no_list_of_splits_is_refused(
+def test_a_malformed_split_file_is_refused(
     root: Path, tmp_path: Path, content: str, words: str
 ) -> None:
     path = tmp_path / "s.csv"
@@ -137,7 +135,7 @@ def test_a_file_that_is_no_list_of_splits_is_refused(
 
 
 @pytest.mark.parametrize("name", ["none.csv", "s.txt"])
-def test_a_file_that_is_missing_or_no_table_is_refused(
+def test_a_split_file_that_is_missing_or_not_a_table_is_refused(
     root: Path, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "s.txt").touch()
@@ -199,7 +197,7 @@ def test_a_malformed_row_of_a_table_may_be_named(tmp_path: Path, key: str) -> No
         table_splits(data)
 
 
-def test_a_file_of_another_column_is_refused(tmp_path: Path) -> None:
+def test_a_split_file_with_an_unknown_column_is_refused(tmp_path: Path) -> None:
     table = raw_files.numbered_csv(tmp_path / "t.csv")
     path = split_csv(tmp_path / "s.csv", [1], ["train"], "A")
     with pytest.raises(DataError, match=r"'A' names rows by a column, .* did you mean 'a'\?"):

@@ -13,7 +13,7 @@ Edges = list[tuple[int, int]]
 
 
 def by_search(num_nodes: int, edges: Edges) -> list[int]:
-    """The same by the plain way: walk from each node."""
+    """Find the components by a walk from each node."""
     neighbours: list[set[int]] = [set() for _ in range(num_nodes)]
     for one, other in edges:
         neighbours[one].add(other)
@@ -37,7 +37,7 @@ def by_search(num_nodes: int, edges: Edges) -> list[int]:
         )
     )
 )
-def test_components_are_those_of_a_plain_search(graph: tuple[int, Edges]) -> None:
+def test_connected_components_equal_those_of_a_simple_search(graph: tuple[int, Edges]) -> None:
     num_nodes, edges = graph
     left, right = (np.array([edge[side] for edge in edges], np.int64) for side in (0, 1))
     assert connected_components(num_nodes, left, right).tolist() == by_search(num_nodes, edges)
@@ -71,7 +71,7 @@ def test_rows_with_equal_content_are_one_unit() -> None:
     assert units.of_row[0] == units.of_row[1] != units.of_row[2]
 
 
-def test_the_name_of_a_cluster_does_not_matter() -> None:
+def test_units_do_not_depend_on_the_names_of_clusters() -> None:
     """It is the smallest id in it, which may change when the cluster grows."""
     named = [
         [{**row(seed), "cluster": f"{name}{seed // 2}"} for seed in range(20)] for name in "xy"

@@ -17,7 +17,7 @@ NUM_ROWS, SHAPE = 50, (16, 16, 3)
 
 
 def smooth(seed: int, channels: int = 3) -> NDArray[np.uint8]:
-    """(16, 16, channels) without sharp edges, which JPEG keeps well."""
+    """Return (16, 16, channels) pixels without sharp edges, which JPEG preserves well."""
     return np.kron(pixels(seed, 2, channels) // 8 + 100, np.ones((8, 8, 1), np.uint8))
 
 
@@ -84,7 +84,7 @@ def test_a_loader_process_decodes_the_same_on_its_one_thread(folder: Path, metho
     assert num_threads == 1
 
 
-def test_a_forked_process_that_is_no_loader_has_its_own_threads(
+def test_a_forked_process_that_is_not_a_loader_has_its_own_threads(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = JpegInputs(folder, SHAPE)

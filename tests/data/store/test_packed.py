@@ -64,7 +64,7 @@ def test_an_altered_file_is_refused(store: Path, name: str) -> None:
         open_split(store, read_manifest(store), "train", verify=True)
 
 
-def test_images_of_another_shape_are_refused(store: Path) -> None:
+def test_images_of_a_different_shape_are_refused(store: Path) -> None:
     np.save(store / "train" / "inputs.npy", np.zeros((3, 8, 8, 1), np.uint8))
     with pytest.raises(SchemaError, match=r"has inputs \(3, 8, 8, 1\)"):
         open_split(store, read_manifest(store), "train")
@@ -95,9 +95,7 @@ def test_a_missing_manifest_names_the_command_that_writes_it(tmp_path: Path) -> 
         ('{"format_version": 3}', "is not a valid PackedManifest"),
     ],
 )
-def test_a_manifest_that_is_not_understood_is_refused(
-    tmp_path: Path, content: str, reason: str
-) -> None:
+def test_a_malformed_manifest_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(SchemaError, match=reason):
         read_manifest(tmp_path)

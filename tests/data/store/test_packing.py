@@ -107,14 +107,14 @@ def test_every_packed_image_has_its_id_and_class(tmp_path: Path) -> None:
             )
 
 
-def test_the_order_of_samples_and_rows_does_not_matter(tmp_path: Path) -> None:
+def test_packing_does_not_depend_on_the_order_of_samples_and_rows(tmp_path: Path) -> None:
     samples, rows = data_set(20)
     expected = write(tmp_path / "a", samples, rows)
     assert write(tmp_path / "b", samples[::-1], rows.take(list(range(20))[::-1])) == expected
 
 
 @pytest.mark.process
-def test_the_number_of_workers_does_not_matter(tmp_path: Path) -> None:
+def test_packing_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     samples, rows = data_set(700)
     assert write(tmp_path / "one", samples, rows, 1) == write(tmp_path / "two", samples, rows, 2)
 
@@ -181,7 +181,7 @@ def altered(samples: list[RawSample]) -> Iterator[RawSample]:
             yield entry
 
 
-def test_all_altered_and_missing_images_are_named_and_nothing_is_left(tmp_path: Path) -> None:
+def test_error_names_all_altered_and_missing_images_and_leaves_no_store(tmp_path: Path) -> None:
     samples, rows = data_set(20)
     with pytest.raises(IntegrityError) as raised:
         write(tmp_path / "packed", list(altered(samples)), rows)
@@ -208,7 +208,7 @@ class Killed(BaseException):
 def pack_and_stop(
     root: Path, samples: list[RawSample], rows: pa.Table, after: int, form: StoreForm = RAW
 ) -> None:
-    """Pack until `after` samples were read, and leave the work as it is then."""
+    """Pack until `after` samples are read, and leave the unfinished work."""
 
     def read(_: Collection[str]) -> Iterator[RawSample]:
         yield from samples[:after]
@@ -245,7 +245,7 @@ def test_an_interrupted_packing_resumes_to_the_same_result(
 
 
 @pytest.mark.parametrize("damage", ["pixels", "jpeg", "marker", "half a marker"])
-def test_a_damaged_shard_is_made_again(
+def test_a_damaged_shard_is_rebuilt(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipway.data.store.shards.SHARD_ROWS", 8)
@@ -289,7 +289,7 @@ def test_slow_rows_are_recorded_before_their_shard_is_full(
     )
 
 
-def test_other_params_start_from_nothing_and_remove_the_old_work(tmp_path: Path) -> None:
+def test_changed_params_remove_the_old_work_and_start_again(tmp_path: Path) -> None:
     samples, rows = data_set(20)
     pack_and_stop(tmp_path / "packed", samples, rows, 20)
     old = {path.name for path in (tmp_path / "work").iterdir() if path.is_dir()}

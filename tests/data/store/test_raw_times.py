@@ -76,7 +76,7 @@ def _times(**milliseconds: float) -> RawTimes:
     return RawTimes(rows=8, **{**values, **milliseconds})
 
 
-def test_workers_wait_at_the_same_time_but_compute_on_the_cores_there_are() -> None:
+def test_workers_wait_in_parallel_but_share_the_cores_to_compute() -> None:
     assert _times(transform_ms=80.0).image_ms(8, num_cores=2) == 10.0
     assert _times(transform_ms=80.0, processor_ms=80.0).image_ms(8, num_cores=2) == 40.0
     assert _times(transform_ms=80.0, read_ms=30.0).image_ms(8, num_cores=2) == 30.0

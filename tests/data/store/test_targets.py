@@ -39,7 +39,7 @@ def test_a_target_scale_of_zero_or_infinity_is_refused() -> None:
         target_scale(np.array([1e200, -1e200]))
 
 
-def test_a_row_without_a_weight_counts_one() -> None:
+def test_a_row_without_a_weight_has_weight_one() -> None:
     table = rows("a", "b")
     weighted = table.set_column(
         table.schema.get_field_index("weight"),

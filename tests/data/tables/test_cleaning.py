@@ -168,7 +168,7 @@ def test_bytes_that_are_not_utf8_break_a_category_and_a_class(tmp_path: Path) ->
     assert "colour: found" in refusals(table)["4"][1]
 
 
-def test_none_is_a_class_if_the_params_name_it(tmp_path: Path) -> None:
+def test_the_text_none_is_a_class_if_the_params_list_it(tmp_path: Path) -> None:
     labels = ["none", "some"] * 10
     path = classes_csv(tmp_path / "t.csv", labels)
     assert (
@@ -182,7 +182,7 @@ def test_none_is_a_class_if_the_params_name_it(tmp_path: Path) -> None:
     } == {"missing_label"}
 
 
-def test_group_time_weight_and_split_are_read_and_are_no_inputs(tmp_path: Path) -> None:
+def test_group_time_weight_and_split_are_read_but_are_not_inputs(tmp_path: Path) -> None:
     rows = [
         f"{number * 7 % 11},{number * 5 % 7},g{number},2026-11-{number + 1:02},{number},Train"
         for number in range(9)

@@ -88,7 +88,7 @@ def test_text_with_commas_and_points_is_not_taken_for_numbers(
 
 
 @pytest.mark.parametrize("name", ["", " ", "__index_level_0__", "Unnamed: 0"])
-def test_the_row_index_of_another_program_is_no_input(tmp_path: Path, name: str) -> None:
+def test_the_row_index_of_another_program_is_not_an_input(tmp_path: Path, name: str) -> None:
     assert "row index" in guess(tmp_path, ["5", "3"], name=name).reason
     assert guess(tmp_path, ["5", "3"], name="index").kind == "number"
 

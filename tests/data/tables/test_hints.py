@@ -24,7 +24,7 @@ def pasted(hint: str) -> object:
     return yaml.safe_load(hint.partition("params.yaml:\n")[2])
 
 
-def test_words_in_the_way_of_numbers_are_named_with_lines_to_paste(tmp_path: Path) -> None:
+def test_hints_propose_words_among_numbers_as_missing_values(tmp_path: Path) -> None:
     cells = [str(number % 17) for number in range(90)] + ["?"] * 7 + ["-"] * 3
     first, last = hints(tmp_path, cells)
     assert first == (
@@ -34,7 +34,7 @@ def test_words_in_the_way_of_numbers_are_named_with_lines_to_paste(tmp_path: Pat
     assert hints(tmp_path, cells, missing_values=["?", "-"]) == []
 
 
-def test_numbers_in_the_way_are_no_words_for_missing_values(tmp_path: Path) -> None:
+def test_hints_do_not_propose_cells_with_digits_as_missing_values(tmp_path: Path) -> None:
     cells = [str(number % 17) for number in range(80)] + ["1-2"] * 20
     (hint,) = hints(tmp_path, cells)
     assert "The others are '1-2' (20)" in hint
@@ -54,7 +54,7 @@ def test_numbers_in_the_way_are_no_words_for_missing_values(tmp_path: Path) -> N
         ("{day} Dec 2020 10:30", "%d %b %Y %H:%M", False),
     ],
 )
-def test_dates_in_another_format_are_named_with_the_format(
+def test_hints_propose_the_format_of_dates_that_are_not_iso_8601(
     tmp_path: Path, written: str, found: str, doubt: bool
 ) -> None:
     cells = [written.format(day=row % 28 + 1, month=row % 12 + 1) for row in range(60)]
@@ -124,7 +124,7 @@ def test_digits_are_dates_in_the_format_that_the_user_names(tmp_path: Path) -> N
 
 
 def special_hints(folder: Path, cells: list[str], **changes: Any) -> list[str]:
-    """Of a table whose column c, which is no input, has these cells."""
+    """Return the hints on a table with these cells in column c, which is not an input."""
     lines = [f'{row % 7},{row % 13},"{cell}",{row % 11}' for row, cell in enumerate(cells)]
     path = write_csv(folder / "t.csv", "\n".join(["a,b,c,target", *lines, ""]))
     return cleaned(data_params(path, **changes), rules=QUIET).hints
@@ -138,7 +138,7 @@ def test_a_time_column_in_another_format_is_named_with_the_format(tmp_path: Path
     assert special_hints(tmp_path, cells, time_column="c", date_format="%d/%m/%Y") == []
 
 
-def test_cells_of_a_time_or_target_that_are_in_the_way_are_named(tmp_path: Path) -> None:
+def test_hints_name_unreadable_cells_of_time_and_target_columns(tmp_path: Path) -> None:
     cells = [f"2020-01-{row % 28 + 1:02}" for row in range(57)] + ["?", "?", "soon"]
     (hint,) = special_hints(tmp_path, cells, time_column="c")
     assert (

@@ -39,7 +39,7 @@ def test_the_numbers_of_a_column_share_one_unit_and_one_decimal_mark(
     assert found.unit == unit
 
 
-def test_the_days_of_a_format_are_those_of_its_iso_date() -> None:
+def test_a_formatted_date_gives_the_days_of_its_iso_date() -> None:
     days = read_date_as("31/12/2020", "%d/%m/%Y")
     assert iso_date(days) == "2020-12-31"
     assert iso_date(days + 0.5) == "2020-12-31T12:00:00+00:00"
@@ -75,7 +75,7 @@ def test_training_and_service_read_the_same_numbers_and_dates(tmp_path: Path) ->
             read_cell(wrong, column)
 
 
-def test_words_for_missing_values_and_date_formats_change_no_id(tmp_path: Path) -> None:
+def test_missing_values_and_date_formats_do_not_change_row_ids(tmp_path: Path) -> None:
     data = written_table(tmp_path)
     others = data.model_copy(update={"date_format": None, "missing_values": ["0.5%"]})
     found = cleaned(others)

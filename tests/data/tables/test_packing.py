@@ -93,12 +93,12 @@ def test_a_value_that_training_rows_lack_has_a_missing_indicator() -> None:
         ([1e308, -1e308, 1.0], "exceeds float64"),
     ],
 )
-def test_columns_that_cannot_be_fitted_are_named(cells: list[object], message: str) -> None:
+def test_error_names_columns_that_cannot_be_fitted(cells: list[object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         fitted({"a": pa.array(cells, pa.float64())}, 2, a="number")
 
 
-def test_a_number_too_large_for_32_bits_is_named() -> None:
+def test_error_names_the_column_of_a_number_too_large_for_32_bits() -> None:
     contract = fitted({"a": [1.0, 2.0, 1e300]}, 2, a="number")
     with pytest.raises(DataError, match=r"up to 1e\+300. Give the column a min and max"):
         encode_cells(pa.table({"a": [1.0, 1e300]}), contract)
@@ -170,7 +170,7 @@ def test_packing_and_the_service_encode_a_row_to_the_same_bits(tmp_path: Path) -
     assert sum(manifest.splits[name].rows for name in manifest.splits) == 120
 
 
-def test_cells_of_other_rows_are_refused(tmp_path: Path) -> None:
+def test_packing_refuses_the_cells_of_different_rows(tmp_path: Path) -> None:
     data, table = mixed_table(tmp_path)
     with pytest.raises(IntegrityError, match="119 of 120 rows have no cells"):
         pack_table(

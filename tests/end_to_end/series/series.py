@@ -56,7 +56,7 @@ class SeriesMlpArguments(NetworkArguments):
 
 def check_series(data: DataParams) -> None:
     if not Path(data.path).is_file():
-        raise DataError(f"data.path {data.path!r} is no file.")
+        raise DataError(f"data.path {data.path!r} is not a file.")
 
 
 def read_lines(data: DataParams) -> Iterator[tuple[str, str, dict[str, Any]]]:

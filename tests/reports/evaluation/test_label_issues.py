@@ -66,7 +66,7 @@ def test_planted_wrong_labels_are_among_the_candidates(num_classes: int, seed: i
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_shuffled_probabilities_find_no_planted_labels(seed: int) -> None:
-    """The twin: it is the answers that find them, not the count of the candidates."""
+    """The twin: the probabilities find them, not the number of candidates."""
     given, probabilities, planted = answers(2000, seed=seed)
     precision, _ = found_of(
         judge(given, np.random.default_rng(seed).permutation(probabilities)).is_candidate, planted

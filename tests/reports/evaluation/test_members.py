@@ -77,7 +77,7 @@ def test_a_student_is_judged_by_the_part_of_the_gain_that_it_keeps(is_served: bo
     assert poor.ensemble == same.ensemble
 
 
-def test_without_a_gain_there_is_nothing_to_keep() -> None:
+def test_a_student_keeps_no_fraction_of_an_ensemble_without_gain() -> None:
     worse = [ERRORS[0], ERRORS[0] + 5]
     names = {"0": 1.0, "ensemble": 2.0, "student": 1.0}
     student = replace(student_with(ERRORS[0]), latency_ms=names)

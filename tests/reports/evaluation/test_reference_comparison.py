@@ -92,7 +92,7 @@ def test_an_equal_or_better_network_passes_the_reference_gate_with_budget_0(
 
 
 def test_the_reference_interval_is_that_of_the_paired_difference() -> None:
-    """30 % of the rows are hard for both; they differ on two rows alone."""
+    """30 % of the rows are hard for both; they differ on only two rows."""
     wrong = np.arange(NUM_ROWS) % 10 < 3
     found = compare(
         labels_with(wrong), released(probabilities(wrong ^ wrong_rows(5, 15))), RESAMPLING
@@ -116,7 +116,7 @@ def test_regression_models_are_compared_by_relative_rmse_growth(
 
 
 def test_p_values_of_rmse_differences_are_uniform_under_the_null() -> None:
-    """The twin of a test that would always be sure."""
+    """A test that always reports a difference would fail here."""
     generator, num_small = np.random.default_rng(2), 0
     targets = np.zeros(60)
     for _ in range(60):
@@ -127,7 +127,7 @@ def test_p_values_of_rmse_differences_are_uniform_under_the_null() -> None:
 
 
 def test_rows_that_the_reference_model_refuses_or_knows_are_left_out_of_the_comparison() -> None:
-    """It is right on every row it learned from, which would be no fair comparison."""
+    """It is right on every row that it learned from, so a comparison would be unfair."""
     known, refused = wrong_rows(*range(100)), wrong_rows(*range(90, 110))
     before = probabilities(np.arange(NUM_ROWS) >= 350)
     before[refused] = np.nan

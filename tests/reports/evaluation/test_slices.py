@@ -52,7 +52,7 @@ def members(dimension: Dimension) -> dict[str, int]:
 
 
 def answers_with(wrong: NDArray[np.bool_], num_classes: int = 3) -> RowAnswers:
-    """Labels in turn, of which those in `wrong` are taken for the next."""
+    """Return labels in turn; the answers to those in `wrong` are the next label."""
     labels = np.arange(len(wrong)) % num_classes
     outputs = np.full((len(wrong), num_classes), 0.1, np.float32)
     outputs[np.arange(len(wrong)), (labels + wrong) % num_classes] = 1 - 0.1 * (num_classes - 1)

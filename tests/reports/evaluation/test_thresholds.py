@@ -16,7 +16,7 @@ from tests.reports.evaluation.test_uncertainty import NUM_ROWS, numbers, worth
 
 
 @pytest.mark.parametrize("report", [worth(), numbers()])
-def test_each_threshold_as_it_is_written_leaves_the_rows_that_are_counted(
+def test_each_rounded_threshold_leaves_the_number_of_rows_shown_for_it(
     report: UncertaintyReport,
 ) -> None:
     steps = threshold_steps(report)
