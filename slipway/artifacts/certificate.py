@@ -26,7 +26,7 @@ _MAX_GATES_SHOWN = 3  # in one message; the certificate has all
 class Execution(Contract):
     """A model's execution, as requested or as it actually ran."""
 
-    backend: Literal["torch", "onnxruntime", "tensorrt", "http"]
+    backend: Literal["torch", "onnxruntime", "tensorrt", "http", "grpc"]
     provider: str  # "cpu", "cuda", "tensorrt"
     precision: str  # "fp32", "fp16", "int8"
     variant: str  # the bundle's variant, or "weights" for torch
@@ -54,7 +54,7 @@ class BatchCheck(Contract):
 class Hop(Contract):
     """One way of running the model over the test rows, compared with the trained network."""
 
-    name: str  # "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "http"
+    name: str  # "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "http", "grpc"
     # uncertified: must not be served, and nothing serves it here.
     status: Literal["agrees", "differs", "uncertified", "not_executed"]
     reason: str  # of the status; for "agrees" empty, or a remark on too few rows
@@ -72,7 +72,7 @@ class Hop(Contract):
     score_rank: float | None = None
     flipped: list[str]  # ids of the rows whose label changed
     worst_row: str | None  # id of the row with the largest difference
-    batches: list[BatchCheck]  # largest last; empty for the first, and for HTTP
+    batches: list[BatchCheck]  # largest last; empty for the first, HTTP and gRPC
     metric: Metric | None  # accuracy, or RMSE for a numeric target
     # By metric: this hop less the first on the same rows, with the paired interval.
     metric_changes: dict[str, Metric]

@@ -34,7 +34,9 @@ def prediction_columns(
     if (rule := calibration.decision) is not None and calibration.thresholds is not None:
         chosen = labels[int(decided_classes(columns, calibration.thresholds))]
         (facts,) = rule.facts(columns[np.newaxis], calibration.thresholds)
-        if prediction["label"] != chosen or any(prediction[name] != facts[name] for name in facts):
+        # In float32, as the Open Inference Protocol sends a cost.
+        are_facts = all(np.float32(prediction[name]) == np.float32(facts[name]) for name in facts)
+        if prediction["label"] != chosen or not are_facts:
             raise ValueError("label or costs contradict probabilities by the bundle's decision")
     elif calibration.thresholds is not None:
         given = calibration.given(columns)

@@ -89,7 +89,7 @@ def run(params: Params) -> None:
         draft=True,
     )
     write_certificate(DRAFT, draft)
-    measured.append(_run_service(params, comparison, bundle, measured))
+    measured.extend(_run_service(params, comparison, bundle, measured))
 
     hops = [hop for hop, _ in measured]
     if first_fault(hops) is None:  # otherwise the certificate names the hop at fault
@@ -125,14 +125,14 @@ def run(params: Params) -> None:
 
 def _run_service(
     params: Params, comparison: "HopComparison", bundle: LoadedBundle, measured: "list[Measured]"
-) -> "Measured":
+) -> "list[Measured]":
     from slipway.export.certification.http_hop import raw_payloads
     from slipway.export.certification.service_hop import ServiceHop, not_tried
     from slipway.export.certification.service_process import serve_command
 
     fault = first_fault([hop for hop, _ in measured])
     if fault:
-        return not_tried(fault), None
+        return [(hop, None) for hop in not_tried(fault)]
     files_to_serve = {
         "SLIPWAY_BUNDLE": BUNDLE,
         "SLIPWAY_ENGINE": ENGINE,
@@ -145,8 +145,13 @@ def _run_service(
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)
     limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
     data = unpacked(params.data, limits)
-    payloads = raw_payloads(data, bundle.manifest.input, comparison.rows)
-    return service.run(comparison, bundle, measured, payloads, params.verify)
+    return service.run(
+        comparison,
+        bundle,
+        measured,
+        lambda: raw_payloads(data, bundle.manifest.input, comparison.rows),
+        params.verify,
+    )
 
 
 if __name__ == "__main__":

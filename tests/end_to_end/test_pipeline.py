@@ -63,10 +63,13 @@ def test_every_variant_and_live_http_agree_in_the_certificate(finished: Project)
         "onnxruntime/cpu/fp16",
         "onnxruntime/cpu/int8",
         "http",
+        "grpc",
     } <= agreeing
     unexecuted = [hop for hop in certificate.hops if hop.status == "not_executed"]
     assert all(hop.reason and hop.actual is None for hop in unexecuted)
-    exact = [hop for hop in certificate.hops if hop.name in {"onnxruntime/cpu/fp32", "http"}]
+    exact = [
+        hop for hop in certificate.hops if hop.name in {"onnxruntime/cpu/fp32", "http", "grpc"}
+    ]
     assert all(hop.flipped == [] for hop in exact)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, Self
 
 import httpx
 import numpy as np
@@ -32,6 +32,8 @@ _CHUNK_ROWS = 256  # payloads held in memory at a time
 _REQUEST_ROWS = (1, 2, 7, 64)  # rows of a table per request, in turn; the default limit is 1024
 _JSON = "application/json"
 RawRow = tuple[str, str | None, bytes]  # source, id, and the row as a client sends it
+# The answer as it came, for messages, and the prediction for each row.
+Predictions = tuple[object, Any]
 _MAX_SHOWN = 300  # characters of an answer in a message
 
 
@@ -39,9 +41,9 @@ _MAX_SHOWN = 300  # characters of an answer in a message
 class ServiceChoice:
     """The execution that the service was configured with and the one it runs, from `/model`."""
 
-    requested: Execution  # with the backend "http"
+    requested: Execution  # with the backend "http" or "grpc"
     actual: Execution
-    behind: Execution  # the runtime behind HTTP
+    behind: Execution  # the runtime behind it
 
 
 @dataclass(frozen=True)
@@ -78,17 +80,23 @@ def payloads_of(found: Iterable[RawRow], rows: TestRows, content_type: str) -> I
 class ServiceClient:
     """Requests predictions from a running service; columns are in the order of `classes`."""
 
+    backend: Literal["http", "grpc"] = "http"
+
     def __init__(self, url: str, bundle: LoadedBundle, classes: list[str]) -> None:
         limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
         self._client = httpx.Client(base_url=url, trust_env=False, timeout=30.0, limits=limits)
-        self._bundle = bundle
+        self.bundle = bundle
         self._classes = classes
-        self._calibration = bundle.manifest.calibration
+        self.calibration = bundle.manifest.calibration
 
-    def __enter__(self) -> "ServiceClient":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
         self._client.close()
 
     def choice(self) -> ServiceChoice:
@@ -110,11 +118,11 @@ class ServiceClient:
                 f"/model does not say what the service runs ({error!r}). "
                 "Serve with the same Slipway version."
             ) from error
-        self._check_version(version, "/model")
-        self._calibration = self._bundle.manifest.calibration_of(behind.variant)
+        self.check_version(version, "/model")
+        self.calibration = self.bundle.manifest.calibration_of(behind.variant)
         return ServiceChoice(
-            requested=Execution(backend="http", **requested),
-            actual=behind.model_copy(update={"backend": "http"}),
+            requested=Execution(backend=self.backend, **requested),
+            actual=behind.model_copy(update={"backend": self.backend}),
             behind=behind,
         )
 
@@ -127,7 +135,7 @@ class ServiceClient:
             The answers to requests with one row, and to requests with several rows. For images the
             latter is None, because a request holds one image. Both report the same speed.
         """
-        many_per_request = input_kind(self._bundle.manifest.input.kind).many_per_request
+        many_per_request = input_kind(self.bundle.manifest.input.kind).many_per_request
         num_columns = max(len(self._classes), 1) + 1  # the OOD score is the last
         single = np.full((num_rows, num_columns), math.nan, dtype=np.float32)
         grouped = single.copy()
@@ -155,7 +163,7 @@ class ServiceClient:
             latency_ms=statistics.median(times) * 1000,
             rows_per_second=num_rows / seconds,
             scores=single[:, -1],
-            calibration=self._calibration,
+            calibration=self.calibration,
         )
         if not many_per_request:
             return measured, None
@@ -168,32 +176,44 @@ class ServiceClient:
             ParityError: the answer is not a prediction; the message names the row.
         """
         what = f"row {payload.row_id}"
-        answer = self._post(what, payload.content, payload.content_type)
-        columns: NDArray[np.float32] = self._columns(what, answer, [answer])[0]
+        columns: NDArray[np.float32] = self._columns(what, *self.predictions(what, [payload]))[0]
         return columns
 
     def predict_group(self, payloads: list[RowPayload]) -> NDArray[np.float32]:
         """Return predictions and OOD scores for the rows of one request, (rows, columns + 1)."""
         what = f"{len(payloads)} rows in one request, from row {payloads[0].row_id}"
-        content = b'{"rows":[' + b",".join(payload.content for payload in payloads) + b"]}"
-        answer = self._post(what, content, _JSON)
-        columns = self._columns(what, answer, answer.get("predictions"))
+        columns = self._columns(what, *self.predictions(what, payloads, is_list=True))
         if len(columns) != len(payloads):
             raise ParityError(f"{what}: the service gave {len(columns)} predictions.")
         return columns
 
-    def _post(self, what: str, content: bytes, content_type: str) -> dict[str, Any]:
+    def predictions(
+        self, what: str, payloads: list[RowPayload], is_list: bool = False
+    ) -> Predictions:
+        """Ask for the predictions of one request; with `is_list` in the form of several rows."""
+        content, content_type = payloads[0].content, payloads[0].content_type
+        if is_list:
+            content_type = _JSON
+            content = b'{"rows":[' + b",".join(payload.content for payload in payloads) + b"]}"
         request = self._client.build_request(
             "POST", "/predict", content=content, headers={"content-type": content_type}
         )
         answer = self._ask(what, request)
-        self._check_version(answer.get("model_version"), what)
-        return answer
+        self.check_version(answer.get("model_version"), what)
+        return answer, answer.get("predictions") if is_list else [answer]
 
-    def _columns(self, what: str, answer: dict[str, Any], predictions: Any) -> NDArray[np.float32]:
+    def check_version(self, found: object, what: str) -> None:
+        """Raise ParityError if the answer is another model's."""
+        if found != self.bundle.version:
+            raise ParityError(
+                f"{what}: the service answered as model {found!r}, "
+                f"expected {self.bundle.version!r}."
+            )
+
+    def _columns(self, what: str, answer: object, predictions: Any) -> NDArray[np.float32]:
         try:
             columns = [
-                prediction_columns(prediction, self._classes, self._calibration)
+                prediction_columns(prediction, self._classes, self.calibration)
                 for prediction in predictions
             ]
         except (KeyError, TypeError, ValueError) as error:
@@ -202,13 +222,6 @@ class ServiceClient:
                 "which is not of the form in docs/reference/serving.md."
             ) from error
         return np.array(columns, np.float32)
-
-    def _check_version(self, found: object, what: str) -> None:
-        if found != self._bundle.version:
-            raise ParityError(
-                f"{what}: the service answered as model {found!r}, "
-                f"expected {self._bundle.version!r}."
-            )
 
     def _ask(self, what: str, request: httpx.Request) -> dict[str, Any]:
         try:

@@ -1,13 +1,14 @@
-"""Runs the HTTP hop: starts the service, sends every test row, compares the answers, stops it.
+"""Runs the hops `http` and `grpc`: starts the service, sends every test row, compares, stops it.
 
 The reference is the hop that the service runs behind HTTP, so a difference can only come from the
 service: decoding, resizing, reading and encoding rows, batching, rounding or labels. On a GPU an
 answer depends slightly on its batch, most of all in fp16. That noise was measured with the runtime
-alone and is allowed here.
+alone and is allowed here. Without the packages of gRPC its hop is not executed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
@@ -19,71 +20,111 @@ from slipway.export.certification.comparison import (
     failed,
     not_executed,
 )
+from slipway.export.certification.grpc_hop import GrpcClient, why_no_grpc
 from slipway.export.certification.hops import Measured
 from slipway.export.certification.http_hop import RowPayload, ServiceClient
-from slipway.export.certification.service_process import running_service
+from slipway.export.certification.service_process import free_port, running_service
 from slipway.system.errors import ParityError, UnavailableError
 
-_NAME = "http"
 _NOISE_MARGIN = 2.0  # noise is measured on some rows and batches; HTTP meets others
-_AUTO = Execution(backend="http", provider="auto", precision="auto", variant="auto")
+Backend = Literal["http", "grpc"]
+MakePayloads = Callable[[], Iterator[RowPayload]]
 
 
 class ServiceHop:
-    """Runs the HTTP hop with a service that `command` starts; its output goes to `log`."""
+    """Runs the hops with a service that `command` starts; its output goes to `log`.
 
-    def __init__(self, command: list[str], settings: dict[str, str], log: Path) -> None:
+    `no_grpc` is the reason if that service has no gRPC.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        settings: dict[str, str],
+        log: Path,
+        no_grpc: str | None = None,
+    ) -> None:
         self._command = command
         self._settings = settings
         self._log = log
+        self._no_grpc = no_grpc or why_no_grpc()
 
     def run(
         self,
         comparison: HopComparison,
         bundle: LoadedBundle,
         before: list[Measured],
-        payloads: Iterator[RowPayload],
+        payloads: MakePayloads,
         params: VerifyParams,
-    ) -> Measured:
-        """Return the hop and its answers.
+    ) -> list[Measured]:
+        """Return the hops and their answers: `http`, then `grpc`, with the reason if it cannot run.
 
-        Its status is "differs" if the service does not start, does not answer, or answers
+        The status is "differs" if the service does not start, does not answer, or answers
         differently. Rows of a table are sent in two ways; the one with the larger difference
         counts.
         """
+        classes, port = comparison.rows.classes, free_port()
+        settings = self._settings
+        if self._no_grpc is None:
+            settings = settings | {"SLIPWAY_GRPC_PORT": str(port)}
         try:
-            with (
-                running_service(self._command, self._settings, self._log) as url,
-                ServiceClient(url, bundle, comparison.rows.classes) as client,
-            ):
-                choice = client.choice()
-                reference = _reference(before, choice.behind)
-                single, grouped = client.measure(
-                    payloads, len(comparison.rows.ids), params.timing_rounds, choice.actual
-                )
-        except (UnavailableError, ParityError) as error:
-            return failed(_NAME, _AUTO, str(error).rstrip(".")), None
-
-        tolerance = Tolerance(
-            max_difference=params.max_difference,
-            noise=_NOISE_MARGIN * reference[1].batch_noise,
-            score_noise=_NOISE_MARGIN * reference[1].score_noise,
-        )
-        hop = comparison.against(_NAME, choice.requested, single, reference, tolerance)
-        if grouped is None or hop.status == "differs":
-            return hop, single
-        grouped_hop = comparison.against(_NAME, choice.requested, grouped, reference, tolerance)
-        if grouped_hop.status == "differs":
-            reason = f"several rows in one request: {grouped_hop.reason}"
-            return grouped_hop.model_copy(update={"reason": reason}), grouped
-        if (hop.max_difference or 0.0) >= (grouped_hop.max_difference or 0.0):
-            return hop, single
-        return grouped_hop, grouped
+            with running_service(self._command, settings, self._log) as url:
+                with ServiceClient(url, bundle, classes) as client:
+                    over_http = _compare(comparison, client, before, payloads(), params)
+                if self._no_grpc is not None:
+                    return [over_http, (_not_executed("grpc", self._no_grpc), None)]
+                if over_http[0].status == "differs":
+                    return [over_http, (not_tried(over_http[0])[1], None)]
+                with GrpcClient(url, f"127.0.0.1:{port}", bundle, classes) as client:
+                    return [over_http, _compare(comparison, client, before, payloads(), params)]
+        except UnavailableError as error:
+            fault = failed("http", _auto("http"), str(error).rstrip("."))
+            return [(fault, None), (not_tried(fault)[1], None)]
 
 
-def not_tried(fault: Hop) -> Hop:
-    """Return the unexecuted HTTP hop, because the earlier hop `fault` differs."""
-    return not_executed(_NAME, _AUTO, f"not tried, because the earlier hop {fault.name} differs")
+def not_tried(fault: Hop) -> list[Hop]:
+    """Return both hops unexecuted, because the earlier hop `fault` differs."""
+    reason = f"not tried, because the earlier hop {fault.name} differs"
+    return [_not_executed("http", reason), _not_executed("grpc", reason)]
+
+
+def _compare(
+    comparison: HopComparison,
+    client: ServiceClient,
+    before: list[Measured],
+    payloads: Iterator[RowPayload],
+    params: VerifyParams,
+) -> Measured:
+    name, num_rows = client.backend, len(comparison.rows.ids)
+    try:
+        choice = client.choice()
+        reference = _reference(before, choice.behind)
+        single, grouped = client.measure(payloads, num_rows, params.timing_rounds, choice.actual)
+    except ParityError as error:
+        return failed(name, _auto(name), str(error).rstrip(".")), None
+    tolerance = Tolerance(
+        max_difference=params.max_difference,
+        noise=_NOISE_MARGIN * reference[1].batch_noise,
+        score_noise=_NOISE_MARGIN * reference[1].score_noise,
+    )
+    hop = comparison.against(name, choice.requested, single, reference, tolerance)
+    if grouped is None or hop.status == "differs":
+        return hop, single
+    grouped_hop = comparison.against(name, choice.requested, grouped, reference, tolerance)
+    if grouped_hop.status == "differs":
+        reason = f"several rows in one request: {grouped_hop.reason}"
+        return grouped_hop.model_copy(update={"reason": reason}), grouped
+    if (hop.max_difference or 0.0) >= (grouped_hop.max_difference or 0.0):
+        return hop, single
+    return grouped_hop, grouped
+
+
+def _auto(name: Backend) -> Execution:
+    return Execution(backend=name, provider="auto", precision="auto", variant="auto")
+
+
+def _not_executed(name: Backend, reason: str) -> Hop:
+    return not_executed(name, _auto(name), reason)
 
 
 def _reference(before: list[Measured], behind: Execution) -> tuple[Hop, Measurement]:

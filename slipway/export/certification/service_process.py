@@ -37,9 +37,7 @@ def running_service(
     Raises:
         UnavailableError: the service is not ready within the deadline.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")
     }
@@ -62,6 +60,14 @@ def running_service(
         yield url
     finally:
         _stop(child)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def serve_command() -> list[str]:

@@ -66,10 +66,10 @@ def run_hops(folder: Path, bundle: LoadedBundle, params: Params, code: Path = RO
     service = ServiceHop(
         command, settings | {"SLIPWAY_ACCEPT_DRAFT": "true"}, folder / "service.log"
     )
-    hop, _ = service.run(
-        judge, bundle, [(reference, before)], _payloads(rows, is_table), params.verify
+    hops = service.run(
+        judge, bundle, [(reference, before)], lambda: _payloads(rows, is_table), params.verify
     )
-    return [reference, hop]
+    return [reference, *(hop for hop, _ in hops)]
 
 
 def _image_rows() -> tuple[TestRows, NDArray[np.float32]]:
@@ -106,13 +106,13 @@ def copy_of_the_service(folder: Path, name: str, written: str, planted: str) -> 
     return folder
 
 
-def assert_http_is_guilty(hops: list[Hop], bundle: LoadedBundle) -> None:
+def assert_guilty(name: str, hops: list[Hop], bundle: LoadedBundle) -> None:
     fault = first_fault(hops)
     assert fault is not None
-    assert fault.name == "http"
+    assert fault.name == name
     assert fault.reference == "onnxruntime/cpu/fp32"
     with pytest.raises(
-        ParityError, match=r"hop http differs from onnxruntime/cpu/fp32: .*Worst row: row\d+\."
+        ParityError, match=rf"hop {name} differs from onnxruntime/cpu/fp32: .*Worst row: row\d+\."
     ):
         raise_if_refused(
             make_certificate(bundle, hops, {}, [], draft=False), Path("certificate.json")
@@ -130,7 +130,23 @@ def test_an_unchanged_copy_of_the_service_agrees(tmp_path: Path, export_params: 
     assert [hop.status for hop in run_hops(tmp_path, bundle, export_params, code)] == [
         "agrees",
         "agrees",
+        "agrees",
     ]
+
+
+def test_the_grpc_hop_finds_a_fault_in_the_conversion_of_tensors(
+    tmp_path: Path, export_params: Params
+) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    code = copy_of_the_service(
+        tmp_path / "code",
+        "open_inference/conversion.py",
+        'answer["probabilities"][label] for',
+        '0.999 * answer["probabilities"][label] for',
+    )
+    hops = run_hops(tmp_path, bundle, export_params, code)
+    assert [hop.status for hop in hops] == ["agrees", "agrees", "differs"]
+    assert_guilty("grpc", hops, bundle)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +169,9 @@ def test_the_http_hop_finds_a_fault_in_the_services_decoding(
 ) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     code = copy_of_the_service(tmp_path / "code", "requests/decoding.py", written, planted)
-    assert_http_is_guilty(run_hops(tmp_path, bundle, export_params, code), bundle)
+    hops = run_hops(tmp_path, bundle, export_params, code)
+    assert_guilty("http", hops, bundle)
+    assert (hops[2].name, hops[2].status) == ("grpc", "not_executed")
 
 
 @pytest.mark.parametrize(
@@ -173,4 +191,4 @@ def test_the_http_hop_finds_a_fault_in_the_services_columns(
     ]
     wrong = ColumnContract(kind="columns", columns=columns)
     bundle = write_bundle(tmp_path / "bundle", row_classifier(), input=wrong)
-    assert_http_is_guilty(run_hops(tmp_path, bundle, export_params), bundle)
+    assert_guilty("http", run_hops(tmp_path, bundle, export_params), bundle)

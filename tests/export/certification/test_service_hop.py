@@ -51,6 +51,7 @@ TABLE_SERVICE = SERVICE.replace(
 )
 PAYLOADS = [bytes([number]) for number in range(12)]
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
+NO_GRPC = "the service of these tests has no gRPC"
 SCORES = np.full(len(PAYLOADS), 0.5, dtype=np.float32)
 
 
@@ -89,13 +90,18 @@ def run_hop(
         command or [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")],
         {},
         tmp_path / "log",
+        NO_GRPC,
     )
     judge, before = (
         comparison(),
         Measurement(FP32, outputs(), latency_ms=1.0, rows_per_second=1.0, scores=SCORES),
     )
     reference = judge.first("onnxruntime/cpu/fp32", FP32, before)
-    return service.run(judge, bundle, [(reference, before)], payloads(judge.rows), params.verify)[0]
+    found = service.run(
+        judge, bundle, [(reference, before)], lambda: payloads(judge.rows), params.verify
+    )
+    assert (found[1][0].name, found[1][0].status) == ("grpc", "not_executed")
+    return found[0][0]
 
 
 def payloads(rows: TestRows) -> Iterator[RowPayload]:
@@ -125,6 +131,7 @@ def run_table_hop(
         [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "book.json")],
         {},
         tmp_path / "log",
+        NO_GRPC,
     )
     judge, before = (
         comparison(),
@@ -135,7 +142,8 @@ def run_table_hop(
         RowPayload(position, judge.rows.ids[position], content, "application/json")
         for position, content in enumerate(ROWS)
     )
-    return service.run(judge, bundle, [(reference, before)], payloads, params.verify)[0]
+    found = service.run(judge, bundle, [(reference, before)], lambda: payloads, params.verify)
+    return found[0][0]
 
 
 def answers_by_row(answers: NDArray[np.float32]) -> list[dict[str, Any]]:
@@ -260,6 +268,9 @@ def test_the_http_hop_records_the_larger_difference_of_single_and_grouped_reques
 
 
 def test_the_service_is_not_started_after_an_earlier_fault() -> None:
-    hop = not_tried(failed("onnxruntime/cpu/fp32", FP32, "wrong"))
-    assert (hop.name, hop.status) == ("http", "not_executed")
-    assert "the earlier hop onnxruntime/cpu/fp32 differs" in hop.reason
+    hops = not_tried(failed("onnxruntime/cpu/fp32", FP32, "wrong"))
+    assert [(hop.name, hop.status) for hop in hops] == [
+        ("http", "not_executed"),
+        ("grpc", "not_executed"),
+    ]
+    assert all("the earlier hop onnxruntime/cpu/fp32 differs" in hop.reason for hop in hops)

@@ -1,4 +1,4 @@
-"""The HTTP hop with the real service for raw rows of a CSV file."""
+"""The hops of the real service for raw rows of a CSV file."""
 
 import csv
 from pathlib import Path
@@ -65,10 +65,10 @@ def table_params(folder: Path, export_params: Params) -> Params:
     return export_params.model_copy(update={"data": data})
 
 
-def run_hop(
+def run_hops(
     folder: Path, params: Params, bundle: LoadedBundle, expected: NDArray[np.float32] | None = None
-) -> Hop:
-    """The hop against `expected`, or against what the graph answers to the rows."""
+) -> list[Hop]:
+    """The hops of the service against `expected`, or what the graph answers to the rows."""
     sources = {str(number) for number in range(NUM_ROWS)}
     raw = list(read_json_rows(params.data, COLUMNS.columns, sources))
     inputs = encode_rows([read_row(row, COLUMNS) for _, _, row in raw], COLUMNS)
@@ -92,16 +92,20 @@ def run_hop(
     service = ServiceHop(
         serve_command(), settings | {"SLIPWAY_ACCEPT_DRAFT": "true"}, folder / "service.log"
     )
-    return service.run(
-        judge, bundle, [(reference, before)], row_payloads(raw, rows), params.verify
-    )[0]
+    found = service.run(
+        judge, bundle, [(reference, before)], lambda: row_payloads(raw, rows), params.verify
+    )
+    return [hop for hop, _ in found]
 
 
 def test_the_service_answers_raw_rows_as_the_runtime_answers_encoded_ones(
     folder: Path, table_params: Params
 ) -> None:
-    hop = run_hop(folder, table_params, write_bundle(folder / "bundle", row_classifier()))
-    assert (hop.status, hop.reason, hop.rows) == ("agrees", "", NUM_ROWS)
+    hops = run_hops(folder, table_params, write_bundle(folder / "bundle", row_classifier()))
+    assert [(hop.name, hop.status, hop.reason, hop.rows) for hop in hops] == [
+        ("http", "agrees", "", NUM_ROWS),
+        ("grpc", "agrees", "", NUM_ROWS),
+    ]
 
 
 def test_the_http_hop_finds_a_row_that_was_encoded_differently(
@@ -113,6 +117,6 @@ def test_the_http_hop_finds_a_row_that_was_encoded_differently(
     )
     cells = [read_row(row, COLUMNS) for _, _, row in raw]
     cells[40]["age"] = 41.01
-    hop = run_hop(folder, table_params, bundle, row_probabilities(encode_rows(cells, COLUMNS)))
+    hop, _ = run_hops(folder, table_params, bundle, row_probabilities(encode_rows(cells, COLUMNS)))
     assert hop.status == "differs"
     assert "the largest difference" in hop.reason
