@@ -10,6 +10,7 @@ from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 
@@ -50,6 +51,37 @@ def test_the_lock_of_an_image_has_every_package_of_the_serve_extra_and_one_runti
     blocks = re.findall(r"^[a-z0-9].*\n(?: .*\n)*", LOCKS[device], re.MULTILINE)
     assert len(blocks) == len(pins(LOCKS[device]))
     assert [block for block in blocks if "--hash=sha256:" not in block] == []
+
+
+def test_the_lock_for_grpc_has_its_extra_in_the_versions_of_the_other_locks() -> None:
+    found = dict(pins((ROOT / "launch/requirements.grpc.lock").read_text()))
+    assert {name.removesuffix("[grpc]") for name in names(EXTRAS["grpc"])} <= found.keys()
+    for lock in LOCKS.values():
+        shared = {pin for pin in pins(lock) if pin[0] in found}
+        assert shared <= set(pins((ROOT / "launch/requirements.grpc.lock").read_text()))
+        assert {"numpy", "protobuf"} <= {name for name, _ in shared}
+
+
+@pytest.mark.parametrize(
+    ("variables", "extras"),
+    [
+        (None, ""),
+        ({"SLIPWAY_GRPC_PORT": "0"}, ""),
+        ({"SLIPWAY_GRPC_PORT": 8001}, "grpc"),
+    ],
+)
+def test_an_image_has_the_packages_of_grpc_if_the_bento_sets_its_port(
+    variables: dict[str, str] | None, extras: str
+) -> None:
+    base = "{% block SETUP_BENTO_COMPONENTS %}{% endblock %}"
+    template = (ROOT / "launch/container.j2").read_text()
+    loader = jinja2.DictLoader({"base": base, "container": template})
+    written = (
+        jinja2.Environment(loader=loader)
+        .get_template("container")
+        .render(bento_base_template="base", __options__env=variables)
+    )
+    assert re.findall(r'^ARG EXTRAS="(.*)"$', written, re.MULTILINE) == [extras]
 
 
 def test_the_locks_of_images_leave_out_what_the_service_does_not_import() -> None:
@@ -240,6 +272,7 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
         "artifacts/certificate.json",
         "launch/requirements.cpu.lock",
         "launch/requirements.gpu.lock",
+        "launch/requirements.grpc.lock",
         "transforms/__init__.py",
     } <= files
     assert {name.split("/")[0] for name in files} == {
@@ -324,13 +357,8 @@ def test_the_bento_contains_every_file_of_the_container(built: Path) -> None:
     """No engine is here to build it: what it copies and runs has to be there."""
     context = bento(built)
     found = instructions((context / "env/docker/Dockerfile").read_text())
-    copied = [
-        arguments.split()[-2].replace("${DEVICE}", device)
-        for name, arguments in found
-        if name == "COPY"
-        for device in LOCKS
-    ]
-    assert "./src/*/requirements.cpu.lock" in copied
+    copied = [arguments.split()[-2] for name, arguments in found if name == "COPY"]
+    assert "./src/*/requirements.*.lock" in copied
     assert [source for source in copied if not glob(source, root_dir=context)] == []
     entrypoint = re.search(r"/home/bentoml/bento/(\S+)\"", last(found, "ENTRYPOINT"))
     assert entrypoint
@@ -353,9 +381,10 @@ def test_the_image_starts_from_a_digest_has_no_compilers_and_installs_by_hashes(
         "${BASE_IMAGE} AS base-container"
     ]
     assert not re.search(r"build-essential|\bg?cc\b|g\+\+|\bmake\b", dockerfile)
-    install, own = (arguments for name, arguments in found if "pip install" in arguments)
-    assert "--require-hashes" in install
-    assert "--only-binary :all:" in install
+    install, further, own = (arguments for name, arguments in found if "pip install" in arguments)
+    for one in (install, further):
+        assert "--require-hashes" in one
+        assert "--only-binary :all:" in one
     assert "--no-deps --no-index" in own  # Slipway itself, which the bento has with it
     check = next(arguments for name, arguments in found if name == "RUN")
     for image, code in (("python:3.12-slim", 1), ("python:3.12-slim@sha256:ab12", 0)):

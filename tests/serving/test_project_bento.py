@@ -167,6 +167,7 @@ def test_the_bento_of_a_project_serves_without_project_and_checkout(
         f"build/{wheel.name}",
         "build/requirements.cpu.lock",
         "build/requirements.gpu.lock",
+        "build/requirements.grpc.lock",
         "faces.py",
         "helpers/__init__.py",
         "helpers/light.py",
@@ -175,7 +176,9 @@ def test_the_bento_of_a_project_serves_without_project_and_checkout(
     assert contents(own) == contents(wheel)
     dockerfile = (bento / "env/docker/Dockerfile").read_text()
     (lock,) = re.findall(r"^COPY (\S+) /tmp/$", dockerfile, re.MULTILINE)
-    assert list(bento.glob(lock.replace("${DEVICE}", "gpu")))
+    assert {path.name for path in bento.glob(lock)} == {
+        f"requirements.{name}.lock" for name in ("cpu", "gpu", "grpc")
+    }
     assert "src/build/slipway_ml-*.whl" in dockerfile
     there = install_wheel(own, tmp_path / "there")
     with serving(bento, tmp_path, there) as server:

@@ -24,7 +24,12 @@ from slipway.system.errors import CertificateError
 from slipway.system.version import installed_version, other_version
 
 _BUILD = Path("build")
-_IMAGE = ("container.j2", "requirements.cpu.lock", "requirements.gpu.lock")
+_IMAGE = (
+    "container.j2",
+    "requirements.cpu.lock",
+    "requirements.gpu.lock",
+    "requirements.grpc.lock",
+)
 _CODE = Path(__file__).parents[3]  # the folder that holds `slipway`
 
 
