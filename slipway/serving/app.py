@@ -80,6 +80,8 @@ class Application:
         """
         found = find_route(self._routes, request.path)
         label = found or "other"
+        request.trace = self._worker.new_trace()
+        error: str | None = None
         try:
             handler = self._require_route(found, request).handler
             if handler is None:
@@ -88,18 +90,19 @@ class Application:
             response = await handler(request)
         except Refusal as refusal:
             _drop_tracebacks(refusal)
-            response = self._refuse(refusal, request, found)
+            response, error = self._refuse(refusal, request, found), refusal.code
             is_temporary = refusal.code in _TEMPORARY and _has_body(request.headers)
             if is_temporary and not await self._drain_in_turn(request):
                 response = _closing(response)
         except ClientDisconnectedError:
             self._worker.metrics.client_disconnected()
+            self._worker.ended(request, label, None)
             return None
-        except Exception as error:
+        except Exception as failure:
             logger.exception("request %s failed", request.id)
-            _drop_tracebacks(error)
-            message = "the service failed; its log has the details"
-            response = self._refuse(Refusal("internal", message), request, found)
+            _drop_tracebacks(failure)
+            message, error = "the service failed; its log has the details", "internal"
+            response = self._refuse(Refusal(error, message), request, found)
         # After `Expect: 100-continue` without a 100, the caller may send its body or not. The next
         # bytes could be the body or another request, so the connection ends.
         is_body_optional = b"expect" in request.headers and not request.body.is_requested
@@ -107,6 +110,8 @@ class Application:
             response = _closing(response)
         seconds = perf_counter() - request.started
         self._worker.metrics.answered(label, response.status, seconds)
+        if headers := self._worker.ended(request, label, response.status, error):
+            response = replace(response, headers=(*response.headers, *headers))
         return response
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,8 +165,7 @@ class Application:
         self._worker.refusals.add(refusal, request_id, scope.get("client"), detail)
         respond = error_shape_of(self._all_routes, scope["path"])
         response = _closing(respond(refusal, request_id))
-        self._worker.metrics.refused(refusal.code)
-        self._worker.metrics.answered("other", response.status)
+        self._worker.refused_unread(refusal, request_id)
         await send_response(response, request_id, send)
 
     async def _drain_in_turn(self, request: Request) -> bool:
@@ -207,7 +211,9 @@ class Application:
         async def counting_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._worker.metrics.answered(label, message["status"])
-                headers = security_headers(list(message["headers"]), request.id)
+                further = self._worker.ended(request, label, message["status"])
+                own = [(name.encode(), value.encode()) for name, value in further]
+                headers = security_headers([*message["headers"], *own], request.id)
                 is_unread = _has_body(request.headers) and not request.body.is_complete
                 if is_unread or self._worker.is_draining:
                     headers.append((b"connection", b"close"))
@@ -231,11 +237,10 @@ def all_routes(worker: ModelWorker) -> Routes:
 
 def connection_limits(worker: ModelWorker) -> ConnectionLimits:
     """The limits of the connections to one port of a worker."""
-    settings, metrics, routes = worker.settings, worker.metrics, all_routes(worker)
+    settings, routes = worker.settings, all_routes(worker)
 
     def respond(refusal: Refusal, request_id: str, peer: Peer, path: str) -> Response:
-        metrics.refused(refusal.code)
-        metrics.answered("other", refusal.status)
+        worker.refused_unread(refusal, request_id)
         worker.refusals.add(refusal, request_id, peer, refusal.message)
         return error_shape_of(routes, path)(refusal, request_id)
 

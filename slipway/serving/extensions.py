@@ -3,6 +3,7 @@
 They stop in this order, calls over gRPC first, and `GET /status` shows their parts in it.
 """
 
+from slipway.serving.access_log import extension as access_log
 from slipway.serving.api_docs import extension as api_docs
 from slipway.serving.auth import extension as auth
 from slipway.serving.engine_rebuild import extension as engine_rebuild
@@ -20,6 +21,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     grpc_port.EXTENSION,
     auth.EXTENSION,
     request_log.EXTENSION,
+    access_log.EXTENSION,
     monitoring.EXTENSION,
     rollout.EXTENSION,
     engine_rebuild.EXTENSION,

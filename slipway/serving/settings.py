@@ -42,6 +42,10 @@ OptionalPath = Annotated[RootedPath | None, BeforeValidator(lambda path: path or
 # The variables of every extension. Those of one that is not installed are ignored.
 EXTENSION_VARIABLES = frozenset(
     {
+        "access_log_bytes",
+        "access_log_days",
+        "access_log_directory",
+        "access_log_sampling_rate",
         "allowed_hosts",
         "disable_auth",
         "feedback_days",

@@ -22,6 +22,7 @@ from slipway.serving.http.callers import CallerCheck, LoopbackOnly
 from slipway.serving.http.deadlines import Deadlines
 from slipway.serving.http.refusal_log import RefusalLog
 from slipway.serving.http.responses import RETRY_AFTER, Refusal
+from slipway.serving.http.routes import Exchange, Request, RequestTrace
 from slipway.serving.metrics.gauges import ProcessMetrics, Sampler
 from slipway.serving.metrics.service_metrics import ServiceMetrics, server_started
 from slipway.serving.models.admission import Admission, Place
@@ -92,6 +93,7 @@ class ModelWorker:
         self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)
         self.hooks = {one.name: one.attach(self) for one in extensions}
+        self._on_response = tuple(one.on_response for one in self.hooks.values() if one.on_response)
         checks = (one.caller_check for one in self.hooks.values() if one.caller_check)
         self.caller_check: CallerCheck = next(checks, None) or LoopbackOnly()
 
@@ -215,6 +217,43 @@ class ModelWorker:
             if hooks.on_wrong_answer:
                 hooks.on_wrong_answer(model_version)
 
+    def new_trace(self) -> RequestTrace | None:
+        """A trace for a new request. None if no extension reads it."""
+        return RequestTrace() if self._on_response else None
+
+    def ended(
+        self, request: Request, route: str, status: int | None, error: str | None = None
+    ) -> tuple[tuple[str, str], ...]:
+        """Report the end of a request to all extensions. Returns their headers of the response."""
+        if request.trace is None:
+            return ()
+        return self._report(
+            Exchange(
+                request.id,
+                request.method,
+                route,
+                status,
+                error,
+                request.caller,
+                request.started,
+                perf_counter(),
+                request.headers,
+                request.trace,
+            )
+        )
+
+    def refused_unread(self, refusal: Refusal, request_id: str) -> None:
+        """Count and report a request that was refused before it was read."""
+        self.metrics.refused(refusal.code)
+        self.metrics.answered("other", refusal.status)
+        if trace := self.new_trace():
+            now = perf_counter()
+            self._report(
+                Exchange(
+                    request_id, "", "other", refusal.status, refusal.code, None, now, now, {}, trace
+                )
+            )
+
     def admit(self) -> Place:
         """Admit a request before its body is parsed, or raise Refusal. Use it as a context."""
         return Place(self.admission)
@@ -225,31 +264,38 @@ class ModelWorker:
             return await self.predict_inside(place, payload, request_id)
 
     def predict_inside(
-        self, place: Place, payload: Payload, request_id: str
+        self, place: Place, payload: Payload, request_id: str, trace: RequestTrace | None = None
     ) -> Coroutine[Any, Any, dict[str, Any]]:
         """The answer to an admitted request. Raises Refusal if it gets none."""
         if input_kind(payload.kind).takes_files:  # rows are counted once decoded
             place.has(len(payload.items))
         if self.router is None:
-            return self._predict_with(self.require_live(), place, payload, request_id)
+            return self._predict_with(self.require_live(), place, payload, request_id, trace)
         return self.router.predict(
             request_id,
             self.require_live,
-            lambda live: self._predict_with(live, place, payload, request_id),
+            lambda live: self._predict_with(live, place, payload, request_id, trace),
         )
 
     async def _predict_with(
-        self, live: LiveModel, place: Place, payload: Payload, request_id: str
+        self,
+        live: LiveModel,
+        place: Place,
+        payload: Payload,
+        request_id: str,
+        trace: RequestTrace | None,
     ) -> dict[str, Any]:
         """The answer of one model. A request cancelled before its batch counts as expired."""
         model, submission = live.model, None
+        if trace is not None:
+            trace.model_version = model.version
         try:
             with live:  # the model must not retire before the request ends
                 reader, is_list = live.reader(payload), False
                 if reader:
                     submission = live.batcher.submit_unread(reader, 1)
                 else:
-                    decoded = await self._decode(live, payload)
+                    decoded = await self._decode(live, payload, trace)
                     place.has(len(decoded.inputs))
                     is_list = decoded.is_list
                     submission = live.batcher.submit(decoded.inputs)
@@ -278,6 +324,9 @@ class ModelWorker:
         self.metrics.waited(submission.queue_seconds)
         self._inferred(submission.infer_seconds)
         self.metrics.answer(live.slot)
+        if trace is not None:
+            trace.num_rows = len(answers)
+            trace.stages += submission.stages(with_decoding=reader is not None)
         if self.observers.all:
             self.observers.note(
                 (request_id, payload, is_list, submission.inputs, model, rows, answers)
@@ -287,10 +336,15 @@ class ModelWorker:
             "request_id": request_id,
         }
 
-    async def _decode(self, live: LiveModel, payload: Payload) -> Decoded:
+    async def _decode(
+        self, live: LiveModel, payload: Payload, trace: RequestTrace | None
+    ) -> Decoded:
         started = perf_counter()
         decoded = await live.decoder.decode(*payload.items)
-        self._decoded(perf_counter() - started)
+        ended = perf_counter()
+        self._decoded(ended - started)
+        if trace is not None:
+            trace.stages.append(("decode", started, ended))
         return decoded
 
     def require_live(self) -> LiveModel:
@@ -298,6 +352,9 @@ class ModelWorker:
         if self._live is None:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
+
+    def _report(self, exchange: Exchange) -> tuple[tuple[str, str], ...]:
+        return tuple(header for report in self._on_response for header in report(exchange))
 
     def _shed(self, num_kept: int) -> None:
         """Keep about `num_kept` waiting rows, divided among the queues in proportion."""

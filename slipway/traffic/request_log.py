@@ -185,7 +185,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _SEGMENT.fullmatch(path.name))
 
 
-class RequestLogWriter:
+class SegmentWriter:
     """Writes segments within the folder's bounds; for one thread.
 
     The folder of all `num_writers` never exceeds `max_bytes`. With `max_age_s` no request stays

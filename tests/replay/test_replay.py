@@ -28,7 +28,7 @@ from slipway.artifacts.bundle import (
 from slipway.inputs.images import array_from_bytes
 from slipway.replay.__main__ import main
 from slipway.serving.worker import ModelWorker
-from slipway.traffic.request_log import RequestLogWriter, encode_line, find_requests
+from slipway.traffic.request_log import SegmentWriter, encode_line, find_requests
 from tests.conftest import ROOT
 from tests.serving.bundles import (
     COLUMNS,
@@ -209,7 +209,7 @@ def test_replay_reports_divergence_in_decoding(
 def log_changed(folder: Path, **changes: Any) -> None:
     """The request "one" once more, changed before it was written, as "changed"."""
     (request,) = find_requests(folder, "one")
-    writer = RequestLogWriter(folder, 1 << 20, 1)
+    writer = SegmentWriter(folder, 1 << 20, 1)
     writer.append(encode_line(replace(request, request_id="changed", **changes)))
     writer.close()
 

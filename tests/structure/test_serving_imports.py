@@ -8,8 +8,8 @@ from pathlib import Path
 from slipway.system.source_code import imported_modules
 
 EXTENSIONS = {
-    "api_docs", "auth", "engine_rebuild", "explaining", "gpu", "grpc_port", "monitoring",
-    "open_inference", "page", "request_log", "rollout",
+    "access_log", "api_docs", "auth", "engine_rebuild", "explaining", "gpu", "grpc_port",
+    "monitoring", "open_inference", "page", "request_log", "rollout",
 }  # fmt: skip
 LOW = {"settings", "http", "requests"}
 MIDDLE = {*LOW, "schemas", "models", "metrics"}

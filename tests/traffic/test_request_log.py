@@ -16,7 +16,7 @@ from slipway.system.errors import IntegrityError
 from slipway.traffic.request_log import (
     DamagedLine,
     LoggedRequest,
-    RequestLogWriter,
+    SegmentWriter,
     decode_line,
     digest_inputs,
     encode_line,
@@ -52,7 +52,7 @@ def requests_in(folder: Path) -> list[LoggedRequest]:
 
 
 def write(folder: Path, numbers: range, num_bytes: int = 100) -> None:
-    writer = RequestLogWriter(folder, MIB, 1)
+    writer = SegmentWriter(folder, MIB, 1)
     for number in numbers:
         writer.append(encode_line(logged(number, num_bytes)))
     writer.close()
@@ -131,7 +131,7 @@ def test_find_returns_all_requests_of_an_exact_id(tmp_path: Path) -> None:
 
 
 def test_folder_stays_within_its_bound_by_removing_the_oldest_segments(tmp_path: Path) -> None:
-    writers = [RequestLogWriter(tmp_path, MIB, 3) for _ in range(3)]
+    writers = [SegmentWriter(tmp_path, MIB, 3) for _ in range(3)]
     for number in range(600):
         writers[number % 3].append(encode_line(logged(number, 4000)))
         assert number % 50 or size(tmp_path) <= MIB
@@ -143,14 +143,14 @@ def test_folder_stays_within_its_bound_by_removing_the_oldest_segments(tmp_path:
 
 
 def test_same_requests_exceed_a_smaller_bound_without_removal(tmp_path: Path) -> None:
-    writer = RequestLogWriter(tmp_path, 100 * MIB, 1)
+    writer = SegmentWriter(tmp_path, 100 * MIB, 1)
     for number in range(600):
         writer.append(encode_line(logged(number, 4000)))
     assert size(tmp_path) > 3 * MIB
 
 
 def test_open_segment_of_a_live_writer_is_not_removed(tmp_path: Path) -> None:
-    first, second = RequestLogWriter(tmp_path, MIB, 2), RequestLogWriter(tmp_path, MIB, 2)
+    first, second = SegmentWriter(tmp_path, MIB, 2), SegmentWriter(tmp_path, MIB, 2)
     first.append(encode_line(logged(1)))
     path = segments(tmp_path)[0]
     for number in range(400):
@@ -180,7 +180,7 @@ def test_tidy_removes_requests_older_than_the_age_limit(
             return datetime.fromtimestamp(now, UTC)
 
     monkeypatch.setattr("slipway.traffic.request_log.datetime", Clock)
-    writer = RequestLogWriter(tmp_path, MIB, 1, max_age_s=2400)
+    writer = SegmentWriter(tmp_path, MIB, 1, max_age_s=2400)
     writer.append(encode_line(logged(1)))
     now += 90
     writer.append(encode_line(logged(2)))
@@ -198,7 +198,7 @@ def test_tidy_removes_requests_older_than_the_age_limit(
 def test_failed_write_leaves_no_part_of_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, writer = os.write, RequestLogWriter(tmp_path, MIB, 1)
+    real, writer = os.write, SegmentWriter(tmp_path, MIB, 1)
     writer.append(encode_line(logged(1)))
 
     def refuse(descriptor: int, content: memoryview) -> int:

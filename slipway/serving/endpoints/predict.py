@@ -49,6 +49,7 @@ async def predict_within_deadline(
     encoding may be awaitable, if they would block the event loop. Raises Refusal after the
     deadline.
     """
+    trace = request.trace
     code, message = "body_timeout", "the request's body did not arrive within"
     try:
         with worker.deadlines.deadline():
@@ -60,7 +61,9 @@ async def predict_within_deadline(
                 if not isinstance(asked, Payload):
                     asked = await asked
                 has_read = perf_counter()
-                answer = await worker.predict_inside(place, asked, request.id)
+                if trace is not None:
+                    trace.stages.append(("read", request.started, has_read))
+                answer = await worker.predict_inside(place, asked, request.id, trace)
             encoding = perf_counter()
             response = encode(answer)
             if not isinstance(response, Response):
@@ -71,6 +74,8 @@ async def predict_within_deadline(
             f"{message} {worker.settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)",
         ) from None
     ended = perf_counter()
+    if trace is not None:
+        trace.stages.append(("encode", encoding, ended))
     worker.metrics.predicted(
         ended - request.started, read_s=has_read - request.started, encode_s=ended - encoding
     )

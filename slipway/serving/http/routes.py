@@ -5,6 +5,7 @@ stands for everything below it, and `/*/` before the last part for any name ther
 caller invents never becomes a metric label.
 """
 
+import hashlib
 import os
 import re
 import secrets
@@ -29,6 +30,17 @@ _unused_ids: list[str] = []
 os.register_at_fork(after_in_child=_unused_ids.clear)
 
 
+@dataclass(slots=True)
+class RequestTrace:
+    """Notes of the core about one request, made only for hooks that read them."""
+
+    # Name, begin and end of each part that took place, in perf_counter seconds.
+    stages: list[tuple[str, float, float]] = field(default_factory=list)
+    model_version: str | None = None  # of the model that answered, or failed to
+    num_rows: int | None = None  # answered
+    trace_id: str | None = None  # of a distributed trace, from an extension
+
+
 @dataclass
 class Request:
     """One request that is being handled."""
@@ -42,6 +54,27 @@ class Request:
     started: float  # perf_counter seconds
     caller: str | None = None  # name of the caller's key, once authenticated
     peer: Peer = None
+    trace: RequestTrace | None = None  # None: nobody reads it
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request that ended, as the hooks `on_response` get it."""
+
+    request_id: str
+    method: str  # empty if it was refused before it was read
+    route: str  # a key of the routes, or "other"
+    status: int | None  # None: the client disconnected
+    error: str | None  # code
+    caller: str | None  # name of the caller's key
+    started: float  # perf_counter seconds, like the next
+    ended: float
+    headers: Headers  # of the request
+    trace: RequestTrace
+
+
+# Returns further headers of the response. Called on the event loop; never waits, never raises.
+OnResponse = Callable[[Exchange], tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True)
@@ -126,3 +159,11 @@ def new_request_id() -> str:
         digits, width = secrets.token_hex(_ID_BYTES * _IDS_PER_READ), 2 * _ID_BYTES
         _unused_ids.extend(digits[at : at + width] for at in range(0, len(digits), width))
     return _unused_ids.pop()
+
+
+def is_sampled(request_id: str, sampling_rate: float) -> bool:
+    """Return True for the sampled ids: a pure function of the id, the same in all workers."""
+    if sampling_rate >= 1:
+        return True
+    drawn = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8])
+    return drawn < sampling_rate * 2**64

@@ -34,6 +34,7 @@ class Submission(Generic[Row]):
 
     __slots__ = (
         "_read",
+        "_read_started",
         "_rows",
         "_started",
         "answer",
@@ -59,11 +60,12 @@ class Submission(Generic[Row]):
         self.read_seconds = 0.0  # 0 if the rows were decoded before
         self.queue_seconds = 0.0  # until its first batch began
         self.infer_seconds = 0.0  # from then on; the rows may need several batches
+        self._read_started = 0.0
         self._rows: Sequence[Row] = ()  # answered so far
         self._started = perf_counter()  # of the request, then of its first batch
 
     def read(self) -> None:
-        started = perf_counter()
+        started = self._read_started = perf_counter()
         try:
             self.inputs = self._read()
             if len(self.inputs) != self.num_rows:
@@ -71,6 +73,16 @@ class Submission(Generic[Row]):
         except Exception as error:
             self.answer.set_exception(error)
         self.read_seconds = perf_counter() - started
+
+    def stages(self, with_decoding: bool) -> list[tuple[str, float, float]]:
+        """Name, begin and end of its parts as in RequestTrace, once it is answered."""
+        begun, read = self._started, self._read_started
+        decoding = [("decode", read, read + self.read_seconds)] if with_decoding else []
+        return [
+            *decoding,
+            ("queue", begun - self.queue_seconds, begun),
+            ("infer", begun, begun + self.infer_seconds),
+        ]
 
     def waited(self) -> float:
         """Seconds in the queue so far, if no batch has taken any of it."""

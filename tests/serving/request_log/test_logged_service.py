@@ -218,6 +218,6 @@ def test_read_only_or_full_disk_fails_no_request_and_logging_resumes(
         entered = Path(f"/proc/{server.process.pid}/root{disk}/log")
         assert len(logged_in(entered)) == counted(server, "logged")
         log = server.log.read_text()
-        assert log.count("cannot log requests") == 2  # once per failure, not per request
+        assert log.count("cannot write the request log") == 2  # once per failure, not per request
         assert "Read-only file system" in log
         assert "No space left on device" in log

@@ -15,15 +15,16 @@ from slipway.artifacts.bundle import Bundle, LoadedBundle
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
 from slipway.predictor.model import AnsweredRow
+from slipway.serving.http.routes import is_sampled
 from slipway.serving.models.model import ServedModel
 from slipway.serving.models.observers import Answered
 from slipway.serving.request_log import logger
-from slipway.serving.request_log.logger import RequestLogger, RequestLogSettings, is_sampled
+from slipway.serving.request_log.logger import RequestLogger, RequestLogSettings
 from slipway.serving.requests.payload import Payload
 from slipway.serving.worker import ModelWorker
 from slipway.traffic.request_log import (
     LoggedRequest,
-    RequestLogWriter,
+    SegmentWriter,
     digest_inputs,
     find_requests,
     read_requests,
@@ -195,14 +196,14 @@ def test_replayed_requests_are_not_logged_again(
 def test_failing_write_costs_no_request_is_counted_and_recovers(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def refuse(writer: RequestLogWriter, lines: bytes) -> None:
+    def refuse(writer: SegmentWriter, lines: bytes) -> None:
         raise error
 
     monkeypatch.setattr(logger, "_RETRY_S", 0.05)
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(RequestLogWriter, "append", refuse)
+            patched.setattr(SegmentWriter, "append", refuse)
             for _ in range(10):
                 assert (
                     await client.post("/predict", content=picture(), headers=PNG)
@@ -227,7 +228,7 @@ def answered(number: int, num_bytes: int = 100) -> Answered:
     return Answered(f"id-{number}", payload, False, np.zeros((1, 2)), MODEL, rows, [{"value": 0.0}])
 
 
-class HangingWriter(RequestLogWriter):
+class HangingWriter(SegmentWriter):
     """Writer on a disk that hangs until `free` is set."""
 
     def __init__(self, root: Path) -> None:
@@ -270,7 +271,7 @@ def test_full_queue_drops_and_counts_requests(
 def test_request_larger_than_a_segment_is_dropped(tmp_path: Path) -> None:
     counts: list[tuple[str, int]] = []
     request_logger = RequestLogger(
-        RequestLogWriter(tmp_path, 1 << 20, 1),
+        SegmentWriter(tmp_path, 1 << 20, 1),
         1.0,
         lambda outcome, number: counts.append((outcome, number)),
     )

@@ -1,0 +1,183 @@
+"""Work beside the request path: a bounded queue with a thread, and a log of lines on top of it.
+
+Neither ever costs a request its answer. What does not fit into the queue is dropped, what cannot
+be delivered has failed, and both are counted. A killed worker loses what waits in its queue, at
+most a tenth of a second's.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from slipway.system.disk_faults import disk_fault
+from slipway.traffic.request_log import SegmentWriter
+
+logger = logging.getLogger("bentoml.slipway")
+
+OUTCOMES = ("logged", "dropped", "failed")
+_GATHER_S = 0.1  # items of this time are delivered together
+_TIDY_S = 600.0  # longest interval with an age limit
+_CHUNK_BYTES = 1 << 20  # written at once
+_CLOSE_S = 5.0  # that the end of a worker waits for its disk
+
+Count = Callable[[str, int], None]  # one of OUTCOMES, number of items
+Item = TypeVar("Item")
+
+
+class Outbox(Generic[Item]):
+    """A bounded queue, and a thread that gives `deliver` what waits.
+
+    If `deliver` returns False, the thread rests for `retry_s`. It calls `deliver` at least every
+    `wake_s`, with an empty list if nothing waits, and `end` at the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        deliver: Callable[[list[Item]], bool],
+        max_items: int,
+        max_bytes: float = float("inf"),
+        retry_s: float = 1.0,
+        wake_s: float | None = None,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._deliver, self._end = deliver, end
+        self._max_items, self._max_bytes = max_items, max_bytes
+        self._retry_s, self._wake_s = retry_s, wake_s
+        self._lock = threading.Lock()
+        self._waiting: deque[Item] = deque()
+        self._waiting_bytes = 0
+        self._arrived, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, item: Item, num_bytes: int = 0) -> bool:
+        """Queue an item. Returns False if the queue is full. Never waits, never raises."""
+        with self._lock:
+            if (
+                len(self._waiting) >= self._max_items
+                or self._waiting_bytes + num_bytes > self._max_bytes
+            ):
+                return False
+            self._waiting.append(item)
+            self._waiting_bytes += num_bytes
+        if not self._arrived.is_set():
+            self._arrived.set()
+        return True
+
+    def close(self) -> None:
+        """Deliver what waits and end the thread; do not wait for a delivery that hangs."""
+        self._closing.set()
+        self._arrived.set()
+        self._thread.join(_CLOSE_S)
+
+    def _work(self) -> None:
+        is_last = False
+        while not is_last:
+            self._arrived.wait(self._wake_s)
+            is_last = self._closing.wait(_GATHER_S)
+            self._arrived.clear()
+            with self._lock:
+                taken = list(self._waiting)
+                self._waiting.clear()
+                self._waiting_bytes = 0
+            if not self._deliver(taken) and not is_last:
+                self._closing.wait(self._retry_s)
+        self._end()
+
+
+class LineLog(Generic[Item]):
+    """Appends a line for each item to the segments of a folder. `count` gets each outcome.
+
+    `what` names the items in messages. With `max_age_s` the writer's old segments are removed.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        writer: SegmentWriter,
+        encode: Callable[[Item], bytes],
+        count: Count,
+        max_items: int,
+        max_bytes: float = float("inf"),
+        retry_s: float = 1.0,
+        max_age_s: float | None = None,
+    ) -> None:
+        self._what, self._writer, self._encode, self._count = what, writer, encode, count
+        self._tidy_s = min(_TIDY_S, max_age_s / 100) if max_age_s else None
+        self._tidied = time.monotonic()
+        self._is_failing = False
+        name = f"slipway-{what.replace(' ', '-')}"
+        self._outbox: Outbox[Item] = Outbox(
+            name, self._write, max_items, max_bytes, retry_s, self._tidy_s, writer.close
+        )
+
+    def put(self, item: Item, num_bytes: int = 0) -> None:
+        """Log an item, or count it as dropped. Never waits, never raises."""
+        if not self._outbox.put(item, num_bytes):
+            self._count("dropped", 1)
+
+    def close(self) -> None:
+        """Write what waits; do not wait for a disk that hangs."""
+        self._outbox.close()
+
+    def _write(self, taken: list[Item]) -> bool:
+        try:
+            for chunk in self._chunks(taken):
+                self._append(chunk)
+            if self._tidy_s is not None and time.monotonic() - self._tidied >= self._tidy_s:
+                self._tidied = time.monotonic()
+                self._writer.tidy()
+        except Exception as error:
+            self._report_failure(error)
+        return not self._is_failing
+
+    def _chunks(self, taken: list[Item]) -> Iterator[list[bytes]]:
+        """Yield lines to write at once; count those too large for a segment or not encodable."""
+        max_bytes = min(_CHUNK_BYTES, self._writer.segment_bytes // 4)
+        chunk: list[bytes] = []
+        num_bytes = 0
+        for item in taken:
+            line = self._line(item)
+            if line is None:
+                continue
+            if chunk and num_bytes + len(line) > max_bytes:
+                yield chunk
+                chunk, num_bytes = [], 0
+            chunk.append(line)
+            num_bytes += len(line)
+        if chunk:
+            yield chunk
+
+    def _line(self, item: Item) -> bytes | None:
+        try:
+            line = self._encode(item)
+        except Exception as error:
+            self._count("failed", 1)
+            self._report_failure(error)
+            return None
+        if len(line) > self._writer.segment_bytes:
+            self._count("dropped", 1)
+            return None
+        return line
+
+    def _append(self, chunk: list[bytes]) -> None:
+        try:
+            self._writer.append(b"".join(chunk))
+        except Exception as error:
+            self._count("failed", len(chunk))
+            self._report_failure(error)
+        else:
+            self._count("logged", len(chunk))
+            if self._is_failing:
+                logger.info("the %s is written again in %s", self._what, self._writer.root)
+            self._is_failing = False
+
+    def _report_failure(self, error: Exception) -> None:
+        if not self._is_failing:
+            reason = disk_fault(error) or repr(error)
+            logger.error("cannot write the %s in %s: %s", self._what, self._writer.root, reason)
+        self._is_failing = True

@@ -1,0 +1,170 @@
+"""The access log: its lines, its sample, and what it never holds."""
+
+import asyncio
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from slipway.serving.access_log import extension
+from slipway.serving.auth.keys import add_key
+from slipway.serving.http.responses import Refusal
+from slipway.serving.http.routes import is_sampled
+from slipway.serving.worker import ModelWorker
+from slipway.traffic.request_log import SegmentWriter, segments
+from tests.serving.bundles import picture, table_row
+from tests.serving.conftest import MakeSettings
+from tests.serving.in_process import metric, put_in_place_of, run
+
+PNG = {"content-type": "image/png"}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    written = b"".join(segment.read_bytes() for segment in segments(folder))
+    return [json.loads(line) for line in written.splitlines()]
+
+
+def test_a_prediction_has_its_id_key_model_version_and_the_parts_of_its_latency(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    key = add_key(tmp_path / "keys", "alice", "caller", None)
+    versions: list[str] = []
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        headers = PNG | {"x-request-id": "mine", "x-api-key": key}
+        answer = await client.post("/predict", content=picture(), headers=headers)
+        versions.append(answer.json()["model_version"])
+
+    run(make_settings(access_log_directory=tmp_path / "access", keys=tmp_path / "keys"), work)
+    (line,) = lines(tmp_path / "access")
+    assert datetime.fromisoformat(line.pop("time")).utcoffset() is not None
+    parts, total = line.pop("ms"), line.pop("total_ms")
+    assert parts.keys() == {"read", "decode", "queue", "infer", "encode"}
+    # A small image is decoded while its batch is assembled, so decoding is in the queue's time.
+    assert 0 < parts["read"] + parts["queue"] + parts["infer"] + parts["encode"] <= total
+    assert line == {
+        "request_id": "mine",
+        "trace_id": None,
+        "method": "POST",
+        "route": "/predict",
+        "status": 200,
+        "error": None,
+        "key": "alice",
+        "model_version": versions[0],
+        "rows": 1,
+    }
+    written = b"".join(one.read_bytes() for one in segments(tmp_path / "access"))
+    assert key.encode() not in written
+
+
+def test_refused_and_failed_requests_have_their_code_and_no_path_of_the_caller(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        await client.post("/predict", content=b"no image", headers=PNG)
+        await client.get("/secret/of/the/caller")
+        assert worker._live is not None
+        put_in_place_of(worker._live, lambda inputs: 1 / 0)
+        await client.post("/predict", content=picture(), headers=PNG)
+        worker.refused_unread(Refusal("too_many_connections", "too many"), "unread")
+
+    run(make_settings(access_log_directory=tmp_path / "access"), work)
+    found = lines(tmp_path / "access")
+    assert [(one["route"], one["status"], one["error"]) for one in found] == [
+        ("/predict", 422, "undecodable"),
+        ("other", 404, "not_found"),
+        ("/predict", 500, "model_failed"),
+        ("other", 503, "too_many_connections"),
+    ]
+    assert "secret" not in json.dumps(found)
+    assert found[2]["ms"].keys() >= {"read"}
+    assert found[2]["model_version"]
+    assert (found[3]["request_id"], found[3]["method"]) == ("unread", "")
+
+
+def test_rows_of_a_table_and_of_the_protocol_are_counted(
+    certified_table: Path, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        await client.post("/predict", json={"rows": [table_row(1), table_row(2)]})
+        row = {name: value for name, value in table_row(1).items() if isinstance(value, float)}
+        inputs = [
+            {"name": name, "datatype": "FP64", "shape": [1], "data": [value]}
+            for name, value in row.items()
+        ]
+        await client.post("/v2/models/slipway/infer", json={"inputs": inputs})
+
+    run(make_settings(access_log_directory=tmp_path / "access"), work)
+    first, second = lines(tmp_path / "access")
+    assert (first["rows"], second["route"]) == (2, "/v2/models/slipway/infer")
+
+
+def test_the_sample_is_drawn_by_the_id_and_faults_are_always_in_it(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    ids = [f"id-{number}" for number in range(120)]
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        for name in ids:
+            await client.get("/livez", headers={"x-request-id": name})
+        worker.refused_unread(Refusal("too_many_connections", "too many"), "fault")
+
+    rate = {"access_log_sampling_rate": 0.3}
+    run(make_settings(access_log_directory=tmp_path / "access", **rate), work)
+    found = [one["request_id"] for one in lines(tmp_path / "access")]
+    assert not is_sampled("fault", 0.0)
+    assert found == [*(name for name in ids if is_sampled(name, 0.3)), "fault"]
+
+
+def test_it_is_off_by_default_and_then_no_request_has_a_trace(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker.new_trace() is None
+        assert worker.hooks["access_log"].on_response is None
+
+    run(make_settings(), work)
+
+
+def test_the_folder_of_the_request_log_is_refused(
+    make_settings: MakeSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker.hooks["access_log"].on_response is None
+
+    folder = tmp_path / "both"
+    run(make_settings(access_log_directory=folder, request_log_directory=folder), work)
+    assert "give it a folder of its own" in caplog.text
+
+
+def test_a_disk_that_refuses_costs_no_answer_and_is_counted(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(writer: SegmentWriter, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        monkeypatch.setattr(SegmentWriter, "append", refuse)
+        for _ in range(3):
+            assert (await client.get("/livez")).status_code == 200
+        name = 'slipway_access_log_lines_total{outcome="failed"}'
+        async with asyncio.timeout(20):
+            while metric(worker, name) < 3:
+                await asyncio.sleep(0.01)
+
+    run(make_settings(access_log_directory=tmp_path / "access"), work)
+
+
+def test_a_full_queue_drops_lines_and_counts_them(
+    make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extension, "MAX_WAITING", 2)
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        for number in range(5):  # in one turn of the event loop, before the thread can take them
+            worker.refused_unread(Refusal("not_ready", "not ready"), f"id-{number}")
+        assert metric(worker, 'slipway_access_log_lines_total{outcome="dropped"}') == 3
+
+    run(make_settings(access_log_directory=tmp_path / "access"), work)
+    assert len(lines(tmp_path / "access")) == 2
