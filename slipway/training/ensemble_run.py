@@ -338,6 +338,7 @@ def _write(
         assert params.ensemble.student is not None
         if params.ensemble.student.served:
             served, shown = STUDENT, student
+            models[STUDENT] = _as_requested(params, student.manifest), student.network.payload()
     manifest, payload = models.pop(served)
     files.write_json(paths.metrics, _report(params, members, chosen, manifest, student))
     with files.new_directory(paths.live) as live:
@@ -375,8 +376,7 @@ def _manifest(
     """Make the manifest of the ensemble from facts that its members share; epochs are summed."""
     first = members[0]
     user_code = {code.key + code.name: code for member in members for code in member.user_code}
-    content = params.train.model_dump(mode="json")
-    return first.model_copy(
+    whole = first.model_copy(
         update={
             "network": network.spec,
             "num_parameters": network.num_parameters,
@@ -384,17 +384,30 @@ def _manifest(
             "stopped_early": any(member.stopped_early for member in members),
             "kept_epoch": sum(member.kept_epoch for member in members),
             "metrics": metrics,
-            "requested": requested_setup(params.train),
-            "seed": params.seed,
-            "params": content,
             "digests": {
                 **first.digests,
                 "fingerprint": files.digest_json(
                     [member.digests["fingerprint"] for member in members]
                 ),
-                "params": files.digest_json(content),
             },
             "user_code": list(user_code.values()),
+        }
+    )
+    return _as_requested(params, whole)
+
+
+def _as_requested(params: Params, manifest: ModelManifest) -> ModelManifest:
+    """Return the manifest with the seed and the section train of params.yaml.
+
+    Later stages compare the served model with these; the section ensemble has those of its own.
+    """
+    content = params.train.model_dump(mode="json")
+    return manifest.model_copy(
+        update={
+            "requested": requested_setup(params.train),
+            "seed": params.seed,
+            "params": content,
+            "digests": {**manifest.digests, "params": files.digest_json(content)},
         }
     )
 

@@ -106,6 +106,7 @@ def test_a_killed_student_goes_on_to_the_same_weights_and_is_served_when_asked(
     assert files.sha256_file(model / "weights.safetensors") == student_file
     assert load_network(model / "ensemble").spec.name == "ensemble"
     assert load_network(model).spec.name == "tabm"
+    assert read_model_manifest(model).seed == 7  # of params.yaml, with which it is compared
     report = json.loads((project / "metrics/train.json").read_text())
     assert report["val_loss"] == pytest.approx(report["ensemble"]["student"]["val_loss"], rel=1e-4)
 
