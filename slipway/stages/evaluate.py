@@ -13,7 +13,7 @@ from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
 from slipway.data.store.transform_table import TRANSFORM_TABLE
 from slipway.data.tables.raw_columns import read_raw_columns
-from slipway.export.certification.timings import row_latencies
+from slipway.export.certification.timings import member_speeds
 from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.metrics.scores import Resampling
 from slipway.metrics.user_metrics import load_user_metrics
@@ -91,13 +91,13 @@ def run(params: Params) -> None:
             fitted.calibration.thresholds,
             network.column_gains(),
         ),
-        *ensemble_answers(
+        ensemble_answers(
             MODEL,
             network,
             test,
             settings.batch_size,
             device,
-            partial(row_latencies, train=train, val=val, params=settings, seed=params.seed),
+            partial(member_speeds, train=train, val=val, params=settings, seed=params.seed),
         ),
     )
     gates = judge(evaluation, settings, resampling)

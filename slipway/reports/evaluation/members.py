@@ -4,7 +4,7 @@ The best member is the one with the lowest validation loss: chosen on test rows,
 better than it is. A student is judged by the part of the gain over this member that it keeps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,13 @@ _LEAST_ROWS = 20
 ENOUGH_KEPT = 0.8  # of the ensemble's gain, by a student
 
 
+class Speed(Contract):
+    """The speed of an fp32 graph on the CPU of the machine that evaluated."""
+
+    latency_ms: float  # median of one row
+    rows_per_second: float  # at the fastest batch size up to 64
+
+
 @dataclass(frozen=True)
 class MemberAnswers:
     """The answers of one member to the test rows."""
@@ -33,6 +40,7 @@ class MemberAnswers:
     loss: float  # on the validation rows
     num_bytes: int  # of its weights
     outputs: NDArray[np.float32]  # (N, K) probabilities or values
+    speed: Speed
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,16 @@ class StudentAnswers:
     num_bytes: int  # of its weights
     outputs: NDArray[np.float32]  # (N, K)
     ensemble: NDArray[np.float32]  # (N, K)
-    # Median milliseconds of one row in the fp32 graph, on the CPU of this machine.
-    latency_ms: Mapping[str, float]  # of the best member, of ENSEMBLE_NAME and of the student
+    speed: Speed
+
+
+@dataclass(frozen=True)
+class EnsembleAnswers:
+    """The members of an ensemble, its student if there is one, and its own speed."""
+
+    members: Sequence[MemberAnswers]
+    speed: Speed
+    student: StudentAnswers | None = None
 
 
 class MemberScore(Contract):
@@ -56,6 +72,7 @@ class MemberScore(Contract):
     bytes: int
     measured: float  # the headline metric
     gain: Metric  # of the ensemble over this member; above 0 is better
+    speed: Speed
 
     @property
     def verdict(self) -> str:
@@ -74,12 +91,12 @@ class StudentScore(Contract):
     measured: float  # the headline metric
     gain: Metric  # over the best member; above 0 is better
     kept: float | None  # fraction of the ensemble's gain; null if the ensemble has none
-    latency_ms: dict[str, float]  # of the best member, ENSEMBLE_NAME and the student
+    speed: Speed
 
-    def verdict(self, best: str) -> str:
+    def verdict(self, best: MemberScore) -> str:
         """The kept gain in words, and the latency beside that of the member `best`."""
-        ratio = self.latency_ms[self.name] / self.latency_ms[best]
-        slower = f"at {ratio:.2g}x the latency of {best}"
+        ratio = self.speed.latency_ms / best.speed.latency_ms
+        slower = f"at {ratio:.2g}x the latency of {best.name}"
         if self.kept is None:
             return f"the ensemble has no gain that a student could keep; it answers {slower}"
         kept = f"{self.kept:.0%} of the ensemble's gain"
@@ -100,6 +117,7 @@ class MemberComparison(Contract):
 
     metric: str
     ensemble: float
+    speed: Speed  # of the ensemble
     members: list[MemberScore]
     dispute: DisputedRows | None  # null with too few rows
     student: StudentScore | None = None
@@ -116,21 +134,18 @@ class MemberComparison(Contract):
         """Compare the student with the ensemble in one sentence."""
         return (
             f"gain of the {student.name}: {student.gain.value:+.4g} {self.metric} "
-            f"({interval(student.gain)}); {student.verdict(self.members[0].name)}"
+            f"({interval(student.gain)}); {student.verdict(self.members[0])}"
         )
 
 
 def compare_members(
-    answers: RowAnswers,
-    members: Sequence[MemberAnswers],
-    resampling: Resampling,
-    student: StudentAnswers | None = None,
+    answers: RowAnswers, found: EnsembleAnswers, resampling: Resampling
 ) -> MemberComparison:
     """Compare the answers of the ensemble with those of each member on the same rows.
 
     `answers` are those of the served model: the ensemble, or a student that is served.
     """
-    whole = answers
+    whole, members, student = answers, found.members, found.student
     if student and student.is_served:
         whole = replace(answers, outputs=student.ensemble, thresholds=None)
     metric = kind_of(answers.task).target.headline
@@ -145,12 +160,14 @@ def compare_members(
                 bytes=member.num_bytes,
                 measured=before,
                 gain=gain,
+                speed=member.speed,
             )
         )
     outputs = np.stack([member.outputs for member in members])
     return MemberComparison(
         metric=metric,
         ensemble=measured,
+        speed=found.speed,
         members=scores,
         dispute=_dispute(whole, outputs, metric, resampling),
         student=_score(student, answers, best_first[0], scores[0].gain, resampling)
@@ -204,9 +221,7 @@ def _score(
         measured=measured,
         gain=gain,
         kept=gain.value / whole.value if whole.value > 0 else None,
-        latency_ms={
-            name: student.latency_ms[name] for name in (best.name, ENSEMBLE_NAME, student.name)
-        },
+        speed=student.speed,
     )
 
 

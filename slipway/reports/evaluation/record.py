@@ -27,9 +27,8 @@ from slipway.metrics.scores import TargetErrors, baseline_outputs, baseline_scor
 from slipway.metrics.user_metrics import UserMetric, measure_user_metrics
 from slipway.reports.evaluation.importance import ColumnImportance
 from slipway.reports.evaluation.members import (
-    MemberAnswers,
+    EnsembleAnswers,
     MemberComparison,
-    StudentAnswers,
     compare_members,
 )
 from slipway.reports.evaluation.reference_comparison import (
@@ -140,8 +139,7 @@ def evaluate_rows(
     params: EvaluateParams,
     user_metrics: Sequence[UserMetric] = (),
     importance: Sequence[ColumnImportance] = (),
-    members: Sequence[MemberAnswers] = (),
-    student: StudentAnswers | None = None,
+    ensemble: EnsembleAnswers | None = None,
 ) -> Evaluation:
     """Measure the answers to the rows of `test`.
 
@@ -150,8 +148,7 @@ def evaluate_rows(
         uncertainty: has the answers of the network.
         dimensions: cut the rows into slices.
         reference: has the answers of the reference model.
-        members: have the answers of an ensemble's members.
-        student: has those of its student.
+        ensemble: has the answers of an ensemble's members and of its student.
 
     Raises MetricError if a metric of the user's has no value.
     """
@@ -190,7 +187,7 @@ def evaluate_rows(
         | _baseline_of(user_metrics, task, train_targets, targets, len(manifest.classes)),
         user_metrics=user_metrics,
         importance=importance,
-        members=compare_members(answers, members, resampling, student) if members else None,
+        members=compare_members(answers, ensemble, resampling) if ensemble else None,
     )
 
 

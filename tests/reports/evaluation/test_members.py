@@ -1,15 +1,15 @@
 """Members of an ensemble on the test rows: gains with paired intervals, and disputed rows."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.members import (
+    EnsembleAnswers,
     MemberAnswers,
     MemberComparison,
+    Speed,
     StudentAnswers,
     compare_members,
 )
@@ -28,14 +28,18 @@ def compared(
     """Members with these errors, and their mean as the ensemble."""
     outputs = [(TARGETS + error)[:, None].astype(np.float32) for error in errors]
     members = [
-        MemberAnswers(f"{place}", 1 / len(outputs), loss, 1000, own)
+        MemberAnswers(f"{place}", 1 / len(outputs), loss, 1000, own, speed(2.0))
         for place, (own, loss) in enumerate(zip(outputs, losses, strict=True))
     ]
     whole = np.stack(outputs).mean(axis=0)
     answers = RowAnswers("table_regression", TARGETS, whole)
     if student and student.is_served:
         answers = RowAnswers("table_regression", TARGETS, student.outputs)
-    return compare_members(answers, members, RESAMPLING, student)
+    return compare_members(answers, EnsembleAnswers(members, speed(8.0), student), RESAMPLING)
+
+
+def speed(latency_ms: float) -> Speed:
+    return Speed(latency_ms=latency_ms, rows_per_second=20_000 / latency_ms)
 
 
 ERRORS = [DRAWN.normal(size=NUM_ROWS) for _ in range(4)]
@@ -50,7 +54,7 @@ def student_with(error: NDArray[np.float64], *, is_served: bool = False) -> Stud
         500,
         (TARGETS + error)[:, None].astype(np.float32),
         whole,
-        {"1": 2.0, "ensemble": 8.0, "student": 2.2},
+        speed(2.2),
     )
 
 
@@ -79,9 +83,7 @@ def test_a_student_is_judged_by_the_part_of_the_gain_that_it_keeps(is_served: bo
 
 def test_a_student_keeps_no_fraction_of_an_ensemble_without_gain() -> None:
     worse = [ERRORS[0], ERRORS[0] + 5]
-    names = {"0": 1.0, "ensemble": 2.0, "student": 1.0}
-    student = replace(student_with(ERRORS[0]), latency_ms=names)
-    found = compared(worse, [0.1, 0.2], student)
+    found = compared(worse, [0.1, 0.2], student_with(ERRORS[0]))
     assert found.student is not None
     assert found.student.kept is None
     assert "no gain that a student could keep" in found.student_text(found.student)
@@ -94,6 +96,13 @@ def test_the_section_shows_the_student_beside_the_ensemble_and_the_best_member()
     assert "ensemble, served" in text
     assert "2.2 ms" in text
     assert text.count("<table") == 2
+
+
+def test_the_section_shows_size_latency_and_throughput_of_each_member_and_the_ensemble() -> None:
+    text = str(members_section(compared(ERRORS, [0.4, 0.1, 0.2, 0.3])))
+    assert text.count("1.0 kB") == text.count("2 ms") == text.count("10,000") == 4
+    assert "8 ms" in text
+    assert "2,500" in text
 
 
 def test_independent_errors_give_a_gain_beyond_noise() -> None:

@@ -6,6 +6,7 @@ from slipway.reports.evaluation.members import (
     ENSEMBLE_NAME,
     MemberComparison,
     MemberScore,
+    Speed,
     StudentScore,
 )
 from slipway.reports.pages.html_page import Html, paragraph, section, table
@@ -24,16 +25,24 @@ def members_section(found: MemberComparison) -> Html:
             interval(score.gain),
             score.verdict,
             size(score.bytes),
+            *_speed(score.speed),
         ]
         for score in found.members
     ]
-    rows.append(["ensemble", "", number(found.ensemble), "", "", "", size(_total(found.members))])
+    whole = [size(_total(found.members)), *_speed(found.speed)]
+    rows.append([ENSEMBLE_NAME, "", number(found.ensemble), "", "", "", *whole])
     if student := found.student:
-        rows.append([student.name, "", number(student.measured), "", "", "", size(student.bytes)])
-    columns = ["member", "weight", name, "gain of the ensemble", "interval", "", "weights"]
+        own = [size(student.bytes), *_speed(student.speed)]
+        rows.append([student.name, "", number(student.measured), "", "", "", *own])
+    speed = ["one row", "rows/s"]
+    columns = ["member", "weight", name, "gain of the ensemble", "interval", "", "size", *speed]
     note = (
         "The best on the validation rows comes first. The interval of the gain is paired: it is of "
         f"{best.gain.confidence * 100:g} %, on the same {best.gain.rows:,} test rows."
+    )
+    note += (
+        " Size: of the weights. One row: the median time of a row in the fp32 graph, on the CPU of "
+        "the machine that evaluated; rows/s: in batches of up to 64."
     )
     notes = [paragraph(note, "note")]
     if dispute := found.dispute:
@@ -44,7 +53,7 @@ def members_section(found: MemberComparison) -> Html:
         )
         notes.append(paragraph(text, "note"))
     verdict = paragraph(found.gain_text(), "good" if best.gain.low > 0 else "soft")
-    numeric = ["weight", name, "gain of the ensemble", "weights"]
+    numeric = ["weight", name, "gain of the ensemble", "size", *speed]
     parts = [verdict, table(columns, rows, numeric=numeric), *notes]
     return section("Members", *parts, *(_student(found, student, name) if student else []))
 
@@ -56,8 +65,7 @@ def _student(found: MemberComparison, student: StudentScore, name: str) -> list[
     measured[student.name] = student.measured
     gains = {ENSEMBLE_NAME: best.gain, student.name: student.gain}
     kept = {student.name: "" if student.kept is None else f"{student.kept:.0%}"}
-    bytes_of = {best.name: best.bytes, ENSEMBLE_NAME: _total(found.members)}
-    bytes_of[student.name] = student.bytes
+    speeds = {best.name: best.speed, ENSEMBLE_NAME: found.speed, student.name: student.speed}
     rows = [
         [
             f"{model}, served"
@@ -67,22 +75,20 @@ def _student(found: MemberComparison, student: StudentScore, name: str) -> list[
             f"{gains[model].value:+.4g}" if model in gains else "",
             interval(gains[model]) if model in gains else "",
             kept.get(model, ""),
-            size(bytes_of[model]),
-            f"{student.latency_ms[model]:.3g} ms",
+            _speed(speeds[model])[0],
         ]
         for model, value in measured.items()
     ]
-    columns = [
-        *("model", name, "gain over the best member", "interval", "gain kept", "weights"),
-        "one row, p50",
-    ]
+    columns = ["model", name, "gain over the best member", "interval", "gain kept", "one row"]
     is_good = student.kept is not None and student.kept >= ENOUGH_KEPT
-    note = "Latency: median of one row in the fp32 graph, on the CPU of the machine that evaluated."
     return [
         paragraph(found.student_text(student), "good" if is_good else "soft"),
-        table(columns, rows, numeric=[name, "gain over the best member", "gain kept"]),
-        paragraph(note, "note"),
+        table(columns, rows, numeric=[name, "gain over the best member", "gain kept", "one row"]),
     ]
+
+
+def _speed(found: Speed) -> list[str]:
+    return [f"{found.latency_ms:.3g} ms", f"{found.rows_per_second:,.0f}"]
 
 
 def _total(scores: list[MemberScore]) -> int:
