@@ -29,6 +29,7 @@ from slipway.training.distributed.stop_signals import PAUSE
 
 METRICS = Path("metrics/train.json")
 _KILLED = re.compile(r"exited with (-9|-15|137|143)\b")
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 _ATTEMPTS = 3  # at a training that something else kills
 _SAVES = 3  # attempts, because a `slipway run` may save at the same moment
 _TAIL = 1 << 18  # bytes
@@ -96,6 +97,11 @@ def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobRe
             if code > 0 and not _KILLED.search(output):
                 break
             end_processes(folder)
+    if _NO_SPACE.search(output):  # says nothing about the values of the trial
+        raise SlipwayError(
+            f"the training of {plan.name} found no space on the disk: {find_cause(output).text}\n"
+            "No trial is lost. Free space, then search again."
+        )
     last = newest_manifest(plan.state)
     return JobResult("failed", last.epoch if last else 0, None, cause=find_cause(output).text)
 

@@ -122,18 +122,23 @@ class MemberComparison(Contract):
     dispute: DisputedRows | None  # null with too few rows
     student: StudentScore | None = None
 
+    @property
+    def label(self) -> str:
+        """The metric as a page names it."""
+        return {"rmse": "RMSE"}.get(self.metric, self.metric.replace("_", " "))
+
     def gain_text(self) -> str:
         """Compare the ensemble with its best member in one sentence."""
         best = self.members[0]
         return (
-            f"gain over the best member, {best.name}: {best.gain.value:+.4g} {self.metric} "
+            f"gain over the best member, {best.name}: {best.gain.value:+.4g} {self.label} "
             f"({interval(best.gain)}), {best.verdict}"
         )
 
     def student_text(self, student: StudentScore) -> str:
         """Compare the student with the ensemble in one sentence."""
         return (
-            f"gain of the {student.name}: {student.gain.value:+.4g} {self.metric} "
+            f"gain of the {student.name}: {student.gain.value:+.4g} {self.label} "
             f"({interval(student.gain)}); {student.verdict(self.members[0])}"
         )
 

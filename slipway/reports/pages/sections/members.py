@@ -1,5 +1,6 @@
 """Builds the evaluation page's section on the members of an ensemble."""
 
+from slipway.artifacts.bundle import Metric
 from slipway.reports.console import interval, number, size
 from slipway.reports.evaluation.members import (
     ENOUGH_KEPT,
@@ -14,28 +15,27 @@ from slipway.reports.pages.html_page import Html, paragraph, section, table
 
 def members_section(found: MemberComparison) -> Html:
     """Show the gain over each member, the best one first, and the rows that they dispute."""
-    name = {"rmse": "RMSE"}.get(found.metric, found.metric.replace("_", " "))
+    name = found.label
     best = found.members[0]
     rows = [
         [
             score.name,
             number(score.weight),
             number(score.measured),
-            f"{score.gain.value:+.4g}",
-            interval(score.gain),
-            score.verdict,
+            _gain(score.gain),
+            score.verdict.removeprefix("the ensemble is "),
             size(score.bytes),
             *_speed(score.speed),
         ]
         for score in found.members
     ]
     whole = [size(_total(found.members)), *_speed(found.speed)]
-    rows.append([ENSEMBLE_NAME, "", number(found.ensemble), "", "", "", *whole])
+    rows.append([ENSEMBLE_NAME, "", number(found.ensemble), "", "", *whole])
     if student := found.student:
         own = [size(student.bytes), *_speed(student.speed)]
-        rows.append([student.name, "", number(student.measured), "", "", "", *own])
+        rows.append([student.name, "", number(student.measured), "", "", *own])
     speed = ["one row", "rows/s"]
-    columns = ["member", "weight", name, "gain of the ensemble", "interval", "", "size", *speed]
+    columns = ["member", "weight", name, "gain of the ensemble", "it is", "size", *speed]
     note = (
         "The best on the validation rows comes first. The interval of the gain is paired: it is of "
         f"{best.gain.confidence * 100:g} %, on the same {best.gain.rows:,} test rows."
@@ -72,19 +72,22 @@ def _student(found: MemberComparison, student: StudentScore, name: str) -> list[
             if model == (student.name if student.is_served else ENSEMBLE_NAME)
             else model,
             number(value),
-            f"{gains[model].value:+.4g}" if model in gains else "",
-            interval(gains[model]) if model in gains else "",
+            _gain(gains[model]) if model in gains else "",
             kept.get(model, ""),
             _speed(speeds[model])[0],
         ]
         for model, value in measured.items()
     ]
-    columns = ["model", name, "gain over the best member", "interval", "gain kept", "one row"]
+    columns = ["model", name, "gain over the best member", "gain kept", "one row"]
     is_good = student.kept is not None and student.kept >= ENOUGH_KEPT
     return [
         paragraph(found.student_text(student), "good" if is_good else "soft"),
         table(columns, rows, numeric=[name, "gain over the best member", "gain kept", "one row"]),
     ]
+
+
+def _gain(found: Metric) -> str:
+    return f"{found.value:+.4g} ({interval(found)})"
 
 
 def _speed(found: Speed) -> list[str]:
