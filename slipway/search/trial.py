@@ -100,7 +100,7 @@ def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobRe
     if _NO_SPACE.search(output):  # says nothing about the values of the trial
         raise SlipwayError(
             f"the training of {plan.name} found no space on the disk: {find_cause(output).text}\n"
-            "No trial is lost. Free space, then search again."
+            "No trial is lost."
         )
     last = newest_manifest(plan.state)
     return JobResult("failed", last.epoch if last else 0, None, cause=find_cause(output).text)

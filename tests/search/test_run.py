@@ -1,11 +1,14 @@
 """`slipway search` in a tiny project whose training is a formula, as processes that users start."""
 
+import json
 import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.test_disks import can_mount
 from tests.search.tiny_search import TinySearch, make_search
 
 pytestmark = pytest.mark.process
@@ -95,6 +98,49 @@ def test_a_trial_whose_training_is_killed_resumes_by_itself(tmp_path: Path) -> N
     assert [row["status"] for row in found["trials"]] == ["done", "done"]
     assert not (tmp_path / "kill").exists()
     assert len(project.counts("epoch")) == 8
+
+
+# Imported by each training; the second one fills the disk, once, and goes on.
+_FILLING = """\
+from pathlib import Path
+SECONDS = 0
+starts = Path({starts!r})
+starts.write_text(starts.read_text() + ".")
+if starts.read_text() == "..":
+    with open({filler!r}, "wb", buffering=0) as filler:
+        try:
+            while filler.write(bytes(1 << 16)):
+                pass
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.nightly(seconds=60)
+def test_a_full_disk_ends_the_search_and_the_same_command_loses_no_trial(tmp_path: Path) -> None:
+    if not can_mount():
+        pytest.skip("no right to mount a file system here")
+    project, disk, starts = make_search(tmp_path), tmp_path / "disk", tmp_path / "starts"
+    project.write_search("choice: [0.1, 0.2, 0.3]")
+    starts.touch()
+    filling = _FILLING.format(starts=str(starts), filler=str(disk / "filler"))
+    (project.path / "extra.py").write_text(filling)
+    disk.mkdir()
+    search = f"{sys.executable} -m slipway.cli search --json"
+    script = (
+        "mount -t tmpfs -o size=32m none disk && cp -a project/. disk && cd disk\n"
+        f"{search} >../first 2>&1; echo $? >../code; rm filler; {search} >../second 2>../again"
+    )
+    environment = project.environment() | {"DVC_SITE_CACHE_DIR": str(tmp_path / "dvc")}
+    command = ["unshare", "-m", "bash", "-c", script]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=600)
+    assert (tmp_path / "code").read_text().strip() == "1"
+    assert "No trial is lost." in (tmp_path / "first").read_text()
+    found = json.loads((tmp_path / "second").read_text())
+    assert [row["status"] for row in found["trials"]] == ["done"] * 3
+    epochs_trained = project.counts("epoch")
+    assert len(set(epochs_trained)) == 12
+    assert len(epochs_trained) == 13, "only the epoch that could not be saved is trained again"
 
 
 def _facts(row: dict[str, object]) -> dict[str, object]:
