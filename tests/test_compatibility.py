@@ -118,7 +118,7 @@ def test_a_wrong_number_on_the_page_is_found() -> None:
     ]
 
 
-def test_a_bundle_and_a_certificate_of_a_former_format_are_refused_by_name(tmp_path: Path) -> None:
+def test_error_gives_the_former_format_of_a_bundle_or_certificate(tmp_path: Path) -> None:
     for name in ("bundle.json", "certificate.json"):
         (tmp_path / name).write_text(json.dumps({"format_version": 2}))
     with pytest.raises(

@@ -94,7 +94,7 @@ def test_every_key_is_documented_and_nothing_else() -> None:
     assert documented_keys(PAGE) == declared_keys() | gate_keys | dimension_keys
 
 
-def test_a_missing_and_an_invented_key_would_be_seen() -> None:
+def test_check_reports_a_missing_and_an_invented_key() -> None:
     without = PAGE.replace("| `learning_rate` |", "| learning_rate |")
     assert declared_keys() - documented_keys(without) == {
         "prune.learning_rate",
@@ -128,7 +128,7 @@ def test_the_stages_that_read_a_section_are_those_of_dvc_yaml() -> None:
     assert documented_readers(PAGE) == actual_readers()
 
 
-def test_a_wrong_reader_would_be_seen() -> None:
+def test_check_reports_a_stage_that_reads_another_section() -> None:
     assert (
         documented_readers(PAGE.replace("Read by: `split`\n", "Read by: `train`\n"))
         != actual_readers()
@@ -156,7 +156,7 @@ def test_the_pipeline_page_names_every_output() -> None:
     assert missing_outputs(PIPELINE) == set()
 
 
-def test_a_missing_output_would_be_seen() -> None:
+def test_check_reports_a_missing_output_of_the_pipeline_page() -> None:
     assert missing_outputs(PIPELINE.replace("`reports/clean.html`", "a page")) == {
         "reports/clean.html"
     }
@@ -178,11 +178,11 @@ def broken_links(page: Path, text: str) -> list[str]:
     return found
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_of_the_docs_has_a_target() -> None:
     assert [link for page in PAGES for link in broken_links(page, page.read_text())] == []
 
 
-def test_a_broken_link_would_be_seen() -> None:
+def test_check_reports_a_broken_link() -> None:
     text = (
         "[a](pipeline.md) [b](gone.md) [c](bundle.md#engine) [d](bundle.md#chairs) "
         "[e](https://example.org)"
@@ -287,7 +287,7 @@ def test_the_pages_name_every_rule() -> None:
     assert unnamed_rules((ROOT / "docs/reference/tables.md").read_text(), TABLE_RULES) == set()
 
 
-def test_an_unnamed_rule_would_be_seen() -> None:
+def test_check_reports_a_rule_that_the_pages_lack() -> None:
     assert unnamed_rules("`blurred`, too_dark", ["blurred", "too_dark"]) == {"too_dark"}
 
 
@@ -300,7 +300,7 @@ def test_the_page_about_scaling_names_every_file_of_launch() -> None:
     assert unnamed_scripts((ROOT / "docs/how-to/scaling.md").read_text()) == set()
 
 
-def test_an_unnamed_script_would_be_seen() -> None:
+def test_check_reports_a_script_that_the_scaling_page_lacks() -> None:
     assert unnamed_scripts(
         (ROOT / "docs/how-to/scaling.md").read_text().replace("launch/mpirun.sh", "a script")
     ) == {"mpirun.sh"}
@@ -316,7 +316,7 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     assert newest[1] == version[1]
 
 
-def test_the_block_for_tables_is_all_that_has_to_change() -> None:
+def test_params_of_a_table_differ_only_by_the_documented_block() -> None:
     content, block = (
         yaml.safe_load(text)
         for text in ((ROOT / "params.yaml").read_text(), _first_block("docs/reference/tables.md"))

@@ -49,7 +49,7 @@ def test_intervals_of_counts_are_those_of_resampling_rows_one_by_one() -> None:
         assert abs(found[name].high - high) < 0.006
 
 
-def test_a_resample_that_misses_a_class_is_not_held_against_a_perfect_network() -> None:
+def test_resample_without_a_class_does_not_lower_a_perfect_score() -> None:
     targets = [0, 1, 2, 3] * 2  # a resample of 8 rows misses one of 4 classes more often than not
     found = classification_metrics(targets, one_hot(targets, 4), THOUSAND)
     names = ("f1_macro", "precision_macro", "recall_macro", "roc_auc", "average_precision")
@@ -72,14 +72,14 @@ def test_the_accuracy_has_wilsons_interval(hits: int, rows: int, low: float, hig
 
 
 @pytest.mark.parametrize("share", [0.8, 0.99])
-def test_wilsons_interval_covers_the_truth_as_often_as_it_says_also_near_one(share: float) -> None:
+def test_wilsons_interval_reaches_its_coverage_even_near_one(share: float) -> None:
     hits = np.random.default_rng(7).binomial(200, share, size=4000)
     bounds = {count: wilson_interval(count, 200, 0.9) for count in np.unique(hits).tolist()}
     covered = np.mean([bounds[count][0] <= share <= bounds[count][1] for count in hits.tolist()])
     assert 0.87 <= covered <= 0.96
 
 
-def test_bootstrap_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+def test_bootstrap_intervals_reach_their_coverage_approximately() -> None:
     generator, covered = np.random.default_rng(7), 0
     for trial in range(300):
         right = generator.random(200) < 0.8
@@ -113,7 +113,7 @@ def test_intervals_are_those_of_measuring_resampled_rows_one_by_one(name: str) -
     )
 
 
-def test_a_resample_of_one_class_is_left_out_of_the_interval_of_a_ranking() -> None:
+def test_resample_of_one_class_is_left_out_of_a_ranking_interval() -> None:
     found = classification_metrics([0, 1], [[0.9, 0.1], [0.2, 0.8]], THOUSAND)["roc_auc"]
     assert (found.value, found.low, found.high) == (1, 1, 1)
     with pytest.raises(MetricError, match="none of 1 resamples has rows of two classes"):

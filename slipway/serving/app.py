@@ -1,7 +1,8 @@
 """The outermost ASGI application: every request reaches it first.
 
-It routes, authenticates, limits and answers on its own; only listed routes are reachable. BentoML's
-application behind it, which costs about a millisecond per request, only gets `/schema.json`.
+It routes, authenticates, limits and answers requests itself; only listed routes are reachable.
+BentoML's application behind it costs about a millisecond per request, and only receives
+`/schema.json`.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ class Application:
         }
 
     def for_operators(self) -> "Application":
-        """Return the application that is served on the operators' port."""
+        """Return the application for the operators' port."""
         return Application(self._behind, self._worker, "operators")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,9 +75,9 @@ class Application:
     async def respond(
         self, request: Request, pass_on: Callable[[str], Awaitable[None]]
     ) -> Response | None:
-        """The response to a request.
+        """Return the response to a request.
 
-        None if the client disconnected, or `pass_on`, which is called with the route, answered.
+        None if the client disconnected, or if `pass_on` (called with the route) has answered.
         """
         found = find_route(self._routes, request.path)
         label = found or "other"
@@ -150,7 +151,7 @@ class Application:
             await send({"type": "http.response.body", "body": b""})
 
     def _require_known_address(self, scope: Scope) -> None:
-        """Raise Refusal if the address is reachable from outside, and remote calls are off."""
+        """Raise Refusal if other machines can reach the address without being allowed to."""
         server = scope.get("server")
         if not self._check.allows_remote and server and not is_loopback(server[0]):
             message = (
@@ -169,9 +170,9 @@ class Application:
         await send_response(response, request_id, send)
 
     async def _drain_in_turn(self, request: Request) -> bool:
-        """Read the body of a refused caller that will retry, once it is its turn.
+        """Drain the body of a refused caller that will retry, when its turn comes in the queue.
 
-        Return False if the connection must be closed with the rest of the body unread.
+        Returns False if the connection must be closed with the rest of the body unread.
         """
         max_bytes, body = self._worker.settings.max_body_bytes, request.body
         is_expected = b"expect" in request.headers
@@ -224,7 +225,7 @@ class Application:
 
 
 def all_routes(worker: ModelWorker) -> Routes:
-    """All routes of a worker by path: those of the core and of its extensions."""
+    """Return all routes of a worker by path, those of extensions included."""
     routes = predict.routes(worker) | info.routes(worker)
     for hooks in worker.hooks.values():
         routes |= hooks.routes
@@ -236,7 +237,7 @@ def all_routes(worker: ModelWorker) -> Routes:
 
 
 def connection_limits(worker: ModelWorker) -> ConnectionLimits:
-    """The limits of the connections to one port of a worker."""
+    """Return the connection limits of one port of a worker."""
     settings, routes = worker.settings, all_routes(worker)
 
     def respond(refusal: Refusal, request_id: str, peer: Peer, path: str) -> Response:

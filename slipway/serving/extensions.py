@@ -1,6 +1,6 @@
 """The extensions of the service. Removing one from the list removes its feature and nothing else.
 
-They stop in this order, calls over gRPC first, and `GET /status` shows their parts in it.
+They stop in this order, gRPC first. `GET /status` shows their parts in the same order.
 """
 
 from slipway.serving.access_log import extension as access_log

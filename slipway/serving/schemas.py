@@ -82,23 +82,23 @@ def text_schema(contract: TextContract) -> dict[str, Any]:
 
 
 class InputApi(Protocol):
-    """The input of `/predict`, for one contract; each kind of input has its own."""
+    """The input of `/predict` for one contract. Each kind of input has its own class."""
 
     summary: str  # of `/predict`
     errors: tuple[str, ...]  # that only this kind of input causes
 
     def content(self, max_items: int | None = None) -> dict[str, Any]:
-        """The request body of `/predict`, by media type; with at most this many items."""
+        """Return the schema of the body by media type, for at most `max_items` items."""
 
     def curl(self) -> str:
-        """The arguments of curl that send an example."""
+        """Return curl's arguments that send an example."""
 
     def example_bodies(self, bundle: LoadedBundle, most: int) -> tuple[list[bytes], str]:
-        """At most this many request bodies for the load test, and their origin in words."""
+        """Return at most `most` request bodies for the load test, and their origin in words."""
 
 
 def input_api(contract: InputContract) -> InputApi:
-    """The description of the input that a contract takes."""
+    """Return the description of the input of a contract."""
     make: Callable[[InputContract], InputApi] = input_kind(contract.kind).load_part("api")
     return make(contract)
 
@@ -207,7 +207,7 @@ class RowApi:
 
 
 def schema_of(model: Any) -> dict[str, Any]:
-    """The JSON Schema of a pydantic model or union, as OpenAPI 3.0 has it: without references."""
+    """Return the JSON Schema of a pydantic model or union, in OpenAPI 3.0 without references."""
     schema = TypeAdapter(model).json_schema()
     definitions = schema.pop("$defs", {})
 
@@ -240,7 +240,7 @@ def _png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def prediction_content(bundle: Bundle | None) -> dict[str, Any]:
-    """The response of `/predict`: one flat answer, or a list of answers."""
+    """Return the schema of the response of `/predict`: one flat answer, or a list of answers."""
     fields = _prediction_fields(bundle)
     predictions = {"predictions": {"type": "array", "items": _object(fields)}}
     return {
@@ -297,7 +297,7 @@ def _object(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def only_list(name: str, item: dict[str, Any], max_items: int | None = None) -> dict[str, Any]:
-    """An object whose only field is a list of at least one item."""
+    """Return the schema of an object whose only field is a list of at least one item."""
     items: dict[str, Any] = {"type": "array", "items": item, "minItems": 1}
     if max_items:
         items["maxItems"] = max_items

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 
 def _served_bundle(settings: Settings) -> Path:
-    """The bundle that a start would serve.
+    """Return the bundle that a start would serve.
 
-    SLIPWAY_BUNDLE if that cannot be determined; loading the model then reports the reason.
+    Returns SLIPWAY_BUNDLE if that cannot be determined; loading the model then reports the reason.
     """
     for extension in EXTENSIONS:
         if extension.initial_settings:
@@ -53,7 +53,7 @@ def _served_bundle(settings: Settings) -> Path:
 
 
 def _read_columns(bundle: Path) -> ColumnContract | TextContract | None:
-    """The columns of a bundle of a table or of texts. None for images, or without a bundle."""
+    """Return the columns of a bundle for a table or texts. None for images, or without a bundle."""
     with suppress(SlipwayError):
         contract = load_bundle(bundle).manifest.input
         return contract if isinstance(contract, (ColumnContract, TextContract)) else None
@@ -73,7 +73,7 @@ _operator_port: "OperatorPort | None" = None  # of a worker, if there is a secon
 
 @functools.cache
 def worker() -> ModelWorker:
-    """This process' model. Created when a worker starts, not when the module is imported."""
+    """Return this process's model, which is created when a worker starts, not at import."""
     from slipway.serving.process.worker_process import freeze_gc
 
     return ModelWorker(SETTINGS, EXTENSIONS, settle=freeze_gc)
@@ -83,7 +83,7 @@ class WrappedService(Service[Any]):  # type: ignore[misc]
     """A BentoML service whose ASGI application is wrapped by ours."""
 
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
-        """The application of a worker. Behind another service (`bentoml.depends`): BentoML's."""
+        """Return our application; BentoML's if another service depends on this one."""
         bentoml_application: ASGIApp = super().to_asgi(is_main)
         if not is_main:
             return bentoml_application
@@ -98,7 +98,7 @@ class WrappedService(Service[Any]):  # type: ignore[misc]
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of a bento. BentoML reads them only when it builds one, before its files."""
+        """The labels of a bento. BentoML reads them only in a build, before it copies files."""
         from slipway.serving.process.packing import bento_labels, write_build_files
 
         try:
@@ -114,7 +114,7 @@ class WrappedService(Service[Any]):  # type: ignore[misc]
 
     @property
     def doc(self) -> str:
-        """The text above BentoML's description of the API."""
+        """The introduction to BentoML's description of the API."""
         if COLUMNS is None:
             text = "Send one image to /predict, or several as files of a form"
         else:
@@ -196,7 +196,7 @@ class Slipway:
 
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
-        """Begin to load the model."""
+        """Start to load the model."""
         from slipway.serving.process.worker_process import set_up_worker_process
 
         set_up_worker_process(worker())
@@ -210,7 +210,7 @@ class Slipway:
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def stop(self) -> None:
-        """Finish what is queued."""
+        """Finish queued requests."""
         await worker().stop()
         if _operator_port:
             await _operator_port.close()

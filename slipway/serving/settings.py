@@ -110,7 +110,7 @@ class Settings(SettingsSection):
     sections: tuple[SettingsSection, ...] = ()  # not a variable; see `section`
 
     def section(self, kind: type[AnySection]) -> AnySection:
-        """The settings of an extension. Defaults if they were not read."""
+        """Return the settings of an extension; defaults if they were not read."""
         found = (one for one in self.sections if isinstance(one, kind))
         return next(found, None) or kind()
 
@@ -124,7 +124,7 @@ class Settings(SettingsSection):
         return self.num_threads or max(1, num_cores() // self.workers)
 
     def model_options(self) -> ModelOptions:
-        """The files of the model, and how it runs."""
+        """The options of loading the model: its files, and how it runs."""
         return ModelOptions(
             bundle=self.bundle,
             certificate=self.certificate,
@@ -189,7 +189,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 
 def _one_per_field(error: ValidationError) -> list[Any]:
-    """The errors, one per field. A union reports each branch; the last one is the helpful one."""
+    """Return one error per field: of a union's errors, the last one is the helpful one."""
     details = [detail for detail in error.errors(include_url=False) if detail["loc"]]
     return list({detail["loc"][0]: detail for detail in details}.values())
 

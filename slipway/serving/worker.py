@@ -1,6 +1,6 @@
 """The model of one worker: loads and swaps it, and answers payloads with it.
 
-If the model cannot be served, the process stays up, not ready, and reports the reason. So an
+If the model cannot be served, the process stays up, is not ready, and reports the reason. So an
 operator sees the reason instead of a crash loop.
 """
 
@@ -52,18 +52,18 @@ class ModelRouter(Protocol):
     async def predict(
         self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskModel
     ) -> dict[str, Any]:
-        """The answer of one of the two models. `stable` returns the current stable model."""
+        """Return the answer of one of the two models. `stable` returns the current stable model."""
 
     async def explain(
         self, request_id: str, stable: Callable[[], LiveModel], explain_with: AskModel
     ) -> dict[str, Any]:
-        """The explanation by the model that `predict` uses for this request id."""
+        """Return the explanation by the model that `predict` uses for this request id."""
 
 
 class ModelWorker:
-    """One worker's model, queue and metrics. One model name today.
+    """One worker's model, queue and metrics. There is one model name today.
 
-    `settle` is called once, between the loading of the first model and its first request.
+    `settle` is called once, after the first model is loaded and before its first request.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ModelWorker:
 
     @property
     def model(self) -> ServedModel | None:
-        """The model for new requests; None if there is none."""
+        """The model that answers new requests; None if there is none."""
         return self._live.model if self._live else None
 
     def start(self) -> None:
@@ -122,7 +122,7 @@ class ModelWorker:
                 raise asyncio.CancelledError
 
     def drain(self) -> None:
-        """Report not ready, and keep answering."""
+        """Report that this worker is not ready, and continue to answer."""
         self.is_draining = True
         self.metrics.not_ready()
 
@@ -159,7 +159,7 @@ class ModelWorker:
         return LiveModel(model, self.settings.max_rows, self._on_batch, slot)
 
     async def take_over(self, live: LiveModel) -> None:
-        """As `swap`, for a model that already has a queue."""
+        """Replace the model as `swap` does, by one that already has a queue."""
         before, self._live = self._live, live
         live.slot = "stable"
         model = live.model
@@ -192,11 +192,11 @@ class ModelWorker:
             await before.retire()
 
     def require_model(self) -> ServedModel:
-        """The model. Raises Refusal with the reason if it is not ready."""
+        """Return the model. Raises Refusal with the reason if it is not ready."""
         return self.require_live().model
 
     def require_ready(self) -> ServedModel:
-        """The model. Raises Refusal with the reason if not ready or draining."""
+        """Return the model. Raises Refusal with the reason if it is not ready, or draining."""
         model = self.require_model()
         if self.is_draining:
             message = "the service is shutting down; requests are still answered"
@@ -204,7 +204,7 @@ class ModelWorker:
         return model
 
     def model_info(self) -> dict[str, Any]:
-        """The content of `GET /model`. Raises Refusal with the reason if the model is not ready."""
+        """Return the content of `GET /model`. Raises Refusal with the reason if not ready."""
         info = self.require_model().info()
         for hooks in self.hooks.values():
             if hooks.model_info:
@@ -255,7 +255,7 @@ class ModelWorker:
             )
 
     def admit(self) -> Place:
-        """Admit a request before its body is parsed, or raise Refusal. Use it as a context."""
+        """Admit a request before its body is parsed, or raise Refusal. Use it in a `with`."""
         return Place(self.admission)
 
     async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class ModelWorker:
     def predict_inside(
         self, place: Place, payload: Payload, request_id: str, trace: RequestTrace | None = None
     ) -> Coroutine[Any, Any, dict[str, Any]]:
-        """The answer to an admitted request. Raises Refusal if it gets none."""
+        """Return the answer to an admitted request. Raises Refusal if there is none."""
         if input_kind(payload.kind).takes_files:  # rows are counted once decoded
             place.has(len(payload.items))
         if self.router is None:
@@ -285,7 +285,7 @@ class ModelWorker:
         request_id: str,
         trace: RequestTrace | None,
     ) -> dict[str, Any]:
-        """The answer of one model. A request cancelled before its batch counts as expired."""
+        """Return one model's answer. A request cancelled before its batch counts as expired."""
         model, submission = live.model, None
         if trace is not None:
             trace.model_version = model.version
@@ -348,7 +348,7 @@ class ModelWorker:
         return decoded
 
     def require_live(self) -> LiveModel:
-        """The model with its queue. Raises Refusal with the reason if there is none."""
+        """Return the model with its queue. Raises Refusal with the reason if there is none."""
         if self._live is None:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
@@ -357,7 +357,7 @@ class ModelWorker:
         return tuple(header for report in self._on_response for header in report(exchange))
 
     def _shed(self, num_kept: int) -> None:
-        """Keep about `num_kept` waiting rows, divided among the queues in proportion."""
+        """Refuse waiting rows beyond about `num_kept`, divided among the queues in proportion."""
         lives = (self._live, self.router.live if self.router else None)
         waiting = [(live.batcher, live.batcher.num_waiting) for live in lives if live]
         num_waiting = sum(number for _, number in waiting)

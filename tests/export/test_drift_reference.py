@@ -32,7 +32,7 @@ def test_every_variant_has_a_drift_reference_of_its_own_answers(classifier: Proj
         references.of("fp64")
 
 
-def test_a_drift_reference_finds_no_drift_in_its_own_rows_but_in_inverted_ones(
+def test_drift_reference_detects_inverted_rows_but_not_its_own(
     classifier: Project,
 ) -> None:
     bundle, inputs = classifier.bundle(), classifier.split("val").inputs[:]

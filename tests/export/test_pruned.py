@@ -107,7 +107,7 @@ def test_only_pruned_variants_have_their_own_calibration(
     assert manifest.calibration.temperature != 0.5
 
 
-def test_a_structured_pruned_graph_is_smaller_and_takes_part_in_the_choice(
+def test_structured_pruned_graph_is_smaller_and_can_be_chosen(
     bundle: LoadedBundle,
 ) -> None:
     models = bundle.manifest.models

@@ -78,7 +78,7 @@ def images(tmp_path: Path) -> tuple[DataParams, PackedSplit, NDArray[np.uint8]]:
     return data_params(tmp_path / "raw", "image_classification"), test, own
 
 
-def test_a_reference_model_of_equal_input_answers_the_packed_rows_in_the_new_class_order(
+def test_reference_model_of_equal_input_answers_packed_rows_in_the_new_class_order(
     tmp_path: Path,
 ) -> None:
     pixels = np.random.default_rng(0).integers(
@@ -155,7 +155,7 @@ def packed_table(data: DataParams) -> tuple[PackedSplit, list[dict[str, object]]
     return split, [dict(row) for _, _, row in raw]
 
 
-def test_raw_table_rows_are_encoded_by_the_reference_models_contract_and_refusals_are_marked(
+def test_raw_rows_are_encoded_by_the_reference_models_contract_with_refusals_marked(
     tmp_path: Path,
 ) -> None:
     data = write_rows(
@@ -175,7 +175,7 @@ def test_raw_table_rows_are_encoded_by_the_reference_models_contract_and_refusal
     assert found.outputs[~found.refused] == pytest.approx(expected[:, ORDER], abs=1e-5)
 
 
-def test_a_table_that_lacks_a_column_of_the_reference_model_is_refused_and_the_column_named(
+def test_error_gives_the_reference_models_column_that_the_table_lacks(
     tmp_path: Path,
 ) -> None:
     data = write_rows(tmp_path / "rows.csv", "red")

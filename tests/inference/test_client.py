@@ -81,7 +81,7 @@ def test_images_are_divided_by_number_and_by_bytes() -> None:
     assert sizes == [3, 3, 1, 2, 2, 2, 1, 1]
 
 
-def test_a_busy_service_is_asked_again_when_it_wants(waits: list[float]) -> None:
+def test_client_retries_a_busy_service_after_its_retry_after(waits: list[float]) -> None:
     answers = [
         refused(429, "queue_full", retry_after="3"),
         refused(503, "not_ready"),
@@ -93,7 +93,7 @@ def test_a_busy_service_is_asked_again_when_it_wants(waits: list[float]) -> None
     assert waits == [3.0, 0.4, 0.8]
 
 
-def test_waiting_has_an_end_and_then_the_refusal_is_raised(waits: list[float]) -> None:
+def test_client_raises_the_refusal_after_the_maximum_wait(waits: list[float]) -> None:
     with (
         client_of(
             lambda request: refused(429, "queue_full", retry_after="4"), max_wait_s=10
@@ -105,7 +105,7 @@ def test_waiting_has_an_end_and_then_the_refusal_is_raised(waits: list[float]) -
     assert (caught.value.status, caught.value.field, caught.value.request_id) == (429, "age", "r1")
 
 
-def test_a_bad_item_is_refused_at_once(waits: list[float]) -> None:
+def test_client_raises_the_refusal_of_a_bad_item_without_retry(waits: list[float]) -> None:
     with client_of(lambda request: refused(422, "out_of_range")) as client:
         with pytest.raises(ServiceError, match="422 out_of_range"):
             client.predict({"age": 999})
@@ -114,7 +114,7 @@ def test_a_bad_item_is_refused_at_once(waits: list[float]) -> None:
     assert waits == []
 
 
-def test_another_program_at_the_url_is_no_service() -> None:
+def test_client_reports_a_url_that_is_not_a_slipway_service() -> None:
     with (
         client_of(lambda request: httpx.Response(404, text="<html>")) as client,
         pytest.raises(ServiceError, match="404 no_slipway: <html>"),
@@ -122,7 +122,7 @@ def test_another_program_at_the_url_is_no_service() -> None:
         client.info()
 
 
-def test_a_service_that_is_down_is_named(waits: list[float]) -> None:
+def test_client_reports_the_url_of_a_service_that_is_down(waits: list[float]) -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 

@@ -73,14 +73,14 @@ def row_below_the_threshold(model: LoadedModel) -> dict[str, object]:
     raise AssertionError("no row is between the bounds")
 
 
-def test_the_explanation_is_about_the_class_that_is_given(model: LoadedModel) -> None:
+def test_explanation_is_of_the_class_chosen_by_the_threshold(model: LoadedModel) -> None:
     explained = model.explain(row_below_the_threshold(model))
     assert isinstance(explained.prediction, ClassPrediction)
     assert (explained.of, explained.prediction.label) == ("letter", "letter")
     assert explained.answer == explained.prediction.probabilities["letter"] < 0.5
 
 
-def test_files_of_every_format_have_the_expected_cost_and_who_decides(
+def test_files_of_every_format_have_expected_cost_and_abstention(
     model: LoadedModel, tmp_path: Path
 ) -> None:
     source = write_csv(tmp_path / "in.csv", frame(30))

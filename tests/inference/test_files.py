@@ -26,7 +26,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_each_row_of_a_csv_gets_the_answer_of_predict_or_its_fault(
+def test_predicted_csv_has_the_answer_or_the_fault_of_each_row(
     table_model: LoadedModel, tmp_path: Path
 ) -> None:
     path = write_csv(tmp_path / "in.csv", frame(50))
@@ -61,7 +61,9 @@ def test_each_row_of_a_csv_gets_the_answer_of_predict_or_its_fault(
     assert not (tmp_path / "out.csv.parts").exists()
 
 
-def test_the_three_formats_say_the_same(table_model: LoadedModel, tmp_path: Path) -> None:
+def test_csv_parquet_and_json_lines_contain_the_same_answers(
+    table_model: LoadedModel, tmp_path: Path
+) -> None:
     sources = [
         write_csv(tmp_path / "in.csv", frame(30)),
         write_parquet(tmp_path / "in.parquet", frame(30)),
@@ -85,7 +87,7 @@ def test_the_three_formats_say_the_same(table_model: LoadedModel, tmp_path: Path
     assert found == [found[0]] * 9
 
 
-def test_a_folder_of_images_gets_a_row_for_each_file(tmp_path: Path) -> None:
+def test_predicted_folder_has_a_row_for_each_image_file(tmp_path: Path) -> None:
     certify(tmp_path / "m/certificate.json", write_bundle(tmp_path / "m/bundle", log_of_mean()))
     (tmp_path / "in").mkdir()
     for number in range(5):
@@ -116,7 +118,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
-def test_an_interrupted_run_ends_with_the_same_bytes(
+def test_interrupted_file_prediction_ends_with_the_same_bytes(
     table_model: LoadedModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +152,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
     assert out.read_bytes() == (tmp_path / f"whole.{ending}").read_bytes()
 
 
-def test_a_run_that_was_killed_when_its_parts_were_joined_ends_in_peace(
+def test_file_prediction_killed_after_joining_its_parts_finishes(
     table_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = write_csv(tmp_path / "in.csv", frame(40)), tmp_path / "out.csv"
@@ -191,7 +193,7 @@ def test_parts_of_another_model_or_source_are_refused(
 
 
 @pytest.mark.process
-def test_two_runs_into_one_destination_do_not_meet(
+def test_second_run_into_the_same_destination_is_refused(
     table_project: Path, table_model: LoadedModel, tmp_path: Path
 ) -> None:
     source, out = write_csv(tmp_path / "in.csv", frame(40)), tmp_path / "out.csv"

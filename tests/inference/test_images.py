@@ -12,7 +12,7 @@ from slipway.system.errors import DataError, ImageError
 from tests.serving.bundles import CONTRACT, picture
 
 
-def test_each_form_of_an_image_gets_the_answer_of_its_file(
+def test_every_form_of_an_image_has_the_answer_of_its_file(
     image_model: LoadedModel, tmp_path: Path
 ) -> None:
     payload = picture(3, (20, 31))
@@ -26,7 +26,7 @@ def test_each_form_of_an_image_gets_the_answer_of_its_file(
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK", "YCbCr"])
-def test_a_pil_image_of_any_mode_has_the_pixels_that_its_lossless_file_has(mode: str) -> None:
+def test_pil_image_of_any_mode_has_the_pixels_of_its_lossless_file(mode: str) -> None:
     base = Image.open(io.BytesIO(picture(5, (12, 9))))
     image = base.convert("L").convert("I").convert("I;16") if mode == "I;16" else base.convert(mode)
     stream = io.BytesIO()
@@ -55,12 +55,14 @@ def test_a_camera_picture_that_pillow_opened_is_turned_upright() -> None:
         (np.zeros((0, 8), np.uint8), r"uint8 \(0, 8\)"),
     ],
 )
-def test_what_is_no_image_is_refused_with_what_was_expected(item: object, message: str) -> None:
+def test_error_for_a_value_that_is_not_an_image_gives_the_expectation(
+    item: object, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         image_bytes(item)
 
 
-def test_the_position_of_a_bad_image_is_named() -> None:
+def test_error_gives_the_position_of_a_bad_image() -> None:
     reader = ImageReader(CONTRACT)
     batches, is_list = reader.read([picture(1), picture(2), b"no image"], 2)
     assert is_list

@@ -51,7 +51,7 @@ def test_the_model_of_the_working_directory_is_the_default(
         assert model.info()["gates"] == "passed"
 
 
-def test_predictions_are_typed_and_right(image_model: LoadedModel) -> None:
+def test_loaded_model_returns_typed_correct_predictions(image_model: LoadedModel) -> None:
     images = pixels(40)  # more than the largest batch
     found = image_model.predict(images)
     assert [type(one) for one in found] == [ClassPrediction] * 40
@@ -72,21 +72,23 @@ def test_a_numeric_target_has_a_value_and_an_interval(tmp_path: Path) -> None:
             model.predict(np.zeros(CONTRACT.shape, np.uint8))
 
 
-def test_many_threads_get_the_answers_of_one(table_model: LoadedModel) -> None:
+def test_answers_on_many_threads_equal_those_on_one(table_model: LoadedModel) -> None:
     rows = [table_row(number) for number in range(200)]
     expected = [table_model.predict(row) for row in rows]
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(table_model.predict, rows)) == expected
 
 
-def test_a_closed_model_says_how_to_open_it_again(image_project: Path) -> None:
+def test_error_of_a_closed_model_explains_how_to_open_it_again(image_project: Path) -> None:
     with load(image_project) as model:
         pass
     with pytest.raises(UnavailableError, match=r"closed. Load it again with slipway.load"):
         model.predict(pixels(1))
 
 
-def test_an_explanation_names_the_column_that_counts(table_model: LoadedModel) -> None:
+def test_explanation_gives_the_largest_effect_to_the_relevant_column(
+    table_model: LoadedModel,
+) -> None:
     row = table_row(3)
     explained = table_model.explain(row)
     assert explained.prediction == table_model.predict(row)
@@ -107,7 +109,7 @@ def test_an_explanation_works_inside_an_event_loop(image_model: LoadedModel) -> 
         image_model.explain(pixels(2))
 
 
-def test_missed_gates_are_loaded_and_named(tmp_path: Path) -> None:
+def test_model_with_missed_gates_loads_and_info_shows_the_verdict(tmp_path: Path) -> None:
     certify(
         tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"), gates=[gate(value=0.1)]
     )

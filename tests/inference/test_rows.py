@@ -15,7 +15,7 @@ from slipway.system.errors import CellError, DataError
 from tests.serving.bundles import COLUMNS, ROW, table_row
 
 
-def test_a_dataframe_gets_the_answers_of_its_rows(table_model: LoadedModel) -> None:
+def test_dataframe_has_the_answers_of_its_rows_as_dicts(table_model: LoadedModel) -> None:
     rows = [table_row(number) for number in range(70)]
     frame = pd.DataFrame(rows)
     expected = table_model.predict(rows)
@@ -57,7 +57,7 @@ def test_cells_of_a_table_are_read_as_in_training() -> None:
         ({"since": "20210304"}, "type_violation", "since: found '20210304', which is not a date"),
     ],
 )
-def test_a_bad_cell_is_named_and_the_other_rows_are_read(
+def test_bad_cell_is_reported_and_the_other_rows_are_read(
     cell: dict[str, Any], rule: str, message: str
 ) -> None:
     name = next(iter(cell))
@@ -71,7 +71,7 @@ def test_a_bad_cell_is_named_and_the_other_rows_are_read(
     assert (read.inputs[0] == read.inputs[1]).all()
 
 
-def test_a_row_that_json_could_not_carry_is_a_plain_row(table_model: LoadedModel) -> None:
+def test_numpy_and_pandas_cells_are_read_as_plain_json_cells(table_model: LoadedModel) -> None:
     odd = ROW | {
         "age": np.int64(41),
         "income": np.float64(28500.5),
@@ -85,7 +85,7 @@ def test_a_row_that_json_could_not_carry_is_a_plain_row(table_model: LoadedModel
     )
 
 
-def test_plain_cells() -> None:
+def test_plain_cell_converts_numpy_and_pandas_cells() -> None:
     assert [plain_cell(cell) for cell in (np.float32(0.5), Decimal("0.1"), pd.NA, "x")] == [
         0.5,
         0.1,
@@ -98,7 +98,7 @@ def test_plain_cells() -> None:
     assert plain_cell(np.datetime64("NaT")) is None
 
 
-def test_the_place_of_a_bad_row_is_named(table_model: LoadedModel) -> None:
+def test_error_gives_the_position_of_a_bad_row(table_model: LoadedModel) -> None:
     rows = [table_row(number) for number in range(40)]
     rows[33] |= {"age": -1}
     for given in (rows, pd.DataFrame(rows)):
@@ -120,7 +120,7 @@ def test_the_place_of_a_bad_row_is_named(table_model: LoadedModel) -> None:
         ),
     ],
 )
-def test_what_is_no_table_of_the_model_is_refused(
+def test_values_that_are_not_rows_of_the_model_are_refused(
     table_model: LoadedModel, given: object, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):

@@ -125,7 +125,7 @@ def test_the_encoding_and_the_words_for_missing_values_are_those_of_training(
         list(TableFile(COLUMNS, path, UTF8).pieces(0, 10, 10))
 
 
-def test_lines_that_are_no_json_objects_are_bad_rows(tmp_path: Path) -> None:
+def test_lines_that_are_not_json_objects_are_bad_rows(tmp_path: Path) -> None:
     good = json.dumps(table_row(1))
     (tmp_path / "t.jsonl").write_bytes(f"{good}\n\n[1]\n{good[:-3]}\n{good}\n".encode() + b"\xff")
     source = TableFile(COLUMNS, tmp_path / "t.jsonl", UTF8)
@@ -155,7 +155,7 @@ def test_a_table_that_cannot_be_read_is_refused_as_a_whole(
         list(TableFile(COLUMNS, tmp_path / name, UTF8).pieces(0, 10, 10))
 
 
-def test_another_content_is_another_source(tmp_path: Path) -> None:
+def test_identity_of_a_source_changes_with_its_content(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", frame(3))
     before = TableFile(COLUMNS, path, UTF8).identity
     assert TableFile(COLUMNS, path, UTF8).identity == before
@@ -163,7 +163,9 @@ def test_another_content_is_another_source(tmp_path: Path) -> None:
     assert TableFile(COLUMNS, path, UTF8).identity != before
 
 
-def test_a_folder_of_images_is_read_by_name_with_its_bad_files(tmp_path: Path) -> None:
+def test_image_folder_is_read_by_name_with_faults_for_bad_files(
+    tmp_path: Path,
+) -> None:
     for number, name in enumerate(["b.png", "a/2.png", "a/10.png", "a/x/1.png"]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(picture(number))
@@ -180,7 +182,7 @@ def test_a_folder_of_images_is_read_by_name_with_its_bad_files(tmp_path: Path) -
     source.close()
 
 
-def test_a_single_image_is_a_source_and_a_table_is_none_for_images(tmp_path: Path) -> None:
+def test_single_image_is_a_source_and_an_image_model_refuses_a_table(tmp_path: Path) -> None:
     (tmp_path / "one.png").write_bytes(picture(1))
     source = ImageFiles(CONTRACT, tmp_path / "one.png", UTF8)
     (piece,) = source.pieces(0, 9, 9)

@@ -19,7 +19,7 @@ def texts(given: object, contract: TextContract = ONE) -> tuple[list[str], bool]
     return [decode_row(row, contract) for batch in batches for row in batch], is_list
 
 
-def test_a_string_a_dict_a_list_and_tables_give_the_same_rows() -> None:
+def test_strings_dicts_lists_and_tables_of_texts_give_the_same_inputs() -> None:
     assert texts("a  b") == (["a b"], False)
     assert texts({"text": "a  b"}) == (["a b"], False)
     many = ["a", "b", "c"]
@@ -29,7 +29,7 @@ def test_a_string_a_dict_a_list_and_tables_give_the_same_rows() -> None:
     assert texts(pa.table({"text": many})) == (many, True)
 
 
-def test_a_bad_text_is_named_by_its_position() -> None:
+def test_error_gives_the_position_of_a_bad_text() -> None:
     with pytest.raises(CellError, match=r"^rows\[2\]\.text: the text is missing"):
         texts(["a", "b", " "])
     with pytest.raises(CellError, match=r"^rows\[1\]\.text: the text is missing"):
@@ -42,7 +42,7 @@ def test_a_bad_text_is_named_by_its_position() -> None:
         texts(b"a")
 
 
-def test_a_table_keeps_its_good_rows_and_names_the_others() -> None:
+def test_text_table_has_inputs_for_good_rows_and_faults_for_bad_ones() -> None:
     table = pa.table({"text": ["a", None, "", "b" * 101, "c"]})
     read = read_text_table(table, ONE)
     assert read.positions.tolist() == [0, 4]
@@ -62,6 +62,6 @@ def test_numbers_in_a_column_of_texts_are_read_as_in_training() -> None:
     assert [decode_row(row, ONE) for row in read.inputs] == ["7", "8"]
 
 
-def test_a_table_without_the_column_is_refused_with_the_one_that_was_meant() -> None:
+def test_error_suggests_the_similar_column_if_the_text_column_is_missing() -> None:
     with pytest.raises(DataError, match=r"no column 'text' \(there is 'Text'\)"):
         read_text_table(pa.table({"Text": ["a"]}), ONE)

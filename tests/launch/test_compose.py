@@ -153,7 +153,7 @@ def test_no_port_is_published_to_other_machines() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_every_container_has_limits_no_new_privileges_a_read_only_root_and_rotated_logs() -> None:
+def test_every_container_is_limited_unprivileged_read_only_and_rotates_logs() -> None:
     for name, service in SERVICES.items():
         assert set(service["deploy"]["resources"]["limits"]) >= {"cpus", "memory"}, name
         assert service["cap_drop"] == ["ALL"], name

@@ -256,13 +256,13 @@ def test_the_adapter_reads_the_95th_percentile_and_0_without_requests(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_one_slow_probe_takes_no_replica_from_the_service() -> None:
+def test_one_slow_probe_does_not_remove_a_replica() -> None:
     probe = CONTAINER["readinessProbe"]
     assert probe["failureThreshold"] == 3
     assert probe["failureThreshold"] * probe["periodSeconds"] < settings_of(CONTAINER).drain_s
 
 
-def test_the_ingress_speaks_tls_and_leads_to_the_service() -> None:
+def test_ingress_uses_tls_and_routes_to_the_service() -> None:
     found = objects("ingress")
     ingress = of_kind("Ingress", found)
     (tls,), (rule,) = ingress["spec"]["tls"], ingress["spec"]["rules"]

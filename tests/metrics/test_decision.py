@@ -110,7 +110,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("changes", [{"label": "no"}, {"expected_cost": 1.0}, {"abstain": True}])
-def test_an_answer_that_contradicts_its_costs_is_refused(changes: dict[str, Any]) -> None:
+def test_decision_that_contradicts_its_costs_is_refused(changes: dict[str, Any]) -> None:
     costs = DecisionCosts(false_positive=2, false_negative=6, abstain=0.5)
     calibration = CALIBRATION.model_copy(
         update={"decision": rule(costs), "thresholds": [NEVER, 0.25]}

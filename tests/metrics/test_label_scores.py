@@ -49,7 +49,7 @@ def test_a_threshold_changes_the_labels_but_not_the_average_precision() -> None:
     assert low["recall_micro"].value > high["recall_micro"].value
 
 
-def test_average_precision_is_absent_if_every_label_is_in_all_rows_or_in_none() -> None:
+def test_average_precision_is_absent_if_no_label_separates_the_rows() -> None:
     constant = np.tile([1, 0, 0, 0, 0], (300, 1))
     assert list(why_absent(TASK, constant, 5, None)) == ["mean_average_precision"]
     assert "mean_average_precision" not in measure(TASK, constant, SHARES, RESAMPLING)
@@ -85,7 +85,7 @@ def test_equal_answers_have_a_difference_of_zero_without_width() -> None:
         (TARGETS[:, 0], SHARES, "expected \\(rows, labels\\)"),
     ],
 )
-def test_other_numbers_and_shapes_are_refused(
+def test_label_metrics_refuse_invalid_numbers_and_shapes(
     targets: np.ndarray, shares: np.ndarray, message: str
 ) -> None:
     with pytest.raises(MetricError, match=message):
@@ -104,13 +104,13 @@ def test_no_threshold_has_a_larger_f1_than_the_chosen_one() -> None:
         assert found >= max(tried) - 1e-12
 
 
-def test_a_label_of_no_row_or_of_all_rows_gets_a_half() -> None:
+def test_threshold_of_a_label_in_no_row_or_all_rows_is_a_half() -> None:
     shares = np.linspace(0, 1, 20, dtype=np.float32)
     assert best_threshold(shares, np.zeros(20, bool)) == 0.5
     assert best_threshold(shares, np.ones(20, bool)) == 0.5
 
 
-def test_each_label_gets_the_temperature_that_its_logits_need() -> None:
+def test_each_label_has_the_temperature_that_fits_its_logits() -> None:
     shares = GENERATOR.random((4000, 2))
     targets = (GENERATOR.random((4000, 2)) < shares).astype(np.uint8)
     logits = np.log(shares / (1 - shares)) * [3.0, 0.5]

@@ -10,7 +10,7 @@ from slipway.system.errors import MetricError
 HUNDRED = Resampling(seed=1, num_samples=100, confidence=0.95)
 
 
-def test_each_range_has_its_own_errors() -> None:
+def test_errors_by_target_measures_each_range_separately() -> None:
     found = errors_by_target([4.0, 1.0, 3.0, 2.0], [[6.0], [1.0], [1.0], [3.0]], 2, HUNDRED)
     assert [(part.low, part.high, part.mae.rows) for part in found] == [(1, 2, 2), (3, 4, 2)]
     assert [part.mae.value for part in found] == [0.5, 2]

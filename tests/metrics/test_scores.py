@@ -241,7 +241,7 @@ def test_comparison_with_scikit_learn_would_detect_a_wrong_metric() -> None:
     )
 
 
-def test_a_case_computed_by_hand() -> None:
+def test_class_metrics_agree_with_a_case_computed_by_hand() -> None:
     # actual 0 0 0 1 1 2, predicted 0 0 1 1 1 0: class 2 is never predicted
     found = classification_metrics([0, 0, 0, 1, 1, 2], one_hot([0, 0, 1, 1, 1, 0], 3), FEW)
     assert found["accuracy"].value == pytest.approx(4 / 6)
@@ -268,7 +268,7 @@ def test_class_neither_present_nor_predicted_is_left_out_of_the_macro_mean() -> 
     )
 
 
-def test_one_class_is_measured() -> None:
+def test_data_of_one_class_is_measured() -> None:
     found = classification_metrics([0, 0, 0], np.ones((3, 1)), FEW)
     assert found["accuracy"].value == found["f1_macro"].value == 1
     assert found["log_loss"].value == 0

@@ -92,7 +92,7 @@ def first_row_only(targets: Any, outputs: Any) -> float:
     return 1.0 if np.array_equal(targets, TARGETS) else float("nan")
 
 
-def test_resamples_that_do_not_define_a_metric_are_left_out_unless_they_are_the_most() -> None:
+def test_undefined_resamples_are_left_out_unless_they_are_the_majority() -> None:
     targets = np.sort(TARGETS)
     found = metric(share_of_first).measure("image_classification", targets, OUTPUTS, RESAMPLING)
     assert found.low < found.value < found.high

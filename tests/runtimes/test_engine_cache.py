@@ -96,7 +96,7 @@ def naive_answer(bundle: LoadedBundle, cache: Path) -> NDArray[np.float32]:
     return answer
 
 
-def test_in_a_shared_folder_the_second_model_gets_the_engine_of_the_first(
+def test_shared_cache_folder_would_serve_the_first_models_engine_for_the_second(
     seeds: Seeds, provider: type[NaiveSession], tmp_path: Path
 ) -> None:
     """The twin: this is the fault."""
@@ -149,7 +149,7 @@ def build(folder: Path, key: EngineKey) -> None:
         ({"compute_capability": "8.0"}, "compute_capability"),
     ],
 )
-def test_a_folder_of_another_engine_key_is_refused_and_the_difference_named(
+def test_error_lists_the_differences_of_another_engine_key(
     seeds: Seeds, tmp_path: Path, change: dict[str, Any], name: str
 ) -> None:
     own, other = key_of(seeds[0]), key_of(seeds[0], **change)
@@ -217,7 +217,7 @@ def test_a_session_that_fell_back_to_another_provider_is_refused(
         open_onnx_tensorrt(seeds[0], "fp16", PROFILE, tmp_path / "cache", 1)
 
 
-def test_no_option_lowers_the_precision_and_fp32_is_refused_because_it_would_run_in_tf32(
+def test_no_option_lowers_the_precision_and_fp32_is_refused_due_to_tf32(
     seeds: Seeds, provider: type[NaiveSession], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, str] = {}

@@ -23,7 +23,7 @@ def test_a_large_model_is_a_file_of_its_bytes_inside_the_block_only() -> None:
     assert not Path(given).exists()
 
 
-def test_a_small_model_or_a_system_without_memfd_gets_the_bytes(
+def test_small_model_or_system_without_memfd_uses_the_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with path_or_bytes(LARGE[:1000]) as given:

@@ -19,7 +19,9 @@ def test_one_package_of_onnx_runtime_is_accepted(
     onnx_runtime.refuse_two_runtimes()
 
 
-def test_two_packages_of_onnx_runtime_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_lists_two_conflicting_packages_of_onnx_runtime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(onnx_runtime, "_version", lambda name: "1.31.1")
     with pytest.raises(
         UnavailableError, match="onnxruntime and onnxruntime-gpu are both installed"

@@ -139,7 +139,7 @@ def test_an_engine_takes_a_batch_that_is_not_contiguous(tmp_path: Path) -> None:
     )
 
 
-def test_threads_of_one_engine_take_turns_and_get_their_own_answers(tmp_path: Path) -> None:
+def test_threads_of_one_engine_take_turns_and_receive_their_own_answers(tmp_path: Path) -> None:
     runner, _ = make_runner(tmp_path)
     batches = [np.full((2, *CONTRACT.shape), value, dtype=np.uint8) for value in range(16)]
     answers: dict[int, NDArray[np.float32]] = {}
@@ -173,7 +173,7 @@ def test_a_deleted_runner_frees_its_device_memory(tmp_path: Path) -> None:
     assert sorted(device.freed) == sorted(device.memory)
 
 
-def test_a_cuda_error_is_named_in_the_message() -> None:
+def test_error_message_contains_the_cuda_error() -> None:
     class Cuda:
         @staticmethod
         def cudaMalloc(num_bytes: int) -> tuple[int, int]:  # noqa: N802  # CUDA's own name
@@ -191,7 +191,7 @@ def test_the_error_without_a_gpu_contains_cudas_own_words() -> None:
         CudaDevice()
 
 
-def test_an_unknown_provider_is_refused_and_named() -> None:
+def test_error_gives_the_unknown_provider() -> None:
     assert why_unavailable("cpu") is None
     assert "unknown provider 'tpu'" in str(why_unavailable("tpu"))
     with pytest.raises(UnavailableError, match="'tensorrt', it has cpu, cuda"):

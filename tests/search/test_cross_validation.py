@@ -72,13 +72,13 @@ def test_the_answers_to_all_folds_are_measured_together(
     assert "brier" not in printed
 
 
-def test_a_fold_without_answers_is_named_with_the_remedy(study: Study) -> None:
+def test_error_gives_the_fold_without_answers_and_the_remedy(study: Study) -> None:
     study.answers(1).with_suffix(".npz").unlink()
     with pytest.raises(SlipwayError, match=r"answers of 1 folds are missing .* Remove"):
         cross_validation._measured(study, "table_classification", Resampling(7, 9, 0.95), None)
 
 
-def test_without_folds_the_command_that_sets_them_is_named(
+def test_error_without_folds_gives_the_command_that_sets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -69,7 +69,7 @@ def test_a_gpu_stays_locked_while_a_process_of_the_trial_uses_it() -> None:
         assert free.names == ["0"]
 
 
-def test_more_gpus_than_there_are_means_all_and_none_means_no_variable() -> None:
+def test_requesting_more_gpus_uses_all_and_without_gpus_sets_no_variable() -> None:
     stop = threading.Event()
     with reserved_gpus(["0"], 4, stop) as gpus:
         assert gpus is not None

@@ -24,13 +24,13 @@ def path(tmp_path: Path) -> Path:
     return journal.path
 
 
-def test_lines_are_read_as_they_were_written(path: Path) -> None:
+def test_journal_lines_are_read_as_written(path: Path) -> None:
     journal = Journal(path).read()
     assert journal.lines == [STUDY, job(0), job(1)]
     assert journal.damages == []
 
 
-def test_a_last_line_that_a_kill_cut_is_named_and_the_next_one_is_whole(path: Path) -> None:
+def test_line_truncated_by_a_kill_is_reported_and_the_next_one_is_whole(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     journal = Journal(path).read()
     assert journal.lines == [STUDY, job(0)]
@@ -42,7 +42,7 @@ def test_a_last_line_that_a_kill_cut_is_named_and_the_next_one_is_whole(path: Pa
     assert again.damages == []
 
 
-def test_a_flipped_byte_anywhere_costs_its_line_only(path: Path) -> None:
+def test_flipped_byte_in_the_journal_loses_only_its_line(path: Path) -> None:
     payload = path.read_bytes()
     for place in range(0, len(payload), 7):
         flipped = bytearray(payload)

@@ -81,7 +81,7 @@ def test_too_few_finished_trials_are_refused() -> None:
         write_members(None, 2)
 
 
-def test_an_unknown_search_and_none_are_refused() -> None:
+def test_taking_members_of_an_unknown_or_missing_search_is_refused() -> None:
     with pytest.raises(ParamsError, match=r"there is no search yet.*Run `slipway search` first"):
         write_members(None, 2)
     write_record(record(0, 0.8, {}))

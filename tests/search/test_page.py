@@ -77,13 +77,13 @@ def test_a_page_without_any_score_names_the_causes(ended: tuple[Study, Space]) -
     assert "out of memory" in html
 
 
-def test_the_key_that_decides_has_the_whole_importance(ended: tuple[Study, Space]) -> None:
+def test_only_the_decisive_key_has_importance(ended: tuple[Study, Space]) -> None:
     study, space = ended
     found = importances(study, space, latest_results(study))
     assert found["train.learning_rate"] > 0.9
 
 
-def test_an_equal_search_is_opened_again_and_another_one_is_new(
+def test_search_with_equal_settings_is_reopened_and_another_is_new(
     ended: tuple[Study, Space],
 ) -> None:
     study, _ = ended

@@ -59,7 +59,7 @@ def test_trials_are_experiments_with_validation_scores_and_take_runs_the_rest_on
 
 
 @pytest.mark.nightly(seconds=240)
-def test_a_search_killed_at_ten_random_moments_ends_with_the_same_winner_and_trains_no_epoch_twice(
+def test_search_killed_ten_times_has_the_same_winner_and_repeats_no_epoch(
     tmp_path: Path,
 ) -> None:
     project = make_search(tmp_path, epochs=9)

@@ -98,7 +98,7 @@ def test_rungs_grow_by_the_reduction_up_to_the_whole_training() -> None:
     assert rungs(None, 30) == [30]
 
 
-def test_a_third_of_the_trials_goes_on_at_each_rung_and_the_best_one_to_the_end() -> None:
+def test_a_third_of_the_trials_continues_at_each_rung() -> None:
     schedule = simulate(params())
     ended = [job.trial for job in schedule.jobs if job.level == 2]
     assert schedule.num_trials == 9

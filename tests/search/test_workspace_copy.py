@@ -19,7 +19,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyProject:
     return project
 
 
-def test_a_folder_has_edits_untracked_code_and_links_to_data(project: TinyProject) -> None:
+def test_workspace_copy_has_edits_untracked_code_and_links_to_data(project: TinyProject) -> None:
     content = {"data": {"path": "data/own"}}
     # As long as before, and in the same second as the commit.
     edited = (project.path / "train.py").read_text().replace("training with", "TRAINING WITH")
@@ -56,7 +56,7 @@ def test_a_trial_with_the_committed_params_can_be_saved_beside_an_edit(
         assert not differs, "the index has the edit, which no file has"
 
 
-def test_a_folder_ends_the_processes_that_are_left_in_it(project: TinyProject) -> None:
+def test_workspace_copy_ends_its_remaining_processes(project: TinyProject) -> None:
     snapshot = take_snapshot({}, [])
     with new_folder(snapshot, "one", "", None) as folder:
         process = subprocess.Popen(["sleep", "600"], cwd=folder)

@@ -58,7 +58,7 @@ def test_a_raw_body_and_a_form_get_the_same_answer_as_the_graph(
     run(make_settings(), work)
 
 
-def test_errors_below_v2_have_the_shape_of_the_protocol_at_the_operators_port_too(
+def test_errors_below_v2_have_the_protocols_shape_on_the_operators_port_too(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -88,7 +88,7 @@ def test_the_time_of_failed_predictions_is_counted(make_settings: MakeSettings) 
     run(make_settings(), work)
 
 
-def test_a_regression_value_is_answered_and_a_non_finite_one_is_a_counted_500(
+def test_regression_value_is_answered_and_a_non_finite_one_is_500(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))

@@ -40,7 +40,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("device", LOCKS)
-def test_the_lock_of_an_image_has_every_package_of_the_serve_extra_and_one_runtime(
+def test_image_lock_has_all_packages_of_the_serve_extra_and_one_runtime(
     device: str,
 ) -> None:
     locked = {name for name, _ in pins(LOCKS[device])}

@@ -82,7 +82,7 @@ def require_only_these_gone(server: Server, names: set[str]) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("names", CASES)
-def test_taking_an_extension_out_takes_its_feature_out_and_nothing_else(
+def test_removing_an_extension_removes_only_its_feature(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))

@@ -39,7 +39,7 @@ def test_each_gpu_shows_its_own_figures() -> None:
     )
 
 
-def test_a_gpu_sample_replaces_the_one_before() -> None:
+def test_gpu_sample_replaces_the_previous_one() -> None:
     gpu = Gpu()
     metrics, registry = opened(gpu)
     gpu.used, gpu.temperature = 7 * GIB, 90

@@ -76,7 +76,7 @@ def test_without_api_keys_the_service_does_not_start_on_a_remote_address(
 
 
 @pytest.mark.process
-def test_an_environment_with_both_packages_of_onnx_runtime_ends_the_start_with_one_line(
+def test_both_packages_of_onnx_runtime_end_the_start_with_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("onnxruntime", "onnxruntime-gpu"):
@@ -91,7 +91,7 @@ def test_an_environment_with_both_packages_of_onnx_runtime_ends_the_start_with_o
 
 
 @pytest.mark.process
-def test_an_invalid_key_file_or_a_taken_admin_port_ends_the_start_with_one_line(
+def test_invalid_key_file_or_taken_admin_port_ends_the_start_with_one_line(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("alice\n")

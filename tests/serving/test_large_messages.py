@@ -134,7 +134,7 @@ def test_a_large_body_is_read_on_the_thread_and_a_small_one_at_once(
     ("num_rows", "expected"),
     [(3, ("MainThread", "MainThread")), (120, (OWN, "MainThread")), (600, (OWN, OWN))],
 )
-def test_a_large_answer_is_written_on_the_thread_and_is_the_one_of_predict(
+def test_large_answer_is_written_on_the_thread_and_equals_that_of_predict(
     make_settings: MakeSettings,
     monkeypatch: pytest.MonkeyPatch,
     num_rows: int,
@@ -252,7 +252,7 @@ def test_the_end_of_the_service_waits_for_no_large_body(
     assert not gate.is_set()
 
 
-def test_a_list_of_any_length_is_written_as_one() -> None:
+def test_list_encoded_in_pieces_equals_the_whole_list() -> None:
     for count in (0, 1, 4095, 4096, 4097, 10_000):
         values = (np.arange(count) / 7).astype(np.float32)
         output = {"name": "value", "datatype": "FP32", "shape": [count], "data": values.tolist()}
@@ -282,7 +282,7 @@ class Work:
         return self._done()
 
 
-def test_what_nobody_waits_for_any_more_is_let_go_while_the_thread_is_busy(
+def test_abandoned_work_is_released_while_the_thread_is_busy(
     gate: threading.Event,
 ) -> None:
     async def work() -> None:
@@ -309,7 +309,7 @@ def test_what_nobody_waits_for_any_more_is_let_go_while_the_thread_is_busy(
     asyncio.run(work())
 
 
-def test_what_the_work_raises_is_raised_to_whoever_waits() -> None:
+def test_errors_of_the_work_are_raised_to_the_waiting_caller() -> None:
     def fail() -> None:
         raise Refusal("empty", "there is nothing in it at all", field="image")
 

@@ -113,7 +113,9 @@ async def joined(server: Server) -> None:
     raise AssertionError("the truth was not joined in 30 s")
 
 
-def test_a_picture_is_answered_and_explained(tmp_path: Path, images: Server) -> None:
+def test_page_shows_the_answer_to_a_picture_and_its_explanation(
+    tmp_path: Path, images: Server
+) -> None:
     (path,) = save_pictures(tmp_path, 1)
 
     async def work(tab: Tab, server: Server) -> None:
@@ -141,7 +143,7 @@ def test_a_picture_is_answered_and_explained(tmp_path: Path, images: Server) -> 
     browse(tmp_path, images, work)
 
 
-def test_drift_and_quality_are_shown_as_status_has_them(tmp_path: Path) -> None:
+def test_page_shows_drift_and_quality_of_the_status(tmp_path: Path) -> None:
     monitored_bundle(tmp_path)
 
     async def work(tab: Tab, server: Server) -> None:
@@ -172,9 +174,7 @@ def test_drift_and_quality_are_shown_as_status_has_them(tmp_path: Path) -> None:
         browse(tmp_path, server, work)
 
 
-def test_several_pictures_are_answered_each_and_a_bad_one_says_why(
-    tmp_path: Path, images: Server
-) -> None:
+def test_page_shows_the_answer_or_the_fault_of_each_picture(tmp_path: Path, images: Server) -> None:
     paths = save_pictures(tmp_path, 5)
     bad = tmp_path / f"{HOSTILE.replace('/', '')}.png"
     bad.write_bytes(b"no picture")
@@ -203,7 +203,7 @@ def test_several_pictures_are_answered_each_and_a_bad_one_says_why(
     browse(tmp_path, images, work)
 
 
-def test_the_page_says_for_how_many_test_rows_the_set_held_the_true_label(tmp_path: Path) -> None:
+def test_page_shows_the_measured_coverage_of_prediction_sets(tmp_path: Path) -> None:
     measured = Metric(value=0.797, low=0.719, high=0.857, confidence=0.95, rows=138)
     certify(
         tmp_path / "certificate.json",
@@ -235,7 +235,7 @@ def test_the_page_says_for_how_many_test_rows_the_set_held_the_true_label(tmp_pa
         browse(tmp_path, server, work)
 
 
-def test_a_form_is_made_of_the_columns_and_its_row_is_answered_in_chinese(
+def test_page_builds_a_form_of_the_columns_and_answers_in_chinese(
     tmp_path: Path, table: Server
 ) -> None:
     async def work(tab: Tab, server: Server) -> None:
@@ -318,7 +318,7 @@ window.fetch = (path, options) =>
 null"""
 
 
-def test_why_there_is_no_explanation_is_said_in_the_readers_language_alone(
+def test_page_gives_the_reason_for_no_explanation_in_the_readers_language_only(
     tmp_path: Path, images: Server
 ) -> None:
     (path,) = save_pictures(tmp_path, 1)
@@ -352,7 +352,7 @@ def test_why_there_is_no_explanation_is_said_in_the_readers_language_alone(
     browse(tmp_path, images, work)
 
 
-def test_the_keyboard_reaches_everything_in_order(tmp_path: Path, images: Server) -> None:
+def test_keyboard_reaches_every_control_in_order(tmp_path: Path, images: Server) -> None:
     async def work(tab: Tab, server: Server) -> None:
         await tab.open(server.url + "/")
         await tab.wait_for(READY)
@@ -384,7 +384,7 @@ def test_the_keyboard_reaches_everything_in_order(tmp_path: Path, images: Server
     browse(tmp_path, images, work)
 
 
-def test_a_key_is_asked_for_kept_in_the_tab_and_sent(tmp_path: Path) -> None:
+def test_page_requests_a_key_stores_it_in_the_tab_and_sends_it(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     (path,) = save_pictures(tmp_path, 1)
     key, keys = "planted-key-of-a-caller", tmp_path / "keys"
@@ -418,7 +418,7 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
-def test_nothing_is_wider_than_the_window(tmp_path: Path, table: Server, width: int) -> None:
+def test_page_is_never_wider_than_the_window(tmp_path: Path, table: Server, width: int) -> None:
     async def work(tab: Tab, server: Server) -> None:
         await tab.open(server.url + "/")
         await tab.look(width, is_dark=True)
@@ -440,7 +440,7 @@ def test_nothing_is_wider_than_the_window(tmp_path: Path, table: Server, width: 
     browse(tmp_path, table, work)
 
 
-def test_figures_move_and_rest_while_the_page_is_hidden(tmp_path: Path, images: Server) -> None:
+def test_page_updates_figures_only_while_it_is_visible(tmp_path: Path, images: Server) -> None:
     async def work(tab: Tab, server: Server) -> None:
         await tab.open(server.url + "/")
         await tab.wait_for(READY)
@@ -468,7 +468,7 @@ def test_figures_move_and_rest_while_the_page_is_hidden(tmp_path: Path, images: 
     browse(tmp_path, images, work)
 
 
-def test_without_a_model_the_page_says_why(tmp_path: Path) -> None:
+def test_page_shows_the_reason_for_a_missing_model(tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle", row_sum())
 
     async def work(tab: Tab, server: Server) -> None:
@@ -483,7 +483,7 @@ def test_without_a_model_the_page_says_why(tmp_path: Path) -> None:
         browse(tmp_path, server, work)
 
 
-def test_a_value_is_shown_with_its_columns_and_no_labels(tmp_path: Path) -> None:
+def test_page_shows_a_value_with_columns_and_without_labels(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle", row_sum()))
 
     async def work(tab: Tab, server: Server) -> None:
@@ -506,7 +506,7 @@ def test_a_value_is_shown_with_its_columns_and_no_labels(tmp_path: Path) -> None
         browse(tmp_path, server, work)
 
 
-def test_the_answer_of_a_decision_has_its_cost_and_asks_for_a_person(tmp_path: Path) -> None:
+def test_page_shows_the_cost_of_a_decision_and_asks_for_a_person(tmp_path: Path) -> None:
     write_decided(tmp_path, RULE.model_copy(update={"abstain_between": (0.0, 2.0)}))
 
     async def work(tab: Tab, server: Server) -> None:
@@ -522,7 +522,7 @@ def test_the_answer_of_a_decision_has_its_cost_and_asks_for_a_person(tmp_path: P
         browse(tmp_path, server, work)
 
 
-def test_a_service_that_is_gone_is_named_and_asked_again(tmp_path: Path, images: Server) -> None:
+def test_page_reports_an_unreachable_service_and_retries(tmp_path: Path, images: Server) -> None:
 
     async def work(tab: Tab, server: Server) -> None:
         await tab.open(server.url + "/")

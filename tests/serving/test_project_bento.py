@@ -220,7 +220,7 @@ def test_two_projects_share_an_environment_with_params_artifacts_and_services_of
 
 
 @pytest.mark.process
-def test_a_project_builds_no_bento_of_a_model_that_is_not_certified_or_of_changed_code(
+def test_project_builds_no_bento_of_an_uncertified_model_or_changed_code(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = images_project(tmp_path / "project", monkeypatch)
@@ -237,7 +237,7 @@ def test_a_project_builds_no_bento_of_a_model_that_is_not_certified_or_of_change
 
 
 @pytest.mark.unit
-def test_a_clone_packs_its_own_code_and_a_project_needs_an_installed_package(
+def test_bento_has_a_clones_code_or_a_projects_installed_package(
     tmp_path: Path,
 ) -> None:
     write_build_files(ROOT)

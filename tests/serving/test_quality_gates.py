@@ -89,7 +89,7 @@ def test_a_message_names_the_first_gates_and_counts_the_others(
     assert "metric_3" not in str(caught.value)
 
 
-def test_verify_may_ask_a_draft_with_missed_gates_and_nobody_may_serve_its_certificate(
+def test_only_verify_may_load_a_draft_with_missed_gates(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     path, bundle = certified / "certificate.json", load_bundle(certified / "bundle")
@@ -100,7 +100,9 @@ def test_verify_may_ask_a_draft_with_missed_gates_and_nobody_may_serve_its_certi
         load_model(make_settings(accept_draft="true"))
 
 
-def test_a_verdict_that_contradicts_its_results_is_no_certificate(certified: Path) -> None:
+def test_certificate_with_a_gate_verdict_that_contradicts_its_results_is_invalid(
+    certified: Path,
+) -> None:
     path = certified / "certificate.json"
     judge(certified, MISSED)
     write_certificate(path, read_certificate(path).model_copy(update={"gates": "passed"}))
@@ -196,7 +198,7 @@ def test_a_shadow_with_missed_gates_is_rehearsed(
 
 
 @FAILED
-def test_no_bento_is_made_of_it(tmp_path: Path, failed: GateResult) -> None:
+def test_no_bento_is_built_of_a_model_with_missed_gates(tmp_path: Path, failed: GateResult) -> None:
     bundle = write_bundle(tmp_path / "artifacts/bundle")
     certify(tmp_path / "artifacts/certificate.json", bundle)
     assert bento_labels(tmp_path)["model_version"] == bundle.version
@@ -205,7 +207,7 @@ def test_no_bento_is_made_of_it(tmp_path: Path, failed: GateResult) -> None:
         bento_labels(tmp_path)
 
 
-def test_no_settings_are_measured_for_it_because_its_service_is_not_ready(
+def test_load_test_refuses_a_model_with_missed_gates(
     certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -248,7 +248,7 @@ def test_an_engine_built_here_is_not_served_while_its_variant_is_uncertified(
         ("wrong", "the golden rows were not answered as fp32 answers them"),
     ],
 )
-def test_where_the_build_fails_the_model_before_serves_on_and_says_why(
+def test_failed_engine_build_leaves_the_served_model_and_reports_the_reason(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, mood: str, reason: str
 ) -> None:
     monkeypatch.setenv("FAKE_TENSORRT", mood)
@@ -292,7 +292,7 @@ def rebuilding_processes(root: Path) -> list[int]:
     return [process for process in found if process != os.getpid()]
 
 
-def test_an_engine_that_was_built_here_is_served_from_the_next_start_on(
+def test_rebuilt_engine_is_served_from_the_next_start(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert load_model(settings).selection.actual.backend == "onnxruntime"
@@ -330,7 +330,7 @@ def other_gpu(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"), [(other_bundle, "is of bundle"), (other_gpu, "here Another GPU")]
 )
-def test_an_engine_that_was_built_here_for_another_bundle_or_gpu_is_passed_over(
+def test_rebuilt_engine_of_another_bundle_or_gpu_is_passed_over(
     elsewhere: Path,
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
@@ -346,7 +346,7 @@ def test_an_engine_that_was_built_here_for_another_bundle_or_gpu_is_passed_over(
 
 
 @pytest.mark.parametrize("name", ["engine.plan", "engine_manifest.json", CERTIFICATE])
-def test_one_flipped_bit_in_an_engine_that_was_built_here_makes_the_service_not_ready(
+def test_flipped_bit_in_a_rebuilt_engine_makes_the_service_not_ready(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     build_here(elsewhere, monkeypatch)
@@ -364,7 +364,7 @@ def test_one_flipped_bit_in_an_engine_that_was_built_here_makes_the_service_not_
     ("mood", "reason"),
     [("wrong", "Worst row: row"), ("nan", "NaN or an infinity, the first is row15")],
 )
-def test_an_engine_that_answers_otherwise_is_refused_with_the_row_and_the_one_before_stays(
+def test_engine_that_differs_on_golden_rows_is_refused_and_the_old_one_stays(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, mood: str, reason: str
 ) -> None:
     build_here(elsewhere, monkeypatch)
@@ -378,7 +378,7 @@ def test_an_engine_that_answers_otherwise_is_refused_with_the_row_and_the_one_be
     assert (elsewhere / "rebuilt" / CERTIFICATE).read_bytes() == before
 
 
-def test_one_that_fits_is_not_built_again_and_timings_are_used_again(
+def test_fitting_engine_is_not_rebuilt_and_timings_are_reused(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_here(elsewhere, monkeypatch)
@@ -401,7 +401,7 @@ def test_rebuild_is_refused_for_a_bundle_without_golden_rows(
         build_here(elsewhere, monkeypatch)
 
 
-def test_without_a_gpu_a_rebuild_is_impossible_and_says_so(
+def test_rebuild_without_a_gpu_is_reported_as_impossible(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     bundle = with_golden_rows(write_bundle(certified / "bundle"))
@@ -418,7 +418,7 @@ def test_without_a_gpu_a_rebuild_is_impossible_and_says_so(
     ("variables", "status"),
     [({}, "not_asked_for"), ({"rebuild_engine": "true", "provider": "cpu"}, "not_needed")],
 )
-def test_nothing_is_built_unless_it_was_asked_for(
+def test_no_engine_is_built_unless_requested(
     elsewhere: Path, make_settings: MakeSettings, variables: dict[str, str], status: str
 ) -> None:
     _, after, _ = serve_and_rebuild(
@@ -428,7 +428,7 @@ def test_nothing_is_built_unless_it_was_asked_for(
     assert not (elsewhere / "rebuilt").exists()
 
 
-def test_the_process_says_what_is_wrong_in_one_line(
+def test_rebuild_process_prints_its_error_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "nice", lambda by: 0)
@@ -475,7 +475,7 @@ def test_the_container_compiles_without_params_or_data(
     assert "Traceback" not in done.stderr
 
 
-def test_a_model_that_was_promoted_while_the_engine_was_loaded_is_served_on(
+def test_model_promoted_while_the_engine_loads_continues_to_serve(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def build(settings: Settings, command: object) -> None:
@@ -502,7 +502,7 @@ def test_a_model_that_was_promoted_while_the_engine_was_loaded_is_served_on(
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_a_swap_lets_requests_in_flight_finish_on_the_model_before(
+def test_swap_lets_requests_in_flight_finish_on_the_previous_model(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     old = load_model(make_settings())

@@ -73,7 +73,7 @@ def test_the_service_process_does_not_load_torch(server: Server) -> None:
     assert not re.search(r"/(torch|onnx)/", maps)
 
 
-def test_what_curl_sends_is_answered(server: Server, tmp_path: Path) -> None:
+def test_requests_as_sent_by_curl_are_answered(server: Server, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(picture(5, (30, 20)))
     for arguments in (
         ["-F", "image=@x.png"],
@@ -96,7 +96,7 @@ def test_what_curl_sends_is_answered(server: Server, tmp_path: Path) -> None:
         assert b'"label"' in (tmp_path / "answer").read_bytes()
 
 
-def test_bentomls_own_client_gets_the_same_answer(server: Server, tmp_path: Path) -> None:
+def test_bentomls_own_client_receives_the_same_answer(server: Server, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(picture(6))
     script = f"""
 import json, pathlib, bentoml
@@ -243,7 +243,7 @@ MALFORMED: list[tuple[str, str, dict[str, str], bytes]] = [
 ]
 
 
-def test_what_is_malformed_is_4xx_in_one_shape_and_what_is_valid_is_right_afterwards(
+def test_malformed_requests_are_4xx_in_one_shape_and_later_valid_ones_are_answered(
     server: Server,
 ) -> None:
     with httpx.Client(base_url=server.url) as client:

@@ -53,7 +53,7 @@ def probabilities(answer: dict[str, Any]) -> list[float]:
     return [answer["probabilities"][label] for label in LABELS]
 
 
-def test_one_row_gets_the_flat_answer_of_the_graph(make_settings: MakeSettings) -> None:
+def test_one_row_is_answered_with_the_flat_answer_of_the_graph(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = (
             await client.post("/predict", json=ROW, headers={"x-request-id": "mine-1"})
@@ -191,7 +191,7 @@ def test_a_value_is_answered_for_each_row(certified: Path, make_settings: MakeSe
     run(make_settings(), work)
 
 
-def test_the_model_gets_bit_for_bit_the_input_vector_of_training(
+def test_model_receives_the_input_vector_of_training_bit_for_bit(
     make_settings: MakeSettings,
 ) -> None:
     reached: list[NDArray[np.float32]] = []
@@ -316,7 +316,7 @@ def test_a_model_for_images_refuses_json_with_a_hint(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(BODIES, min_size=20, max_size=20))
-def test_any_json_gets_an_answer_of_the_common_shape_and_the_next_request_is_right(
+def test_any_json_has_an_answer_of_the_common_shape(
     make_settings: MakeSettings, bodies: list[bytes]
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

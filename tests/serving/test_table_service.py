@@ -52,7 +52,7 @@ def is_right(prediction: dict[str, Any], row: dict[str, Any]) -> bool:
     )
 
 
-def test_bentomls_own_client_gets_the_same_answers(server: Server) -> None:
+def test_bentomls_own_client_receives_the_same_answers(server: Server) -> None:
     rows = [table_row(number) for number in range(5)]
     script = f"""
 import json, bentoml
@@ -115,7 +115,7 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
     assert status == "422"
 
 
-def test_what_curl_sends_is_answered(server: Server) -> None:
+def test_requests_as_sent_by_curl_are_answered(server: Server) -> None:
     for content, key in ((ROW, "label"), ({"rows": [ROW]}, "predictions")):
         command = [
             "curl",
@@ -173,7 +173,7 @@ MALFORMED: list[tuple[dict[str, str], bytes]] = [
 ]
 
 
-def test_what_is_malformed_is_4xx_in_one_shape_and_what_is_valid_is_right_afterwards(
+def test_malformed_requests_are_4xx_in_one_shape_and_later_valid_ones_are_answered(
     server: Server,
 ) -> None:
     with httpx.Client(base_url=server.url) as client:

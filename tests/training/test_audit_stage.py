@@ -105,7 +105,9 @@ def test_an_audit_with_other_params_ignores_the_folds_of_a_killed_one(tmp_path: 
 
 
 @pytest.mark.process
-def test_without_folds_it_loads_neither_torch_nor_cleanlab_and_says_so(tmp_path: Path) -> None:
+def test_audit_without_folds_loads_neither_torch_nor_cleanlab_and_reports_that(
+    tmp_path: Path,
+) -> None:
     project = write_audited_project(tmp_path)
     set_params(project, {"audit": {"folds": None}})
     code = (

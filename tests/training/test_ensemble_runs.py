@@ -43,7 +43,7 @@ def set_members(
     files.write_text(project / "params.yaml", yaml.safe_dump(content))
 
 
-def test_a_killed_ensemble_goes_on_and_a_new_member_is_the_only_one_trained(tmp_path: Path) -> None:
+def test_killed_ensemble_resumes_and_a_new_member_trains_only_itself(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project", label_smoothing=0.0)
     set_members(project, [TREES_MEMBER, {}])
     kill_after(project, "member    2")
@@ -61,7 +61,7 @@ def test_a_killed_ensemble_goes_on_and_a_new_member_is_the_only_one_trained(tmp_
     assert len(members) == 3
 
 
-def test_an_altered_member_is_trained_again_and_finished_folds_of_a_stack_are_not(
+def test_altered_member_is_retrained_but_finished_folds_of_a_stack_are_not(
     tmp_path: Path,
 ) -> None:
     project = write_project(tmp_path / "project", label_smoothing=0.0)
@@ -83,7 +83,7 @@ def test_an_altered_member_is_trained_again_and_finished_folds_of_a_stack_are_no
 
 
 @pytest.mark.nightly(seconds=60)
-def test_a_killed_student_goes_on_to_the_same_weights_and_is_served_when_asked(
+def test_killed_student_resumes_to_the_same_weights_and_is_served_if_configured(
     tmp_path: Path,
 ) -> None:
     project = write_project(tmp_path / "project", label_smoothing=0.0)

@@ -95,7 +95,7 @@ def test_an_offloaded_training_resumes_to_the_same_weights(
     assert weights_digest(killed) == weights_digest(whole)
 
 
-def test_auto_is_single_in_bfloat16_on_one_gpu_and_zero_2_in_float16_on_several(
+def test_auto_is_single_bfloat16_on_one_gpu_and_zero_2_float16_on_several(
     tmp_path: Path,
 ) -> None:
     num_gpus = torch.cuda.device_count()

@@ -48,7 +48,7 @@ def test_another_number_of_threads_is_another_process_layout() -> None:
     assert str(saved) == "single on 1 process with 32 rows a batch and 2 threads each"
 
 
-def test_each_row_is_left_out_by_one_member_and_the_folds_are_equal_for_equal_ids() -> None:
+def test_exactly_one_member_leaves_out_each_row_by_id_and_seed() -> None:
     keys = id_keys([f"{number * 2**50:016x}" for number in range(1000)])
     keeps = np.stack([LeftOut(fold, 4, seed=7).keeps(keys) for fold in range(4)])
     assert (keeps.sum(axis=0) == 3).all()

@@ -49,7 +49,7 @@ class ApiDocs:
 
 
 def routes(worker: ModelWorker) -> Routes:
-    """The three paths."""
+    """Return the routes of the three paths."""
     docs = ApiDocs(worker)
     return {
         "/docs": Route(READING, docs.page, "operator", always(_DOCS)),

@@ -1,7 +1,7 @@
 """The OpenAPI 3.0 document of the API, built from the routes and the served bundle.
 
-BentoML's own document knows only `predict`, and lists errors that the service never returns.
-Version 3.0, because BentoML's document shares the schemas of rows, which use `nullable`.
+BentoML's own document has only `predict`, and lists errors that the service never returns. The
+version is 3.0, because BentoML's document shares the schemas of rows, which use `nullable`.
 """
 
 from collections import defaultdict
@@ -34,7 +34,7 @@ ACCESS = {"open": "For anybody.", "caller": "For callers.", "operator": "For ope
 def openapi(
     routes: Routes, bundle: Bundle | None, model_version: str | None, check: CallerCheck
 ) -> dict[str, Any]:
-    """The document for these routes. `bundle` is the served manifest; None without a model."""
+    """Return the document for these routes. `bundle` is the served manifest, None without one."""
     shapes = [route.error_shape for route in routes.values() if route.error_shape]
     return {
         "openapi": VERSION,

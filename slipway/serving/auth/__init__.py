@@ -1,4 +1,4 @@
 """API keys: authentication of callers, and the addresses allowed without keys.
 
-Limits on the size of requests are elsewhere.
+`slipway/serving/http/` limits the size of requests.
 """

@@ -1,6 +1,6 @@
 """Authentication of callers: checks a request's key, the role of the key and its rate.
 
-Without keys, admits only this machine, or everybody if SLIPWAY_DISABLE_AUTH is set.
+Without keys, it admits only this machine, or everybody if SLIPWAY_DISABLE_AUTH is set.
 """
 
 import math
@@ -100,7 +100,7 @@ class KeyCheck:
             self._refused["unknown"].total += 1
             raise Refusal(
                 "key_unknown",
-                "the service does not know this key, or no longer",
+                "this key is unknown, or was removed from the key file",
                 headers=(_INVALID,),
             )
         if access == "operator" and key.role != "operator":
@@ -134,7 +134,7 @@ class AdmitAnyone:
 
 
 def presented_key(headers: Headers) -> bytes | None:
-    """The key in the headers of a request, or None."""
+    """Return the key in the headers of a request, or None."""
     scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer" and credentials.strip():
         return credentials.strip()
@@ -155,7 +155,7 @@ def _attach(worker: ModelWorker) -> Hooks:
 
 
 def _allows_remote(settings: Settings) -> bool:
-    """Raises KeysError if the key file cannot be used."""
+    """Return True if other machines may connect. Raises KeysError for an unusable key file."""
     section = settings.section(AuthSettings)
     if section.keys:
         read_keys(section.keys)

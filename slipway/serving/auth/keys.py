@@ -1,9 +1,9 @@
 """API keys: a file of digests that may change while the service runs.
 
-A key has 256 random bits, so one round of SHA-256 suffices: nothing can be guessed.
-`python -m slipway.serving.auth.keys NAME` makes a key, prints it once, and adds a line to the file,
+A key has 256 random bits, so it cannot be guessed from one round of SHA-256. `python -m
+slipway.serving.auth.keys NAME` makes a key, prints it once, and adds a line to the file,
 `name:role:sha256[:requests per second]`. Several keys may share a name, so a new key can be handed
-out before the old one is removed. An unreadable or invalid file changes nothing.
+out before the old one is removed. If the file becomes unreadable or invalid, the loaded keys stay.
 """
 
 import contextlib
@@ -55,17 +55,17 @@ class Key:
 
 
 def make_key() -> str:
-    """A new key."""
+    """Return a new key."""
     return MARK + secrets.token_urlsafe(32)
 
 
 def digest_of(key: bytes) -> bytes:
-    """The digest that the file holds of a key."""
+    """Return the digest by which the file stores a key."""
     return hashlib.sha256(key).digest()
 
 
 def format_line(key: Key) -> str:
-    """The line of a key in the file."""
+    """Return the line of a key in the file."""
     rate = "" if key.rate is None else f":{key.rate:g}"
     return f"{key.name}:{key.role}:{key.digest.hex()}{rate}\n"
 
@@ -79,7 +79,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         reason = os.strerror(error.errno or 0)
         raise KeysError(f"cannot read the key file {path}: {reason}") from None
     if len(content) > MAX_FILE_BYTES:
-        raise KeysError(f"{path} has more than {MAX_FILE_BYTES} bytes, so it is no key file")
+        raise KeysError(f"{path} has more than {MAX_FILE_BYTES} bytes, so it is not a key file")
     keys, problems = _parse(content.decode("utf-8", "replace"))
     if len(keys) > MAX_KEYS:
         problems.append(f"there are {len(keys)} keys, the limit is {MAX_KEYS}")
@@ -92,7 +92,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def _parse(text: str) -> tuple[list[Key], list[str]]:
-    """The keys, and the problems of the other lines."""
+    """Return the keys, and the problems of invalid lines."""
     keys: dict[bytes, Key] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -110,7 +110,10 @@ def _parse(text: str) -> tuple[list[Key], list[str]]:
 
 
 def _parse_line(line: str) -> Key | str:
-    """The key of a line, or its problem, without its text: it may hold a secret by mistake."""
+    """Return the key of a line, or its problem.
+
+    A problem never quotes the line, which may hold a secret by mistake.
+    """
     fields = line.split(":")
     if not 3 <= len(fields) <= 4:
         return "expected name:role:sha256[:requests per second]"
@@ -132,7 +135,7 @@ def _parse_line(line: str) -> Key | str:
 
 
 class Bucket:
-    """A token bucket: `rate` tokens per second; holds those of one second, at least one."""
+    """A token bucket of `rate` tokens per second. It holds the tokens of a second, at least one."""
 
     def __init__(self, rate: float, now: float) -> None:
         self._rate = rate
@@ -141,7 +144,7 @@ class Bucket:
         self._filled = now
 
     def take(self, now: float) -> float:
-        """Take a token. Returns 0, or the seconds until there is one."""
+        """Take a token. Returns 0, or the seconds until the next one is available."""
         self._tokens = min(self._most, self._tokens + (now - self._filled) * self._rate)
         self._filled = now
         if self._tokens >= 1:
@@ -151,7 +154,7 @@ class Bucket:
 
 
 class KeyRing:
-    """One worker's keys, and how much of their rates is left.
+    """One worker's keys and rate limits.
 
     Each worker grants an equal part of a rate. `on_fault` is called when the file becomes invalid.
     """
@@ -222,9 +225,9 @@ class KeyRing:
 
 
 class KeyFile:
-    """Checks the key file regularly, so that metrics show for how long it is invalid.
+    """Checks the key file regularly, so that metrics show how long it is invalid.
 
-    A KeyRing counts a fault once and reads the file only at requests. Each check calls `show`.
+    A KeyRing only reads the file at requests, and counts a fault once. Each check calls `show`.
     """
 
     def __init__(self, path: Path, show: Callable[[bool], None]) -> None:
@@ -245,7 +248,7 @@ class KeyFile:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """A value that changes whenever the file is changed or replaced; None without a file."""
+    """Return a value that changes whenever the file changes or is replaced; None without a file."""
     try:
         status = path.stat()
     except OSError:
@@ -307,7 +310,7 @@ def main(arguments: list[str] | None = None) -> int:
     path = given.file or (ROOT / default if default else None)
     if path is None:
         print(
-            "no key file is named, expected --file or SLIPWAY_KEYS. Add `--file keys`, and start "
+            "no key file is given, expected --file or SLIPWAY_KEYS. Add `--file keys`, and start "
             "the service with SLIPWAY_KEYS=keys.",
             file=sys.stderr,
         )

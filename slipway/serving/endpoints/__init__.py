@@ -1,4 +1,4 @@
-"""The endpoints of the core: `/predict`, and those that report on the service.
+"""The endpoints of the core: `/predict`, and reports on the service.
 
 Models run in `slipway/serving/models/`; extensions bring endpoints of their own.
 """

@@ -70,7 +70,7 @@ _TOTALS = {
 
 
 def routes(worker: ModelWorker) -> Routes:
-    """The probes, `/metrics` and `/model`."""
+    """Return the routes of the probes, `/metrics` and `/model`."""
 
     async def alive(request: Request) -> Response:
         return json_response({"status": "alive"})
@@ -99,7 +99,7 @@ def routes(worker: ModelWorker) -> Routes:
 
 
 def status_routes(worker: ModelWorker, counted_routes: Collection[str]) -> Routes:
-    """`/status`. Only requests to `counted_routes` count as traffic."""
+    """Return the route `/status`. Only requests to `counted_routes` count as traffic."""
     status = Status(worker, counted_routes)
 
     async def read(request: Request) -> Response:
@@ -119,7 +119,7 @@ class Status:
         self._lock = asyncio.Lock()
 
     async def read(self) -> dict[str, Any]:
-        """The status, at most a second old. Concurrent callers share one computation."""
+        """Return the status, at most a second old. Concurrent callers share one computation."""
         async with self._lock:
             if monotonic() - self._read_at >= _MAX_AGE_S:
                 self._content = await asyncio.to_thread(self._compose)
@@ -156,9 +156,9 @@ def summarize_traffic(
     """Summarize the traffic since the service started, over all workers.
 
     `requests_by_code` covers only `counted_routes`; None counts all. `predictions` are rows that a
-    model answered, explanations included. `latency_ms` has percentiles of a prediction, None before
-    the first. `latency_buckets` is the cumulative histogram behind them: [upper bound in seconds,
-    count], the last bound None. Two readings give the percentiles of the time between them.
+    model answered, explanations included. `latency_ms` holds percentiles of predictions, None
+    before the first. `latency_buckets` is their cumulative histogram: [upper bound in seconds,
+    count], the last bound None. The difference of two readings gives percentiles in between.
     """
     requests: Counter[str] = Counter()
     errors: Counter[str] = Counter()
@@ -189,8 +189,8 @@ def summarize_traffic(
 def percentile_ms(buckets: list[tuple[float, float]], percent: int) -> float | None:
     """Interpolate a percentile within its bucket, as Prometheus' histogram_quantile does.
 
-    `buckets` are (upper bound in seconds, cumulative count) in order. Beyond the last finite bound
-    the answer is that bound; None without values.
+    `buckets` are (upper bound in seconds, cumulative count) in order. A percentile above the last
+    finite bound is reported as that bound. Returns None without values.
     """
     if not buckets or not buckets[-1][1]:
         return None

@@ -16,7 +16,7 @@ ERRORS = (*BODY_ERRORS, "queue_full", "not_ready", "model_failed", "invalid_answ
 
 
 def routes(worker: ModelWorker) -> Routes:
-    """`/predict`."""
+    """Return the route `/predict`."""
     max_bytes, max_items = worker.settings.max_body_bytes, worker.settings.max_items
 
     def predict(request: Request) -> Awaitable[Response]:
@@ -30,7 +30,7 @@ def routes(worker: ModelWorker) -> Routes:
 
 
 def describe_predict(bundle: Bundle | None) -> Operation:
-    """The OpenAPI description of `/predict` for a bundle."""
+    """Return the OpenAPI description of `/predict` for a bundle."""
     api: InputApi | type[ImageApi] = input_api(bundle.input) if bundle else ImageApi
     errors = (*ERRORS, *api.errors)
     return Operation(api.summary, api.content(), prediction_content(bundle), errors, api.curl())
@@ -44,10 +44,10 @@ async def predict_within_deadline(
 ) -> Response:
     """Predict within the deadline, between an endpoint's own parsing and encoding.
 
-    `received` returns a function that parses the body once it has arrived. It runs after admission,
-    so a refused request costs only its bytes, and a slow sender holds no place. Parsing and
-    encoding may be awaitable, if they would block the event loop. Raises Refusal after the
-    deadline.
+    `received` awaits the body and returns a function that parses it. The parser runs after
+    admission, so a refused request costs only its bytes, and a slow sender does not occupy a place.
+    Parsing and encoding may be awaitable, if they would block the event loop. Raises Refusal after
+    the deadline.
     """
     trace = request.trace
     code, message = "body_timeout", "the request's body did not arrive within"

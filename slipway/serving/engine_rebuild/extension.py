@@ -1,8 +1,8 @@
 """Builds a TensorRT engine for this machine in the background, while the service keeps answering.
 
-The build is a process of low priority that ends with the worker, so the worker never loads
-TensorRT's builder. Its last output, or the signal that ended it, is the reason in `GET /model` and
-in the log.
+A process of low priority builds the engine and ends with the worker, so the worker never loads
+TensorRT's builder. If it fails, its last output, or the signal that ended it, is the reason in `GET
+/model` and in the log.
 """
 
 import asyncio
@@ -32,21 +32,21 @@ _MAX_OUTPUT = 2000  # characters
 
 
 class RebuildSettings(SettingsSection):
-    """The rebuild of an engine that was built for another machine."""
+    """Settings of rebuilding an engine that was built for another machine."""
 
     rebuild_engine: bool = False
 
 
 @dataclass(frozen=True)
 class RebuildState:
-    """Progress of the rebuild, and the reason."""
+    """Progress of the rebuild, with the reason."""
 
     status: Literal["not_asked_for", "not_needed", "impossible", "building", "failed", "swapped"]
     reason: str
 
 
 def first_state(settings: Settings, model: ServedModel | None) -> RebuildState:
-    """`building` if an engine is requested, does not run yet, and can be built here."""
+    """Return `building` if an engine is requested, not in use yet, and can be built here."""
     if not settings.section(RebuildSettings).rebuild_engine:
         return RebuildState("not_asked_for", "SLIPWAY_REBUILD_ENGINE is false")
     if settings.provider not in ("auto", "tensorrt"):
@@ -106,7 +106,7 @@ class EngineRebuild:
         self.state = RebuildState("not_asked_for", "the model is being loaded")
 
     def start(self) -> None:
-        """Build once the model is loaded, if an engine is needed."""
+        """Start to build, after the model is loaded, if an engine is needed."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Explains predictions: important regions of an image, or columns of a row.
+"""Explains predictions: important regions of an image, columns of a row, or words of a text.
 
-Only calls the model; never changes an answer.
+It only calls the model, and never changes an answer.
 """

@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.002
 
 
 def predictions_first(retry_after: tuple[str, str]) -> Refusal:
-    """The refusal of an explanation while the worker is overloaded with predictions."""
+    """Return the refusal of an explanation while the worker is overloaded with predictions."""
     message = (
         "predictions go first, and more arrive than can be answered; "
         f"try again in {retry_after[1]} s"
@@ -32,7 +32,7 @@ def predictions_first(retry_after: tuple[str, str]) -> Refusal:
 
 
 class BackgroundRows:
-    """Runs rows through `batcher` behind all requests, at most `max_batch_size` at once."""
+    """Runs rows through `batcher` after all requests, at most `max_batch_size` at once."""
 
     def __init__(self, batcher: MicroBatcher[AnsweredRow], max_batch_size: int) -> None:
         self._batcher = batcher
@@ -40,7 +40,7 @@ class BackgroundRows:
         self._batch_size = 1  # grows while batches are quick
 
     async def run(self, rows: NDArray[Any]) -> NDArray[np.float32]:
-        """(rows, outputs) of (rows, ...) inputs, in order. Raises Refusal if the model fails."""
+        """Return outputs (rows, outputs) of inputs (rows, ...). Raises Refusal if that fails."""
         outputs: list[NDArray[np.float32]] = []
         while len(outputs) < len(rows):
             while self._batcher.num_waiting:
@@ -56,7 +56,7 @@ class BackgroundRows:
         return np.stack(outputs)
 
     async def submit(self, rows: NDArray[Any]) -> tuple[Sequence[AnsweredRow], float]:
-        """The answers to rows, queued like requests, and the inference time in seconds.
+        """Queue rows like a request; return their answers and the inference time in seconds.
 
         Raises Refusal if the model fails or is overloaded.
         """

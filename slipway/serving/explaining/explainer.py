@@ -29,14 +29,14 @@ _TRIES = 3  # to measure the time of a row, because other work can slow down any
 
 
 class Explainer:
-    """Explains one request at a time. The model may take `budget_s` seconds for each."""
+    """Explains one request at a time, with at most `budget_s` seconds of the model's time."""
 
     def __init__(self, budget_s: float) -> None:
         self._budget_s = budget_s
         self._is_busy = False
 
     async def explain(self, live: LiveModel, payload: Payload) -> dict[str, Any]:
-        """The answer to one item with its `explanation`, without the request id.
+        """Return the answer to one item with its `explanation`, without the request id.
 
         Raises Refusal.
         """
@@ -66,7 +66,7 @@ class Explainer:
         return answer | {"explanation": explanation}
 
     async def _predict(self, rows: BackgroundRows, item: NDArray[Any]) -> tuple[AnsweredRow, int]:
-        """The answer to the item itself, and the number of copies that the time allows."""
+        """Return the answer to the item itself, and the number of copies that the budget allows."""
         seconds = float("inf")
         for _ in range(_TRIES):
             answers, taken = await rows.submit(item[np.newaxis])

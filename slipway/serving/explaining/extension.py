@@ -36,7 +36,7 @@ class _Explanations:
         self._explainer.require_idle()
 
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
-        """The answer and its explanation, without the request id. Raises Refusal."""
+        """Return the answer and its explanation, without the request id. Raises Refusal."""
         worker = self._worker
         stable = worker.require_live()
         self.require_capacity()
@@ -62,7 +62,7 @@ class _Explanations:
 
 
 def explain_routes(worker: ModelWorker) -> Routes:
-    """The route `/explain`."""
+    """Return the route `/explain`."""
     explanations, settings = _Explanations(worker), worker.settings
 
     async def explain(request: Request) -> Response:
@@ -94,7 +94,7 @@ def explain_routes(worker: ModelWorker) -> Routes:
 
 def _describe(bundle: Bundle | None) -> Operation:
     predict = describe_predict(bundle)
-    summary = "The answer to one image, row or text, and what it rests on."
+    summary = "The answer to one image, row or text, with its explanation."
     errors = (
         *(code for code in predict.errors if code != "queue_full"),
         "not_one_item",

@@ -40,7 +40,7 @@ class GpuMetrics:
         }
 
     def sample(self) -> None:
-        """Read every GPU once. One that does not answer shows NaN, and is logged once."""
+        """Read every GPU once. A GPU that does not respond shows NaN, and is logged once."""
         for index in range(self._num_gpus):
             try:
                 figures = self._read(index)
@@ -56,7 +56,7 @@ class GpuMetrics:
                 self._gauges[name].labels(str(index)).set(figure)
 
     def status(self) -> dict[str, Any]:
-        """The last sample as a list of GPUs. Figures of a lost GPU are null."""
+        """Return the last sample as a list of GPUs. Figures of a lost GPU are null."""
         gpus = [
             {"gpu": str(index)}
             | {
@@ -99,7 +99,7 @@ class GpuMetrics:
 
 
 def open_gpu_metrics(registry: CollectorRegistry, nvml: Any = None) -> GpuMetrics | None:
-    """The gauges, or None without an NVIDIA driver or GPU."""
+    """Create the gauges; None without an NVIDIA driver or GPU."""
     nvml = nvml or _bindings()
     try:
         nvml.nvmlInit()
@@ -110,7 +110,7 @@ def open_gpu_metrics(registry: CollectorRegistry, nvml: Any = None) -> GpuMetric
 
 
 def _bindings() -> Any:
-    """NVIDIA's bindings, a dependency of BentoML. They load the driver only in nvmlInit."""
+    """Import NVIDIA's bindings, a dependency of BentoML. They load the driver only in nvmlInit."""
     import pynvml
 
     return pynvml

@@ -1,8 +1,8 @@
 """The Open Inference Protocol over gRPC: SLIPWAY_GRPC_PORT.
 
-Each call becomes a request of the protocol's HTTP form inside the process, so limits, keys,
-deadlines, batches, metrics and the log of refusals are those of HTTP. Every worker listens on the
-port with SO_REUSEPORT.
+Inside the process, each call becomes a request of the protocol's HTTP form, so limits, keys,
+deadlines, batches, metrics and the log of refusals are shared with HTTP. Every worker listens on
+the port with SO_REUSEPORT.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class GrpcPort:
         self._server: grpc.aio.Server | None = None
 
     def open(self) -> None:
-        """Listen, and begin to answer. Raises SettingsError if the port is taken."""
+        """Listen and start to answer. Raises SettingsError if the port is taken."""
         import grpc
         from grpc_reflection.v1alpha import reflection
 
@@ -108,7 +108,7 @@ class GrpcPort:
         self._started = asyncio.create_task(self._server.start())
 
     async def close(self) -> None:
-        """Answer the calls in flight, and stop."""
+        """Finish the calls in flight, and stop."""
         if self._server:
             await self._started
             await self._server.stop(self._settings.request_timeout_s)
@@ -116,7 +116,7 @@ class GrpcPort:
     async def _request(
         self, context: Any, method: str, path: str, body: bytes = b"", head_length: int = 0
     ) -> Response:
-        """Let the application answer a request. Raises _FailedError with its error."""
+        """Pass a request to the application. Raises _FailedError if the answer is an error."""
         given = (
             (name.encode(), value.encode() if isinstance(value, str) else bytes(value))
             for name, value in context.invocation_metadata()
@@ -145,9 +145,9 @@ class GrpcPort:
 
 
 class _Methods:
-    """The protocol's methods that this service has; gRPC answers UNIMPLEMENTED to all others.
+    """The methods of the protocol that this service implements; others answer UNIMPLEMENTED.
 
-    gRPC would answer INTERNAL to a message that it cannot parse, so they are parsed here.
+    Messages are parsed here, because gRPC answers INTERNAL to an invalid one.
     """
 
     def __init__(self, request: Callable[..., Awaitable[Response]]) -> None:
@@ -182,7 +182,7 @@ class _Methods:
         return grpc.method_handlers_generic_handler(_SERVICE, methods)
 
     def health(self) -> "grpc.GenericRpcHandler":
-        """The general health check of gRPC, for Kubernetes and load balancers."""
+        """Return gRPC's general health check, for Kubernetes and load balancers."""
         import grpc
         from grpc_health.v1 import health_pb2
 
@@ -215,7 +215,7 @@ class _Methods:
         return handle
 
     def _state(self, name: str, path_of: Callable[[Any], str]) -> Any:
-        """A method that asks whether server or model are live or ready."""
+        """Return a method that reports if the server or the model is live or ready."""
 
         async def answer(asked: Any, context: Any) -> Any:
             reply = getattr(self._pb, type(asked).__name__.removesuffix("Request") + "Response")
@@ -230,7 +230,7 @@ class _Methods:
         return answer
 
     def _read(self, name: str, path_of: Callable[[Any], str]) -> Any:
-        """A method whose answer has the fields of the HTTP form."""
+        """Return a method whose answer has the fields of the HTTP form."""
         reply = getattr(self._pb, f"{name}Response")
 
         async def answer(asked: Any, context: Any) -> Any:
@@ -279,7 +279,7 @@ def _path(name: str, version: str) -> str:
 
 
 def _statistics(asked: Any) -> str:
-    """Without a name, those of all models."""
+    """Return the HTTP path of a request for statistics; without a name, those of all models."""
     return f"{_model(asked)}/stats" if asked.name else "/v2/models/stats"
 
 
@@ -293,14 +293,14 @@ async def _abort(error: Refusal | _FailedError, context: Any) -> None:
 
 
 async def _answer_nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stand for BentoML's application, which no call reaches."""
+    """Do nothing, in place of BentoML's application, which no call reaches."""
 
 
 _ANOTHER = "Choose another with SLIPWAY_GRPC_PORT"
 
 
 def _address(settings: Settings) -> tuple[str, int, str] | None:
-    """Host and port, and how to choose another port. None without gRPC."""
+    """Return host and port, with a hint on choosing another port; None without gRPC."""
     own = settings.section(GrpcSettings)
     if not own.grpc_port:
         return None

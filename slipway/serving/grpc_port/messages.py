@@ -34,7 +34,7 @@ _CONTENTS: dict[str, tuple[str, str]] = {
 
 
 def parse(content: bytes, kind: type[Message]) -> Any:
-    """Parse a message. Raises Refusal if the bytes are none of this kind."""
+    """Parse a message. Raises Refusal if the bytes are not a message of this kind."""
     try:
         return kind.FromString(content)
     except (DecodeError, UnicodeDecodeError):
@@ -43,9 +43,9 @@ def parse(content: bytes, kind: type[Message]) -> Any:
 
 
 def http_body(request: service_pb2.ModelInferRequest) -> tuple[bytes, int]:
-    """The body of POST .../infer, and the number of its bytes that are JSON.
+    """Return the body of POST .../infer, and the number of its bytes that are JSON.
 
-    Raises Refusal if inputs and contents do not belong together. The HTTP form checks the rest.
+    Raises Refusal if the contents do not match the inputs. The HTTP form checks the rest.
     """
     contents = list(request.raw_input_contents) or [_as_bytes(one) for one in request.inputs]
     if len(contents) != len(request.inputs):
@@ -87,7 +87,7 @@ def http_body(request: service_pb2.ModelInferRequest) -> tuple[bytes, int]:
 
 
 def _as_bytes(tensor: Any) -> bytes:
-    """Pack the values of a tensor as raw contents are."""
+    """Pack the values of a tensor in the format of raw contents."""
     if tensor.datatype not in _CONTENTS:
         return b""  # refused with the datatype
     field, dtype = _CONTENTS[tensor.datatype]
@@ -115,7 +115,7 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def infer_response(body: bytes, head_length: int) -> service_pb2.ModelInferResponse:
-    """The answer to `infer`, from the JSON of its HTTP form and the bytes of its tensors."""
+    """Build the answer to `infer` from the JSON of its HTTP form and the bytes of its tensors."""
     head = json.loads(body[:head_length])
     response = service_pb2.ModelInferResponse(
         model_name=head["model_name"], model_version=head["model_version"], id=head.get("id", "")
@@ -132,6 +132,6 @@ def infer_response(body: bytes, head_length: int) -> service_pb2.ModelInferRespo
 
 
 def described(content: Any, kind: type[Message]) -> Message:
-    """A message with the fields of JSON that it knows."""
+    """Build a message from the fields of the JSON that it defines."""
     message: Message = json_format.ParseDict(content, kind(), ignore_unknown_fields=True)
     return message

@@ -1,4 +1,4 @@
 """HTTP: routes, requests, responses, connection limits, deadlines.
 
-Knows nothing of models.
+Independent of models.
 """

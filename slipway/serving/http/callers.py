@@ -17,7 +17,7 @@ from slipway.serving.http.routes import Access, Headers
 
 
 class CallerCheck(Protocol):
-    """Decides whether a caller may use a route. One per worker."""
+    """Decides if a caller may use a route. One per worker."""
 
     @property
     def allows_remote(self) -> bool:
@@ -25,7 +25,7 @@ class CallerCheck(Protocol):
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """The error codes that `admit` may refuse with."""
+        """The error codes of the refusals by `admit`."""
 
     @property
     def security(self) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Connection limits that uvicorn lacks: number, slow or large heads, callers that do not read.
 
 A `Connection` is uvicorn's own protocol, which parses HTTP, with limits around its events. Bytes
-that never become a request get an error (400, 408, 431, 503), or a close.
+that never become a request are answered with an error (400, 408, 431, 503), or closed.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ _errors.setLevel(logging.ERROR)
 class ConnectionLimits:
     """Creates the protocol of each connection (uvicorn's setting `http`) and times them.
 
-    `respond` returns the response to a refusal. It takes the refusal, a request id, the caller, and
-    the path if that has arrived.
+    `respond` returns the response to a refusal. Its arguments are the refusal, a request id, the
+    caller, and the path if that has arrived.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ConnectionLimits:
     def add(self, connection: "Connection") -> bool:
         """Start timing a connection. Above the limit, close the connection that is idle longest.
 
-        Return False if none is idle long enough: its caller may be sending the next request.
+        Returns False if no connection is idle long enough: its caller may be sending a request.
         """
         self.connections.add(connection)
         if not self._is_ticking:
@@ -94,12 +94,12 @@ class ConnectionLimits:
         self._num_lingering -= was_lingering
 
     def may_linger(self) -> bool:
-        """Count a connection as refused; True if it may stay open for a while."""
+        """Count a connection as refused. Returns True if it may stay open for a while."""
         self._num_lingering += 1
         return self._num_lingering <= MAX_LINGERING
 
     def _tick(self) -> None:
-        """Age all connections. In ticks, not seconds: a suspended process times nobody out."""
+        """Age all connections in ticks, not seconds, so a suspended process causes no timeouts."""
         for connection in tuple(self.connections):
             connection.tick()
         self._is_ticking = bool(self.connections)
@@ -132,7 +132,7 @@ class AnswerTransport:
         self._is_holding = True
 
     def resume_reading(self) -> None:
-        """Read on, unless bytes are held: else each answer would let in more than it took out."""
+        """Continue to read, unless bytes are held, so that held bytes do not accumulate."""
         if not self.has_input:
             self._transport.resume_reading()
 
@@ -193,7 +193,7 @@ class Connection(HttpToolsProtocol):
         self._num_unsent, self._stalled_ticks = 0, 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to time the connection; refuse it above the limit."""
+        """Start to time the connection; refuse it above the limit."""
         answers = AnswerTransport(transport, self._limits.may_linger)
         super().connection_made(answers)  # type: ignore[arg-type]
         answers.hold_head()
@@ -245,7 +245,7 @@ class Connection(HttpToolsProtocol):
         self.transport.is_body_owed = False
 
     def on_response_complete(self) -> None:
-        """Go on with what is held, or end the connection."""
+        """Continue with held bytes, or end the connection."""
         self.transport.send()
         self.transport.hold_head()
         super().on_response_complete()
@@ -265,7 +265,7 @@ class Connection(HttpToolsProtocol):
             self._limits.idle[self] = self.loop.time()
 
     def tick(self) -> None:
-        """End the connection if a head takes too long, or its caller reads nothing."""
+        """End the connection if a head is too slow, or if its caller does not read."""
         num_unsent = self.transport.get_write_buffer_size()
         is_stalled = 0 < self._num_unsent <= num_unsent
         self._stalled_ticks = self._stalled_ticks + 1 if is_stalled else 0
@@ -290,7 +290,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _parse(self) -> None:
-        """Parse what is held, up to the end of a request or of a slice."""
+        """Parse the held bytes, up to the end of a request or of a slice."""
         rest = memoryview(self._held)
         while rest and not self.transport.is_closing() and self._refusal is None:
             if self._is_answering() and not self.cycle.more_body:
@@ -310,7 +310,7 @@ class Connection(HttpToolsProtocol):
     def _feed(self, piece: memoryview) -> int:
         """Parse a piece; return the number of parsed bytes.
 
-        Replaces uvicorn's `data_received`, which drops what follows a request to upgrade.
+        Replaces uvicorn's `data_received`, which drops the bytes after a request to upgrade.
         """
         self._unset_keepalive_if_required()
         self._limits.idle.pop(self, None)
@@ -341,6 +341,6 @@ class Connection(HttpToolsProtocol):
         self._end()
 
     def _end(self) -> None:
-        """Drop what still arrives, and close soon."""
+        """Drop bytes that still arrive, and close soon."""
         self.transport.linger()
         super().connection_lost(ConnectionAbortedError())

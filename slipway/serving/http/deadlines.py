@@ -1,4 +1,4 @@
-"""One timer for the deadlines of all requests: all are equally long, so the oldest ends first.
+"""One timer for the deadlines of all requests: all are equally long, so the oldest expires first.
 
 `asyncio.timeout` creates and cancels a timer for each request, which takes 7 of the 90 µs of a
 small prediction.
@@ -10,7 +10,7 @@ from types import TracebackType
 
 
 class Deadlines:
-    """Limits blocks of code to `seconds` each. After that, they are cancelled with TimeoutError."""
+    """Limits blocks of code to `seconds` each, then cancels them with TimeoutError."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -24,7 +24,7 @@ class Deadlines:
         return asyncio.get_running_loop()
 
     def deadline(self) -> "Deadline":
-        """A context for the task to limit: `with deadlines.deadline():`."""
+        """Return a context that limits the current task: `with deadlines.deadline():`."""
         return Deadline(self)
 
     def arm(self, end: float) -> None:

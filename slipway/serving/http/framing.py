@@ -1,8 +1,8 @@
 """Refuses ambiguous framing (request smuggling, RFC 9112 section 11.2) and oversized heads.
 
-A proxy in front of the service and the service itself must agree on where a request ends: else a
-caller hides a second request in the body of a first. The parser refuses most ambiguous requests;
-the checks here cover what it lets through, or might in another release.
+A proxy and the service behind it must agree on the end of a request: else a caller can hide a
+second request in the body of the first. The parser refuses most ambiguous requests; the checks here
+cover the rest, also for other releases of the parser.
 """
 
 import re
@@ -36,9 +36,9 @@ _CONTINUE = b"100-continue"
 
 
 def checked_headers(scope: Scope) -> Headers:
-    """The headers of an ASGI scope by lower-case name, the last value of each.
+    """Return the headers of an ASGI scope by lower-case name, the last value of each.
 
-    Raises Refusal if the request could be read in two ways, or its head exceeds a limit.
+    Raises Refusal if the request is ambiguous, or its head exceeds a limit.
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     query = scope["query_string"]
@@ -103,7 +103,10 @@ def _require_once(headers: list[tuple[bytes, bytes]]) -> None:
 
 
 def _require_continue(expectation: bytes, version: str) -> None:
-    """HTTP/1.0 knows no `100 Continue`: a caller would take it for the answer."""
+    """Refuse expectations other than `100-continue`, and any in HTTP/1.0.
+
+    A caller of HTTP/1.0 would take `100 Continue` for the answer.
+    """
     if expectation.strip().lower() != _CONTINUE or version == "1.0":
         found = expectation.decode("latin-1")[:80]
         only = f"only {_CONTINUE.decode()} in HTTP/1.1 is supported"

@@ -1,4 +1,4 @@
-"""The log of refused requests, with a bound: callers must not fill the disk."""
+"""The log of refused requests, with a bound, so that callers cannot fill the disk."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ Peer = tuple[str, int] | None  # address and port; None: unknown
 
 
 class RefusalLog:
-    """Logs each refusal with caller and reason, up to MAX_LINES_PER_S; then their number."""
+    """Logs refusals with caller and reason, up to MAX_LINES_PER_S; beyond it only their number."""
 
     def __init__(self) -> None:
         self._num = 0  # in the present second

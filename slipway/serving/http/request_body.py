@@ -1,8 +1,8 @@
 """The body of a request while it arrives, and the draining of refused bodies.
 
-Many clients send a whole body before they read the answer, and closing a connection with unread
-bytes resets it (RFC 9112, section 9.6): the client would lose a refusal that is sent early. So the
-service reads and discards the rest of a refused body, up to a limit.
+Many clients send a whole body before they read the answer. Closing a connection with unread bytes
+resets it (RFC 9112, section 9.6), and the client would lose an early refusal. So the service reads
+and discards the rest of a refused body, up to a limit.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ class DrainSlot:
 class DrainQueue:
     """Drains refused bodies one after the other, at no more than DRAIN_BYTES_S.
 
-    Without it, callers that retry at once make the service read bodies that it refuses instead of
-    answering others. Times are seconds of any clock.
+    Without it, callers that retry at once would keep the service busy with bodies that it refuses.
+    Times are seconds of any clock.
     """
 
     def __init__(self, max_waiting: int, max_wait_s: float) -> None:
@@ -65,7 +65,7 @@ class DrainQueue:
         self._free_at = 0.0
 
     def take(self, now: float, num_bytes: int) -> DrainSlot | None:
-        """The slot of a body of about `num_bytes`; None if too many wait. `end` must follow."""
+        """Reserve a slot for about `num_bytes`; None if too many wait. `end` must follow."""
         if self._num_waiting >= self._max_waiting:
             return None
         self._num_waiting += 1
@@ -76,7 +76,7 @@ class DrainQueue:
         return DrainSlot(begin - now, is_read=True, num_bytes=num_bytes)
 
     def end(self, slot: DrainSlot, num_read: int) -> None:
-        """Free the slot, and the time of the bytes that were not read."""
+        """Free the slot, and the reserved time of bytes that were not read."""
         self._num_waiting -= 1
         if slot.is_read:
             self._free_at += (num_read - slot.num_bytes) / DRAIN_BYTES_S

@@ -121,7 +121,7 @@ def json_response(
 
 
 def finite_json_response(content: Any) -> Response:
-    """Encode finite numbers as JSON in a tenth of the time; NaN would silently become null."""
+    """Encode finite content as JSON in a tenth of the time; NaN would silently become null."""
     return Response(200, orjson.dumps(content))
 
 
@@ -164,7 +164,7 @@ async def send_response(
 
 
 def response_bytes(response: Response, request_id: str) -> bytes:
-    """A response as bytes on the wire, which closes its connection."""
+    """Return a response as bytes on the wire, which closes its connection."""
     status = HTTPStatus(response.status)
     headers = [*encoded_headers(response, request_id), (b"connection", b"close")]
     lines = [b"%s: %s\r\n" % header for header in headers]
@@ -188,7 +188,7 @@ def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, by
 
 
 def security_headers(own: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
-    """The headers of a response, with the defaults that it does not override."""
+    """Return the headers of a response, with the defaults that it does not override."""
     names = {name for name, _ in own}
     defaults = [header for header in _SECURITY_HEADERS if header[0] not in names]
     return [*own, *defaults, (b"x-request-id", request_id.encode("latin-1"))]

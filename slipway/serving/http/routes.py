@@ -1,7 +1,7 @@
 """Routes: methods, access, handler and API description of each path; and the request itself.
 
-Endpoints create routes; the application finds the one of a request. A path that ends in `/*`
-stands for everything below it, and `/*/` before the last part for any name there. So a path that a
+Endpoints create routes; the application finds the route of a request. A path that ends in `/*`
+matches everything below it, and `/*/` before the last part matches any name there. So a path that a
 caller invents never becomes a metric label.
 """
 
@@ -92,7 +92,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class ErrorShape:
-    """An error format that a protocol prescribes, in place of `error_response`."""
+    """The error format of a protocol, which replaces `error_response`."""
 
     name: str  # of its schema in the OpenAPI document
     schema: Mapping[str, Any]
@@ -124,10 +124,10 @@ def always(operation: Operation) -> Describe:
 
 
 def find_route(routes: Routes, path: str) -> str | None:
-    """The key of a path's route: the path itself, `/*/` before its last part, `/*` in its place.
+    """Return the key of a path's route, or None if nothing matches.
 
-    Last comes the `/*` of its first part. None if nothing matches. Where that exists, trailing
-    slashes make no difference.
+    Tried in order: the path itself, `/*/` before its last part, `/*` in place of the last part, and
+    the `/*` below its first part. If the latter exists, trailing slashes make no difference.
     """
     if path in routes:
         return path
@@ -141,20 +141,20 @@ def find_route(routes: Routes, path: str) -> str | None:
 
 
 def error_shape_of(routes: Routes, path: str) -> Callable[[Refusal, str], Response]:
-    """The function that creates the error responses of a path, known or not."""
+    """Return the function that creates the error responses of a path, known or not."""
     found = find_route(routes, path)
     shape = routes[found].error_shape if found else None
     return shape.respond if shape else error_response
 
 
 def request_id_of(headers: Headers) -> str:
-    """The caller's `x-request-id` if it is valid, otherwise a new id."""
+    """Return the caller's `x-request-id` if it is valid, otherwise a new id."""
     given = headers.get(b"x-request-id")
     return given.decode() if given and _VALID_ID.fullmatch(given) else new_request_id()
 
 
 def new_request_id() -> str:
-    """16 random hex digits. Call it on the event loop only."""
+    """Return 16 random hex digits. Call it on the event loop only."""
     if not _unused_ids:
         digits, width = secrets.token_hex(_ID_BYTES * _IDS_PER_READ), 2 * _ID_BYTES
         _unused_ids.extend(digits[at : at + width] for at in range(0, len(digits), width))

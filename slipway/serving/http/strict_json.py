@@ -32,7 +32,7 @@ _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
-    """Return True if a JSON text may hold more than `most` values, before any is created.
+    """Return True if a JSON text may hold more than `most` values, without creating them.
 
     Raises Refusal if they are nested too deeply. Long texts are scanned in blocks, so that they are
     never in memory twice.
@@ -54,7 +54,7 @@ def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
 
 
 def _blocks(body: bytes) -> Iterator[bytes | memoryview]:
-    """The body in pieces that cut no string. An empty string replaces each long one."""
+    """Yield the body in pieces that do not cut a string; "" replaces each long string."""
     if len(body) <= _ONE_BLOCK:
         yield body
         return
@@ -77,7 +77,7 @@ def _end_of_string(body: bytes, begin: int) -> int:
 
 
 def parse(body: bytes) -> Any:
-    """The value of a JSON text. Raises Refusal with the position of the first fault."""
+    """Return the value of a JSON text. Raises Refusal with the position of the first fault."""
     try:
         content = _DECODER.decode(body.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -117,7 +117,7 @@ def _constant(text: str) -> NoReturn:
 
 
 def _require_text(content: Any) -> None:
-    """Refuse escapes of half a character, which no response could repeat."""
+    """Refuse escapes of half a character: a response cannot contain them."""
     if isinstance(content, dict):
         for name, value in content.items():
             _require_text(name)

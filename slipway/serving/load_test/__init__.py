@@ -1,4 +1,4 @@
-"""Measures the load that the service carries here, and finds its best settings.
+"""Measures the load that the service sustains on this machine, and finds its best settings.
 
-A client: the service imports nothing from here.
+A client: the service never imports it.
 """

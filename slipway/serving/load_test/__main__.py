@@ -38,7 +38,7 @@ _CONNECTIONS = 32  # default load
 
 
 class Services:
-    """Starts the service with a candidate's settings, each time in a new folder below `folder`."""
+    """Starts the service with a candidate's settings, in a new folder below `folder` each time."""
 
     def __init__(self, settings: Settings, samples: Samples, folder: Path) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class Services:
 
 @quiet_when_unread()
 def main(arguments: list[str]) -> None:
-    """Run the command; failures are one line on stderr and exit code 1."""
+    """Run the command; a failure is one line on stderr and exit code 1."""
     options = _parser().parse_args(arguments)
     run_command(lambda: tune(options))
 

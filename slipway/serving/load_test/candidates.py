@@ -36,7 +36,7 @@ def present_candidate(settings: Settings, largest_batch: int) -> SettingsCandida
 
 
 def sharings(present: SettingsCandidate, cores: int) -> list[SettingsCandidate]:
-    """Return divisions of the cores among workers, the present one first, with its batch size."""
+    """Return divisions of the cores among workers at the present batch size, present one first."""
     workers = [count for count in (1, min(cores, _MAX_WORKERS), 2, 4) if count <= cores]
     shared = [(count, max(1, cores // count)) for count in workers]
     pairs = [

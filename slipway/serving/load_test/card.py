@@ -72,7 +72,7 @@ def card(
 
 
 def verdict(outcome: Outcome) -> str:
-    """Say whether the goal is met, or else what comes closest."""
+    """Describe if the goal is met, or else the closest result."""
     best, goal = outcome.best, outcome.goal
     p99 = _milliseconds(_middle(best.load_rounds, "p99_ms"))
     if best.confirmed is None:

@@ -44,7 +44,7 @@ class Figures:
         return self.answered / self.seconds
 
     def holds(self, p99_ms: float) -> bool:
-        """Return True if all requests were answered, 99 % of them in time."""
+        """Return True if all requests were answered, 99 % of them within `p99_ms`."""
         return not self.failed and self.p99_ms is not None and self.p99_ms <= p99_ms
 
 

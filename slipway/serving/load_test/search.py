@@ -1,4 +1,4 @@
-"""Searches the highest sustained rate: brackets it by factors, then bisects on a log scale.
+"""Searches for the highest sustained rate: brackets it by factors, then bisects on a log scale.
 
 Machines stall now and then, so a miss counts only if the same rate is missed twice. Services may
 not be monotone: a rate counts as sustained only if it lies below every missed rate.
@@ -15,14 +15,14 @@ LOWEST = RESOLUTION**-14  # requests a second: about one in two seconds
 
 
 class LoadTrial(NamedTuple):
-    """One rate that was tried."""
+    """The results of one rate."""
 
     rate: float  # requests a second
     holds: bool
 
 
 def lowest_missed(trials: Sequence[LoadTrial]) -> float | None:
-    """Return the lowest rate that was missed twice and more often than held, if there is one."""
+    """Return the lowest rate missed at least twice, and more often than held; None without one."""
     held, missed = _counted(trials)
     return min(
         (rate for rate, count in missed.items() if count >= 2 and count > held[rate]), default=None
@@ -39,7 +39,7 @@ def carried(trials: Sequence[LoadTrial]) -> float | None:
 
 
 def on_grid(rate: float) -> float:
-    """Return the nearest power of RESOLUTION, so equal candidates are tried at equal rates."""
+    """Round to a power of RESOLUTION, so that equal candidates are tried at equal rates."""
     return float(RESOLUTION ** round(math.log(rate) / math.log(RESOLUTION)))
 
 

@@ -1,7 +1,7 @@
 """Runs the real service with one candidate's settings, as a child process on a free local port.
 
 It inherits the user's settings, but has no keys, ports or allowed hosts, because only the load test
-connects, and its own state, so it does not touch the windows, predictions and request log of the
+connects. It has its own state, so it does not touch the windows, predictions and request log of the
 service in production.
 """
 
@@ -44,7 +44,7 @@ class TrialService:
 
 
 def served_settings(settings: Settings) -> Settings:
-    """Return the settings with the rolled-out model, if there is one."""
+    """Return the settings with the rolled-out model in place of the bundle, if there is one."""
     return settings_of(settings, read_rollout(settings.state).stable)
 
 

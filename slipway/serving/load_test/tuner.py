@@ -1,9 +1,9 @@
 """Finds the settings with the highest rate within a latency goal.
 
-Each candidate is tried once, by bisection, which takes most of the time; one that answers less
-than half as much as the best is abandoned at once. Then the two best are confirmed in alternating
-rounds: a rate counts only if it is held in most of them, otherwise a lower one is tried. Both run
-at the same time, one idle while the other is measured, so other load affects both.
+Each candidate is tried once, by bisection, which takes most of the time; a candidate with less than
+half of the best rate is abandoned at once. Then the two best are confirmed in alternating rounds: a
+rate counts only if it is held in most of them, otherwise a lower rate is tried. Both run at the
+same time, one idle while the other is measured, so other load affects both.
 """
 
 import time
@@ -138,7 +138,7 @@ class Tuner:
         largest_batch: int,
         report: Callable[[Tried], None],
     ) -> Outcome:
-        """Try the present settings and others, then confirm the best; `report` gets each trial."""
+        """Try the present settings and others, then confirm the best. Calls `report` for each."""
         end = self._began + _TRYING * self._seconds
         sharings = candidates.sharings(present, cores)
         self._try_all(sharings, len(candidates.batches(present, largest_batch)), end, report)
@@ -164,7 +164,7 @@ class Tuner:
         end: float,
         report: Callable[[Tried], None],
     ) -> None:
-        """Try candidates while time is left, shared with `num_later` others; always the first."""
+        """Try candidates while time is left for `num_later` more. The first always runs."""
         for position, candidate in enumerate(coming):
             left = end - self._clock()
             if self.all_tried and left <= 0:
@@ -233,7 +233,7 @@ class Tuner:
                 tried.confirmed, tried.rounds = self._goal.rate, tried.load_rounds
 
     def _opened(self, best: list[Tried], stack: ExitStack) -> list[_Finalist]:
-        """Start and warm the best; skip one that does not start beside the other (memory)."""
+        """Start and warm up the best; skip one that cannot run next to the other (memory)."""
         finalists: list[_Finalist] = []
         for tried in best:
             try:
@@ -250,7 +250,7 @@ class Tuner:
     def _is_settled(self, one: _Finalist) -> bool:
         """Return True if no more rounds are needed; else set the next rate.
 
-        It is settled if it held a rate and missed the next one, or if the time is over.
+        A finalist is settled if it held a rate and missed the next one, or if the time is over.
         """
         holds, tried = self._most_hold(one.rounds), one.tried
         if holds or tried.confirmed is None:
@@ -274,7 +274,7 @@ class Tuner:
         return False
 
     def _ranked(self, all_tried: list[Tried]) -> list[Tried]:
-        """Sort the best first; a later candidate has to be clearly better than an earlier one."""
+        """Sort the best first; only a clearly better candidate precedes an earlier one."""
         ranked: list[Tried] = []
         for tried in all_tried:
             place = next(
@@ -316,6 +316,6 @@ class Tuner:
 
 
 def _in_turns(finalists: list[_Finalist], number: int) -> list[_Finalist]:
-    """Rotate the order by one in each round."""
+    """Yield the finalists in an order that rotates by one in each round."""
     first = number % len(finalists)
     return finalists[first:] + finalists[:first]

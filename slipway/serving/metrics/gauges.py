@@ -1,4 +1,4 @@
-"""Gauges that a thread of each worker samples every few seconds, and those of its own process.
+"""Gauges that a thread of each worker samples every few seconds, and gauges of the process.
 
 A source that raises is counted and logged once, and sampled again the next time.
 """
@@ -29,7 +29,7 @@ class MetricsSource(Protocol):
 
 
 class Sampler:
-    """A thread that samples `sources` until it is closed. Calls `failed` if a source raises."""
+    """A thread that samples `sources` until closed. Calls `failed` if a source raises."""
 
     def __init__(
         self, sources: Sequence[MetricsSource], failed: Callable[[], None], seconds: float = SECONDS
@@ -66,7 +66,7 @@ class Sampler:
 
 
 class ProcessMetrics:
-    """Memory of one worker, its limit, and the number of worker starts.
+    """Gauges of one worker: its memory, the limit, and the number of worker starts.
 
     prometheus_client has no process metrics in multiprocess mode. `started` is the start of the
     server, in seconds since 1970.
@@ -101,12 +101,12 @@ class ProcessMetrics:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process. Pages that workers share count for each of them."""
+    """Return the resident memory of this process. Pages shared by workers count in each of them."""
     return int(_PAGES.read_text().split()[1]) * resource.getpagesize()
 
 
 def memory_limit_bytes(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
-    """The container's memory limit, or the machine's memory if that is less."""
+    """Return the container's memory limit, or the machine's memory if that is less."""
     total = next(
         int(line.split()[1]) * 1024
         for line in meminfo.read_text().splitlines()

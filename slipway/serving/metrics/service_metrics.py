@@ -187,7 +187,7 @@ class ServiceMetrics:
             self._faults_by_part[part] = self._faults.labels(part)
 
     def fault(self, part: str) -> None:
-        """Count a failure beside the request path. Any thread may call it."""
+        """Count a failure outside the request path. Any thread may call it."""
         self._faults_by_part[part].inc()
 
     def register_shared(self, collector: Collector) -> None:
@@ -195,7 +195,7 @@ class ServiceMetrics:
         self._shared.register(collector)
 
     def stage(self, stage: str) -> Callable[[float], None]:
-        """The function that observes the seconds of one of STAGES."""
+        """Return the function that observes the seconds of one of STAGES."""
         return self._stages[stage].observe
 
     def predicted(self, seconds: float, *, read_s: float, encode_s: float) -> None:
@@ -218,7 +218,7 @@ class ServiceMetrics:
         self._ready.set(0)
 
     def model(self, model: ServedModel | None) -> None:
-        """Show the model that is ready, or that none is."""
+        """Show the ready model; None: no model is ready."""
         self._ready.set(1 if model else 0)
         if self._shown_info:
             self._shown_info.set(0)
@@ -237,13 +237,13 @@ class ServiceMetrics:
             self._shown_info.set(1)
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format, over all workers. Any thread may call it."""
+        """Return all metrics in Prometheus' text format, over all workers. Thread-safe."""
         with self._summed() as registry:
             text = generate_latest(registry)
         return _without_former_models(text) + generate_latest(self._shared)
 
     def collect(self) -> list[Metric]:
-        """The metrics of the service over all workers. Any thread may call it."""
+        """Return the metrics of the service over all workers. Any thread may call it."""
         with self._summed() as registry:
             return list(registry.collect())
 
@@ -254,7 +254,7 @@ class ServiceMetrics:
                 tally.flush()
 
     def close(self) -> None:
-        """Write all counts, and from now on each one at once: the event loop may end soon."""
+        """Write all counts now, and each later one at once, because the event loop may end soon."""
         self._is_closed = True
         if self._flushing is not None:
             self._flushing.cancel()
@@ -262,7 +262,7 @@ class ServiceMetrics:
         self.flush()
 
     def count(self, counter: Counter) -> CounterTally:
-        """A fast counter for the event loop, written to `counter` at each flush."""
+        """Return a fast counter for the event loop; each flush writes it to `counter`."""
         return self._add(CounterTally(counter))
 
     def _flush_soon(self) -> None:
@@ -297,7 +297,7 @@ class ServiceMetrics:
 
     @contextmanager
     def _summed(self) -> Iterator[CollectorRegistry]:
-        """The metrics of all workers. Collect them inside the context, which reads the files."""
+        """Yield the metrics of all workers. Collect them in the block, which reads the files."""
         self.flush()
         if _MULTIPROCESS not in os.environ:
             yield self.registry
@@ -327,18 +327,18 @@ def open_server_directory(parent: Path) -> None:
 
 
 def server_started() -> float:
-    """Start of this worker's server, in seconds since 1970. Without a server: now."""
+    """Return the start of this worker's server, in seconds since 1970; without a server, now."""
     return float(os.environ.get(_SERVER_STARTED, time.time()))
 
 
 def server_process() -> int | None:
-    """The process id of this worker's server, if there is one."""
+    """Return the process id of this worker's server, if there is one."""
     directory = os.environ.get(_SERVER_DIRECTORY)
     return int(Path(directory).name) if directory else None
 
 
 def _without_former_models(exposition: bytes) -> bytes:
-    """Hide models that were swapped out. Their series cannot be removed in multiprocess mode."""
+    """Remove the series of models that were swapped out, which multiprocess mode cannot remove."""
     lines = exposition.splitlines(keepends=True)
     return b"".join(
         line

@@ -13,7 +13,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 
 class Tally(Protocol):
-    """A figure that is counted here and exposed by prometheus_client."""
+    """A number that is counted here and exposed by prometheus_client."""
 
     def flush(self) -> None:
         """Copy the changes since the last flush. One thread at a time."""
@@ -37,7 +37,7 @@ class CounterTally:
 
 
 class GaugeTally:
-    """A gauge whose value `read` returns, on any thread."""
+    """A gauge of the value that `read` returns, on any thread."""
 
     __slots__ = ("_flushed", "_gauge", "_read")
 

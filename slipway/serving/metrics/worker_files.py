@@ -4,9 +4,9 @@ prometheus_client writes to memory maps of sparse files. On a full disk, the fir
 page ends the process with SIGBUS. `ClaimedFile` allocates all blocks first. Without disk space,
 values stay in memory, which no scrape shows, until there is space.
 
-prometheus_client also keeps the files of every process that ever counted and reads them for each
-scrape: a worker that keeps dying would make scrapes slower without limit. `merged` adds the files
-of dead workers up into one per kind. If the disk has no space for the sum, the files stay.
+prometheus_client also keeps the files of every process that ever counted, and reads them for each
+scrape: a worker that keeps dying would make scrapes slower without limit. `merged` sums the files
+of dead workers into one file per kind. If the disk has no space for the sum, the files stay.
 
 A scraper may be killed between any two file operations without counting anything twice or losing
 it. Dead workers' files are first renamed to `.dead`. The new sum is named `.sum` once complete:
@@ -65,7 +65,7 @@ class ClaimedFile(MmapedDict):
         self._claim()
 
     def write_value(self, key: str, value: float, timestamp: float) -> None:
-        """Set a value; first move to disk if that failed before."""
+        """Set a value; if moving to disk failed before, try that first."""
         if not self._is_on_disk and time.monotonic() >= self._retry_at:
             self._claim()
         super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
@@ -131,7 +131,7 @@ class WorkersCollector(MultiProcessCollector):
 
 @contextmanager
 def merged(directory: Path) -> Iterator[None]:
-    """Merge the files of dead workers. Inside, none is removed. Any thread may call it."""
+    """Merge the files of dead workers. No file is removed within the block. Thread-safe."""
     with (directory / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         with _logging_first_failure():
@@ -211,7 +211,7 @@ def _merge(directory: Path, kind: str) -> None:
 
 
 def _replace_sum(directory: Path, kind: str) -> None:
-    """Replace the old sum by a complete new one, after removing the files that it holds."""
+    """Replace the old sum by a complete new one, after removing the files that it includes."""
     complete = _complete_sum(directory, kind)
     if complete.exists():
         for path in _renamed(directory, kind):

@@ -1,4 +1,4 @@
 """Loaded models: selection, loading, batching, admission and observers.
 
-Knows nothing of HTTP bodies.
+Independent of HTTP bodies.
 """

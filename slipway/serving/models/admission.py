@@ -1,9 +1,9 @@
-"""Admission control: bursts wait in the queue, a lasting overload is refused at once.
+"""Admission control: bursts wait in the queue; a lasting overload is refused at once.
 
 A queue longer than two batches of an efficient size adds waiting time and no throughput. A burst
 may fill the queue up to `max_wait_s` of work. Once the demand, refused requests included, exceeds
 that, only two batches are admitted until the demand falls. Callers that wait for each answer before
-their next request never cause such an overload, however many they are.
+their next request never cause such an overload, whatever their number.
 
 Amounts are items (images or rows), times are seconds. The speed is measured on the requests.
 """
@@ -31,7 +31,7 @@ REQUESTS = 8
 class BatchTimes:
     """The duration of a batch as `fixed + size * each`, by exponentially weighted least squares.
 
-    If all sizes are about equal, the two are not identifiable; they are assumed to be equal then.
+    If all sizes are about equal, `fixed` and `each` cannot be separated, and are assumed equal.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class BatchTimes:
         self._size_seconds = self._size_seconds * DECAY + size * seconds
 
     def fitted(self) -> tuple[float, float]:
-        """(fixed, each) in seconds, not negative. Zeros before the first batch."""
+        """Return (fixed, each) in seconds, not negative. Zeros before the first batch."""
         if not self._weight:
             return 0.0, 0.0
         size, seconds = self._size / self._weight, self._seconds / self._weight
@@ -56,7 +56,7 @@ class BatchTimes:
         return seconds - each * size, each
 
     def throughput(self, size: int) -> float:
-        """Items per second in batches of `size`. Infinity before the first batch."""
+        """Return the items per second in batches of `size`. Infinity before the first batch."""
         fixed, each = self.fitted()
         return size / (fixed + each * size) if fixed + each else math.inf
 
@@ -130,13 +130,13 @@ class Admission:
         )
 
     def speed(self) -> float:
-        """Items per second that can be answered. Infinity while unknown."""
+        """The items per second that can be answered. Infinity while unknown."""
         return self._batch_speed if self._speed is None else self._speed
 
     def enter(self, num_items: int | None = 1) -> int:
-        """Admit a request with this many items, or raise Refusal. Returns the number of items.
+        """Admit a request of `num_items` items, or raise Refusal. Returns the number of items.
 
-        None: its body is not parsed yet. It is admitted with the usual number.
+        None if its body is not parsed yet: then it is admitted with the usual number.
         """
         expected = round(self._usual_items) if num_items is None else num_items
         demand = self.num_items + expected
@@ -150,7 +150,7 @@ class Admission:
         return expected
 
     def require_room(self) -> None:
-        """Raise Refusal if a request would not be admitted now. It takes no place yet."""
+        """Raise Refusal if a request would not be admitted now. Does not occupy a place."""
         if self.is_overloaded and self.num_items >= self.most_items:
             self._add_demand(self._usual_items)
         self._require_room(self._usual_items)
@@ -169,7 +169,7 @@ class Admission:
         self._bound = self.speed() * self._max_wait_s
 
     def grow(self, more_items: int) -> None:
-        """An admitted request has more items than expected."""
+        """Count more items of an admitted request than expected."""
         is_new = (
             self.num_items + more_items > self._bound
             and not self.is_overloaded
@@ -180,7 +180,7 @@ class Admission:
             self._shed(self.most_items)
 
     def leave(self, num_items: int = 1) -> None:
-        """A request of this many items is answered or cancelled."""
+        """Count a request of this many items as answered or cancelled."""
         self.num_requests -= 1
         self.num_items -= num_items
         self._usual_items += _NEW_SIZE * (num_items - self._usual_items)
@@ -194,14 +194,14 @@ class Admission:
         return self.is_overloaded
 
     def overload(self, num_items: float = 1) -> Refusal:
-        """The refusal of a request during an overload."""
+        """Return the refusal of a request during an overload."""
         return self._refusal(
             f"the demand exceeds {self.speed():.0f} items per second (SLIPWAY_MAX_WAIT_S)",
             num_items,
         )
 
     def retry_after(self) -> tuple[str, str]:
-        """The header with the seconds until the present demand is answered."""
+        """Return the header with the seconds until the present demand is answered."""
         speed = self.speed()
         seconds = math.ceil(self._demand / speed) if 0 < speed < math.inf else 1
         return "retry-after", str(max(1, seconds))
@@ -228,7 +228,7 @@ class Admission:
         return self.is_overloaded
 
     def _with_refused(self, bound: float) -> float:
-        """Admitted items, plus refused ones that could not have been answered since."""
+        """Return the admitted items, plus refused ones that could not have been answered since."""
         now, inside = self._clock(), self.num_items
         demand = self._demand - (now - self._demand_at) * self.speed() if bound < math.inf else 0.0
         self._demand_at = now
@@ -238,7 +238,7 @@ class Admission:
         return min(demand, inside + self._num_refused)
 
     def _close_window(self, now: float) -> None:
-        """Update the speed from a window between ends of batches, if there was always work."""
+        """Update the speed from a window between ends of batches, if the queue was never empty."""
         seconds = now - self._window_began
         if self._window_least >= self._min_items / 4 and seconds < 8 * WINDOW_S:
             measured = self._window_items / seconds

@@ -2,8 +2,8 @@
 
 There is no timer, so a single request never waits for others. Small batches of a quick model run in
 the event loop, after all requests that arrived were read: starting a thread would take longer. A
-cancelled request, whose deadline passed, is dropped before its rows reach the model. The batcher
-knows nothing of images, HTTP or metrics.
+request that was cancelled, because its deadline passed, is dropped before its rows reach the model.
+The batcher is independent of images, HTTP and metrics.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class Submission(Generic[Row]):
         return perf_counter() - self._started
 
     def has(self, rows: Sequence[Row], first: int, started: float, ended: float) -> None:
-        """Add the answers to its rows from `first` on. The batch ran from `started` to `ended`."""
+        """Add the answers to the rows from `first` on. The batch ran from `started` to `ended`."""
         if first:
             rows = [*self._rows, *rows]
         else:
@@ -111,9 +111,9 @@ def _ignore(num_rows: int, fill: float, seconds: float) -> None:
 class MicroBatcher(Generic[Row]):
     """Runs batches of at most `max_batch_size` rows, one at a time.
 
-    Batches of up to `quick_rows` run in the event loop, larger ones on a thread. `run` takes
-    (rows, ...) and answers each row. `on_batch` gets the number of rows of each batch, their
-    fraction of the largest batch, and the seconds.
+    Batches of up to `quick_rows` run in the event loop, larger ones on a thread. `run` maps inputs
+    (rows, ...) to an answer for each row. `on_batch` receives the number of rows of each batch,
+    their fraction of the largest batch, and the seconds.
     """
 
     def __init__(
@@ -142,13 +142,13 @@ class MicroBatcher(Generic[Row]):
         return sum(submission.num_rows - submission.num_taken for submission in self._waiting)
 
     def submit(self, inputs: NDArray[Any]) -> Submission[Row]:
-        """Queue inputs (rows, ...). An error of `run` is raised to every request of its batch."""
+        """Queue inputs (rows, ...). An error of `run` is raised in every request of the batch."""
         return self.submit_unread(lambda: inputs, len(inputs))
 
     def submit_unread(self, read: Callable[[], NDArray[Any]], num_rows: int) -> Submission[Row]:
         """Queue rows that `read` decodes when a batch takes the first of them.
 
-        An error of `read` is raised to this request only. Decoding all requests of a batch in
+        An error of `read` is raised in this request only. Decoding all requests of a batch in
         succession takes half the time, because code and tables stay in the processor's cache.
         """
         submission: Submission[Row] = Submission(read, num_rows, self._loop.create_future())
@@ -234,7 +234,7 @@ class MicroBatcher(Generic[Row]):
         _hand_out(batch, rows, started)
 
     def _count_slow_batches(self, seconds: float) -> None:
-        """Use only the thread once the model is slower than it was when it was measured."""
+        """Switch to the thread for good once the model is slower than at its measurement."""
         self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
         if self._num_slow == _MAX_SLOW:
             self.quick_rows = 0

@@ -1,6 +1,7 @@
 """A model with its own decoder and queue, which retires without losing requests.
 
-To swap models, send new requests to the other one, then retire this one: it waits for those inside.
+To swap models, send new requests to the other model, then retire this one: it first finishes its
+own.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ class LiveModel:
         self._empty: asyncio.Event | None = None  # set once `retire` waits
 
     def reader(self, payload: Payload) -> Callable[[], NDArray[Any]] | None:
-        """A function that decodes a payload when its batch is built; None if it needs a thread."""
+        """Return a function that decodes a payload in its batch; None if that needs a thread."""
         if self.batcher.quick_rows:
             return self.decoder.reader(payload.items)
         return None

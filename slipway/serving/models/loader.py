@@ -1,4 +1,4 @@
-"""Loads the model that the settings name."""
+"""Loads the model of the settings."""
 
 from dataclasses import fields
 
@@ -14,7 +14,7 @@ def load_model(
 ) -> ServedModel:
     """Check, select, load and warm up a model. Raises SlipwayError with the reason.
 
-    `certified` is the result of `read_certified`, if that is known already.
+    `certified` is the result of `read_certified`, if the caller has it already.
     """
     model = open_model(settings.model_options(), certified)
     return ServedModel(

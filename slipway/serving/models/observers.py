@@ -1,6 +1,6 @@
-"""Observers of answered requests beside the request path: request log, monitoring, shadow model.
+"""Observers of answered requests, outside the request path: request log, monitoring, shadow model.
 
-An observer gets every answered request. It never waits, never raises and never costs an answer.
+An observer receives every answered request. It never waits, never raises and never costs an answer.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Answered(NamedTuple):
 
     @property
     def outputs(self) -> dict[str, NDArray[np.float32]]:
-        """(rows, ...) float32 by the graph's output name."""
+        """Arrays (rows, ...) float32 by the graph's output name."""
         values, scores = (
             np.array([row[place] for row in self.rows], np.float32) for place in (0, 1)
         )
@@ -73,12 +73,12 @@ rows_of: Callable[[Noted], Sequence[AnsweredRow]] = _field("rows")
 
 
 class Observer(Protocol):
-    """Gets every answered request, on the event loop."""
+    """Receives every answered request, on the event loop."""
 
     def offer(self, answered: Sequence[Noted], moment: float) -> None:
-        """Take one or more requests, all of one model. Never waits, never raises.
+        """Receive one or more requests of one model. Never waits, never raises.
 
-        None was answered before `moment`, in seconds since 1970.
+        All were answered at `moment` or later, in seconds since 1970.
         """
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Observer(Protocol):
 
 
 class Observers:
-    """All observers. They get the requests of one turn of the event loop together.
+    """All observers. They receive the requests of one turn of the event loop together.
 
     Passing on each request separately would take half as long again.
     """

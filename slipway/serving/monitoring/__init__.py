@@ -1,4 +1,4 @@
-"""Monitors traffic beside the request path: drift, feedback, quality, proposals.
+"""Monitors traffic outside the request path: drift, feedback, quality, proposals.
 
-Never delays or changes an answer.
+It never delays or changes an answer.
 """

@@ -1,8 +1,8 @@
 """Aggregates traffic into this worker's part of the shared windows, within processor budgets.
 
 The monitoring thread shares the interpreter with the event loop, so each microsecond it takes is
-lost there. A budget in processor time holds for any model, input size and load; one in rows would
-not. Rows beyond it are skipped at random and counted.
+lost there. A budget in processor time holds for any model, input size and load; a budget in rows
+would not. Rows beyond the budget are skipped at random and counted.
 """
 
 import time
@@ -29,9 +29,9 @@ _CHUNK_REQUESTS = 256
 
 
 class ProcessorBudget:
-    """At most `fraction` of one core over time, and `burst_s` seconds at once; for one thread.
+    """Budget of one thread: `fraction` of a core over time, and at most `burst_s` seconds at once.
 
-    Work is divided into small pieces. A piece may start while anything is left, so the budget is
+    Work is divided into small pieces. A piece may start while any budget is left, so the budget is
     overdrawn by one piece at most, which later time repays.
     """
 
@@ -58,7 +58,7 @@ class ProcessorBudget:
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Charge the processor time of the block."""
+        """Subtract the processor time of the block."""
         started = self._thread_clock()
         try:
             yield
@@ -84,7 +84,7 @@ class TrafficAggregator:
 
     @property
     def is_empty(self) -> bool:
-        """True without any new row; a frozen part may be left."""
+        """True if the current part has no rows; a frozen part may be left."""
         return self._part.is_empty
 
     @property
@@ -132,13 +132,13 @@ class TrafficAggregator:
         return len(predictions) - num_before
 
     def freeze(self) -> Part:
-        """Return the part to merge: the one whose result is unknown, or else the current one."""
+        """Return the part to merge: an earlier one with unknown result, else the current one."""
         if self._frozen is None:
             self._frozen, self._part = self._part, Part(self._part.sequence + 1)
         return self._frozen
 
     def release(self, result: MergeResult) -> None:
-        """Drop the frozen part after its merge, and charge the processor time of the merge."""
+        """Drop the frozen part after its merge, and subtract the processor time of the merge."""
         self._features_budget.charge(result.windows_s)
         self._records_budget.charge(result.seconds - result.windows_s)
         self._frozen = None
@@ -150,7 +150,7 @@ class TrafficAggregator:
         rows: NDArray[np.intp],
         ends: NDArray[np.intp],
     ) -> int:
-        """Add rows to the window and return its size; `ends` are where the requests' rows end."""
+        """Add rows to the window and return its size; `ends` are the end positions of requests."""
         requests = np.searchsorted(ends, rows, side="right")
         places = [
             (group.answered[request], row - ends[request])

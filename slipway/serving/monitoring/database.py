@@ -1,9 +1,9 @@
 """One thread's connection to the database of all workers, opened when needed.
 
-A database that is damaged, or has another schema, is moved aside by one of the workers: its new
-name has the time, and an empty database replaces it. It may hold ids, predictions and labels, so
-`remove_moved_aside` deletes it later. Methods raise sqlite3.Error or OSError if the disk or another
-process refuses.
+A database that is damaged, or has another schema, is moved aside by one of the workers: the time
+becomes part of its name, and an empty database replaces it. It may hold ids, predictions and
+labels, so `remove_moved_aside` deletes it later. Methods raise sqlite3.Error or OSError for faults
+of the disk and for locks of other processes.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ _JOURNAL_BYTES = 16 << 20  # size of the write-ahead log after a checkpoint
 
 
 class Database:
-    """Connection for one thread."""
+    """A connection for one thread."""
 
     def __init__(self, state: Path) -> None:
         self.path = state / DATABASE

@@ -26,7 +26,7 @@ _ERRORS = (
 
 
 def feedback_routes(worker: ModelWorker, receiver: FeedbackReceiver | None) -> Routes:
-    """Return `/feedback`; `receiver` is None if monitoring is off."""
+    """Return the route `/feedback`; `receiver` is None if monitoring is off."""
 
     async def feedback(request: Request) -> Response:
         manifest = worker.require_model().bundle.manifest

@@ -1,8 +1,8 @@
 """Feedback: true labels from callers, read strictly, stored on a thread, joined to predictions.
 
-A label that arrives before its prediction is stored (another worker may still hold it) waits for
-an hour. If an item is labelled twice, the last label counts. Unlike monitoring, feedback is a
-request of its own: if it cannot be stored, the caller gets an error.
+A label that arrives before its prediction is stored (another worker may still hold it) waits for an
+hour. If an item is labelled twice, the last label counts. If feedback cannot be stored, the caller
+receives an error.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ class FeedbackReceiver:
     """Receives feedback in one worker.
 
     `recent_items` returns the number of items of each prediction that this worker may not have
-    stored yet, by request id. `report_wrong` gets the version of each model whose prediction a
-    label proved wrong, on a thread.
+    stored yet, by request id. `report_wrong` is called on a thread with the version of each model
+    whose prediction a label proved wrong.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class FeedbackReceiver:
 
 
 def read_feedback(body: bytes, manifest: Bundle, max_items: int) -> tuple[list[FeedbackItem], bool]:
-    """Read the labels of a JSON body, and whether it is a list.
+    """Return the labels of a JSON body, and True if it is a list.
 
-    Raises Refusal for the first fault, with its place.
+    Raises Refusal for the first fault, with its position.
     """
     if may_exceed(body, _MAX_VALUES):
         raise Refusal(
@@ -220,7 +220,7 @@ def _read_item(
 def _read_label(
     truth: Any, manifest: Bundle, refuse: Callable[[str, str], Refusal]
 ) -> tuple[str | None, float | None]:
-    """Return a label of the bundle, or a number: whichever the model predicts."""
+    """Return a label of the bundle, or a number, depending on the model's task."""
     labels = manifest.output.labels
     shown = ", ".join(labels[:_MAX_SHOWN]) + ", ..." * (len(labels) > _MAX_SHOWN)
     match manifest.output.kind:
@@ -260,7 +260,7 @@ def _read_class(
 def _read_labels(
     truth: Any, labels: list[str], shown: str, refuse: Callable[[str, str], Refusal]
 ) -> str:
-    """Return the text of a set of labels of the bundle."""
+    """Return a set of the bundle's labels as text."""
     if not isinstance(truth, list) or not all(isinstance(label, str) for label in truth):
         raise refuse(
             "type_violation",

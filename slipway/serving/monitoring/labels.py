@@ -38,7 +38,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class FeedbackItem:
-    """One true label or value; `item` is None if the caller named no item."""
+    """One true label or value; `item` is None if the caller gave none."""
 
     request_id: str
     item: int | None
@@ -46,13 +46,13 @@ class FeedbackItem:
     value: float | None
 
     def belongs_to(self, num_items: int) -> bool:
-        """Return True if this names one of `num_items` items, or there is only one."""
+        """Return True if `item` is one of `num_items` items, or if there is only one."""
         return num_items == 1 if self.item is None else self.item < num_items
 
 
 @dataclass(frozen=True)
 class FeedbackResult:
-    """Outcome of one feedback item."""
+    """The outcome of one feedback item."""
 
     joined: bool  # to a stored prediction
     duplicate: bool  # it replaced an earlier label
@@ -62,7 +62,7 @@ class FeedbackResult:
 
 @dataclass(frozen=True)
 class Joins:
-    """Labels that found their prediction after waiting for it."""
+    """Labels that were joined to a prediction after waiting for it."""
 
     num_joined: int = 0
     num_ambiguous: int = 0  # labels without `item` for requests with several items; deleted
@@ -138,7 +138,7 @@ def join_labels(connection: sqlite3.Connection, since: float, now: float) -> Joi
 def insert_label(
     connection: sqlite3.Connection, position: int, item: FeedbackItem, now: float
 ) -> FeedbackResult:
-    """Store one label and join it if its prediction is known; ItemNeededError if ambiguous."""
+    """Store a label and join it if its prediction is known; ItemNeededError if it is ambiguous."""
     key = {"request_id": item.request_id, "item": item.item or 0}
     answer_time = _ANSWER_TIME.format(request_id=":request_id", received=":received")
     prediction = connection.execute(
@@ -183,7 +183,7 @@ def delete_old_labels(
     max_rows: int,
     now: float,
 ) -> int:
-    """Delete old and surplus predictions and labels; return how many labels never found theirs."""
+    """Delete old and surplus predictions and labels; return the number of labels never joined."""
     num_unknown = connection.execute(
         "DELETE FROM labels WHERE model IS NULL AND received < ?", (now - max_pending_s,)
     ).rowcount

@@ -1,7 +1,7 @@
 """Metrics of monitoring: counters of one worker, and gauges of the state that all workers share.
 
-The gauges of drift and quality come from one record that is replaced as a whole. A scrape never
-mixes two windows, every worker shows the same, and features of a replaced model disappear.
+The gauges of drift and quality come from one record that is replaced as a whole. So a scrape never
+mixes two windows, all workers show the same values, and features of a replaced model disappear.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,7 +138,7 @@ class MonitoringMetrics(Collector):
 
 
 def _children(counter: Counter, *values: str) -> dict[str, Counter]:
-    """Create a counter for each value of its label, so that all are exported from the start."""
+    """Create the series of all values of the counter's label, so that all are exported at once."""
     return {value: counter.labels(value) for value in values}
 
 

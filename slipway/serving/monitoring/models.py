@@ -1,4 +1,4 @@
-"""Model under monitoring: its drift features, its reference from the bundle, its verdicts."""
+"""The monitored model: its drift features, its reference from the bundle, its verdicts."""
 
 from typing import Any
 
@@ -19,7 +19,8 @@ _DAY_S = 86400.0
 class MonitoredModel:
     """One variant of a bundle. `reference` is None until it is read, or if the bundle has none.
 
-    Windows belong to `key`: answers of int8 are compared with answers of int8 to validation rows.
+    Windows belong to `key`, which includes the variant: answers of int8 are compared with answers
+    of int8 to validation rows.
     """
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
@@ -51,7 +52,7 @@ class MonitoredModel:
 
     @property
     def lacks_reference(self) -> bool:
-        """True if the bundle has a reference that could not be read so far."""
+        """True if the bundle has a reference that has not been read yet."""
         return self.reference is None and self.manifest.drift_sha256 is not None
 
     def window(self) -> Window:
@@ -67,7 +68,10 @@ class MonitoredModel:
     def features(
         self, inputs: NDArray[Any], outputs: NDArray[np.float32], scores: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """(rows, features) from (rows, ...) inputs, (rows, outputs) and (rows,) OOD scores."""
+        """Return the drift features (rows, features).
+
+        `inputs` are (rows, ...), `outputs` (rows, outputs) and OOD `scores` (rows,).
+        """
         return extract(
             self.manifest.input,
             inputs,
@@ -78,15 +82,15 @@ class MonitoredModel:
         )
 
     def num_missing_values(self, inputs: NDArray[Any]) -> int:
-        """Count missing values in (rows, width) encoded rows, as far as the network sees them."""
+        """Count missing values in encoded rows (rows, width), as far as the encoding shows them."""
         num_missing_numbers = int(inputs[:, self._indicators].sum())
         return num_missing_numbers + int((inputs[:, self._codes] == 0).sum())
 
     def judge(self, window: Window, seconds: float) -> dict[str, Any] | None:
         """Judge a window with the false-alarm budget of `seconds`; None if it is too small.
 
-        Windows share the budget by the time they stand for, so it holds for any number of windows
-        a day: ten minutes of 30 days get a 4,320th of one false alarm.
+        Windows share the budget in proportion to their duration, so it holds for any number of
+        windows a day: ten minutes of 30 days have a 4,320th of one false alarm.
         """
         assert self.reference is not None
         budget = Budget(false_alarms_per_30_days=1, windows_per_day=_DAY_S / seconds)

@@ -1,8 +1,8 @@
 """Monitoring thread of one worker: counts traffic, detects drift, stores predictions for feedback.
 
-It never costs a request its answer. If the queue is full, rows are dropped. If there is no
-processor time, rows are sampled. If the disk, the database or the code fails, the failure is
-counted, logged once and retried. Every few seconds the worker merges its traffic into the database
+It never costs a request its answer. If the queue is full, rows are dropped. If processor time is
+short, rows are sampled. If the disk, the database or the code fails, the failure is counted and
+logged once, and the step retried. Every few seconds the worker merges its traffic into the database
 that all workers share, so a killed worker loses a few seconds at most.
 """
 
@@ -60,8 +60,9 @@ _PARTS = {
 class TrafficMonitor:
     """Observes answered requests.
 
-    `current` returns the model that new requests go to. `report_wrong` gets the version of a model
-    whose prediction a label proved wrong, if the label arrived before the prediction was stored.
+    `current` returns the model that answers new requests. `report_wrong` is called with the version
+    of a model whose prediction a label proved wrong, if the label arrived before the prediction was
+    stored.
     """
 
     def __init__(
@@ -100,12 +101,12 @@ class TrafficMonitor:
         self.queue.offer(answered, moment)
 
     def close(self) -> None:
-        """Merge what is left and end the thread; do not wait for a disk that hangs."""
+        """Merge remaining rows and end the thread, without waiting for a disk that hangs."""
         self._closing.set()
         self._thread.join(CLOSE_S)
 
     def drift_status(self) -> dict[str, Any]:
-        """Return the open window and the last closed ones, at most seconds old."""
+        """Return the open window and the last closed windows, at most seconds old."""
         return self._status["drift"] | {"faults": dict(self._failing)}
 
     def feedback_status(self) -> dict[str, Any]:
@@ -143,7 +144,7 @@ class TrafficMonitor:
             self._attempt("refreshing", self._refresh)
 
     def _attempt(self, step: str, work: Callable[[], Any]) -> Any:
-        """Return the result of `work`, or None if it fails; log a failing step once."""
+        """Run `work` and return its result, or None if it fails; a failing step is logged once."""
         try:
             result = work()
         except Exception as error:

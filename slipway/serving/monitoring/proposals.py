@@ -16,7 +16,7 @@ _MAX_FEATURES = 10
 
 
 def proposal_path(state: Path, closed: float, model: str) -> Path:
-    """Return the file of a window's proposal; it is the same for every worker."""
+    """Return the path of a window's proposal, which is the same for every worker."""
     moment = f"{datetime.fromtimestamp(closed, UTC):%Y%m%dT%H%M%S.%fZ}"
     return state / PROPOSALS / f"{moment}-{model.partition('/')[0]}.md"
 
@@ -30,7 +30,7 @@ def write_proposal(
     num_rows: int,
     judgement: dict[str, Any],
 ) -> Path:
-    """Write a proposal and remove the oldest beyond MAX_PROPOSALS; OSError if the disk refuses."""
+    """Write a proposal and remove the oldest beyond MAX_PROPOSALS; OSError if that fails."""
     path = proposal_path(state, closed, model)
     files.make_private_directory(path.parent)
     rows = [

@@ -1,6 +1,6 @@
-"""Quality measured by feedback: the last labelled items, with intervals, beside the test split's.
+"""Quality measured by feedback on the last labelled items, with intervals.
 
-Callers choose which labels they send, so the quality is that of those rows, not of all traffic.
+Callers choose which labels they send, so the quality holds for those rows, not for all traffic.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ Joined = Sequence[tuple[str | float, str | float]]  # truth and prediction
 def measure_joined(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
     """Return accuracy and macro F1, or RMSE and MSE; empty if the rows do not define them.
 
-    Of several labels the accuracy is that of whole sets.
+    The accuracy of a multi-label model is that of whole sets.
     """
     kind = manifest.output.kind
     if kind == "label_probabilities":
@@ -70,7 +70,7 @@ def _measure_label_sets(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
 
 
 def compare(manifest: Bundle, measured: dict[str, Metric]) -> dict[str, Any]:
-    """Add to each metric the bundle's own of the test split, and a comparison of both.
+    """Add the bundle's metric on the test split to each metric, and compare both.
 
     `is_worse` is true if the whole interval lies on the worse side of the test split's, and null
     without such a metric or with fewer than MIN_COMPARED rows.

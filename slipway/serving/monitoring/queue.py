@@ -18,7 +18,7 @@ RECENT_S = 3.0  # by then, a gathered request is stored, or never will be
 
 @dataclass
 class TrafficGroup:
-    """Requests that one model answered in one round."""
+    """Requests of one model that were gathered in one round."""
 
     counts: RowCounts  # of all requests, sampled or not
     opened: float  # no request was answered before; seconds since 1970
@@ -27,7 +27,7 @@ class TrafficGroup:
 
 
 class TrafficQueue:
-    """Bounded queue. Requests beyond the sample are counted; those beyond the bounds are dropped.
+    """A bounded queue. Unsampled requests are only counted; requests beyond the bounds are dropped.
 
     No lock: each attribute is written by one thread only.
     """
@@ -44,7 +44,7 @@ class TrafficQueue:
         self._rounds: deque[tuple[float, dict[str, int]]] = deque()
 
     def offer(self, answered: Sequence[Noted], moment: float) -> None:
-        """Take requests of one model, or drop them. Never waits, never raises."""
+        """Queue requests of one model, or drop them. Never waits, never raises."""
         # One search in all ids takes a fraction of the time of a look at each.
         if REPLAYED in " ".join(map(id_of, answered)):
             answered = [one for one in answered if not id_of(one).startswith(REPLAYED)]
@@ -93,9 +93,9 @@ class TrafficQueue:
         return list(groups.values()), num_dropped
 
     def recent_items(self) -> dict[str, int]:
-        """The number of items of each sampled request that may not be stored yet, by request id.
+        """Return the number of items of each sampled request that may be unstored, by request id.
 
-        Any thread may call it: the copies are made at once.
+        Any thread may call it, because each copy is a single operation of the interpreter.
         """
         recent: dict[str, int] = {}
         for _, items in list(self._rounds):
@@ -103,7 +103,7 @@ class TrafficQueue:
         return recent | {one.request_id: len(one.answers) for _, one in list(self._waiting)}
 
     def retire_counts(self, served: ServedModel | None) -> None:
-        """Release the counts of models that are no longer served and got no new rows."""
+        """Release the counts of models that are no longer served and have no new rows."""
         current = served and (served.bundle.digest, served.selection.actual.variant)
         for key, running in list(self._running.items()):
             if key != current and not running.was_added_to():

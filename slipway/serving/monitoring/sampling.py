@@ -1,7 +1,8 @@
 """Sampling under load: which requests are monitored in full, and which are only counted.
 
 A request that waits for the monitoring thread holds its pixels, rows and answers: some ten thousand
-bytes that the event loop would otherwise reuse at once. A counted request leaves a few numbers.
+bytes that the event loop would otherwise reuse at once. A counted request only leaves a few
+numbers.
 """
 
 import math
@@ -74,7 +75,7 @@ class RowCounts:
         self.num_rows += len(rows)  # last: a larger number announces the rest to the other thread
 
     def add_inputs(self, answered: Sequence[Noted]) -> None:
-        """Hold the requests' inputs if the model takes tables: their missing values are counted."""
+        """Hold the inputs of a table model's requests, whose missing values are counted later."""
         if self.is_table:
             self.inputs.extend(map(inputs_of, answered))
 
@@ -97,16 +98,16 @@ class RowCounts:
 
 
 def counted(answered: Iterable[Noted]) -> Iterator[Counted]:
-    """Yield the countable facts of each row."""
+    """Yield the label, confidence and OOD verdict of each row."""
     return map(_counted, chain.from_iterable(map(rows_of, answered)))
 
 
 class RunningCounts:
     """Totals that the event loop adds to while the monitoring thread reads them.
 
-    Nothing is ever reset, so nothing is counted twice or lost. Rows are counted in blocks, which
-    takes a fraction of the time of counting each one between all other work. Either thread may
-    count a block; each row leaves the queue once. The rest of a request is released at once.
+    Nothing is ever reset, so no row is counted twice or lost. Rows are counted in blocks, in a
+    fraction of the time of counting each one separately. Either thread may count a block; each row
+    leaves the queue once. All other data of a request is released at once.
     """
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
@@ -170,14 +171,14 @@ class RunningCounts:
 
 
 class RequestSampler:
-    """Samples requests at a rate just above what the last round had time for."""
+    """Samples requests at a rate slightly above the capacity of the last round."""
 
     def __init__(self) -> None:
         self._rate = 1.0
         self._num_before = 0  # requests until the next sampled one
 
     def divide(self, requests: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:
-        """Return the sampled requests, drawn at random whatever they hold, and the others."""
+        """Return the sampled requests, drawn regardless of their content, and the others."""
         if self._rate >= 1.0:
             return requests, ()
         places, place = [], self._num_before
@@ -189,7 +190,7 @@ class RequestSampler:
         return [others.pop(place) for place in reversed(places)], others
 
     def adapt(self, num_offered: int, num_used: int) -> None:
-        """Set the rate after a round that was offered some rows and had time for others."""
+        """Set the rate after a round that was offered `num_offered` rows and used `num_used`."""
         if num_offered:
             self._rate = min(1.0, _SPARE * max(num_used, _MIN_ROWS) / num_offered)
         else:
@@ -197,7 +198,7 @@ class RequestSampler:
         self._num_before = self._draw_gap()
 
     def _draw_gap(self) -> int:
-        """Draw the requests before the next sampled one: geometric, as if each was drawn alone."""
+        """Draw the number of requests to skip: geometric, as if each was drawn separately."""
         rate = self._rate  # the monitoring thread may change it meanwhile
         if rate >= 1.0:
             return 0

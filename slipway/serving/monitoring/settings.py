@@ -10,7 +10,7 @@ from slipway.serving.settings import SettingsSection
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a window and of what is stored."""
+    """Limits of windows and of stored predictions and labels."""
 
     window_rows: int
     window_s: float

@@ -1,4 +1,4 @@
-"""Drift and feedback as `/status` and the gauges show them.
+"""Drift and feedback, as shown by `/status` and the gauges.
 
 Windows are those of `Store.history` that have a verdict, newest first.
 """
@@ -23,7 +23,7 @@ def describe_drift(
     settings: MonitoringSettings,
     state: Path,
 ) -> dict[str, Any]:
-    """Describe the open window, the last verdict, and the windows before."""
+    """Describe the open window, the last verdict, and earlier windows."""
     return {
         "state": _state(model),
         "model_version": model.version,
@@ -39,7 +39,7 @@ def describe_drift(
 def describe_feedback(
     model: MonitoredModel, windows: Windows, quality: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Describe the quality measured by feedback, beside the estimate without labels."""
+    """Describe the quality measured by feedback, and the estimate without labels."""
     return {
         "state": "measured" if quality else "no labels yet",
         "model_version": model.version,

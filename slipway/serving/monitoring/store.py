@@ -1,8 +1,8 @@
 """Database access of monitoring: shared drift windows, predictions, labels and measured quality.
 
-Each worker's rows are merged exactly once. A part has a sequence number, and the transaction that
-merges the part stores the number, so a part whose result was lost is not merged twice. The worker
-that finds a window full, or old enough, judges and closes it in the same transaction.
+Each worker's rows are merged exactly once: a part has a sequence number, which the transaction that
+merges it stores. So a part whose result was lost is not merged twice. A worker that finds a window
+full, or old enough, judges and closes it in the same transaction.
 """
 
 import json
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True)
 class ClosedWindow:
-    """A judged window, or one too small to judge, which stays open (`drifted` is None)."""
+    """A judged window; one too small to judge stays open (`drifted` is None)."""
 
     model: str
     num_rows: int
@@ -126,7 +126,7 @@ class Store:
             ]
 
     def tidy(self) -> int:
-        """Delete what is too old or too much; return the labels that never found a prediction."""
+        """Delete old and surplus entries; return the number of labels that were never joined."""
         now, limits = time.time(), self._limits
         with self._database.transaction() as connection:
             connection.execute(
@@ -191,7 +191,7 @@ class Store:
         return rows
 
     def quality(self, model: str) -> tuple[dict[str, Any] | None, float | None]:
-        """Return the last measured quality, and the time of the last label joined since then."""
+        """Return the last measured quality, and the time of a later joined label, if any."""
         with self._database.transaction() as connection:
             found = connection.execute(
                 "SELECT content, latest FROM quality WHERE model = ?", (model,)
@@ -273,9 +273,9 @@ class Store:
     ) -> float:
         """Return the time whose false-alarm budget the window may spend.
 
-        It starts when the previous window closed and is at most one window length. These times
-        never overlap. Counted from its own first row, a window filled by a burst would have next
-        to no budget and find nothing.
+        The time starts when the previous window closed, and is at most one window length, so these
+        times never overlap. Counted from its own first row, a window filled by a burst would have
+        almost no budget and detect nothing.
         """
         (previous,) = connection.execute(
             "SELECT max(closed) FROM windows WHERE model = ? AND closed IS NOT NULL", (key,)
@@ -291,7 +291,7 @@ def _merge_window(
     opened: float,
     result: MergeResult,
 ) -> None:
-    """Merge rows, none answered before `opened`, into the model's open window, or open one."""
+    """Merge rows, answered at `opened` or later, into the model's open window, or open one."""
     found = connection.execute(
         "SELECT id, content, opened FROM windows WHERE model = ? AND closed IS NULL", (key,)
     ).fetchone()

@@ -1,14 +1,14 @@
 """Converts tensors to the payload of `/predict`, and its answer to tensors.
 
-The protocol is another format of the same requests: every request takes the path of `/predict`.
-An image model takes one tensor `image`: BYTES of encoded images (N,), or UINT8 pixels
-(N, height, width, channels) of any size, which are resized like other images. A table model takes
-one tensor per column, (N,) or (N, 1). Columns that are left out, NaN and empty texts are missing
-values; tensors of columns that training ignored are ignored. A text model takes one tensor BYTES
-per text column, (N,) or (N, 1). The outputs are `label` BYTES (N,),
-`probabilities` FP32 (N, labels) and `prediction_set` BOOL (N, labels), or `value` FP32 (N, 1);
-and `ood_score` FP32 (N,) and `is_ood` BOOL (N,). With `evaluate.decision` and costs there are
-`expected_cost` FP32 (N,), and `abstain` BOOL (N,) if rows may be left to a person.
+The protocol is another format of the same requests: every request is handled like `/predict`. The
+input of an image model is one tensor `image`: BYTES of encoded images (N,), or UINT8 pixels (N,
+height, width, channels) of any size, which are resized like other images. The inputs of a table
+model are one tensor per column, (N,) or (N, 1). Omitted columns, NaN and empty texts are missing
+values; tensors of columns that training ignored are ignored. The inputs of a text model are one
+tensor BYTES per text column, (N,) or (N, 1). The outputs are `label` BYTES (N,), `probabilities`
+FP32 (N, labels) and `prediction_set` BOOL (N, labels), or `value` FP32 (N, 1); and `ood_score` FP32
+(N,) and `is_ood` BOOL (N,). With `evaluate.decision` and costs there are `expected_cost` FP32 (N,),
+and `abstain` BOOL (N,) if rows may be left to a person.
 """
 
 import io
@@ -52,7 +52,7 @@ _VALUES_BESIDE = 4  # the cost of an item's other outputs, in values
 
 
 def describe(manifest: Bundle) -> dict[str, Any]:
-    """The `inputs` and `outputs` of the model's metadata."""
+    """Return the `inputs` and `outputs` of the model's metadata."""
     contract, output = manifest.input, manifest.output
     describe_inputs: Callable[[InputContract], list[dict[str, Any]]]
     describe_inputs = input_kind(contract.kind).load_part("describe_tensors")
@@ -80,7 +80,7 @@ def describe(manifest: Bundle) -> dict[str, Any]:
 
 
 def configure(manifest: Bundle) -> dict[str, Any]:
-    """The tensors of Triton's model configuration. No dimension is its batch: it is the first."""
+    """Return the tensors of Triton's model configuration. Their shapes include the batch, first."""
 
     def converted(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [
@@ -105,10 +105,10 @@ def _described(name: str, datatype: str, *sizes: int) -> dict[str, Any]:
 
 
 def is_quickly_read(num_bytes: int, head_length: int | None, manifest: Bundle) -> bool:
-    """True if the event loop can convert a body without delaying other requests.
+    """Return True if the event loop can convert a body without delaying other requests.
 
-    `head_length` bytes of it are JSON; None: all of them. Images as bytes are only sliced;
-    of a table every value is converted.
+    `head_length` bytes of it are JSON; None: all of them. Images as bytes are only sliced, while
+    every value of a table is converted.
     """
     head = num_bytes if head_length is None else head_length
     most = INLINE_IMAGE_BYTES if input_kind(manifest.input.kind).takes_files else INLINE_BYTES
@@ -116,13 +116,13 @@ def is_quickly_read(num_bytes: int, head_length: int | None, manifest: Bundle) -
 
 
 def is_quickly_written(answer: dict[str, Any], manifest: Bundle) -> bool:
-    """True if the event loop can convert an answer without delaying other requests."""
+    """Return True if the event loop can convert an answer without delaying other requests."""
     num_items = len(answer.get("predictions", "1"))
     return num_items * (len(manifest.output.labels) + _VALUES_BESIDE) <= _INLINE_VALUES
 
 
 def as_payload(request: InferRequest, manifest: Bundle, max_items: int, max_rows: int) -> Payload:
-    """Convert a request to the payload of `/predict`. Raises Refusal with the wrong tensor."""
+    """Convert a request to the payload of `/predict`. Raises Refusal for an invalid tensor."""
     names = [tensor.name for tensor in request.inputs]
     if len(set(names)) < len(names):
         repeated = next(name for name in names if names.count(name) > 1)
@@ -136,7 +136,7 @@ def as_payload(request: InferRequest, manifest: Bundle, max_items: int, max_rows
 def as_outputs(
     answer: dict[str, Any], request: InferRequest, manifest: Bundle
 ) -> list[tuple[Tensor, bool]]:
-    """The requested outputs, each with whether to send it as bytes."""
+    """Return the requested outputs, each with True if it is sent as bytes."""
     labels = manifest.output.labels
     remarks = manifest.input.remark_names
     tensors = {tensor.name: tensor for tensor in _tensors(answer, labels, remarks)}
@@ -169,7 +169,7 @@ def _requested(
 
 
 def _classified(probabilities: Tensor, labels: list[str], num_classes: int) -> Tensor:
-    """The most probable classes in Triton's format, "probability:index:label"."""
+    """Return the most probable classes in Triton's format, "probability:index:label"."""
     best = np.argsort(-probabilities.values, axis=1, kind="stable")[:, :num_classes]
     texts = np.empty(best.shape, object)
     for row, place in np.ndindex(*best.shape):
@@ -217,7 +217,7 @@ def _label_tensors(answers: list[dict[str, Any]], labels: list[str]) -> list[Ten
 
 
 def _named_labels(answers: list[dict[str, Any]], labels: list[str]) -> Tensor:
-    """The label of each answer as text, or of several labels those that are given."""
+    """Return the label of each answer as text; for a multi-label model, the given labels."""
     if "labels" not in answers[0]:
         chosen = np.empty(len(answers), object)
         chosen[:] = [answer["label"].encode() for answer in answers]
@@ -227,7 +227,7 @@ def _named_labels(answers: list[dict[str, Any]], labels: list[str]) -> Tensor:
 
 
 def describe_image(contract: ImageContract) -> list[dict[str, Any]]:
-    """The only tensor, `image`."""
+    """Describe the only tensor, `image`."""
     return [_described(IMAGE, BYTES)]
 
 
@@ -264,7 +264,7 @@ def read_images(
 
 
 def _bitmap(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode (height, width, channels) uint8 as BMP, which is lossless and fast."""
+    """Encode pixels (height, width, channels) uint8 as BMP, which is lossless and fast."""
     image = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(image)).save(buffer, "BMP")
@@ -281,7 +281,7 @@ def describe_columns(contract: ColumnContract) -> list[dict[str, Any]]:
 def read_columns(
     inputs: list[Tensor], contract: ColumnContract, max_items: int, max_rows: int
 ) -> tuple[bytes, ...]:
-    """The rows as JSON, as `/predict` takes them."""
+    """Convert tensors to the JSON rows of `/predict`."""
     kinds = {column.name: column.kind for column in contract.columns}
     return _json_rows(inputs, kinds, contract.accepted, max_rows)
 
@@ -294,14 +294,14 @@ def describe_texts(contract: TextContract) -> list[dict[str, Any]]:
 def read_texts(
     inputs: list[Tensor], contract: TextContract, max_items: int, max_rows: int
 ) -> tuple[bytes, ...]:
-    """The texts as JSON, as `/predict` takes them."""
+    """Convert tensors to the JSON texts of `/predict`."""
     return _json_rows(inputs, dict.fromkeys(contract.columns, "text"), contract.accepted, max_rows)
 
 
 def _json_rows(
     inputs: list[Tensor], columns: Mapping[str, str], accepted: Container[str], max_rows: int
 ) -> tuple[bytes, ...]:
-    """The rows as JSON; `columns` has the kind of each by name."""
+    """Convert tensors to JSON rows; `columns` are the kinds of the columns by name."""
     first = next((tensor for tensor in inputs if tensor.name in columns), inputs[0])
     count = _count(first, max_rows, "SLIPWAY_MAX_ROWS")
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -357,7 +357,7 @@ def _cell(value: Any, field: str) -> Any:
 
 
 def _count(tensor: Tensor, most: int, setting: str) -> int:
-    """The first dimension, within the limit of the setting."""
+    """Return the first dimension. Raises Refusal if it exceeds the limit of the setting."""
     count = tensor.shape[0] if tensor.shape else 0
     if not count:
         raise Refusal(

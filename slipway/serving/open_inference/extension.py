@@ -1,6 +1,6 @@
 """The Open Inference Protocol: `/v2`, its health, the model's metadata, and `infer`.
 
-There is one model, `slipway`, in one version at a time, the one that answers `/predict`.
+There is one model, `slipway`, in one version at a time: the model that answers `/predict`.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ def _describe_infer(bundle: Bundle | None) -> Operation:
 
 
 def _respond_with_error(refusal: Refusal, request_id: str) -> Response:
-    """The error of the protocol, in which `error` is a text, not an object."""
+    """Return the protocol's error response, in which `error` is a text, not an object."""
     described = describe_refusal(refusal, request_id)
     content = {"error": described.pop("message"), **described}
     return json_response(content, refusal.status, refusal.headers)
@@ -127,7 +127,7 @@ _ERROR_SHAPE = ErrorShape(
 class WorkerThread:
     """One thread for conversions that would block the event loop.
 
-    Runs one call at a time. At most `max_waiting` calls wait, the running one included, because
+    It runs one call at a time. At most `max_waiting` calls wait, the running call included, because
     each may hold a whole body.
     """
 
@@ -137,7 +137,7 @@ class WorkerThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Call `work` on the thread, unless the caller is cancelled before its turn.
+        """Call `work` on the thread, unless the caller is cancelled before that.
 
         Raises Refusal if too many calls wait.
         """
@@ -163,7 +163,7 @@ class WorkerThread:
 
 
 def protocol_routes(worker: ModelWorker, thread: WorkerThread) -> Routes:
-    """`/v2` and all paths below it. Converts large messages on `thread`."""
+    """Return `/v2` and all routes below it. Large messages are converted on `thread`."""
     protocol = _Protocol(worker, thread)
 
     async def server(request: Request) -> Response:
@@ -219,16 +219,16 @@ async def _refuse_path(request: Request) -> Response:
 
 
 class _Protocol:
-    """The paths that need the model, with or without a version."""
+    """Handlers of the paths that need the model, with or without a version."""
 
     def __init__(self, worker: ModelWorker, thread: WorkerThread) -> None:
         self._worker = worker
         self._thread = thread
 
     def of_model(self, handler: Callable[[Request, ServedModel], Awaitable[Response]]) -> Handler:
-        """Give the served model to a handler. Raises Refusal for another version in the path.
+        """Return a handler that passes the served model on. Raises Refusal for another version.
 
-        The path may also have the version as the statistics state it.
+        The path may also contain the version in the decimal form of the statistics.
         """
 
         async def answer(request: Request) -> Response:
@@ -246,17 +246,17 @@ class _Protocol:
         return answer
 
     async def config(self, request: Request, model: ServedModel) -> Response:
-        """Triton's model configuration."""
+        """Return Triton's model configuration."""
         content = {"name": MODEL, "platform": model.selection.actual.backend, "backend": MODEL}
         return json_response(content | configure(model.bundle.manifest))
 
     async def statistics(self, request: Request, model: ServedModel) -> Response:
-        """Triton's statistics, over all workers and since the service started."""
+        """Return Triton's statistics, over all workers and since the service started."""
         metrics = await asyncio.to_thread(self._worker.metrics.collect)
         return json_response({"model_stats": [summarize(metrics, MODEL, model.version)]})
 
     async def index(self, request: Request) -> Response:
-        """Triton's list of models; with `ready`, only if the model is ready."""
+        """Return Triton's list of models; with `ready`, only ready models."""
         is_sent = request.headers.keys() & {b"content-length", b"transfer-encoding"}
         body = await read_body(request, _MAX_INDEX_BYTES) if is_sent else b""
         content = parse(body) if body else {}

@@ -101,7 +101,7 @@ class InferRequest:
 
 
 def parse_request(body: bytes, head_length: int | None) -> InferRequest:
-    """Parse a body whose first `head_length` bytes are JSON; None: all of it is.
+    """Parse a body whose first `head_length` bytes are JSON; None: all bytes.
 
     Raises Refusal with the invalid field.
     """
@@ -110,7 +110,7 @@ def parse_request(body: bytes, head_length: int | None) -> InferRequest:
     if head_length > len(body):
         raise Refusal(
             "malformed_body",
-            f"the body has {len(body)} bytes, its JSON is said to have {head_length}",
+            f"the body has {len(body)} bytes, and its JSON is declared to have {head_length}",
             field=HEAD_LENGTH,
         )
     head, rest = body[:head_length], memoryview(body)[head_length:]
@@ -149,7 +149,7 @@ def parse_request(body: bytes, head_length: int | None) -> InferRequest:
 def response(
     model: str, version: str, request: InferRequest, outputs: list[tuple[Tensor, bool]]
 ) -> Response:
-    """The response; each output comes with whether to send it as bytes."""
+    """Build the response; each output comes with True if it is sent as bytes."""
     described, tail = [], []
     for tensor, is_binary in outputs:
         entry: dict[str, Any] = {
@@ -174,7 +174,7 @@ def response(
 
 
 def _list(values: list[Any]) -> str:
-    """Encode a list in pieces, because the encoder holds the GIL for each."""
+    """Encode a list in pieces, because the encoder holds Python's lock during each call."""
     pieces = (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))
     return f"[{','.join(_encode(piece)[1:-1] for piece in pieces)}]"
 
@@ -265,7 +265,7 @@ def _requested_outputs(content: Any, is_binary: bool) -> list[RequestedOutput] |
 
 
 def _parameters(content: dict[str, Any], field: str, known: set[str]) -> dict[str, Any]:
-    """The parameters. One that this service would ignore (`sequence_id`, `timeout`) is refused."""
+    """Return the parameters. One that this service would ignore (`timeout`) is refused."""
     parameters = content.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise mismatch("an object was expected", field)

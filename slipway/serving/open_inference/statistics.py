@@ -19,10 +19,10 @@ _STAGES = {
 
 
 def summarize(metrics: Iterable[Metric], name: str, version: str) -> dict[str, Any]:
-    """One entry of `model_stats`. The predictions of all versions since the start count.
+    """Return the entry of `model_stats`. It counts predictions of all versions since the start.
 
-    `version` is hexadecimal here and decimal there: Triton's perf_analyzer reads it as an integer,
-    and fails or finds no statistics for any other text.
+    The hexadecimal `version` becomes decimal: Triton's perf_analyzer reads it as an integer, and
+    fails or finds no statistics for any other text.
     """
     sums: defaultdict[str, float] = defaultdict(float)
     num_failed = 0

@@ -38,7 +38,7 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor with `values` of `shape`: of the datatype, or for BYTES of dtype object."""
+    """A tensor with `values` of `shape`, in the dtype of the datatype (BYTES: object)."""
 
     name: str
     datatype: str
@@ -48,7 +48,7 @@ class Tensor:
 
 
 def mismatch(message: str, field: str) -> Refusal:
-    """The refusal of a tensor that contradicts its own description or the model's."""
+    """Return the refusal of a tensor that contradicts its own description or the model's."""
     return Refusal("tensor_mismatch", f"{field}: {message}", field=field)
 
 
@@ -95,13 +95,13 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any, field
 
 
 def to_json(tensor: Tensor) -> list[Any]:
-    """The values as a flat list, BYTES decoded from UTF-8."""
+    """Return the values as a flat list, BYTES decoded from UTF-8."""
     values: list[Any] = tensor.values.ravel().tolist()
     return [element.decode() for element in values] if tensor.datatype == BYTES else values
 
 
 def to_bytes(tensor: Tensor) -> bytes:
-    """The values in C order."""
+    """Return the values in C order."""
     if tensor.datatype == BYTES:
         return b"".join(
             len(element).to_bytes(_LENGTH_BYTES, "little") + element
@@ -116,7 +116,7 @@ def from_base64(element: bytes, field: str) -> bytes:
         return base64.b64decode(element, validate=True)
     except binascii.Error as error:
         raise mismatch(
-            f"it is no base64 ({error}); in JSON an image is base64, or send it as a binary tensor",
+            f"it is not base64 ({error}); in JSON, send an image as base64, or as a binary tensor",
             field,
         ) from None
 

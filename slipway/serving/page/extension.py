@@ -26,7 +26,7 @@ _IMMUTABLE = ("cache-control", "public, max-age=31536000, immutable")
 
 
 def page_routes() -> Routes:
-    """`/` and `/static/*`. Both need no key, because they reveal nothing about the model."""
+    """Return `/` and `/static/*`. They need no key, because they reveal nothing about the model."""
     site = read_site()
 
     async def index(request: Request) -> Response:

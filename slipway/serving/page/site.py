@@ -1,7 +1,7 @@
 """The files of the page, read once: the start page in each language, and the files it loads.
 
-Their path changes with their content, so browsers may cache them. They contain nothing of the model
-and are open to everybody: the scripts call the service with the caller's key.
+Their path changes with their content, so browsers may cache them. They contain nothing about the
+model and are open to everybody: the scripts call the service with the caller's key.
 """
 
 import gzip
@@ -62,7 +62,7 @@ class Site:
     digest: str
 
     def file(self, path: str) -> File | None:
-        """The file at `/static/DIGEST/name`. Any digest works, for pages loaded earlier."""
+        """Return the file at `/static/DIGEST/name`. Any digest works, for pages loaded earlier."""
         return self.files.get(path.rpartition("/")[2]) if path.count("/") == 3 else None
 
     def is_current(self, path: str) -> bool:
@@ -90,7 +90,7 @@ def read_site(folder: Path = FOLDER) -> Site:
 
 
 def choose_language(accepted: str) -> str:
-    """The one of LANGUAGES that `Accept-Language` prefers. Malformed parts are ignored."""
+    """Return the one of LANGUAGES that `Accept-Language` prefers. Malformed parts are ignored."""
     qualities: dict[str, float] = {}
     for part in accepted[:1000].split(","):
         found = _RANGE.fullmatch(part)
@@ -101,7 +101,7 @@ def choose_language(accepted: str) -> str:
 
 
 def takes_gzip(accepted: str) -> bool:
-    """Return True if `Accept-Encoding` names gzip with a quality above 0."""
+    """Return True if `Accept-Encoding` lists gzip with a quality above 0."""
     return bool(_GZIP.search(accepted[:1000]))
 
 

@@ -1,4 +1,4 @@
 """Processes of the service: safe start, supervisor, worker set-up, operators' port, bento.
 
-Knows nothing of requests.
+Independent of requests.
 """

@@ -1,7 +1,7 @@
 """Checks the addresses that the service listens on, before any worker starts.
 
-Other machines may reach the service only if an extension allows remote callers. A worker also
-checks the address of each connection, however it was started.
+Other machines may reach the service only if an extension allows remote callers. However it was
+started, a worker also checks the address of each connection.
 """
 
 import os
@@ -52,7 +52,7 @@ def require_loopback(host: str, *, has_authentication: bool) -> None:
 
 
 def require_free(host: str, port: int, hint: str) -> None:
-    """Raise SettingsError if nothing can listen there. `hint` tells how to choose another port."""
+    """Raise SettingsError if the address is in use or invalid; `hint` is the remedy."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()

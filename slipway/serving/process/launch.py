@@ -1,4 +1,4 @@
-"""Starts the service of the project in the working directory, in place of this process."""
+"""Replaces this process by the service of the project in the working directory."""
 
 import os
 import shlex
@@ -17,9 +17,9 @@ SERVICE = "slipway.serving.service:Slipway"
 
 
 def launch(host: str, port: int, options: Sequence[str]) -> NoReturn:
-    """Become `bentoml serve`, with the settings of serving.env if it is there.
+    """Replace this process by `bentoml serve`, with the settings of serving.env if it exists.
 
-    Raises SlipwayError if there is no model yet, or if nothing can listen there.
+    Raises SlipwayError if there is no model yet, or if the address is in use.
     """
     if ENVIRONMENT.is_file():
         for name, value in read_environment(ENVIRONMENT).items():
@@ -32,7 +32,7 @@ def launch(host: str, port: int, options: Sequence[str]) -> NoReturn:
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """Read lines of NAME=VALUE, as shells, systemd and containers do. SettingsError for others."""
+    """Read lines of NAME=VALUE as shells, systemd and containers do; SettingsError for others."""
     found = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -43,15 +43,15 @@ def read_environment(path: Path) -> dict[str, str]:
             name, sign, value = word.partition("=")
             if not sign or not name.isidentifier():
                 raise SettingsError(
-                    f"{path}, line {number}: {line.strip()!r} is no setting, expected NAME=VALUE. "
-                    "Correct it, or begin a comment with #."
+                    f"{path}, line {number}: {line.strip()!r} is not a setting, expected "
+                    "NAME=VALUE. Correct it, or begin a comment with #."
                 )
             found[name] = value
     return found
 
 
 def require_model(settings: Settings) -> None:
-    """Raise UnavailableError if there is neither a bundle nor a rollout that holds another."""
+    """Raise UnavailableError if there is neither a bundle nor a rolled-out model."""
     if (settings.bundle / MANIFEST).is_file() or settings.state.is_dir():
         return
     raise UnavailableError(

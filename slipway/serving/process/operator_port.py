@@ -1,7 +1,8 @@
 """A second port for operators: metrics, rollouts and the API description answer only there.
 
-Every worker listens on it with SO_REUSEPORT, so the kernel chooses one; the figures cover all
-workers anyway. Its connections have limits of their own, so callers cannot crowd operators out.
+Every worker listens on it with SO_REUSEPORT, and the kernel chooses one, which does not matter: the
+figures cover all workers. Its connections have limits of their own, so callers cannot crowd
+operators out.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class OperatorPort:
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def close(self) -> None:
-        """Answer requests in flight, and stop."""
+        """Finish requests in flight, and stop."""
         if self._task:
             self._server.should_exit = True
             await self._task

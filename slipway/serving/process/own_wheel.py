@@ -1,7 +1,7 @@
-"""Our own wheel, rebuilt from the files of the installed package, for the bento of a project.
+"""Rebuilds Slipway's wheel from the files of the installed package, for the bento of a project.
 
 An installation does not keep its wheel. Its RECORD (PyPA's "Recording installed projects") lists
-each file with its SHA-256, so the same installation gives the same bytes, and an altered one none.
+each file with its SHA-256, so the same installation gives the same bytes, and an altered one fails.
 """
 
 import base64
@@ -46,13 +46,13 @@ def _installed(package: Path) -> Distribution:
             return found
     raise UnavailableError(
         f"Slipway runs from {package}, which was not installed from a wheel. Expected the package "
-        f"{NAME} in this environment, because the bento of a project takes it along. Install it "
+        f"{NAME} in this environment, because the bento of a project contains it. Install it "
         f"(`pip install '{NAME}[serve]'`, not in editable mode), or build in a clone of Slipway."
     )
 
 
 def _record(installed: Distribution) -> list[list[str]]:
-    """Return name, digest and size of each file. `files` of Python 3.12 leaves missing ones out."""
+    """Return the name, digest and size of each file; Python 3.12's `files` omits missing ones."""
     return list(csv.reader((installed.read_text("RECORD") or "").splitlines()))
 
 
@@ -100,6 +100,6 @@ def _verified(path: Path, digest: str) -> bytes:
         state = "is missing" if payload is None else "was changed"
         raise IntegrityError(
             f"{path} {state} since Slipway was installed. Expected the installed file, because a "
-            f"bento takes it along. Install it again: `pip install --force-reinstall {NAME}`."
+            f"bento contains it. Install it again: `pip install --force-reinstall {NAME}`."
         )
     return payload

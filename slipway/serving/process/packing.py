@@ -1,10 +1,10 @@
 """The check before `bentoml build`: only a bundle that the service would serve may be packed.
 
-A bento takes the files of the project's own folder, whatever SLIPWAY_ variables say. So these
+A bento contains the files of the project's own folder, regardless of SLIPWAY_ variables. So these
 files are checked.
 
-The bento of a clone holds Slipway's code. A project has none, so its bento takes our own wheel,
-from the project's folder `build/`.
+The bento of a clone contains Slipway's code. A project has no copy of it, so its bento contains
+Slipway's wheel, from the project's folder `build/`.
 """
 
 import shutil
@@ -34,7 +34,7 @@ _CODE = Path(__file__).parents[3]  # the folder that holds `slipway`
 
 
 def bento_labels(root: Path = ROOT) -> dict[str, str]:
-    """The labels of a bento of the project in `root`. Raises SlipwayError if none may be built."""
+    """Return the labels of the project's bento. Raises SlipwayError if it may not be built."""
     bundle_root, certificate_path, engine = (
         root / Settings.model_fields[name].default for name in ("bundle", "certificate", "engine")
     )
@@ -60,9 +60,9 @@ def bento_labels(root: Path = ROOT) -> dict[str, str]:
 
 
 def write_build_files(root: Path = ROOT) -> None:
-    """Write what the project's bentofile.yaml takes from `build/`: our wheel, locks, the image.
+    """Write the files that bentofile.yaml copies from `build/`: our wheel, locks, the image.
 
-    A clone needs none of them. Raises as `write_own_wheel` does.
+    A clone does not need them. Raises what `write_own_wheel` raises.
     """
     if root.resolve() == _CODE.resolve():
         return

@@ -1,12 +1,12 @@
 """The set-up of a worker process: interpreter, memory, and draining on SIGTERM.
 
-*Garbage collection.* A full collection walks over all modules and the model, some hundred thousand
-objects, for 50 to 100 ms in which nobody is answered. So everything that exists once the model is
-loaded is frozen. Requests create next to no cycles, so collections are rarer than by default.
+*Garbage collection.* A full collection visits all modules and the model, some hundred thousand
+objects, and blocks all answers for 50 to 100 ms. So all objects that exist after loading the model
+are frozen. Requests create almost no cycles, so collections are rarer than by default.
 
-*Thread switching.* By default a thread keeps the interpreter for 5 ms while others wait. The event
-loop answers a request in a fraction of that, and would wait that long again and again while a
-model loads beside it.
+*Thread switching.* By default a thread holds the interpreter for 5 ms while others wait. The event
+loop answers a request in a fraction of that, and would wait that long repeatedly while another
+thread loads a model.
 
 *Draining.* After SIGTERM the worker reports that it is not ready, but answers for
 SLIPWAY_DRAIN_S and asks callers to close their connections. Load balancers notice only at their
@@ -58,7 +58,7 @@ def set_switch_interval() -> None:
 
 
 def drain_on_sigterm(worker: ModelWorker) -> None:
-    """Drain this worker on SIGTERM before uvicorn's handler, already in place, ends it.
+    """Drain this worker on SIGTERM before uvicorn's handler, which is already installed, ends it.
 
     END_NOW ends it without draining.
     """

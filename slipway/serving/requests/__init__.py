@@ -1,4 +1,4 @@
 """Payloads of requests, from HTTP bodies to network inputs: reading, validation, decoding.
 
-Runs no model.
+It does not run the model.
 """

@@ -100,7 +100,7 @@ async def receive_images(
 
 
 def _nothing() -> None:
-    """Let every request in."""
+    """Admit every request."""
 
 
 async def read_json(
@@ -109,7 +109,7 @@ async def read_json(
     accepted: str = ACCEPTED_ROWS,
     require_room: Callable[[], None] = _nothing,
 ) -> bytes:
-    """The JSON text of a request. Raises Refusal, which quotes `accepted`, for another type."""
+    """Return the JSON text of a request. Raises Refusal, with `accepted`, for another type."""
     media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
     if media_type != JSON:
         is_image = media_type.startswith(b"image/") or media_type in (
@@ -132,7 +132,7 @@ async def read_json(
 async def read_body(
     request: Request, max_bytes: int, require_room: Callable[[], None] = _nothing
 ) -> bytes:
-    """The whole body, of at most `max_bytes`. Bad headers are refused before a byte is read."""
+    """Return the whole body, of at most `max_bytes`. Bad headers are refused before any byte."""
     first, receive = await _receive_first(request, max_bytes, require_room)
     if receive is None:
         return first
@@ -145,7 +145,7 @@ async def read_body(
 async def _receive_first(
     request: Request, max_bytes: int, require_room: Callable[[], None]
 ) -> tuple[bytes, Receive | None]:
-    """The first piece of a body, usually all of it, and the receiver of the rest, if any."""
+    """Return the first piece of a body, usually all of it, and the receiver of the rest, if any."""
     receive = _receiver(request, max_bytes)
     require_room()
     message = await receive()
@@ -211,7 +211,7 @@ class _Inflater:
 
 
 def _receiver(request: Request, max_bytes: int) -> Receive:
-    """The function that receives the pieces of a body, decompressed.
+    """Return the function that receives the pieces of a body, decompressed.
 
     Raises Refusal if the headers declare a body that is unreadable, too large or endless.
     """
@@ -260,10 +260,10 @@ def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
 
 
 class _Blocks:
-    """The pieces of a body in large blocks, each of which returns to the system once parsed."""
+    """The pieces of a body in large blocks; each block is freed after it is parsed."""
 
     def __init__(self, num_bytes: int) -> None:
-        """`num_bytes` is the declared length: clearing a larger block would waste time."""
+        """Size the blocks by the declared length, because clearing larger ones takes time."""
         self._block_bytes = min(max(num_bytes, 1 << 12), SERVICE_BLOCK_BYTES)
         self._blocks = deque[bytearray]()
         self._room = 0  # free bytes of the last block
@@ -287,7 +287,7 @@ class _Blocks:
 
 
 def _images_in(blocks: _Blocks, boundary: bytes, max_items: int) -> tuple[bytes, ...]:
-    """The images of a form. Its blocks are freed one by one, so it is in memory only once."""
+    """Return the images of a form. Blocks are freed one by one, so it is in memory only once."""
     with closing(FormReader(boundary, max_items)) as form:
         for block in blocks:
             form.write(block)
@@ -345,7 +345,7 @@ class FormReader:
             self._parser.write(piece)  # type: ignore[arg-type]  # works on both types
 
     def images(self) -> tuple[bytes, ...]:
-        """The files named `image` in order. Raises Refusal if there are none, or other fields."""
+        """Return the files named `image` in order. Raises Refusal for none, or other fields."""
         if not self._is_complete:
             message = "the multipart form has no closing boundary, or another one than its header"
             raise Refusal("malformed_body", message)
@@ -409,5 +409,5 @@ def _refusing_bad_forms() -> Iterator[None]:
 
 
 def item_field(position: int, num_items: int) -> str:
-    """The name of an image in errors: "image", or "image[3]" if there are several."""
+    """Return the name of an image in errors: "image", or "image[3]" if there are several."""
     return FIELD if num_items == 1 else f"{FIELD}[{position}]"

@@ -1,6 +1,6 @@
 """Decodes images to network inputs. Large ones are decoded on threads, off the event loop.
 
-`slipway.inputs.images` decodes, as in training. If a request is cancelled because its deadline
+`slipway.inputs.images` decodes them, as in training. If a request is cancelled because its deadline
 passed, its waiting images are cancelled too.
 """
 
@@ -44,7 +44,7 @@ class Decoder(Protocol):
         ...
 
     def reader(self, items: Sequence[bytes]) -> Callable[[], NDArray[Any]] | None:
-        """A function that decodes a small payload, on any thread; None if decoding takes longer."""
+        """Return a function that decodes a small payload on any thread; None for a large one."""
         ...
 
     def close(self) -> None:
@@ -53,16 +53,16 @@ class Decoder(Protocol):
 
 
 class ImageDecoder:
-    """Decodes images for one contract: a single small one inline, others on threads."""
+    """Decodes images for one contract: a single small image inline, others on threads."""
 
     def __init__(self, contract: ImageContract, max_rows: int = 0) -> None:
-        """`max_rows` limits only tables: images are counted when the request is read."""
+        """Create the decoder. `max_rows` is unused: images are counted when the request is read."""
         self._contract = contract
         Image.init()  # loads Pillow's plugins now instead of with the first image
         self._threads = ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-decode")
 
     async def decode(self, *images: bytes) -> Decoded:
-        """Decode to (images, size_px, size_px, channels) uint8 in [0, 255]."""
+        """Decode images to pixels (images, size_px, size_px, channels) uint8 in [0, 255]."""
         reader = self.reader(images)
         if reader:
             return Decoded(reader(), is_list=False)
@@ -79,14 +79,14 @@ class ImageDecoder:
                 _cancel(pixels)
 
     def reader(self, images: Sequence[bytes]) -> Callable[[], NDArray[np.uint8]] | None:
-        """A function that decodes a single small image to (1, size_px, size_px, channels)."""
+        """Return a function that decodes a small image to (1, size_px, size_px, channels)."""
         has_user_function = self._contract.transform is not None  # which may be slow
         if len(images) > 1 or has_user_function or not _is_small(images[0]):
             return None
         return lambda: self._pixels(images[0], "image")[np.newaxis]
 
     def close(self) -> None:
-        """End the threads without waiting for work that nobody needs any more."""
+        """End the threads without waiting for work that is no longer needed."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _pixels(self, image: bytes, name: str) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""The payload of one request as it came: encoded images, or the rows of a table as JSON."""
+"""The undecoded payload of one request: encoded images, or the rows of a table as JSON."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from slipway.serving.http.routes import Request
 
 @dataclass(slots=True)  # a frozen one takes four times as long to create
 class Payload:
-    """Read from a request and not decoded yet. Treat it as immutable."""
+    """A payload that is read from a request and not decoded yet. Treat it as immutable."""
 
     kind: str  # of the input
     items: tuple[bytes, ...]  # encoded images in the caller's order, or one JSON text
@@ -19,7 +19,7 @@ class Payload:
         return sum(map(len, self.items))
 
     def as_request(self) -> tuple[str, bytes]:
-        """The content type and body of a request with the same payload."""
+        """Return the content type and body of a request with the same payload."""
         kind = input_kind(self.kind)
         if not kind.takes_files:
             return kind.content_type, self.items[0]
@@ -40,8 +40,8 @@ async def receive_payload(
 ) -> Callable[[], Payload]:
     """Read a body for a model with this kind of input. Returns a function that parses it, once.
 
-    Raises Refusal if the request holds something else, or from `require_room`, which is called
-    before the body is awaited. Raises ClientDisconnectedError if the client disconnected.
+    `require_room` is called before the body is awaited, and may raise Refusal. Raises Refusal for
+    another kind of input, and ClientDisconnectedError if the client disconnected.
     """
     receive: ReceivePayload = input_kind(kind).load_part("receive")
     return await receive(request, max_bytes, max_items, require_room)

@@ -1,7 +1,7 @@
 """Decodes JSON rows, of a table or of texts, to network inputs, checked by the bundle's contract.
 
-One pass finds all bad cells of a request; the error names the first by row and column, and counts
-the others. A bad row refuses the whole request: no row of it reaches the model.
+One pass finds all bad cells of a request; the error shows the first by row and column, and counts
+the others. A request with a bad row is refused as a whole: none of its rows reaches the model.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ class JsonDecoder(ABC, Generic[RowContract]):
 
     @abstractmethod
     def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[Any]:
-        """(rows, ...) network inputs. A Refusal has the field "age" or "rows[3].age"."""
+        """Return network inputs (rows, ...). A Refusal has the field "age" or "rows[3].age"."""
 
     def reader(self, items: Sequence[bytes]) -> None:
-        """None: rows are counted and checked before they join a batch."""
+        """Return None: rows are counted and checked before they join a batch."""
 
     async def decode(self, *items: bytes) -> Decoded:
         """Decode the body of a request."""
@@ -65,7 +65,7 @@ class JsonDecoder(ABC, Generic[RowContract]):
         )
 
     def close(self) -> None:
-        """End the thread without waiting for work that nobody needs any more."""
+        """End the thread without waiting for work that is no longer needed."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _decode(self, payload: bytes) -> Decoded:
@@ -102,7 +102,7 @@ class RowDecoder(JsonDecoder[ColumnContract]):
     """Decodes rows of a table."""
 
     def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[np.float32]:
-        """(rows, width) float32"""
+        """Return encoded rows (rows, width) float32."""
         faults: list[tuple[int, CellError]] = []
         cells = []
         for position, row in enumerate(rows):
@@ -125,7 +125,7 @@ class TextDecoder(JsonDecoder[TextContract]):
     """Decodes the texts of rows."""
 
     def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[Any]:
-        """(rows, ...) bytes or tokens"""
+        """Return bytes or tokens (rows, ...)."""
         with suppress(CellError):
             return encode_texts([read_text(row, self._contract) for row in rows], self._contract)
         every = (
@@ -137,7 +137,7 @@ class TextDecoder(JsonDecoder[TextContract]):
 
 
 def cell_faults(row: Mapping[str, Any], contract: ColumnContract) -> Iterator[CellError]:
-    """All faults of a row: unknown columns first, then cells in the contract's order."""
+    """Yield all faults of a row: unknown columns first, then cells in the contract's order."""
     for name in row:
         if name not in contract.accepted:
             try:
@@ -162,7 +162,7 @@ def _too_large(
 
 
 def refusal(faults: list[tuple[int, CellError]], is_list: bool) -> Refusal:
-    """Describe the first fault by row and column, and name some others."""
+    """Return the refusal for the first fault by row and column, which also lists some others."""
     places = [
         f"rows[{position}].{fault.column}" if is_list else fault.column
         for position, fault in faults

@@ -1,4 +1,4 @@
-"""Replaces the model under load: at once, by a shadow, or by a canary; rolls back by itself.
+"""Replaces the model under load: at once, after a shadow, or by a canary that can roll back.
 
-Never changes the answers of the stable model.
+It never changes the answers of the stable model.
 """

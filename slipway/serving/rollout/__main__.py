@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _warn_without_workers(settings: Settings) -> None:
-    """Warn that no caller will notice: the command may have another SLIPWAY_STATE."""
+    """Warn if no worker follows the state: the command may have another SLIPWAY_STATE."""
     if any(report.is_alive for report in read_reports(settings.state)):
         return
     default = "" if f"{PREFIX}STATE" in os.environ else f", the default: {PREFIX}STATE is not set"

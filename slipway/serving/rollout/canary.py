@@ -2,9 +2,9 @@
 
 The draw is a pure function of the id, so all workers agree. If the candidate fails a request, the
 stable model answers it: the caller waits a little longer and loses nothing. The outcome of each
-request is evidence for the decision, unless a caller could cause it at will: the draw is salted
-with a secret, an id counts only once, and a request that the stable model fails as well does not
-count against the candidate.
+request is evidence for the decision. Callers cannot bias the evidence: the draw is salted with a
+secret, an id counts only once, and a request that the stable model fails as well does not count
+against the candidate.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ AskOne = Callable[[LiveModel], Awaitable[dict[str, Any]]]
 
 
 def is_chosen(request_id: str, share: float, salt: str) -> bool:
-    """Draw whether the candidate with this secret salt answers a request.
+    """Return True if the candidate with this secret salt answers a request.
 
-    A pure function. A larger share only adds requests. Another salt chooses other ids, so no
-    caller is always the first to try a new model.
+    A pure function. A larger share only adds requests. Another salt selects other ids, so no caller
+    is always the first to try a new model.
     """
     drawn = int.from_bytes(hashlib.sha256(f"{salt}:{request_id}".encode()).digest()[:8])
     return drawn < share * 2**64
@@ -42,9 +42,9 @@ def is_chosen(request_id: str, share: float, salt: str) -> bool:
 class SeenIds:
     """Request ids that a canary has seen, over all workers: one bit per hash, in a shared file.
 
-    An answer reveals which model an id belongs to, and repeated requests are no further draws, so
-    only the first request with an id is evidence. A hash collision counts as seen: after millions
-    of requests that loses some evidence, and favours no model. If `path` cannot be written, each
+    Only the first request with an id is evidence: its answer reveals the model that the id selects,
+    and a repeated request is not another draw. A hash collision counts as seen: after millions of
+    requests that loses some evidence, and favours no model. If `path` cannot be written, each
     worker knows only its own ids.
     """
 
@@ -101,7 +101,7 @@ class _RoutedRequest(NamedTuple):
 
 
 class Canary:
-    """The candidate and its share. Requests longer than `slow_s` count as slow; None: none do."""
+    """The candidate and its share. Requests longer than `slow_s` count as slow (None: no limit)."""
 
     def __init__(self, live: LiveModel, evidence: Evidence, salt: str, seen_ids: SeenIds) -> None:
         self.live = live
@@ -112,13 +112,13 @@ class Canary:
         self._seen_ids = seen_ids
 
     def is_chosen(self, request_id: str) -> bool:
-        """True if the candidate is asked first."""
+        """Return True if the candidate is tried first."""
         return is_chosen(request_id, self.share, self._salt)
 
     async def predict(
         self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskOne
     ) -> dict[str, Any]:
-        """The answer of one of the models; `stable` returns the current stable model."""
+        """Return the answer of one of the models; `stable` returns the current stable model."""
         request = _RoutedRequest(
             self._seen_ids.add(request_id), self.share, self.slow_s, perf_counter()
         )
@@ -129,7 +129,7 @@ class Canary:
     async def explain(
         self, request_id: str, stable: Callable[[], LiveModel], explain_with: AskOne
     ) -> dict[str, Any]:
-        """The explanation by the model that predicts for this id. It is no evidence."""
+        """Return the explanation by the model that predicts for this id. It is not evidence."""
         self._seen_ids.add(request_id)  # from now on its caller knows which model answers it
         if self.is_chosen(request_id):
             try:
@@ -206,9 +206,9 @@ class Canary:
 
 
 def _is_model_fault(refusal: Refusal) -> bool:
-    """True if the model failed, not its caller.
+    """Return True if the failure is the model's, not the caller's.
 
-    A failing function of a bundle is its model's fault, whatever status the caller gets.
+    A failing function of a bundle counts as a failure of its model, whatever the status.
     """
     is_error = refusal.status >= 500 and refusal.code not in _NOT_ASKED
     return is_error or refusal.code == "transform_failed"

@@ -1,8 +1,8 @@
 """Commands of operators: deploy, shadow, canary, promote, abort, rollback, reset.
 
-`python -m slipway.serving.rollout` and `POST /rollout` run them. They work only on SLIPWAY_STATE,
-without a network: they verify and copy a model and write the desired state, which the workers
-follow. If no worker runs, `deploy`, `rollback` and `reset` take effect at the next start.
+`python -m slipway.serving.rollout` and `POST /rollout` run them. They only use SLIPWAY_STATE, no
+network: they verify and copy a model and write the desired state, which the workers reconcile. If
+no worker runs, `deploy`, `rollback` and `reset` take effect at the next start.
 """
 
 import secrets
@@ -57,9 +57,9 @@ def propose(
 ) -> Rollout:
     """Verify a bundle, copy it, rehearse it, and propose it to the workers.
 
-    If no worker runs, the next start serves it. Certificate and engine default to those beside
-    the bundle. Raises SlipwayError if another candidate is running or the model is refused; a
-    refusal is also an event of the state.
+    If no worker runs, the next start serves it. Certificate and engine default to those next to the
+    bundle. Raises SlipwayError if another candidate is running or the model is refused; a refusal
+    is also an event of the state.
     """
     allowed, plan = allowed or Allowed(), plan or RolloutPlan()
     if list(plan.steps) != sorted(set(plan.steps)):
@@ -97,8 +97,8 @@ def propose(
 def promote(settings: Settings) -> Rollout:
     """Make the candidate the stable model now.
 
-    Every worker has a canary in memory. A shadow is loaded again with all its threads, and raises
-    GateMissedError if it missed its quality gates.
+    A canary is in the memory of every worker already. A shadow is loaded again with all its
+    threads; GateMissedError is raised if it missed its quality gates.
     """
     with command_lock(settings.state):
         candidate = _require_candidate(read_rollout(settings.state))
@@ -133,13 +133,13 @@ def abort(settings: Settings) -> Rollout:
 def rollback(
     settings: Settings, version: str | None = None, clock: Callable[[], float] = time.time
 ) -> Rollout:
-    """Leave the model of that version: end the candidate, or return to the former stable model.
+    """Stop serving a version: end the candidate, or return to the former stable model.
 
-    Raises RolloutError if that version is neither: it ended by itself or by another operator, and
-    another model serves now. Without a version, leaves the candidate or else the stable model,
-    but refuses within CALM_S after a candidate ended, which is probably the one meant. The same
-    holds for a version that the stable model shares with the ended candidate; then only the name
-    of the stable model's folder is unambiguous.
+    Raises RolloutError if `version` is neither: it ended by itself or by another operator, and
+    another model serves now. Without a version, the command applies to the candidate, or else to
+    the stable model. It is refused within CALM_S after a candidate ended, because the operator
+    probably meant that candidate. The same holds for a version that the stable model shares with
+    the ended candidate; then only the name of the stable model's folder is unambiguous.
     """
     with command_lock(settings.state):
         rollout = read_rollout(settings.state)
@@ -237,7 +237,7 @@ def _verified_copy(
 
 
 def _require_successor(settings: Settings, model: Model, allowed: Allowed) -> None:
-    """Compare as the workers do, unless the stable model cannot be read."""
+    """Check the successor's contract as the workers do, unless the stable model is unreadable."""
     try:
         stable = load_bundle(
             settings_of(settings, read_rollout(settings.state).stable).bundle
@@ -248,7 +248,7 @@ def _require_successor(settings: Settings, model: Model, allowed: Allowed) -> No
 
 
 def _copy_of_stable(settings: Settings, alive: list[Report]) -> Model | None:
-    """The model to return to; copies SLIPWAY_BUNDLE if that is what the workers serve."""
+    """Return the model to return to; SLIPWAY_BUNDLE is copied if the workers serve it."""
     stable = read_rollout(settings.state).stable
     if stable:
         return stable
@@ -263,7 +263,7 @@ def _copy_of_stable(settings: Settings, alive: list[Report]) -> Model | None:
 
 
 def _candidate(rollout: Rollout, mode: Mode, model: Model | None, **fields: object) -> Candidate:
-    """A new candidate with a unique id and a secret salt."""
+    """Create a candidate with a unique id and a secret salt."""
     defaults = {"replaces": None, "allowed": Allowed(), "plan": RolloutPlan()}
     new = {
         "id": rollout.revision + 1,
@@ -304,7 +304,7 @@ def _end(settings: Settings, candidate: Candidate) -> Rollout:
 
 
 def _stable_names(settings: Settings, rollout: Rollout) -> list[str]:
-    """Version and folder of the stable model; or SLIPWAY_BUNDLE and the versions in use of it."""
+    """Return version and folder of the stable model, or SLIPWAY_BUNDLE and its versions in use."""
     if rollout.stable:
         return [rollout.stable.version, rollout.stable.folder]
     served = {report.serving for report in _alive(settings.state) if report.serving}
@@ -316,7 +316,7 @@ def _describe_stable(rollout: Rollout, names: list[str]) -> str:
 
 
 def _ended_lately(rollout: Rollout, now: float) -> Event | None:
-    """The last event of a model that was rolled back or refused less than CALM_S ago.
+    """Return the last event of a model that was rolled back or refused less than CALM_S ago.
 
     Refused models count, because a healthy model serves in their place as well.
     """
@@ -327,7 +327,10 @@ def _ended_lately(rollout: Rollout, now: float) -> Event | None:
 
 
 def _describe_last(rollout: Rollout, version: str | None = None) -> str:
-    """A sentence on the last event of that version or of any, after a space; empty if none."""
+    """Describe the last event (of `version`, if given) in a sentence with a leading space.
+
+    Empty without such an event.
+    """
     for event in reversed(rollout.events):
         if version in (None, event.model):
             return f" {_describe(event)}"
@@ -342,7 +345,7 @@ def _describe(event: Event) -> str:
 def _require_same(rollout: Rollout, candidate: Candidate) -> Rollout:
     if rollout.candidate is None or rollout.candidate.id != candidate.id:
         raise RolloutError(
-            f"{candidate.name} is no candidate any more: {rollout.events[-1].reason}."
+            f"{candidate.name} is no longer a candidate: {rollout.events[-1].reason}."
         )
     return rollout
 

@@ -1,8 +1,8 @@
 """Compares a candidate with the stable model: its contract for callers, and its metrics.
 
-Callers of the stable model must be able to go on unchanged. An image contract has to be the same.
-A table contract has to accept every column, category and bound that the stable one accepts, must
-ignore the same columns, and may require nothing new. Standardization may differ.
+Callers of the stable model must be able to continue unchanged. An image contract has to be the
+same. A table contract has to accept every column, category and range that the stable one accepts,
+has to ignore the same columns, and may not require new ones. Standardization may differ.
 """
 
 from slipway.artifacts.bundle import Bundle
@@ -30,11 +30,11 @@ def require_successor(candidate: Bundle, stable: Bundle, allowed: Allowed) -> No
 
 
 def explained_disagreement(candidate: Bundle, stable: Bundle) -> float:
-    """Fraction of answers on which two models as good as their metrics can differ.
+    """Return the fraction of answers that can differ if both models are as good as their metrics.
 
     Both agree where both are right, so the fraction is the sum of their error rates, at the lower
-    ends of the intervals. It is at most one half, or no difference could be found. It is a tenth
-    for values, whose metrics do not bound it.
+    ends of the intervals. It is at most one half, because a larger one would hide any difference.
+    For values, whose metrics do not bound it, it is a tenth.
     """
     target = kind_of(stable.task).target
     metrics = [bundle.metrics.get(target.headline) for bundle in (candidate, stable)]

@@ -1,9 +1,9 @@
-"""Decides a rollout: a pure function of the state, the workers' reports and the time.
+"""Decides the next state of a rollout: a pure function of state, workers' reports and time.
 
-The first worker that sees a decision writes it. A candidate is refused if a worker refuses it,
-dies while loading it, or takes too long. A running candidate is rolled back at once if a worker
-dies with it or if it gives an invalid answer, and by the test of
-slipway/serving/rollout/sequential.py otherwise. A candidate without evidence against it advances
+The first worker that sees a decision writes it. A candidate is refused if a worker refuses it, dies
+while loading it, or takes too long. A running candidate is rolled back at once if a worker dies
+with it or if it gives an invalid answer, and otherwise if the test of
+slipway/serving/rollout/sequential.py finds evidence against it. Without such evidence it advances
 step by step.
 """
 
@@ -20,7 +20,7 @@ MIN_LATENCIES = 200  # of the stable model, before they yield a bound
 
 
 def decide(rollout: Rollout, reports: Sequence[Report], now: float) -> Rollout:
-    """The next state; the same one if nothing has to change."""
+    """Return the next state; the same object if nothing has to change."""
     candidate = rollout.candidate
     if candidate is None:
         return rollout

@@ -1,4 +1,4 @@
-"""`GET /rollout` returns the status; `POST /rollout` takes the commands of a rollout."""
+"""`GET /rollout` returns the status; `POST /rollout` runs the commands of a rollout."""
 
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -56,7 +56,7 @@ class Order(Contract):
 
 
 class Rollback(Contract):
-    """A return from the model of that version to the one before."""
+    """The command `rollback`, with the version to stop serving."""
 
     command: Literal["rollback"]
     version: Annotated[str, Field(max_length=64)] | None = None
@@ -82,7 +82,7 @@ _OPERATION = Operation(
 
 
 class _CommandThread:
-    """Runs one command at a time on its own thread: it may take minutes, and asyncio has few."""
+    """Runs one command at a time on its own thread, because it may take minutes."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -101,7 +101,7 @@ class _CommandThread:
 
 
 def rollout_routes(settings: Settings, reconciler: RolloutReconciler) -> Routes:
-    """The route `/rollout`."""
+    """Return the route `/rollout`."""
     thread = _CommandThread(settings)
 
     async def rollout(request: Request) -> Response:

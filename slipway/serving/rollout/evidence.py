@@ -1,8 +1,8 @@
-"""Counts of a candidate's requests, and the decision whether they speak against it.
+"""Counts of a candidate's requests, and the decision to roll it back.
 
-Each worker collects its own counts and writes them to its report; the sum over all workers is
-judged. Counts of a worker that stopped or died stay in the sum. Any thread may count; nothing
-here waits.
+Each worker collects its own counts and writes them to its report; the test uses the sum over all
+workers. Counts of a worker that stopped or died stay in the sum. Any thread may count; nothing here
+waits.
 """
 
 import threading
@@ -21,7 +21,7 @@ _NUM_LATENCIES = 1024
 
 
 class Counts(Contract):
-    """Counts over one worker or several. Pairs are of the candidate and of the stable model."""
+    """Counts over one worker or several. Pairs are (candidate, stable model)."""
 
     events: dict[str, dict[str, tuple[int, int]]]  # by event, by share as text
     requests: tuple[int, int]  # answered or failed
@@ -29,7 +29,7 @@ class Counts(Contract):
     fault: str  # the candidate's first invalid answer; empty if there was none
 
     def of(self, event: str) -> EventCounts:
-        """The counts of one event, by share."""
+        """Return the counts of one event, by share."""
         return {float(share): pair for share, pair in self.events.get(event, {}).items()}
 
     @property
@@ -39,7 +39,7 @@ class Counts(Contract):
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """The sum of the counts."""
+    """Return the sum of the counts."""
     events: dict[str, dict[str, tuple[int, int]]] = {event: {} for event in EVENTS}
     requests, shadowed, fault = (0, 0), dict.fromkeys(SHADOWED, 0), ""
     for one in counts:
@@ -57,14 +57,14 @@ def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def log_evidences(counts: Counts, disagreement: float) -> dict[str, float]:
-    """Log evidence against the candidate, by test; LOG_THRESHOLD rolls it back."""
+    """Return the log evidence against the candidate by test; LOG_THRESHOLD rolls it back."""
     return {event: log_evidence(counts.of(event)) for event in EVENTS} | {
         "disagreement": log_evidence({disagreement: counts.disagreements})
     }
 
 
 def rollback_reason(counts: Counts, candidate: Candidate, disagreement: float) -> str:
-    """A sentence on why the candidate must be rolled back; empty if it need not."""
+    """Return a sentence on why the candidate must be rolled back, or ""."""
     if counts.fault:
         return counts.fault
     reasons = {
@@ -125,7 +125,7 @@ class Evidence:
             self._fault = self._fault or reason
 
     def counts(self) -> Counts:
-        """A snapshot of the counts."""
+        """Return a snapshot of the counts."""
         with self._lock:
             events = {
                 event: {share: (pair[0], pair[1]) for share, pair in by_share.items()}
@@ -137,7 +137,7 @@ class Evidence:
             )
 
     def stable_latency_s(self) -> tuple[float, int]:
-        """The 95th percentile of the stable model's latest requests, and their number."""
+        """Return the 95th percentile of the stable model's latest requests, and their number."""
         with self._lock:
             latencies = list(self._latencies)
         return (float(np.percentile(latencies, 95)) if latencies else 0.0), len(latencies)

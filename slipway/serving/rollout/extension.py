@@ -23,7 +23,7 @@ def _attach(worker: ModelWorker) -> Hooks:
 
 
 def initial_settings(settings: Settings) -> Settings:
-    """Settings for the model that a start would serve. Raises SlipwayError if the state is bad."""
+    """Return settings for the model that a start would serve; SlipwayError for an invalid state."""
     if settings.accept_draft:  # as RolloutReconciler.initial_settings does
         return settings
     return settings_of(settings, read_rollout(settings.state).stable)

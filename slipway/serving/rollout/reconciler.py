@@ -1,8 +1,8 @@
 """Reconciles one worker with the desired rollout state.
 
 Polls the state every 250 ms, loads and swaps models, routes canary traffic, and reports progress.
-All of it happens beside the request path; whatever fails, the stable model continues to serve. The
-first worker that sees that a candidate must advance, end or be promoted writes that decision.
+All of it happens outside the request path; if any of it fails, the stable model continues to serve.
+The first worker that sees that a candidate must advance, end or be promoted writes that decision.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class RolloutMetrics:
         )
 
     def log(self, event: Event) -> None:
-        """Log an event of a rollout and count its outcome, in one worker only."""
+        """Log an event of a rollout and count its outcome; called in one worker only."""
         if event.what in self._swaps:
             self._swaps[event.what].inc()
         level = logging.ERROR if event.what in ("refused", "rolled_back") else logging.INFO
@@ -151,7 +151,7 @@ class RolloutReconciler:
         self._task: asyncio.Task[None] | None = None
 
     def initial_settings(self) -> Settings:
-        """Settings for the first model. Raises SlipwayError if that model is missing."""
+        """Return settings for the first model. Raises SlipwayError if that model is missing."""
         if self._settings.accept_draft:  # the verify stage always checks SLIPWAY_BUNDLE
             return self._settings
         self._rollout = read_rollout(self._state_folder)
@@ -170,7 +170,7 @@ class RolloutReconciler:
         return self._trial is not None and self._trial.shadow is not None
 
     def model_info(self) -> dict[str, object]:
-        """The rolled out models, for `/model`. `wins_over` is the replaced SLIPWAY_BUNDLE."""
+        """Return the rolled-out models for `/model`. `wins_over` is the replaced SLIPWAY_BUNDLE."""
         wins_over = str(self._settings.bundle) if self._stable else None
         return {
             "stable": name_of(self._stable),
@@ -184,7 +184,7 @@ class RolloutReconciler:
             self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End the candidate here, and report that this worker stopped in order."""
+        """End the candidate in this worker, and report an orderly stop."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -204,7 +204,7 @@ class RolloutReconciler:
     def note_wrong(self, model_version: str) -> None:
         """Count a wrong answer of that model, by feedback. Any thread may call it.
 
-        Late feedback counts with today's share, which is no smaller than at the request; that
+        Late feedback counts with the current share, which is not smaller than at the request; that
         favours the candidate.
         """
         trial, canary, stable = self._trial, self._canary, self._worker.model
@@ -216,11 +216,11 @@ class RolloutReconciler:
             )
 
     def status(self) -> dict[str, object]:
-        """The status for the page and `GET /rollout`. Reads files, so call it on a thread."""
+        """Return the status for the page and `GET /rollout`. Reads files: call it on a thread."""
         return describe(read_rollout(self._state_folder), read_reports(self._state_folder))
 
     async def reconcile(self) -> None:
-        """Compare the worker with the state once, and act on the differences."""
+        """Compare the worker with the state once, and apply the differences."""
         if self._has_changed():
             try:
                 self._rollout = await asyncio.to_thread(read_rollout, self._state_folder)
@@ -261,7 +261,7 @@ class RolloutReconciler:
             await asyncio.sleep(POLL_S)
 
     def _has_changed(self) -> bool:
-        """True if the file differs from the one at the last call."""
+        """Return True if the file changed since the last call."""
         try:
             status = (self._state_folder / FILE).stat()
             stamp = (status.st_mtime_ns, status.st_ino)
@@ -321,7 +321,7 @@ class RolloutReconciler:
         await asyncio.to_thread(return_memory_to_os)
 
     async def _stable_live(self, wanted: Model | None) -> LiveModel:
-        """The candidate's model if it becomes the stable one, unless a shadow; else a new one."""
+        """Return the canary's model if it becomes stable; load the model in all other cases."""
         trial = self._trial
         is_warm = trial and trial.candidate.mode != "shadow" and trial.candidate.model == wanted
         if trial and trial.live and is_warm:
@@ -395,7 +395,7 @@ class RolloutReconciler:
         return await asyncio.to_thread(load_model, settings, certified)
 
     def _route(self, trial: _Trial, candidate: Candidate) -> None:
-        """Send the candidate its requests, or copies of requests, as the state says."""
+        """Route requests, or copies of requests, to the candidate as the state requires."""
         trial.candidate = candidate
         if candidate.phase != "running" or trial.live is None:
             return
@@ -421,7 +421,7 @@ class RolloutReconciler:
         self._canary = self._worker.router = canary
 
     async def _drop(self) -> None:
-        """End the candidate: it gets no new request and finishes those it has."""
+        """End the candidate: it receives no new requests and finishes its current ones."""
         trial, self._trial = self._trial, None
         self._route_to(None)
         self._metrics.candidate_share.set(0)
@@ -455,7 +455,7 @@ class RolloutReconciler:
         )
 
     def _report_changes(self) -> None:
-        """Write the report if it changed; changed counts alone at most once per _REPORT_S."""
+        """Write the report if it changed; if only counts changed, at most once per _REPORT_S."""
         report, before = self._report(), self._reported
         if report == before:
             return

@@ -1,8 +1,9 @@
-"""Loads a new model once in a process of its own, so that a runtime crash harms no worker.
+"""Loads a new model once in a separate process, so that a runtime crash does not harm a worker.
 
 `python -m slipway.serving.rollout.rehearsal BUNDLE CERTIFICATE ENGINE` verifies every file, warms
 up each batch size and predicts the golden rows, as a worker does, with the SLIPWAY_ settings of its
-environment. It runs at low priority, and prints in one line on stderr why a model is refused.
+environment. It runs at low priority. If a model is refused, it prints the reason in one line on
+stderr.
 """
 
 import os
@@ -23,7 +24,7 @@ _MAX_CHARACTERS = 2000  # of stderr in the error
 
 
 def rehearse(settings: Settings) -> None:
-    """Load the model of `settings` in a process. Raises RolloutError with its stderr or signal."""
+    """Load the model in a process. Raises RolloutError with the process's stderr or signal."""
     paths = map(str, (settings.bundle, settings.certificate, settings.engine))
     try:
         done = subprocess.run(

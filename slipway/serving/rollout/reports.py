@@ -1,8 +1,8 @@
-"""Reports of workers, and the status made of them.
+"""Reports of workers, and the status of the rollout derived from them.
 
 Each worker writes SLIPWAY_STATE/rollout.d/PROCESS-STARTED.json, and no other process writes it.
-Commands read from these files which worker serves which model. Workers read from them the
-candidate's counts over all workers, and which worker died with the candidate.
+Commands read from these files which worker serves which model. Workers read the candidate's counts
+over all workers, and which worker died with the candidate.
 """
 
 import time
@@ -45,7 +45,7 @@ class Report(Contract):
 
     @property
     def is_alive(self) -> bool:
-        """True if this very process is running."""
+        """True if the process of this report is running."""
         return (
             not self.stopped
             and files.is_alive(self.process)
@@ -54,7 +54,7 @@ class Report(Contract):
 
 
 def process_started(process: int) -> int:
-    """Kernel ticks from boot to the start of the process; 0 where the system does not say."""
+    """Return the kernel ticks from boot to the start of the process; 0 if unknown."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -62,7 +62,7 @@ def process_started(process: int) -> int:
 
 
 def seen_ids_path(state: Path, candidate: int) -> Path:
-    """The file in which the workers note the request ids that a canary has seen."""
+    """Return the path of the file with the request ids that a canary has seen."""
     return state / FOLDER / f"{candidate}{SEEN_IDS_SUFFIX}"
 
 
@@ -73,7 +73,7 @@ def write_report(state: Path, report: Report) -> None:
 
 
 def read_reports(state: Path) -> list[Report]:
-    """The reports of all workers, stopped ones included.
+    """Return the reports of all workers, stopped ones included.
 
     Skips files that another version wrote or that were removed meanwhile.
     """
@@ -97,12 +97,12 @@ def remove_old_reports(state: Path, candidate: int | None) -> None:
 
 
 def allowed_disagreement(reports: Sequence[Report]) -> float:
-    """The fraction of answers that may differ, over the workers that have the candidate."""
+    """Return the fraction of answers that may differ, over the workers that have the candidate."""
     return max((report.disagreement for report in reports), default=1.0)
 
 
 def describe(rollout: Rollout, reports: Sequence[Report]) -> dict[str, Any]:
-    """The status as JSON: stable model, candidate and evidence, workers, latest events."""
+    """Return the status as JSON: stable model, candidate and evidence, workers, latest events."""
     candidate = rollout.candidate
     return {
         "revision": rollout.revision,
@@ -155,5 +155,5 @@ def _describe_candidate(candidate: Candidate, reports: Sequence[Report]) -> dict
 
 
 def iso(moment: float) -> str:
-    """The UTC time of a moment in seconds since 1970, as text."""
+    """Format a time in seconds since 1970 as UTC in ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

@@ -31,7 +31,7 @@ EventCounts = Mapping[float, tuple[int, int]]
 
 
 def log_evidence(counts: EventCounts) -> float:
-    """Natural logarithm of the evidence that the candidate's event rate is too high.
+    """Return the natural logarithm of the evidence that the candidate's event rate is too high.
 
     Returns 0 if there are no events. A share is above 0 and at most 1; at share 1 every event
     is the candidate's and carries no evidence.

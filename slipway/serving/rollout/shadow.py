@@ -1,7 +1,7 @@
 """Shadow: the candidate answers copies of live requests, and its agreement is counted.
 
 Callers lose nothing: copies wait in a short queue, are dropped if it is full, and are answered on
-one low-priority thread, long after the caller got its answer. No error here reaches a request.
+one low-priority thread, after the caller has its answer. No error here reaches a request.
 """
 
 import asyncio
@@ -48,9 +48,10 @@ def lower_priority() -> None:
 
 
 class Shadow:
-    """An observer that sends a share of the stable model's requests to `live` as well.
+    """An observer that copies a share of the stable model's requests to the model `live`.
 
-    Values that differ by at most `difference` are equal. The share is drawn with a secret salt.
+    Values that differ by at most `difference` count as equal. The share is drawn with a secret
+    salt.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Shadow:
                     self._record("dropped")
 
     def close(self) -> None:
-        """End the thread and discard the copies that wait."""
+        """End the thread and discard the waiting copies."""
         self._is_closing = True
         with contextlib.suppress(queue.Full):  # then the thread is awake and sees the flag
             self._waiting.put_nowait(None)
@@ -130,13 +131,13 @@ class Shadow:
             self._record("agrees" if agrees else "differs")
 
     def _inputs(self, answered: Answered, runner: asyncio.Runner) -> NDArray[Any]:
-        """The candidate's inputs: the decoded images, or the rows in the candidate's encoding."""
+        """Return the candidate's inputs: the decoded images, or the rows in its own encoding."""
         if not input_kind(self._live.model.input_kind).has_pixels:
             return runner.run(self._live.decoder.decode(*answered.payload.items)).inputs
         return answered.inputs
 
     def _run(self, inputs: NDArray[Any]) -> Answers:
-        """Run batches of the sizes that the model is warmed up for."""
+        """Run the inputs in batches of sizes that were warmed up."""
         size, run = self._live.model.max_batch_size, self._live.model.run
         parts = [run(inputs[start : start + size]) for start in range(0, len(inputs), size)]
         return Answers(*(np.concatenate(part) for part in zip(*parts, strict=True)))

@@ -1,8 +1,8 @@
-"""Desired state of the rollout: SLIPWAY_STATE/rollout.json, which every worker follows.
+"""Desired state of the rollout: SLIPWAY_STATE/rollout.json, which every worker reconciles.
 
-Every change holds a lock, replaces the whole file and raises its revision. A file that this
-version does not understand is refused. Without the file the service serves SLIPWAY_BUNDLE; a
-model that the file names takes precedence, also at the next start.
+Every change holds a lock, replaces the whole file and raises its revision. A file in an unknown
+format is refused. Without the file the service serves SLIPWAY_BUNDLE; a model in the file takes
+precedence, also at the next start.
 """
 
 import threading
@@ -45,7 +45,7 @@ class Model(Contract):
 
 
 class Allowed(Contract):
-    """The respects in which a candidate may be worse."""
+    """The differences from the stable model that the operator allows."""
 
     # Other labels, or inputs that callers of the stable model do not send.
     other_contract: bool = False
@@ -58,7 +58,7 @@ class Allowed(Contract):
 
 
 class RolloutPlan(Contract):
-    """Steps of a canary, and the evidence that each step takes."""
+    """The steps of a canary, and the evidence that each step requires."""
 
     steps: Annotated[tuple[Share, ...], Field(min_length=1, max_length=20)] = (
         0.01,
@@ -134,18 +134,18 @@ class Rollout(Contract):
     num_logged: int = Field(alias="num_told")  # events that a worker has counted and logged
 
     def with_event(self, what: EventKind, model: str, reason: str) -> "Rollout":
-        """A copy with one more event."""
+        """Return a copy with one more event."""
         event = Event(
             number=self.num_events + 1, time=time.time(), what=what, model=model, reason=reason
         )
         return self.changed(events=[*self.events, event][-MAX_EVENTS:], num_events=event.number)
 
     def changed(self, **changes: object) -> "Rollout":
-        """A validated copy with other fields."""
+        """Return a validated copy with changed fields."""
         return self.model_validate(dict(self) | changes)
 
     def ended(self, what: Outcome, reason: str) -> "Rollout":
-        """A copy without the candidate; `promoted` and `swapped` make it the stable model."""
+        """Return a copy without the candidate; `promoted` and `swapped` make it stable."""
         candidate = self.candidate
         assert candidate is not None
         after = self.changed(candidate=None)
@@ -161,7 +161,7 @@ class Rollout(Contract):
 
     @property
     def folders(self) -> set[str]:
-        """Folders of all models that the state names."""
+        """Return the folders of all models in the state."""
         candidate = (self.candidate.model, self.candidate.replaces) if self.candidate else ()
         return {model.folder for model in (self.stable, *self.history, *candidate) if model}
 
@@ -179,12 +179,12 @@ EMPTY = Rollout(
 
 
 def name_of(model: Model | None) -> str:
-    """The version of a model, or SLIPWAY_BUNDLE for None."""
+    """Return the version of a model, or SLIPWAY_BUNDLE for None."""
     return model.version if model else "SLIPWAY_BUNDLE"
 
 
 def read_rollout(folder: Path) -> Rollout:
-    """The state in `folder`, or EMPTY without the file. Raises RolloutError if it is invalid."""
+    """Return the state in `folder`, or EMPTY without the file; RolloutError if it is invalid."""
     path = folder / FILE
     fix = "Correct it, or remove it to serve SLIPWAY_BUNDLE."
     try:
@@ -199,7 +199,7 @@ def read_rollout(folder: Path) -> Rollout:
 def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollout:
     """Apply `change` to the state under the lock, and write the result if it differs.
 
-    Raises LockedError if others hold the lock for seconds.
+    Raises LockedError if another process holds the lock for seconds.
     """
     with _state_lock(folder):
         before = read_rollout(folder)

@@ -1,7 +1,8 @@
-"""Copies of rolled out models: SLIPWAY_STATE/models/VERSION-SEAL with bundle, certificate, engine.
+"""Copies of rolled-out models: SLIPWAY_STATE/models/VERSION-SEAL with bundle, certificate, engine.
 
-The service loads only copies, so a `dvc repro` that rewrites artifacts/ cannot change the files of
-a worker that restarts. A copy holds only files whose digest was verified, and never changes.
+The service only loads copies of rolled-out models, so a `dvc repro` that rewrites artifacts/ cannot
+change the files of a worker that restarts. A copy contains only files whose digest was verified,
+and never changes.
 """
 
 import os
@@ -26,12 +27,12 @@ _threads = threading.Lock()  # the file lock excludes other processes only
 
 
 def copy_folder(state: Path, model: Model) -> Path:
-    """The folder of a model's copy."""
+    """Return the folder of a model's copy."""
     return state / "models" / model.folder
 
 
 def rehearsal_mark(state: Path, model: Model) -> Path:
-    """The file that exists once the copy was loaded in a process of its own."""
+    """Return the path of the mark that the copy has passed its rehearsal."""
     return copy_folder(state, model) / "tried"
 
 
@@ -40,8 +41,8 @@ def add_model(
 ) -> Model:
     """Copy a certified bundle and its engine, unless the copy exists.
 
-    Raises BundleError or CertificateError if they do not match to the last bit, and
-    GateMissedError if the model missed its quality gates and is more than a shadow.
+    Raises BundleError or CertificateError if their digests do not match, and GateMissedError if the
+    model missed its quality gates and is not a shadow.
     """
     loaded, read = read_certified(
         bundle, certificate, accept_draft=False, accept_missed_gates=is_shadow
@@ -78,7 +79,7 @@ def add_model(
 
 
 def settings_of(settings: Settings, model: Model | None) -> Settings:
-    """The settings with the model's copy in place of SLIPWAY_BUNDLE; unchanged for None.
+    """Return the settings with the model's copy in place of SLIPWAY_BUNDLE; unchanged for None.
 
     Raises RolloutError if the copy does not exist.
     """
@@ -100,9 +101,9 @@ def settings_of(settings: Settings, model: Model | None) -> Settings:
 
 
 def prune_models(state: Path) -> None:
-    """Remove the copies that the state does not name.
+    """Remove the copies that are not in the state.
 
-    Call it only within `command_lock`: the state does not name a new copy yet.
+    Call it only within `command_lock`, because a new copy is not in the state yet.
     """
     named = read_rollout(state).folders
     for place in (state / "models").glob("*"):
@@ -111,7 +112,7 @@ def prune_models(state: Path) -> None:
 
 
 def prune_unless_locked(state: Path) -> None:
-    """Call `prune_models`, unless a command is running, which does it at its end."""
+    """Call `prune_models` unless a command is running, which calls it at its end."""
     if not _threads.acquire(blocking=False):
         return
     try:

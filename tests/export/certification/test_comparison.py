@@ -200,7 +200,7 @@ def test_one_changed_answer_in_a_small_test_split_does_not_prove_a_lower_accurac
     assert "above verify.max_metric_loss.fp16 0.01, but too few rows to tell it from" in hop.reason
 
 
-def test_a_loss_that_other_test_rows_could_undo_is_no_proof() -> None:
+def test_loss_that_other_test_rows_could_undo_does_not_refuse_a_variant() -> None:
     hop = compare_flipped(38, 3, SMALL_BUDGET)
     assert (hop.status, len(hop.flipped)) == ("agrees", 3)
     assert "0.07895 accuracy points lost" in hop.reason
@@ -226,7 +226,7 @@ def test_with_many_rows_the_budget_itself_is_the_limit(num_flipped: int, status:
     assert compare_flipped(1000, num_flipped, budget, confidence=0.01).status == status
 
 
-def test_one_lost_row_of_a_rare_class_is_no_proof_of_a_loss() -> None:
+def test_one_lost_row_of_a_rare_class_does_not_refuse_a_variant() -> None:
     names = [f"row{number}" for number in range(100)]
     targets = (np.arange(100) < 2).astype(float)
     data = TestRows(
@@ -334,7 +334,7 @@ def test_every_batch_size_is_compared_and_recorded() -> None:
     ]
 
 
-def test_a_graph_that_depends_on_its_batch_differs_and_the_size_is_named() -> None:
+def test_graph_that_depends_on_its_batch_differs_and_the_reason_gives_the_size() -> None:
     wrong = right()
     wrong[6] = wrong[6][::-1]
     hop = compare_runs(in_batches(right(), b1=right(), b7=wrong))

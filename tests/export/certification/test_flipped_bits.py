@@ -143,7 +143,7 @@ def test_a_reformatted_certificate_of_equal_json_is_refused(
 
 
 @pytest.mark.parametrize("odd", ['"\\ud800"', "NaN", "[[[1]]]"])
-def test_json_extensions_such_as_nan_are_no_valid_certificate(sealed: Path, odd: str) -> None:
+def test_certificate_with_json_extensions_such_as_nan_is_invalid(sealed: Path, odd: str) -> None:
     path = sealed / "certificate.json"
     path.write_text(path.read_text().replace('"draft"', odd).replace('"certified"', odd))
     with pytest.raises(CertificateError, match="was altered"):

@@ -115,7 +115,7 @@ def payloads(order: list[int] | None = None) -> Iterator[RowPayload]:
     )
 
 
-def test_every_answer_is_stored_in_its_own_row_for_any_order_of_the_data(tmp_path: Path) -> None:
+def test_answers_are_stored_in_their_rows_for_any_order_of_the_data(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     with service(bundle) as client:
         single, _ = client.measure(
@@ -188,7 +188,7 @@ def test_the_client_reads_requested_and_actual_execution_from_the_service(tmp_pa
         (lambda answer: b"<html>", "expected JSON"),
     ],
 )
-def test_an_answer_of_another_form_or_model_is_refused_and_its_row_named(
+def test_error_gives_the_row_of_an_answer_of_another_form_or_model(
     tmp_path: Path, change: Change, message: str
 ) -> None:
     row = RowPayload(0, "the-row", PAYLOADS[0], "image/png")
@@ -314,7 +314,7 @@ def table_rows() -> TestRows:
 
 
 @pytest.mark.process
-def test_table_rows_are_sent_singly_and_grouped_and_each_answer_lands_in_its_row(
+def test_table_rows_are_sent_singly_and_grouped_with_answers_in_their_rows(
     tmp_path: Path,
 ) -> None:
     asked: list[int] = []

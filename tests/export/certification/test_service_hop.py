@@ -190,7 +190,7 @@ def test_a_service_that_answers_like_its_runtime_agrees(
     assert hop.actual == FP32.model_copy(update={"backend": "http"})
 
 
-def test_a_service_that_resizes_differently_differs_and_the_worst_row_is_named(
+def test_service_that_resizes_differently_is_detected_with_the_worst_row(
     tmp_path: Path, export_params: Params
 ) -> None:
     answers = outputs()

@@ -71,7 +71,9 @@ def test_without_a_required_hop_nothing_is_certified(tmp_path: Path, name: str) 
             raise_if_refused(certificate, tmp_path)
 
 
-def test_one_differing_hop_refuses_and_the_error_names_it_and_its_worst_row(tmp_path: Path) -> None:
+def test_certificate_is_refused_and_the_error_gives_the_differing_hop_and_worst_row(
+    tmp_path: Path,
+) -> None:
     bundle = write_small_bundle(tmp_path)
     bad = failed("onnxruntime/cpu/int8", EXECUTION, "too far away", "torch").model_copy(
         update={"worst_row": "row5"}
@@ -139,7 +141,7 @@ def test_the_error_of_a_lossy_variant_names_its_budget_key_and_the_fixes(
         raise_if_refused(certificate, tmp_path)
 
 
-def test_a_file_that_changed_since_the_bundle_was_made_is_named(tmp_path: Path) -> None:
+def test_error_lists_a_file_that_changed_since_the_bundle_was_made(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     lineage = bundle.manifest.lineage.model_copy(
         update={"digests": {"checkpoint/model.json": "a" * 64, "packed": "b" * 64}}

@@ -130,7 +130,7 @@ def test_a_network_that_is_not_one_graph_is_refused() -> None:
         )
 
 
-def test_a_network_that_exports_but_fails_on_a_batch_is_refused_with_its_size() -> None:
+def test_export_refuses_a_network_that_fails_on_a_batch_and_gives_its_size() -> None:
     network = calibrated(BatchNetwork(), pictures(2))
     graph = export_graph(network, CONTRACT, PROBABILITIES, opset=18, max_batch_size=16)
     with pytest.raises(ParityError, match="cannot run a batch of 7"):

@@ -125,7 +125,7 @@ def test_answers_of_a_dynamic_graph_do_not_depend_on_other_rows_of_the_batch(
     assert np.isfinite(answers(model, np.zeros((1, WIDTH), np.float32))).all()
 
 
-def test_each_place_of_a_sequence_has_its_own_range_in_a_dynamic_graph(tmp_path: Path) -> None:
+def test_each_position_of_a_sequence_has_its_own_range_in_a_dynamic_graph(tmp_path: Path) -> None:
     """ONNX Runtime would fuse the usual form of both scales, and take the first row's for all."""
     generator = np.random.default_rng(1)
     weight = generator.normal(size=(WIDTH, WIDTH)).astype(np.float32)
@@ -209,7 +209,7 @@ def test_an_excluded_layer_stays_in_fp32(tmp_path: Path) -> None:
     assert operations(quantizer.graph(only="second")).count("DequantizeLinear") == partly < whole
 
 
-def test_between_convolutions_everything_is_int8_for_the_cpu_unless_a_layer_stays_in_fp32(
+def test_cpu_graph_is_int8_between_convolutions_unless_a_layer_stays_in_fp32(
     tmp_path: Path,
 ) -> None:
     rows = np.random.default_rng(2).normal(size=(80, 4, 6, 6)).astype(np.float32)
@@ -243,7 +243,7 @@ def test_between_convolutions_everything_is_int8_for_the_cpu_unless_a_layer_stay
     )
 
 
-def test_sums_of_tokens_stay_in_fp32_even_behind_a_convolution(tmp_path: Path) -> None:
+def test_sums_of_tokens_stay_in_fp32_even_after_a_convolution(tmp_path: Path) -> None:
     """As in a transformer of images; the convolution and the products are int8."""
     nodes = [
         helper.make_node("Conv", ["row", "kernel"], ["patches"], name="patches", strides=[3, 3]),
@@ -266,7 +266,7 @@ def test_sums_of_tokens_stay_in_fp32_even_behind_a_convolution(tmp_path: Path) -
     assert quantizer._joints == []
 
 
-def test_layers_with_a_shared_weight_load_on_a_runtime_that_takes_int8_as_uint8(
+def test_layers_with_a_shared_weight_load_on_a_runtime_with_uint8_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = np.random.default_rng(2).normal(size=(80, 4, 6, 6)).astype(np.float32)

@@ -104,7 +104,7 @@ def test_a_planted_fast_variant_is_chosen() -> None:
     assert verdict(measured(PlantedRunner(), fp32=PlantedRunner(delay_s=0.02)))[0] == "int8"
 
 
-def test_a_planted_lossy_variant_is_over_the_budget_and_its_flipped_rows_are_named() -> None:
+def test_planted_lossy_variant_exceeds_the_budget_and_its_flipped_rows_are_listed() -> None:
     lines = measured(PlantedRunner(num_wrong=2), fp32=PlantedRunner(delay_s=0.02))
     figures = lines["int8"].figures
     assert verdict(lines) == ("fp32", "over the budget: loses 5.00 points, at most 3.00 points")
@@ -160,7 +160,7 @@ class PlantedValues:
 @pytest.mark.parametrize(
     ("per_neighbour", "depends"), [(0.02, False), (0.2, True)]
 )  # float32 has a number every 0.016 there
-def test_rounding_of_large_values_is_no_batch_dependence(
+def test_rounding_of_large_values_does_not_count_as_batch_dependence(
     per_neighbour: float, depends: bool
 ) -> None:
     inputs = np.arange(NUM_ROWS, dtype=np.float32)[:, None]
@@ -222,7 +222,7 @@ def test_the_bounds_of_a_median_are_the_order_statistics_that_enclose_it() -> No
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99, 0.999])
-def test_the_fewest_rounds_are_the_fewest_that_have_an_interval(confidence: float) -> None:
+def test_fewest_rounds_is_the_smallest_number_with_an_interval(confidence: float) -> None:
     fewest = fewest_rounds(confidence)
     median_ratio([1.0] * fewest, confidence)
     with pytest.raises(ValueError, match=f"expected at least {fewest}"):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
 CONTRACT = TextContract(kind="texts", columns=["text"], max_bytes=64, max_characters=None)
 
 
-def test_words_keep_the_space_behind_them_and_chinese_characters_stand_alone() -> None:
+def test_words_keep_trailing_space_and_each_chinese_character_is_a_word() -> None:
     assert words_of("see you, \u5f88\u597d now", 100) == [
         "see ",
         "you, ",
@@ -29,13 +29,13 @@ def test_words_keep_the_space_behind_them_and_chinese_characters_stand_alone() -
 
 
 @given(st.text(max_size=60), st.integers(1, 8))
-def test_the_pieces_are_the_text_and_not_too_many(text: str, most: int) -> None:
+def test_pieces_join_to_the_text_and_respect_the_limit(text: str, most: int) -> None:
     pieces = words_of(text, most)
     assert "".join(pieces) == text
     assert 1 <= len(pieces) <= most
 
 
-def test_each_copy_lacks_one_word() -> None:
+def test_each_copy_of_the_text_lacks_one_word() -> None:
     copies = without_each(["a ", "b ", "c"], CONTRACT)
     assert [decode_row(row, CONTRACT) for row in copies] == ["b c", "a c", "a b "]
 

@@ -369,7 +369,7 @@ def test_the_page_escapes_texts_of_the_bundle() -> None:
     assert "curl -H &quot;authorization: Bearer $KEY&quot;" in page
 
 
-def test_the_page_of_the_operators_port_shows_the_main_port_in_commands_of_callers() -> None:
+def test_docs_page_of_the_operators_port_shows_the_main_port_to_callers() -> None:
     words = always(Operation("What is said."))
     document = openapi(
         {

@@ -88,7 +88,7 @@ def test_only_probes_and_the_empty_page_are_open_without_a_key(
     run(make_settings(keys=tmp_path / "keys"), work)
 
 
-def test_a_key_above_its_rate_gets_429_with_the_seconds_to_wait_and_others_do_not(
+def test_key_above_its_rate_receives_429_with_retry_after_and_others_do_not(
     tmp_path: Path, make_settings: MakeSettings
 ) -> None:
     slow = add_key(tmp_path / "keys", "slow", "caller", 0.05)

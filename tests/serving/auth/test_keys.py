@@ -112,7 +112,7 @@ def test_all_invalid_lines_are_reported_at_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe" * 10, b"#" * (1 << 20) + b"#", b"x\n" * 2000])
-def test_content_that_is_no_key_file_is_refused(path: Path, content: bytes) -> None:
+def test_file_that_is_not_a_key_file_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(KeysError):
         read_keys(path)
@@ -198,7 +198,7 @@ def test_the_command_uses_the_services_file_and_reports_errors(
     assert "line 1" in capsys.readouterr().err
 
 
-def test_a_changed_key_file_is_reloaded_within_a_second_and_removed_keys_are_refused(
+def test_changed_key_file_is_reloaded_within_a_second_and_drops_removed_keys(
     path: Path,
 ) -> None:
     old = add_key(path, "alice", "caller", None)
@@ -226,7 +226,7 @@ def test_a_replaced_key_file_is_reloaded_even_with_the_same_time_and_size(
 
 
 @pytest.mark.parametrize("spoil", ["gone", "wrong line", "a folder"])
-def test_a_key_file_that_becomes_invalid_keeps_the_loaded_keys_and_is_reported_once(
+def test_invalid_key_file_leaves_the_loaded_keys_and_is_reported_once(
     path: Path, spoil: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = add_key(path, "alice", "caller", None)

@@ -118,7 +118,7 @@ def test_infer_answers_as_over_http(images: Service) -> None:
 
 
 @pytest.mark.process
-def test_a_stream_answers_each_of_its_messages_and_goes_on_after_an_error(images: Service) -> None:
+def test_stream_answers_each_message_and_continues_after_an_error(images: Service) -> None:
     answers: list[Any] = []
     with images.client() as client:
         client.start_stream(lambda result, error: answers.append(error or result))

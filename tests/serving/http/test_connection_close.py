@@ -130,7 +130,7 @@ def test_a_caller_that_still_sends_its_body_reads_why_it_is_refused(
 
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("left_over", [b"", LIVEZ[:20]])
-def test_a_half_closed_connection_gets_answers_to_all_complete_requests(
+def test_half_closed_connection_receives_answers_to_all_complete_requests(
     run: Run, make_settings: MakeSettings, number: int, left_over: bytes
 ) -> None:
     async def work() -> None:
@@ -405,7 +405,7 @@ def test_an_upgrade_request_is_answered_as_an_ordinary_request(
 
 
 @pytest.mark.parametrize("behind", [LIVEZ, LIVEZ * 2 + b"GARBAGE\r\n\r\n"])
-def test_requests_behind_an_upgrade_in_one_packet_are_answered_in_order(
+def test_requests_after_an_upgrade_in_one_packet_are_answered_in_order(
     run: Run, make_settings: MakeSettings, behind: bytes
 ) -> None:
     async def work() -> None:
@@ -478,7 +478,7 @@ def test_endless_pipelined_requests_are_read_only_as_fast_as_they_are_answered(
     run(work())
 
 
-def test_bytes_that_are_no_http_behind_a_request_leave_its_answer_its_place(
+def test_invalid_bytes_after_a_request_do_not_precede_its_answer(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:

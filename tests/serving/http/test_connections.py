@@ -142,7 +142,7 @@ def test_an_answer_is_written_at_once_with_its_head(worker: ModelWorker) -> None
     run(work())
 
 
-def test_the_head_of_an_answer_without_a_body_is_sent_when_the_connection_closes() -> None:
+def test_head_of_an_answer_without_body_is_sent_when_the_connection_closes() -> None:
     transport = Transport()
     answer = AnswerTransport(transport)
     answer.hold_head()
@@ -431,7 +431,7 @@ def test_endless_chunk_extensions_of_an_unanswered_request_are_refused(
     run(work())
 
 
-def test_a_suspended_process_times_nobody_out() -> None:
+def test_suspended_process_causes_no_timeouts() -> None:
     """The twin of the time-outs: they count checks, and a late check is one check."""
 
     async def work() -> None:

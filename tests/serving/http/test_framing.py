@@ -77,7 +77,7 @@ def test_ambiguous_requests_are_refused(headers: Headers, version: str, found: s
 @pytest.mark.parametrize(
     "host", [b"a:x@evil", b"a b", b"a/b", b"[::1]b", b"a:1:2", b"[a-z]", b"\xe4"]
 )
-def test_a_host_that_is_no_name_with_a_port_is_refused(host: bytes) -> None:
+def test_host_header_that_is_not_a_name_or_address_is_refused(host: bytes) -> None:
     with pytest.raises(Refusal, match="Host"):
         checked([(b"host", host)])
 
@@ -159,7 +159,9 @@ SMUGGLED = [
 
 @pytest.mark.process
 @pytest.mark.parametrize("payload", SMUGGLED)
-def test_no_second_request_can_be_hidden_in_a_first(server: Server, payload: bytes) -> None:
+def test_no_second_request_can_be_hidden_in_the_body_of_the_first(
+    server: Server, payload: bytes
+) -> None:
     received = answers(server, payload)
     assert received.startswith(b"HTTP/1.1 400 ")
     assert received.count(b"HTTP/1.1 ") == 1

@@ -108,7 +108,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("status", "pieces"), NEVER_A_REQUEST)
-def test_bytes_that_never_become_a_request_get_a_4xx_and_a_close(
+def test_bytes_that_never_become_a_request_are_answered_4xx_and_closed(
     server: Server, status: int, pieces: list[bytes]
 ) -> None:
     received = answers(server, *pieces)
@@ -117,7 +117,7 @@ def test_bytes_that_never_become_a_request_get_a_4xx_and_a_close(
 
 
 @pytest.mark.parametrize(("code", "sent"), REFUSED)
-def test_a_refused_head_gets_an_error_of_the_common_shape(
+def test_refused_head_is_answered_with_the_common_error_shape(
     server: Server, code: str, sent: bytes
 ) -> None:
     assert exchange(server, sent)["code"] == code
@@ -151,7 +151,7 @@ def test_a_silent_connection_is_closed_after_the_timeout(server: Server) -> None
         assert time.monotonic() - started > TIMEOUT_S * 0.8
 
 
-def test_a_request_that_arrived_in_time_is_answered_even_if_the_service_was_busy(
+def test_request_that_arrived_in_time_is_answered_by_a_busy_service(
     server: Server,
 ) -> None:
     with connect(server) as connection:

@@ -370,7 +370,7 @@ def plain_uvicorn(settings: Settings) -> Iterator[int]:
 
 @pytest.mark.process
 @pytest.mark.parametrize(("num_bytes", "status"), [(8 << 20, b" 503 "), (24 << 20, b" 413 ")])
-def test_a_caller_that_sends_before_it_reads_gets_the_refusal_even_from_plain_uvicorn(
+def test_caller_that_sends_before_reading_receives_the_refusal_from_plain_uvicorn(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, num_bytes: int, status: bytes
 ) -> None:
     settings = make_settings()
@@ -386,7 +386,7 @@ def test_a_caller_that_sends_before_it_reads_gets_the_refusal_even_from_plain_uv
 
 
 @pytest.mark.process
-def test_a_slow_caller_that_sends_before_it_reads_gets_the_refusal(
+def test_slow_caller_that_sends_before_reading_receives_the_refusal(
     certified: Path,
 ) -> None:
     (certified / "certificate.json").unlink()

@@ -208,7 +208,7 @@ def tuned(
     )
 
 
-def test_settings_with_the_highest_rate_win_and_headroom_is_the_surplus_over_the_goal() -> None:
+def test_settings_with_the_highest_rate_win_and_headroom_is_their_surplus() -> None:
     carry = {
         SettingsCandidate(1, 2, 16): 200.0,
         SettingsCandidate(2, 1, 16): 400.0,

@@ -55,7 +55,7 @@ async def submit_while_busy(
     return submissions + [batcher.submit(rows(*values)) for values in requests]
 
 
-def test_every_request_gets_the_answers_to_its_own_rows_in_their_order() -> None:
+def test_every_request_receives_the_answers_to_its_own_rows_in_order() -> None:
     async def work() -> None:
         batcher = MicroBatcher(Recorder().run, 8)
         requests = [[value % 200] * (value % 3) + [value % 100] for value in range(100)]
@@ -110,7 +110,7 @@ def test_quick_batches_run_in_the_event_loop_and_larger_ones_on_a_thread() -> No
     run(work())
 
 
-def test_a_quick_batch_waits_while_each_turn_of_the_event_loop_adds_a_request() -> None:
+def test_quick_batch_waits_while_the_event_loop_still_adds_requests() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8, quick_rows=8)

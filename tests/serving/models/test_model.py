@@ -387,7 +387,7 @@ def test_a_variant_with_its_own_calibration_uses_it(
 
 
 @pytest.mark.parametrize("status", ["differs", "not_executed"])
-def test_a_choice_that_is_not_certified_is_passed_over_for_fp32_with_the_reason(
+def test_uncertified_choice_is_passed_over_for_fp32_with_the_reason(
     certified: Path, make_settings: MakeSettings, status: Literal["differs", "not_executed"]
 ) -> None:
     hops = [hop(variant="fp32"), hop(variant="int8", status=status)]
@@ -580,7 +580,7 @@ def test_an_engine_with_a_flipped_bit_is_refused_and_never_passed_over(
         load_model(make_settings())
 
 
-def test_an_engine_that_the_certificate_never_saw_is_not_served(
+def test_engine_that_the_certificate_does_not_cover_is_not_served(
     engine: CertifiedEngine, make_settings: MakeSettings
 ) -> None:
     engine.certify(None)

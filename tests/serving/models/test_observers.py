@@ -47,7 +47,7 @@ def noted(request_id: str, model: ServedModel) -> Noted:
     return (request_id, PAYLOAD, False, INPUTS, model, ROWS, [])
 
 
-def test_observers_get_the_requests_of_one_turn_together_grouped_by_model() -> None:
+def test_observers_receive_the_requests_of_one_turn_grouped_by_model() -> None:
     async def work() -> None:
         first, second, observers = RecordingObserver(), RecordingObserver(), Observers()
         observers.add(first)

@@ -106,7 +106,7 @@ def test_label_that_arrives_before_its_prediction_waits_for_it(make_settings: Ma
     run(make_settings(), work)
 
 
-def test_label_right_after_its_prediction_is_answered_with_the_time_in_which_it_joins(
+def test_label_right_after_its_prediction_is_answered_with_the_expected_join_time(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in SHIPPED.items():
@@ -127,7 +127,7 @@ def test_label_right_after_its_prediction_is_answered_with_the_time_in_which_it_
     run(make_settings(), work)
 
 
-def test_labels_that_will_not_join_by_themselves_are_answered_without_a_time(
+def test_labels_that_will_not_join_later_are_answered_without_a_join_time(
     certified_table: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in SHIPPED.items():

@@ -151,7 +151,7 @@ def test_metrics_count_missing_values_of_table_rows(
 
 
 @pytest.mark.process
-def test_windows_like_the_reference_are_clean_and_shifted_ones_drifted(
+def test_window_like_the_reference_is_clean_and_a_shifted_one_drifted(
     make_monitored: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

@@ -159,7 +159,7 @@ def test_sampling_rate_follows_the_time_that_was_left() -> None:
     assert num_sampled(sampler, 100) == 100
 
 
-def test_a_rate_that_rises_during_a_draw_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_rate_may_rise_during_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = RequestSampler()
     sampler.adapt(1_000_000, 0)
 

@@ -108,7 +108,7 @@ def test_predictions_are_stored_unchanged_in_any_number(num_rows: int, tmp_path:
 
 
 @pytest.mark.process
-def test_part_that_met_a_locked_database_can_be_merged_later(
+def test_part_is_merged_later_if_the_database_was_locked(
     tmp_path: Path, model: MonitoredModel
 ) -> None:
     store = open_store(tmp_path / "state", LIMITS)
@@ -150,7 +150,7 @@ def test_labels_of_unknown_requests_do_not_displace_joined_labels(
     assert len(list(read_ground_truth(tmp_path / "state"))) == 160
 
 
-def test_label_of_a_reused_id_joins_the_last_answer_whichever_worker_stores_it_first(
+def test_label_of_a_reused_id_joins_the_last_answer_of_any_worker(
     tmp_path: Path,
 ) -> None:
     store, other = open_store(tmp_path / "state", LIMITS), open_store(tmp_path / "state", LIMITS)
@@ -167,7 +167,7 @@ def test_label_of_a_reused_id_joins_the_last_answer_whichever_worker_stores_it_f
 
 
 @pytest.mark.parametrize("sequences", [(1, 1), (1, 2), (2, 1)])
-def test_waiting_label_joins_the_answer_before_it_even_if_the_id_was_reused_since(
+def test_waiting_label_joins_the_preceding_answer_even_if_the_id_is_reused(
     tmp_path: Path, sequences: tuple[int, int]
 ) -> None:
     store = open_store(tmp_path / "state", LIMITS)
@@ -184,7 +184,7 @@ def test_waiting_label_joins_the_answer_before_it_even_if_the_id_was_reused_sinc
     assert store.joined("1", 10) == [("grey", "grey")]
 
 
-def test_label_moves_from_an_old_answer_of_its_id_to_one_that_is_stored_late(
+def test_label_moves_from_an_old_answer_to_a_newer_one_stored_late(
     tmp_path: Path,
 ) -> None:
     store = open_store(tmp_path / "state", LIMITS)
@@ -285,7 +285,7 @@ def test_window_opens_with_the_earliest_row_of_all_workers(
         )
 
 
-def test_window_filled_by_a_burst_has_the_false_alarm_budget_of_the_quiet_time_before(
+def test_window_filled_by_a_burst_includes_the_preceding_quiet_time_in_its_budget(
     tmp_path: Path, model: MonitoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds: list[float] = []

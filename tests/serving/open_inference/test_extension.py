@@ -205,7 +205,7 @@ def pixels_in_json(**changes: Any) -> dict[str, Any]:
     return {"inputs": [inputs | changes]}
 
 
-def test_a_json_request_gets_a_json_response_with_its_id(make_settings: MakeSettings) -> None:
+def test_json_request_has_a_json_response_with_its_id(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         nested = np.arange(12).reshape(1, 2, 2, 3).tolist()
         answers = [
@@ -540,7 +540,7 @@ def test_a_refusal_before_the_handler_has_the_protocols_error_format(
         ("output", "shared_memory_region"),
     ],
 )
-def test_a_parameter_that_would_be_ignored_is_refused_by_name(
+def test_error_gives_the_parameter_that_would_be_ignored(
     make_settings: MakeSettings, place: str, name: str
 ) -> None:
     body = pixels_in_json() | {"outputs": [{"name": "label"}]}

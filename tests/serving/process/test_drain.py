@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_sigterm_makes_a_server_not_ready_at_once_and_it_answers_until_the_drain_ends(
+def test_sigterm_makes_a_server_not_ready_but_it_answers_until_drained(
     folder: Path, num_workers: int, is_nightly: bool
 ) -> None:
     with running(folder, drain_s=2.5, workers=num_workers) as server:

@@ -91,7 +91,7 @@ def test_a_form_with_one_file_named_image_is_the_image() -> None:
     assert read(form(part(content=b"pix\r\n--els"))) == (b"pix\r\n--els",)
 
 
-def test_a_form_with_several_files_is_its_images_in_their_order_up_to_the_limit() -> None:
+def test_form_with_several_files_is_several_images_in_order() -> None:
     images = [f"image {number}".encode() for number in range(MAX_ITEMS + 1)]
     parts = [part(content=image) for image in images]
     assert read(form(*parts[:MAX_ITEMS]), max_bytes=10_000) == tuple(images[:MAX_ITEMS])
@@ -124,7 +124,7 @@ def test_a_body_at_the_limit_is_read_and_one_byte_above_is_refused() -> None:
     assert refused(b"x" * 101, b"image/png", max_bytes=100).code == "body_too_large"
 
 
-def test_a_chunked_body_is_refused_when_it_passes_the_limit_and_not_read_further() -> None:
+def test_chunked_body_beyond_the_limit_is_refused_and_not_read_further() -> None:
     def chunks() -> list[bytes]:
         return [b"x" * 60, b"x" * 60]
 

@@ -294,7 +294,7 @@ def test_texts_are_encoded_bit_for_bit_as_in_training() -> None:
     assert several.inputs.tobytes() == expected.tobytes() * 3
 
 
-def test_every_bad_text_of_a_request_is_counted_and_the_first_is_named() -> None:
+def test_error_counts_all_bad_texts_of_a_request_and_shows_the_first() -> None:
     body = {"rows": [{"text": "a"}, {"text": ""}, {"text": 3}, {"words": "a"}]}
     with pytest.raises(Refusal) as found:
         decode_texts(body)

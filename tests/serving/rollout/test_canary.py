@@ -67,7 +67,7 @@ async def is_not_rolled_back(worker: ModelWorker) -> bool:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_invalid_requests_are_no_evidence_however_often_they_are_sent(
+def test_repeated_invalid_requests_do_not_count_as_evidence(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)
@@ -88,7 +88,7 @@ def test_invalid_requests_are_no_evidence_however_often_they_are_sent(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_public_values_do_not_predict_which_requests_a_canary_gets(
+def test_public_values_do_not_predict_the_requests_of_a_canary(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)
@@ -265,7 +265,7 @@ def test_a_failure_of_the_candidate_counts_if_the_stable_model_answers(
         (asyncio.CancelledError(), 1, 1),
     ],
 )
-def test_invalid_requests_are_no_errors_of_the_stable_model(
+def test_invalid_requests_do_not_count_as_errors_of_the_stable_model(
     tmp_path: Path, stable: BaseException | None, requests: int, errors: int
 ) -> None:
     counts = Asked(tmp_path, None, stable).ask(of_candidate=False)

@@ -100,7 +100,7 @@ def test_rollback_of_the_stable_version_returns_to_the_previous_model_at_once(
         commands.rollback(returned, STABLE.version)  # a second operator who saw the same
 
 
-def test_rollback_of_a_version_shared_with_an_ended_candidate_is_refused_for_ten_minutes(
+def test_rollback_of_an_ended_candidates_version_is_refused_for_ten_minutes(
     make_settings: MakeSettings,
 ) -> None:
     settings = make_settings()

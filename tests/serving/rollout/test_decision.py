@@ -152,7 +152,7 @@ def test_at_most_alpha_of_rollouts_without_a_difference_are_rolled_back(num_roll
 
 @pytest.mark.process
 @pytest.mark.parametrize("baseline", [0.0, 0.02])
-def test_a_candidate_that_fails_5_percent_more_is_rolled_back_before_a_quarter_of_the_requests(
+def test_candidate_that_fails_5_percent_more_is_rolled_back_early(
     baseline: float,
 ) -> None:
     rng = np.random.default_rng(12)
@@ -221,7 +221,7 @@ def test_a_worker_that_dies_with_a_candidate_ends_it(phase: str, what: str) -> N
     ).candidate  # of another candidate
 
 
-def test_a_model_is_swapped_once_all_workers_have_it_and_refused_if_one_refuses() -> None:
+def test_model_is_swapped_after_all_workers_loaded_it_and_refused_by_any() -> None:
     state = rollout(mode="deploy", phase="preparing")
     ready, loading = report(), report(phase="preparing")
     assert decide(state, [ready, loading], 1.0) == state

@@ -367,7 +367,7 @@ def test_a_canary_that_answers_nan_is_rolled_back_at_once_unnoticed_by_callers(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_canary_whose_runtime_fails_is_rolled_back_by_the_test_unnoticed_by_callers(
+def test_canary_whose_runtime_fails_is_rolled_back_unnoticed_by_callers(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)

@@ -277,7 +277,7 @@ def test_an_empty_batch_is_augmented_to_an_empty_batch(apply: Apply) -> None:
         torch.zeros(8, 8, 3, dtype=torch.uint8),
     ],
 )
-def test_inputs_that_are_no_batch_of_pixels_are_refused(images: torch.Tensor) -> None:
+def test_augmentation_refuses_inputs_that_are_not_a_batch_of_pixels(images: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="expected uint8"):
         augment_batch(images, device_changes(unchanged(2), None, np.arange(2), 8, 8, 3))
 

@@ -22,7 +22,7 @@ def _failing_with(text: str) -> Any:
         "PytorchStreamWriter failed writing file",
     ],
 )
-def test_a_full_disk_is_named_as_the_reason_for_a_failed_checkpoint(text: str) -> None:
+def test_error_of_a_failed_checkpoint_gives_the_full_disk_as_reason(text: str) -> None:
     with pytest.raises(
         TrainingError,
         match="checkpoint/state could not be written, most likely because the disk is full",

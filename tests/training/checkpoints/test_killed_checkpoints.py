@@ -66,7 +66,7 @@ def test_removing_old_checkpoints_first_would_leave_none_after_a_kill(tmp_path: 
     assert None in {each["newest"] for each in sweep(tmp_path, older_ones_removed_first)}
 
 
-def test_an_action_is_killed_before_its_nth_operation(tmp_path: Path) -> None:
+def test_kill_helper_stops_an_action_before_its_nth_operation(tmp_path: Path) -> None:
     def write_two() -> None:
         (tmp_path / "one").mkdir()
         (tmp_path / "two").mkdir()

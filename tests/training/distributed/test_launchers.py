@@ -78,7 +78,7 @@ def test_the_variables_of_each_launcher_are_read(launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", ENVIRONMENTS)
-def test_lightning_gets_rank_and_world_size_from_the_launcher(launcher: str) -> None:
+def test_lightning_reads_rank_and_world_size_from_the_launcher(launcher: str) -> None:
     environment = cluster_environment(find_launch(ENVIRONMENTS[launcher]))
     assert isinstance(environment, LaunchedEnvironment)
     assert environment.creates_processes_externally
@@ -196,7 +196,7 @@ def _run(*environments: dict[str, str]) -> str:
 
 
 @pytest.mark.process
-def test_relaunch_replaces_the_process_by_the_named_launcher() -> None:
+def test_relaunch_replaces_the_process_by_the_configured_launcher() -> None:
     assert (
         _run({"TRAIN_LAUNCHER": "echo one 'two three'"})
         == f"one two three {sys.executable} -u -m slipway.stages.train\n"

@@ -53,7 +53,7 @@ def test_a_signal_saves_a_checkpoint_after_the_step_and_ends_the_training(
     assert checkpoints(project) == ["step-00000002", "step-00000003"]
 
 
-def test_a_training_stopped_in_a_step_and_in_validation_ends_with_the_same_weights(
+def test_training_stopped_in_a_step_or_in_validation_ends_with_the_same_weights(
     tmp_path: Path,
 ) -> None:
     whole, stopped = (
@@ -113,7 +113,7 @@ def stop_twice() -> None:
         pytest.param("all", marks=pytest.mark.nightly),
     ],
 )
-def test_both_processes_save_and_end_whichever_gets_the_signal(tmp_path: Path, to: str) -> None:
+def test_both_processes_save_and_end_whichever_receives_the_signal(tmp_path: Path, to: str) -> None:
     project = write_project(tmp_path, epochs=1000, devices=2, num_workers=1)
     with start_training(project) as process:
         assert process.stdout is not None

@@ -73,7 +73,7 @@ def test_auto_records_its_reasons() -> None:
     assert any("2 GPUs found" in reason for reason in place(_params(), TWO_GPUS).reasons)
 
 
-def test_named_settings_have_no_reasons() -> None:
+def test_settings_chosen_by_the_user_have_no_recorded_reason() -> None:
     named = _params(strategy="ddp", precision="32-true", accelerator="cpu", devices=2)
     assert place(named, NO_GPU).reasons == ()
 
@@ -156,7 +156,7 @@ def test_lightning_still_has_what_the_portable_strategy_overrides(method: str) -
     assert callable(getattr(DeepSpeedStrategy, method))
 
 
-def test_lightning_still_refuses_the_cpu_where_we_step_in() -> None:
+def test_lightning_still_refuses_the_cpu_that_our_strategy_allows() -> None:
     assert "CUDAAccelerator" in inspect.getsource(DeepSpeedStrategy.setup_environment)
     assert "_validate_device_index_selection" in inspect.getsource(
         DeepSpeedStrategy.setup_distributed

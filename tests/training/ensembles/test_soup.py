@@ -31,7 +31,7 @@ def test_the_mean_of_equal_weights_changes_no_weight() -> None:
     assert torch.equal(weight(averaged([network(0)] * 3, BATCHES)), weight(network(0)))
 
 
-def test_the_statistics_of_batch_norm_are_taken_again() -> None:
+def test_soup_recomputes_the_statistics_of_batch_norm() -> None:
     mean = averaged([network(0), network(1)], BATCHES)
     layer = next(module for module in mean.modules() if isinstance(module, nn.BatchNorm2d))
     seen: list[Tensor] = []

@@ -44,7 +44,7 @@ def test_weights_of_numbers_are_those_of_least_squares() -> None:
     assert np.mean(errors**2) < 1.001 * np.mean(least**2)
 
 
-def test_a_useless_member_of_classes_gets_almost_no_weight() -> None:
+def test_useless_classifier_has_almost_no_weight_in_the_ensemble() -> None:
     torch.manual_seed(0)
     logits = torch.randn(NUM_ROWS, 3) * 2
     targets = torch.multinomial(logits.softmax(dim=1), 1)[:, 0]
@@ -87,7 +87,7 @@ def losses_out_of_fold(
     return found[:-num_val], found[-num_val:]
 
 
-def test_copies_in_other_folds_are_seen_as_a_leak(tmp_path: Path) -> None:
+def test_copies_in_other_folds_are_detected_as_a_leak(tmp_path: Path) -> None:
     data = packed(tmp_path)
     train, val = noisy(data.train[0], 1), noisy(data.val, 2)
     twice = select([train], np.tile(np.arange(len(train)), 2), tuple(train.inputs.shape[1:]))

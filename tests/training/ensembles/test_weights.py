@@ -29,7 +29,7 @@ def test_equally_good_members_share_the_weight() -> None:
     assert found.weights == pytest.approx([1 / 3] * 3, abs=0.06)
 
 
-def test_a_member_that_adds_only_noise_gets_no_weight() -> None:
+def test_member_that_adds_only_noise_has_no_weight() -> None:
     found = greedy_weights(2, KEYS, 7, squared([0.1, 20.0]))
     assert found.weights == [1.0, 0.0]
 

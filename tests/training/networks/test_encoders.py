@@ -231,7 +231,7 @@ def test_a_config_that_does_not_fit_is_refused(
 
 
 @pytest.mark.unit
-def test_a_folder_of_pickled_weights_is_refused_by_name(tmp_path: Path) -> None:
+def test_error_lists_the_pickled_weights_of_a_refused_folder(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(ParamsError, match=r"pytorch_model\.bin is not read, because loading it"):
         encoder_weights(tmp_path)

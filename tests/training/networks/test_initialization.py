@@ -99,7 +99,7 @@ def test_the_first_layer_of_grey_images_sums_pretrained_weights_over_colours(
     )
 
 
-def test_weights_that_are_missing_foreign_or_of_another_shape_are_named(tmp_path: Path) -> None:
+def test_error_lists_missing_foreign_and_misshapen_pretrained_weights(tmp_path: Path) -> None:
     weights = _weights()
     del weights["bn1.weight"]
     weights["alien"] = torch.zeros(1)

@@ -79,7 +79,7 @@ def test_a_missing_model_is_refused_with_the_stage_that_writes_it(tmp_path: Path
         load_network(tmp_path)
 
 
-def test_an_unknown_argument_gets_a_did_you_mean_and_every_mistake_is_named() -> None:
+def test_error_suggests_the_closest_argument_and_lists_every_mistake() -> None:
     with pytest.raises(ParamsError, match="did you mean 'width'") as error:
         build_network(
             spec(

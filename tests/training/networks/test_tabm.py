@@ -228,7 +228,7 @@ def test_the_loss_of_a_row_is_the_mean_of_its_submodels_losses() -> None:
     )
 
 
-def test_every_wrong_network_argument_is_named() -> None:
+def test_error_lists_every_wrong_network_argument() -> None:
     with pytest.raises(ParamsError, match=r"train\.network_arguments of tabm") as error:
         build_network(
             spec(

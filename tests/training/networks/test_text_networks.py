@@ -115,7 +115,7 @@ def test_equal_words_have_equal_hashes_wherever_they_stand() -> None:
     assert _words(rows("dog").to(torch.int64))[0][0] == dog
 
 
-def test_words_differ_in_the_order_of_their_letters_and_long_ones_in_their_end() -> None:
+def test_hashes_differ_by_the_order_of_letters_and_the_end_of_long_words() -> None:
     texts = ["tea", "eat", "x" * 40 + "a", "x" * 40 + "b"]
     hashes = [int(_words(rows(text).to(torch.int64))[0][0]) for text in texts]
     assert len(set(hashes)) == 4
@@ -147,7 +147,7 @@ def test_arguments_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("name", ["hashed_ngrams", "small_transformer"])
-def test_half_precision_leaves_the_bytes_of_a_text_whole(name: str) -> None:
+def test_half_precision_preserves_the_bytes_of_a_text(name: str) -> None:
     rows = example_rows(network(name).spec, 2)
     rows[:, :3] = torch.tensor([201, 203, 205])  # no numbers of bfloat16
     whole, half = network(name)(rows), network(name)

@@ -52,7 +52,7 @@ def _write(
 
 
 @pytest.mark.usefixtures("write")
-def test_a_network_for_images_gets_normalised_channels_first() -> None:
+def test_user_network_for_images_receives_normalised_channels_first() -> None:
     network = build_network(spec(**OWN))
     assert network.backbone.shape == (1, 8, 8)
     zeros = example_rows(network.spec, 2)
@@ -61,7 +61,7 @@ def test_a_network_for_images_gets_normalised_channels_first() -> None:
 
 
 @pytest.mark.usefixtures("write")
-def test_a_network_for_a_table_gets_numbers_indicators_and_slots_of_categories() -> None:
+def test_user_network_for_tables_receives_numbers_indicators_and_category_slots() -> None:
     columns = [fit_column("x", [1.0, 2.0, None, 9.0]), fit_column("c", ["a", "b", "a", "b"])]
     contract = ColumnContract(kind="columns", columns=columns)
     scale = TargetScale(mean=100.0, std=10.0)
@@ -132,7 +132,7 @@ def test_a_network_that_breaks_the_contract_is_refused_with_its_line(
 
 
 @pytest.mark.usefixtures("write")
-def test_a_name_of_something_else_is_refused() -> None:
+def test_name_that_is_not_a_network_is_refused() -> None:
     Path("own/nets.py").write_text("Net = 3\n")
     with pytest.raises(UnavailableError, match="is int, expected a class of torch"):
         build_network(spec(**OWN))

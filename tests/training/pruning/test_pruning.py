@@ -293,7 +293,7 @@ def start_stage(project: Path) -> warm_starts.Process:
 
 
 @pytest.mark.process
-def test_a_killed_pruning_leaves_nothing_and_run_again_it_ends_with_the_same_bytes(
+def test_killed_pruning_leaves_no_files_and_a_new_run_writes_the_same_bytes(
     structured: PruningResult, tmp_path: Path
 ) -> None:
     project = write_pruned_project(tmp_path)

@@ -55,7 +55,7 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
     assert _weights("balanced").tolist() == pytest.approx(expected.tolist())
 
 
-def test_weights_by_class_keep_their_ratio_and_have_a_mean_of_one_over_the_rows() -> None:
+def test_class_weights_keep_their_ratio_and_have_mean_one_over_rows() -> None:
     weights = _weights({"b": 3.0, "a": 1.0}).numpy()
     assert weights[1] / weights[0] == pytest.approx(3.0)
     assert weights[TARGETS.astype(int)].mean() == pytest.approx(1.0)
@@ -110,7 +110,7 @@ def _own(source: str, write_functions: WriteFunctions, **changes: Any) -> RowLos
     return RowLosses(build_network(spec(**changes)), params)
 
 
-def test_the_users_loss_of_classes_gets_logits_and_is_mixed_as_the_built_in_one(
+def test_user_loss_for_classes_receives_logits_and_is_mixed_like_built_in_losses(
     write_functions: WriteFunctions,
 ) -> None:
     body = "    return torch.nn.functional.cross_entropy(outputs, targets, reduction='none')"
@@ -124,7 +124,7 @@ def test_the_users_loss_of_classes_gets_logits_and_is_mixed_as_the_built_in_one(
     assert torch.equal(own(submodels, targets), built_in(submodels, targets))
 
 
-def test_the_users_loss_of_a_number_gets_values_in_the_unit_of_the_target(
+def test_user_loss_for_numbers_receives_values_in_the_targets_unit(
     write_functions: WriteFunctions,
 ) -> None:
     scale = TargetScale(mean=10.0, std=2.0)
@@ -148,7 +148,7 @@ def test_the_users_loss_of_a_number_gets_values_in_the_unit_of_the_target(
         ("    return outputs @ targets", "losses.py, line 3: `return outputs @ targets`). It gets"),
     ],
 )
-def test_a_loss_that_is_none_of_rows_is_refused_with_its_line(
+def test_user_loss_that_is_not_one_per_row_is_refused_with_its_line(
     write_functions: WriteFunctions,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -426,7 +426,7 @@ def test_a_nonfinite_gradient_of_one_rank_stops_all_ranks_with_one_message(
         ),
     ],
 )
-def test_a_resumed_run_continues_the_count_of_skipped_steps_and_ends_with_equal_weights(
+def test_resumed_run_continues_counting_skipped_steps_and_ends_with_equal_weights(
     tmp_path: Path, placed: dict[str, Any]
 ) -> None:
     settings = {"on_nonfinite": "skip", "epochs": 5, "checkpoint_every_epochs": 1, **placed}

@@ -31,7 +31,7 @@ def test_without_logged_metrics_there_are_no_curves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["step\taccuracy\n1\t0.5\n", "step\tloss\n1\tmuch\n", "step\tloss\n1\n"]
 )
-def test_a_table_that_is_no_curve_of_dvclive_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_a_curve_of_dvclive_is_refused(tmp_path: Path, text: str) -> None:
     write_curve(tmp_path, "train/loss", text)
     with pytest.raises(SchemaError, match=r"loss\.tsv"):
         read_curves(tmp_path)

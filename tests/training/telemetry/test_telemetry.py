@@ -107,7 +107,7 @@ def test_tensorboard_shows_each_step_once_after_kills(tmp_path: Path) -> None:
     assert [event["attempt"] for event in log if event["event"] == "finished"] == [3]
 
 
-def test_a_removed_tensorboard_folder_gets_the_epochs_before_the_resume_again(
+def test_resume_rewrites_earlier_epochs_to_a_removed_tensorboard_folder(
     tmp_path: Path,
 ) -> None:
     project = write_project(tmp_path)

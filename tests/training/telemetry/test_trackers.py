@@ -124,7 +124,7 @@ class _FailingServer(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_tracker_that_fails_in_the_training_is_named_once_and_loses_nothing(
+def test_failing_tracker_is_reported_once_and_the_training_keeps_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = write_project(tmp_path, loggers=["mlflow"], epochs=2)

@@ -74,7 +74,7 @@ def test_rows_that_no_column_splits_are_refused_with_the_argument_to_lower(tmp_p
         fitted(packed(tmp_path), network_arguments=ARGUMENTS | {"min_data_in_leaf": 300})
 
 
-def test_gains_are_shares_of_the_columns_by_name(tmp_path: Path) -> None:
+def test_column_gains_are_fractions_that_sum_to_one(tmp_path: Path) -> None:
     gains = fitted(packed(tmp_path)).network.column_gains()
     assert set(gains) == {"size", "age", "tail", "place", "b_garden"}
     assert sum(gains.values()) == pytest.approx(1)

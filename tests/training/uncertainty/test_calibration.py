@@ -205,7 +205,7 @@ class TwoHeads(nn.Module):
         return answer
 
 
-def test_the_last_layer_is_the_one_called_last() -> None:
+def test_last_layer_is_the_last_one_that_the_forward_pass_calls() -> None:
     module, rows = TwoHeads().eval(), torch.randn(4, 7)
     assert last_layer(module, rows[:1]) == "head"
     answer, features = answer_and_features(module, "head", rows)
