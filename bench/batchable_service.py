@@ -16,13 +16,13 @@ from slipway.inputs.images import image_array
 
 @bentoml.service(name="batchable", http={"host": "127.0.0.1"}, traffic={"timeout": 60})
 class Batchable:
-    """Decodes in the framework, stacks, runs, answers."""
+    """A BentoML service that decodes in the framework, stacks a batch, runs and answers it."""
 
     def __init__(self) -> None:
         self.model = Model()
 
     @bentoml.api(batchable=True, max_batch_size=MAX_BATCH_SIZE, max_latency_ms=10_000)  # type: ignore[untyped-decorator]
     def predict(self, images: list[PILImage]) -> list[dict[str, Any]]:
-        """Label and probabilities of each image."""
+        """Return the label and probabilities of each image."""
         pixels = np.stack([image_array(image, self.model.contract) for image in images])
         return [self.model.encode(output) for output in self.model.run(pixels)]

@@ -50,7 +50,7 @@ CLEAN = clean_params(max_bad_fraction=1.0)
 
 
 def write_photographs(sources: list[Path], folder: Path) -> list[Path]:
-    """Random crops of the photographs, mirrored at random, 400x300, quality 90, in one folder."""
+    """Write random, randomly mirrored crops of the photographs as JPEGs of 400x300, quality 90."""
     random = np.random.default_rng(0)
     (folder / "a").mkdir(parents=True)
     originals = [Image.open(path).convert("RGB") for path in sources]
@@ -86,7 +86,7 @@ def decode_with_pillow(paths: list[str]) -> int:
 def seconds_of_pool(
     work: Callable[[list[str]], int], paths: list[Path], pool: ProcessPoolExecutor
 ) -> float:
-    """Every core decodes blocks of the files, its processes being there already."""
+    """Return the seconds in which processes that are already running decode all files."""
     blocks = [
         [str(path) for path in paths[begin : begin + 128]] for begin in range(0, len(paths), 128)
     ]
@@ -96,7 +96,7 @@ def seconds_of_pool(
 
 
 def seconds_of_clean(folder: Path) -> tuple[float, float]:
-    """Seconds from the first to the last inspected sample, and of the comparison of all pairs."""
+    """Return the seconds from first to last inspected sample, and of comparing all pairs."""
     data = PROJECT.data.model_copy(update={"path": str(folder)})
 
     def again(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
@@ -114,7 +114,7 @@ def seconds_of_clean(folder: Path) -> tuple[float, float]:
 
 
 def speed(folder: Path) -> list[str]:
-    """Lines of the table: images/s of clean, and of decoding alone."""
+    """Return lines of the table: images/s of clean, and of decoding only."""
     paths = sorted((folder / "a").iterdir())
     runs: dict[str, list[float]] = {"simplejpeg": [], "Pillow": [], "clean": [], "comparison": []}
     context = multiprocessing.get_context("spawn")
@@ -147,12 +147,12 @@ def speed(folder: Path) -> list[str]:
 
 
 def rate(count: int, seconds: list[float]) -> str:
-    """Images a second with the spread over the rounds."""
+    """Format images per second with the range over the rounds."""
     return spread([count / second for second in seconds], "{:,.0f}") + " images/s"
 
 
 def spread(values: list[float], form: str) -> str:
-    """Median and range."""
+    """Format median and range."""
     return (
         f"{form.format(statistics.median(values))} ({form.format(min(values))} to "
         f"{form.format(max(values))})"
@@ -160,7 +160,7 @@ def spread(values: list[float], form: str) -> str:
 
 
 def variants(image: Image.Image, random: np.random.Generator) -> Iterator[tuple[str, Image.Image]]:
-    """The changes that a copy may have gone through."""
+    """Return changed copies of an image by kind of change."""
     for quality in (30, 60, 95):
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=quality)
@@ -182,12 +182,12 @@ def variants(image: Image.Image, random: np.random.Generator) -> Iterator[tuple[
 
 
 def thumbnail(image: Image.Image) -> NDArray[np.uint8]:
-    """(256,) as clean makes it."""
+    """Return the thumbnail (256,) as `clean` computes it."""
     return measure(np.asarray(image.convert("RGBA")))[1].ravel()
 
 
 def planted(images: list[Image.Image], hay: NDArray[np.uint8]) -> dict[str, float]:
-    """The fraction of planted copies found among the thumbnails `hay` and their own, by change."""
+    """Return the fraction of planted copies found among the other thumbnails `hay`, by change."""
     random = np.random.default_rng(1)
     own = np.stack([thumbnail(image) for image in images])
     made: dict[str, list[NDArray[np.uint8]]] = {}
@@ -210,7 +210,7 @@ def planted(images: list[Image.Image], hay: NDArray[np.uint8]) -> dict[str, floa
 
 
 def cifar(folder: Path) -> tuple[list[Image.Image], NDArray[np.int64], int]:
-    """The images of both files, train first, their labels, and how many are for training."""
+    """Return the images of both files, train first, their labels, and the size of train."""
     tables = [pq.read_table(folder / f"{name}.parquet") for name in ("train", "test")]
     payloads = [payload for table in tables for payload in table["image"].to_pylist()]
     images = [
@@ -222,7 +222,7 @@ def cifar(folder: Path) -> tuple[list[Image.Image], NDArray[np.int64], int]:
 
 
 def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
-    """Lines of the table: what is found, what is not, and what is found that is not there."""
+    """Return lines of the table: planted copies found, and pairs of CIFAR-10 with their errors."""
     images, labels, num_train = cifar(cifar_folder)
     thumbnails = np.stack([thumbnail(image) for image in images])
     pairs = find_pairs(thumbnails, CLEAN.near_duplicate_bits).pairs
@@ -260,7 +260,7 @@ def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
 
 
 def growth() -> list[str]:
-    """CPU time and memory to compare N generated records, each N in a process of its own."""
+    """Return lines with CPU time and memory of comparing N records, one process for each N."""
     lines = []
     for count in COUNTS:
         command = [sys.executable, "-m", "bench.cleaning", "--growth", str(count)]
@@ -270,7 +270,7 @@ def growth() -> list[str]:
 
 
 def growth_of(count: int) -> str:
-    """CPU time and anonymous memory to compare `count` generated records with random thumbnails."""
+    """Measure CPU time and anonymous memory of comparing `count` records with random thumbnails."""
     compare_samples(
         _facts(4096), CLEAN, "image_classification", lambda _: iter(())
     )  # what is loaded once
@@ -301,12 +301,12 @@ def growth_of(count: int) -> str:
 
 
 def _anonymous_bytes() -> int:
-    """Memory of this process that no file backs."""
+    """Return the anonymous memory of this process."""
     return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) * 1024
 
 
 def _facts(count: int) -> Iterator[pa.RecordBatch]:
-    """Facts of unlike photographs, a tenth of which look blurred."""
+    """Return facts of distinct photographs, a tenth of which look blurred."""
     grid = np.linspace(0, 5, THUMBNAIL_PX).round().astype(int)
     for begin in range(0, count, 4096):
         size = min(4096, count - begin)
@@ -343,7 +343,7 @@ def _fixed(values: NDArray[np.uint8]) -> pa.Array:
 
 
 def printed(lines: list[str]) -> list[str]:
-    """The lines, on the terminal as soon as they are there."""
+    """Print the lines at once, and return them."""
     print("\n".join(lines), flush=True)
     return lines
 

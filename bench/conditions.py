@@ -1,4 +1,4 @@
-"""The machine and the versions behind a figure: the line below every table."""
+"""Describes the machine and the versions of a measurement: the line below every table."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from slipway.system.cores import cpu_model
 
 
 def conditions(*packages: str) -> str:
-    """Date, processor, Python, the versions of `packages`, and the load."""
+    """Return the date, processor, Python, versions of `packages`, and load as one line."""
     versions = ", ".join(f"{name} {_installed(name)}" for name in packages)
     machine = f"{os.cpu_count()} cores of {cpu_model()} ({platform.machine()}, {platform.system()})"
     load = f"load average at the end {os.getloadavg()[0]:.1f}"

@@ -1,4 +1,4 @@
-"""Runs the whole way from raw files to a certified service on real data, by params.yaml only.
+"""Runs the whole pipeline from raw files to a certified service on real data, by params.yaml only.
 
 `python -m bench.data_sets [NAME ...]` copies this checkout once for each data set (by default the
 demo and those under ../shared/data), changes its params, runs `dvc repro`, and prints and writes
@@ -40,7 +40,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set below `SHARED` and what a user would change for it."""
+    """A data set below `SHARED`, and the params that a user would change for it."""
 
     name: str
     path: str  # "" for the data of params.yaml
@@ -48,7 +48,7 @@ class DataSet:
 
 
 def fast_precision() -> str:
-    """bf16-mixed on a CPU with AMX, where it is twice as fast as fp32; else the project's."""
+    """Return bf16-mixed on a CPU with AMX, which is twice as fast as fp32; else the project's."""
     information = Path("/proc/cpuinfo")
     return (
         "bf16-mixed" if information.exists() and "amx_bf16" in information.read_text() else "auto"
@@ -146,7 +146,7 @@ DATA_SETS = {one.name: one for one in (DIGITS, HOUSING, BLOOD_CELLS, CIFAR10)}
 
 
 def run(data_set: DataSet) -> list[str]:
-    """The row of one data set, after its whole pipeline."""
+    """Run the whole pipeline of one data set; return its row of the table."""
     folder = SCRATCH / (data_set.path.partition("/")[0] or "demo")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -186,7 +186,7 @@ def _figures(project: Project) -> list[str]:
 
 
 def main() -> None:
-    """Run the data sets that the command line names, or all, one after the other."""
+    """Run the data sets of the command line, or all, one after the other."""
     names = sys.argv[1:] or list(DATA_SETS)
     old = [line for line in RESULT.read_text().splitlines() if line.startswith("| ")][1:]
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in old}

@@ -21,7 +21,7 @@ NUM_RUNS = 3
 
 
 def seconds(project: Project, scratch: Path, stage: str, fault: str) -> list[float]:
-    """Seconds of each run. RuntimeError if a stage did not end with exit code 1 and one line."""
+    """Return the seconds of each run; RuntimeError unless it ends with exit code 1 and one line."""
     prepare, runner = FAULTS[fault]
     taken = []
     for number in range(NUM_RUNS):
@@ -37,7 +37,7 @@ def seconds(project: Project, scratch: Path, stage: str, fault: str) -> list[flo
 
 
 def main() -> None:
-    """Every stage, every fault."""
+    """Measure every stage with every fault, and write the table."""
     if not can_mount():
         raise SystemExit("error: no right to mount a file system here.")
     lines = ["| Stage | " + " | ".join(TRIED) + " |", "|---|" + "---|" * len(TRIED)]

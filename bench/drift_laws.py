@@ -66,7 +66,7 @@ def table(header: list[str], lines: Sequence[Sequence[object]]) -> str:
 def reference_bins(
     random: np.random.Generator, num_rows: int
 ) -> tuple[Counts, NDArray[np.float64]]:
-    """Counts of a uniform reference in its ten bins, and the true fraction of each bin."""
+    """Draw the counts of a uniform reference in ten bins, and the true fraction of each bin."""
     ordered = np.sort(random.uniform(size=num_rows))
     starts = np.arange(1, NUM_BINS) * num_rows // NUM_BINS
     return np.diff([0, *starts, num_rows]), np.diff([0, *ordered[starts], 1])
@@ -75,7 +75,7 @@ def reference_bins(
 def shifted(
     random: np.random.Generator, num_rows: int, shift: float
 ) -> tuple[Counts, NDArray[np.float64]]:
-    """The same for a normal reference, with traffic shifted by a number of standard deviations."""
+    """As `reference_bins`, for a normal reference and traffic shifted by standard deviations."""
     ordered = np.sort(random.normal(size=num_rows))
     starts = np.arange(1, NUM_BINS) * num_rows // NUM_BINS
     edges = ordered[starts] - shift
@@ -86,7 +86,7 @@ def shifted(
 
 
 def logarithmic_psi(windows: Counts, reference: Counts, level: float) -> TwoSampleTest:
-    """The index as it is usually computed, half a row added to each bin."""
+    """Test by the usual population stability index, with half a row added to each bin."""
     p, q = (
         (counts + 0.5) / (counts.sum(axis=-1, keepdims=True) + 0.5 * counts.shape[-1])
         for counts in (windows, reference)
@@ -102,7 +102,7 @@ def logarithmic_psi(windows: Counts, reference: Counts, level: float) -> TwoSamp
 
 
 def tails(share: int) -> str:
-    """The actual rate of exceeded thresholds over the nominal level, without drift."""
+    """Measure the rate of exceeded thresholds relative to the nominal level, without drift."""
     random, lines = np.random.default_rng(1), []
     for num_reference, num_rows in (
         (300, 200),
@@ -151,7 +151,7 @@ def tails(share: int) -> str:
 
 
 def clean_streams(share: int) -> str:
-    """Alarms in 30 days: 720 windows, 20 features and the class mix, by the tests of `judge`."""
+    """Count alarms in 30 days (720 windows, 20 features and the class mix) by `judge`'s tests."""
     random, lines = np.random.default_rng(2), []
     level = Budget().level / NUM_TESTS
     for num_reference, num_classes_reference, num_rows in (
@@ -197,7 +197,7 @@ def clean_streams(share: int) -> str:
 
 
 def whole_streams(share: int) -> str:
-    """The same with real extraction and counting of features, and every test of `judge`."""
+    """As `clean_streams`, with real extraction of features and all tests of `judge`."""
     random, lines = np.random.default_rng(3), []
     for num_reference, num_rows in ((300, 200), (1500, 1000)):
         alarms, windows, seconds = 0, 0, 0.0
@@ -226,7 +226,7 @@ def whole_streams(share: int) -> str:
 
 
 def found_within(random: np.random.Generator, alarmed: Callable[[int], bool], num_rows: int) -> int:
-    """Requests from a shift, at a random point of a window of `WINDOW_ROWS`, to the first alarm."""
+    """Count the requests from a shift, at a random point of a window, to the first alarm."""
     before = int(random.integers(WINDOW_ROWS))  # of the first window, without the shift
     for number in range(num_rows // WINDOW_ROWS + 1):
         if alarmed(before if number == 0 else 0):
@@ -235,7 +235,7 @@ def found_within(random: np.random.Generator, alarmed: Callable[[int], bool], nu
 
 
 def synthetic_shifts(share: int) -> str:
-    """A quarter of a deviation in one of 20 features; ten points more of one of ten classes."""
+    """Measure the power for a shift of one of 20 features, and of one of ten classes."""
     random, lines = np.random.default_rng(4), []
     level, streams = Budget().level / NUM_TESTS, max(100, 4000 // share)
 
@@ -308,7 +308,7 @@ def read_images(path: Path, size_px: int, channels: int, num_rows: int) -> tuple
 
 
 def blurred(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """Images blurred by a Gaussian of one pixel."""
+    """Blur images by a Gaussian of one pixel."""
     flat = [picture[..., 0] if picture.shape[-1] == 1 else picture for picture in pixels]
     found = [
         np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(1))) for picture in flat
@@ -317,7 +317,7 @@ def blurred(pixels: Pixels, random: np.random.Generator) -> Pixels:
 
 
 def noisy(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """With Gaussian noise of 20 grey levels."""
+    """Add Gaussian noise of 20 grey levels to images."""
     return np.clip(np.rint(pixels + random.normal(0, 20, pixels.shape)), 0, 255).astype(np.uint8)
 
 
@@ -357,7 +357,7 @@ def train_model(pixels: Pixels, targets: NDArray[np.int64], held: Pixels) -> Mod
 
 
 class RealData(NamedTuple):
-    """Real images, their model and reference, and the images that the traffic is drawn from."""
+    """Real images, their model and reference, and the images from which traffic is drawn."""
 
     contract: ImageContract
     output: OutputContract
@@ -371,12 +371,12 @@ class RealData(NamedTuple):
 
 
 def real_data(path: Path, size_px: int, channels: int, num_rows: int) -> RealData:
-    """70 % of the rows train the model, 15 % validate it; the others are the traffic."""
+    """Read real images: 70 % train the model, 15 % validate it; the others are the traffic."""
     return divided(*read_images(path, size_px, channels, num_rows), 0.7)
 
 
 def divided(pixels: Pixels, labels: Sequence[str], learned: float) -> RealData:
-    """That fraction of the rows trains the model, 15 % validate it; the others are the traffic."""
+    """Divide rows: the fraction `learned` trains, 15 % validate, the rest is traffic."""
     names = sorted(set(labels))
     targets = np.array([names.index(label) for label in labels])
     first, second = int(learned * len(pixels)), int((learned + 0.15) * len(pixels))
@@ -420,7 +420,7 @@ FAULTS: dict[str, Callable[[Pixels, np.random.Generator], Pixels]] = {
 
 
 def real_shifts(data: RealData, share: int) -> Iterator[list[object]]:
-    """20 % of the images with a fault; and none, for which alarms are false."""
+    """Measure alarms with a fault in 20 % of the images, and false alarms without a fault."""
     random = np.random.default_rng(6)
     clean = data.features(data.pixels)
     streams = max(20, 400 // share)
@@ -476,7 +476,7 @@ def real_images(share: int) -> str:
 
 
 class Estimates:
-    """Estimates of one kind of window, and the truth."""
+    """Estimates of one kind of window, and the true values."""
 
     def __init__(self) -> None:
         self.differences: list[float] = []
@@ -507,7 +507,7 @@ class Estimates:
 
 
 def estimates_of_populations(share: int) -> Iterator[list[object]]:
-    """Rows that are right as often as they say, hard ones in other shares."""
+    """Measure estimates on calibrated simulated rows, with other fractions of hard rows."""
     random = np.random.default_rng(7)
     for num_reference in (300, 1000, 6000):
         for hardness in (0.0, 0.5, 0.9):
@@ -531,10 +531,10 @@ TILTS = (
 
 
 def estimates_of_images(name: str, path: Path, share: int) -> Iterator[list[object]]:
-    """Real images with changed class fractions. Each round divides the rows again.
+    """Measure estimates on real images with changed class fractions.
 
-    Otherwise all windows would share one error. No image appears twice in a window, which would
-    lower the noise of its labels.
+    Each round divides the rows again, because otherwise all windows would share one error. No image
+    appears twice in a window, because that would lower the noise of its labels.
     """
     random = np.random.default_rng(8)
     pixels, labels = read_images(path, 32, 3, 50000)

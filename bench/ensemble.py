@@ -50,7 +50,7 @@ COLUMNS = (
 def graph_of(
     network: Network, project: Path, manifest: PackedManifest, train: PackedSplit, val: PackedSplit
 ) -> bytes:
-    """The fp32 graph of one network with its own calibration."""
+    """Export the fp32 graph of one network with its own calibration."""
     params = load_params(project / "params.yaml")
     fitted = Calibrator(network, params.evaluate, params.seed, "cpu").fit(train, val)
     head = kind_of(manifest.task).target.load_part("head")
@@ -60,7 +60,7 @@ def graph_of(
 
 
 def seconds_by_weights(project: Path) -> dict[str, float]:
-    """Seconds of each training, resumed ones summed, by the digest of the weights that it wrote."""
+    """Return the seconds of each training, all its attempts summed, by digest of the weights."""
     started: dict[str, datetime] = {}
     found: dict[str, float] = {}
     for line in (project / ".work/log/train.jsonl").read_text().splitlines():
@@ -79,7 +79,7 @@ def seconds_by_weights(project: Path) -> dict[str, float]:
 
 
 def searched_model(project: Path) -> tuple[str, Network, float, float]:
-    """The best trial of a search: its name, network, validation loss, and seconds of all trials."""
+    """Return a search's best trial: name, network, validation loss, and seconds of all trials."""
     records = [
         json.loads(path.read_text()) for path in (project / ".work/experiments").glob("*.json")
     ]
@@ -91,7 +91,7 @@ def searched_model(project: Path) -> tuple[str, Network, float, float]:
 
 
 def compare(project: Path, searched: Path | None) -> list[list[str]]:
-    """A row for each member, and one for the ensemble, its student and the best trial."""
+    """Return a row for each member, the ensemble, its student and the best trial."""
     packed = project / "data/packed"
     manifest = read_manifest(packed)
     train, val, test = (open_split(packed, manifest, name) for name in ("train", "val", "test"))
@@ -157,7 +157,7 @@ def compare(project: Path, searched: Path | None) -> list[list[str]]:
 
 
 def main() -> None:
-    """The table of one project."""
+    """Write the table of one project."""
     project = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     searched = Path(sys.argv[2]) if len(sys.argv) > 2 else None
     manifest = read_manifest(project / "data/packed")

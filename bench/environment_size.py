@@ -31,7 +31,7 @@ UV = [sys.executable, "-m", "uv"]
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment: MB without and with bytecode, number of packages, the largest of them."""
+    """An environment: MB without and with bytecode, number of packages, the largest packages."""
 
     name: str
     target_mb: int
@@ -49,7 +49,7 @@ class Environment:
 
 
 def locked(wheel: Path, extra: str, folder: Path) -> Path:
-    """Write a lock with hashes of what the wheel needs for `extra`, without the wheel itself."""
+    """Write a lock with hashes of the wheel's dependencies for `extra`, without the wheel."""
     wanted, lock = folder / f"{extra}.in", folder / f"{extra}.lock"
     wanted.write_text(f"slipway-ml[{extra}] @ {wheel.as_uri()}\n")
     versions = [ROOT / "requirements.lock", IMAGE_LOCK]
@@ -84,7 +84,7 @@ def install_with_pip(python: Path, lock: Path) -> None:
 
 
 def run(*command: object) -> None:
-    """Run a command without pip's settings; its own output says what failed."""
+    """Run a command without pip's settings; its own output shows failures."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     subprocess.run(
         [str(part) for part in command], check=True, env=settings | {"PIP_CONFIG_FILE": os.devnull}
@@ -116,13 +116,13 @@ def measured(name: str, target_mb: int, wheel: Path, lock: Path, folder: Path) -
 
 
 def megabytes(folder: Path) -> float:
-    """The bytes of all files below a folder, in MB; links count nothing."""
+    """Return the size of all files below a folder in MB; links do not count."""
     found = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sum(path.stat().st_size for path in found) / 1e6
 
 
 def seconds_of_both(lock: Path, folder: Path) -> dict[str, list[float]]:
-    """Seconds of uv and of pip, in turns, each into an empty environment from an empty cache."""
+    """Measure the seconds of uv and pip in turns, into empty environments from empty caches."""
     seconds: dict[str, list[float]] = {"uv": [], "pip": []}
     for turn in range(ROUNDS):
         for name in sorted(seconds, reverse=turn % 2 == 0):

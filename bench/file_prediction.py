@@ -27,7 +27,7 @@ RESULT = Path(__file__).parent / "results/file_prediction.md"
 
 
 def bare_rate(model: LoadedModel, images: NDArray[np.uint8], batch_size: int) -> float:
-    """Rows per second of the runtime alone, over all images."""
+    """Return rows per second of the bare runtime, over all images."""
     started = perf_counter()
     for begin in range(0, len(images), batch_size):
         model.certified.run(images[begin : begin + batch_size])
@@ -35,14 +35,14 @@ def bare_rate(model: LoadedModel, images: NDArray[np.uint8], batch_size: int) ->
 
 
 def file_rate(model: LoadedModel, folder: Path, destination: Path) -> float:
-    """Rows per second from a folder of JPEGs to a CSV of answers."""
+    """Return rows per second from a folder of JPEGs to a CSV of answers."""
     done = slipway.predict_files(model, folder, destination, overwrite=True)
     assert (done.rows, done.answered) == (NUM_IMAGES, NUM_IMAGES)
     return done.rows / done.seconds
 
 
 def measured(work: Path) -> tuple[int, list[tuple[float, float]]]:
-    """The best batch size of the bare runtime, and (bare, files) rows per second of each round."""
+    """Return the bare runtime's best batch size, and (bare, files) rows/s of each round."""
     write_large(work)
     folder = work / "images"
     folder.mkdir()

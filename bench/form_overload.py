@@ -36,7 +36,7 @@ TURNS = {
 
 
 def form(number: int = 0, num_images: int = NUM_IMAGES) -> bytes:
-    """A request with one form of so many images."""
+    """Build a request with one form of `num_images` images."""
     content_type, body = encode_images(
         [picture(number + position, (64, 64)) for position in range(num_images)]
     )
@@ -46,7 +46,7 @@ def form(number: int = 0, num_images: int = NUM_IMAGES) -> bytes:
 async def turn(
     url: str, num_callers: int, *, heeds: bool, seconds: float = TURN_S
 ) -> tuple[float, Counter[int]]:
-    """Forms answered a second, and how many answers of each status there were."""
+    """Return the forms answered per second, and the number of answers of each status."""
     callers, forms = Callers(url), [form(number) for number in range(4)]
     ends = time.perf_counter() + seconds
 
@@ -69,7 +69,7 @@ async def turn(
 def measure(
     url: str, num_rounds: int, seconds: float = TURN_S
 ) -> tuple[dict[str, list[float]], dict[str, Counter[int]]]:
-    """Goodput of each turn in each round, and its statuses; the first turns are not counted."""
+    """Measure goodput and statuses of each turn in each round; the first turns do not count."""
     goodput: dict[str, list[float]] = {name: [] for name in TURNS}
     statuses: dict[str, Counter[int]] = {name: Counter() for name in TURNS}
     for num_callers, heeds in TURNS.values():

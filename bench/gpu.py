@@ -1,8 +1,8 @@
 """Runs everything that needs a GPU, within ten minutes: `python -m bench.gpu [--cpu] [PART ...]`.
 
-Each part is a process of its own with a time limit. It writes its lines as it gets them, and
-bench/results/gpu.md is written again after each part, so a part that fails or is cut off keeps what
-it has. Data sets and packages that are missing are named. `--cpu` tries the script itself on the
+Each part is a separate process with a time limit. It writes its lines as it measures them, and
+bench/results/gpu.md is rewritten after each part, so a part that fails or is cut off keeps its
+lines so far. Missing data sets and packages are reported. `--cpu` tries the script itself on the
 CPU with small sizes, and writes to tmp/. CIFAR-10 is read from ../shared/data, or from the folder
 in the variable CIFAR10.
 """
@@ -56,7 +56,7 @@ STRATEGIES = (
 
 @dataclass(frozen=True)
 class Machine:
-    """The place and the size of a part."""
+    """The device of a part, and the size of its work."""
 
     on_gpu: bool
 
@@ -65,7 +65,7 @@ class Machine:
         return "gpu" if self.on_gpu else "cpu"
 
     def size(self, full: int, small: int) -> int:
-        """`full` on a GPU, `small` for a trial on the CPU."""
+        """Return `full` on a GPU, `small` for a trial on the CPU."""
         return full if self.on_gpu else small
 
 
@@ -79,7 +79,7 @@ class Part:
 
 
 def rates(machine: Machine) -> Iterator[str]:
-    """Matrix products of each dtype, and copies to the GPU: the machine's own limits."""
+    """Measure the machine's limits: matrix products of each dtype, and copies to the GPU."""
     side = machine.size(8192, 512)
     device = "cuda" if machine.on_gpu else "cpu"
     yield f"| Product of {side}x{side} matrices | TFLOP/s |"
@@ -108,7 +108,7 @@ def _median_seconds(call: Callable[[], Any], machine: Machine) -> float:
 
 
 def strategies(machine: Machine) -> Iterator[str]:
-    """A small training with each strategy in half precision, four at a time."""
+    """Run a small training with each strategy in half precision, four at a time."""
     from tests.training.conftest import write_project
 
     wide = {"width": 128, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0}
@@ -153,7 +153,7 @@ def strategies(machine: Machine) -> Iterator[str]:
 
 
 def certified(machine: Machine) -> Iterator[str]:
-    """The digits, from files to the certificate, with each backend that this machine has."""
+    """Run the digits from files to the certificate, with each backend of this machine."""
     project = SCRATCH / "digits"
     write_project_of("image_classification", project, {"train": {"epochs": machine.size(30, 3)}})
     if not machine.on_gpu:
@@ -175,7 +175,7 @@ def certified(machine: Machine) -> Iterator[str]:
 
 
 def service(machine: Machine) -> Iterator[str]:
-    """The digits' service under load, after the part `certificate`."""
+    """Measure the digits' service under load; needs the part `certificate` first."""
     import httpx
 
     project = SCRATCH / "digits"
@@ -216,7 +216,7 @@ def service(machine: Machine) -> Iterator[str]:
 
 
 def cifar10(machine: Machine) -> Iterator[str]:
-    """CIFAR-10 from scratch, its own test images; 94 % is the aim."""
+    """Train CIFAR-10 from scratch and test on its own test images; the goal is 94 %."""
     source = Path(os.environ.get("CIFAR10", ROOT.parent / "shared/data/cifar10"))
     joined = SCRATCH / "cifar10.parquet"
     _join_cifar10(source, joined, machine.size(50_000, 1_000))
@@ -269,7 +269,7 @@ def cifar10(machine: Machine) -> Iterator[str]:
 
 
 def _join_cifar10(source: Path, joined: Path, num_rows: int) -> None:
-    """Write the images with a column `part`; every 50th image of its training part is for val."""
+    """Write the images with a column `part`; every 50th training image is for validation."""
     train = pq.read_table(source / "train.parquet").slice(0, num_rows)
     test = pq.read_table(source / "test.parquet").slice(0, num_rows // 5)
     parts = ["val" if row % 50 == 0 else "train" for row in range(len(train))]
@@ -280,7 +280,7 @@ def _join_cifar10(source: Path, joined: Path, num_rows: int) -> None:
 
 
 def transformer(machine: Machine) -> Iterator[str]:
-    """Steps of a transformer of 1.0e9 parameters over bytes, with each way to hold its state."""
+    """Time steps of a byte transformer of 1.0e9 parameters with each strategy and offload."""
     from slipway.config.params import load_params
     from slipway.profiling.measured_run import MeasuredRun, ProfiledProject
 
@@ -363,7 +363,7 @@ def gpu_tests(machine: Machine) -> Iterator[str]:
 
 
 def ladder(machine: Machine) -> Iterator[str]:
-    """The ladder, into a results file of its own."""
+    """Run the ladder, which writes its own results file."""
     if not machine.on_gpu:
         yield "not executed: its rows on the CPU are in ladder.md."
         return
@@ -400,7 +400,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def write_project_of(task: str, folder: Path, changes: dict[str, dict[str, Any]]) -> None:
-    """A project folder with the params of this checkout for `task`, and `changes`."""
+    """Write a project folder with the params of this checkout for `task`, and `changes`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     content = of_kind(yaml.safe_load((ROOT / "params.yaml").read_text()), task)
@@ -417,7 +417,7 @@ def write_project_of(task: str, folder: Path, changes: dict[str, dict[str, Any]]
 
 
 def set_params(folder: Path, changes: dict[str, dict[str, Any]]) -> None:
-    """Change keys of its params.yaml."""
+    """Change keys of a project's params.yaml."""
     content = yaml.safe_load((folder / "params.yaml").read_text())
     for section, values in changes.items():
         content[section].update(values)
@@ -425,7 +425,7 @@ def set_params(folder: Path, changes: dict[str, dict[str, Any]]) -> None:
 
 
 def run_stages(project: Path, stages: Sequence[str]) -> None:
-    """Run stages in processes of their own. RuntimeError with the last lines of one that fails."""
+    """Run each stage in a process. Raises RuntimeError with the last lines of a failed stage."""
     for stage in stages:
         done = subprocess.run(
             [sys.executable, "-m", f"slipway.stages.{stage}"],
@@ -447,7 +447,7 @@ def _python_path() -> str:
 
 @contextmanager
 def served(project: Path, settings: dict[str, str]) -> Iterator[str]:
-    """The address of the project's service, once it is ready."""
+    """Start the project's service, and yield its address once it is ready."""
     import httpx
 
     from tests.end_to_end.project import free_port
@@ -478,7 +478,7 @@ def served(project: Path, settings: dict[str, str]) -> Iterator[str]:
 
 
 def run_part(name: str, machine: Machine) -> None:
-    """Run a part in this process, and write each line as it comes."""
+    """Run a part in this process, and write each line as it arrives."""
     place = SCRATCH / f"{name}.md"
     with place.open("w") as output:
         try:
@@ -491,7 +491,7 @@ def run_part(name: str, machine: Machine) -> None:
 
 
 def run_limited(name: str, machine: Machine) -> str:
-    """Run a part in a process group of its own, ended at its limit; what it found."""
+    """Run a part in its own process group, up to its time limit; return its lines."""
     part, begin = PARTS[name], time.perf_counter()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     (SCRATCH / f"{name}.md").write_text("")
@@ -515,7 +515,7 @@ def run_limited(name: str, machine: Machine) -> str:
 
 
 def write_results(result: Path, device: str, new: dict[str, str]) -> None:
-    """Write the sections by title; those of other parts stay as they are."""
+    """Write the sections by title; sections of other parts stay unchanged."""
     old = result.read_text().split("\n## ")[1:] if result.exists() else []
     sections = dict(section.split("\n\n", 1) for section in old) | new
     body = "\n".join(f"## {title}\n\n{text.rstrip()}\n" for title, text in sections.items())
@@ -523,7 +523,7 @@ def write_results(result: Path, device: str, new: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Run all parts, or those that are named, and write the results after each."""
+    """Run all parts, or those of the command line, and write the results after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--cpu", action="store_true", help="try the script with small sizes")

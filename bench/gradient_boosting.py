@@ -2,9 +2,9 @@
 
 `python -m bench.gradient_boosting [PROJECT]` reads the packed store and the metrics of a finished
 run on a table with a numeric target: this checkout's, or PROJECT's. It fits scikit-learn's
-HistGradientBoostingRegressor on the same training rows, and prints and writes one table. There are
-two of them: with default settings, and the best of a small grid, chosen on the validation rows as
-the network's epoch is. Trees choose their own splits, so they get the encoded columns: missing
+HistGradientBoostingRegressor on the same training rows, and prints and writes one table. It fits
+two models: with default settings, and the best of a small grid, chosen on the validation rows like
+the network's epoch. Trees choose their own splits, so their input is the encoded columns: missing
 numbers as NaN, codes as categories.
 """
 
@@ -47,7 +47,7 @@ COLUMNS = (
 
 
 def features(split: PackedSplit, contract: ColumnContract) -> NDArray[np.float64]:
-    """(N, columns) values, then codes from 0. NaN for a missing number or an unknown category."""
+    """Return values, then codes from 0, (N, columns); NaN if missing or an unknown category."""
     rows = np.asarray(split.inputs[:], np.float64)
     num_values, num_codes = len(contract.numeric), len(contract.categorical)
     values, codes = rows[:, :num_values], rows[:, rows.shape[1] - num_codes :]
@@ -63,7 +63,7 @@ def fit(
     split: PackedSplit,
     contract: ColumnContract,
 ) -> HistGradientBoostingRegressor:
-    """One model on the training rows."""
+    """Fit one model to the training rows."""
     first_code = len(contract.numeric)
     categorical = [
         first_code + index
@@ -79,12 +79,12 @@ def fit(
 def rmse(
     model: HistGradientBoostingRegressor, inputs: NDArray[np.float64], split: PackedSplit
 ) -> float:
-    """The root mean squared error of the model's answers."""
+    """Return the root mean squared error of the model's answers."""
     return float(np.sqrt(np.mean((model.predict(inputs) - split.targets) ** 2)))
 
 
 def compare(project: Path) -> list[list[str]]:
-    """A row for each model."""
+    """Return a row for each model."""
     packed = project / "data/packed"
     manifest: PackedManifest = read_manifest(packed)
     contract = manifest.input
@@ -145,7 +145,7 @@ def _settings(chosen: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """The table of one project."""
+    """Write the table of one project."""
     project = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     manifest = read_manifest(project / "data/packed")
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]

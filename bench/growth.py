@@ -41,14 +41,14 @@ _TABM = {
 
 
 def lines() -> Iterator[str]:
-    """Lines of a table, one for each kind and count."""
+    """Yield lines of a table, one for each kind and count."""
     for kind in KINDS:
         for count in COUNTS:
             yield f"| whole clean, {count:,} rows, {kind} | {line(kind, count)} |"
 
 
 def line(kind: str, count: int) -> str:
-    """Time and memory of one count, minus those of a few rows."""
+    """Format the time and memory of one count, minus those of a few rows."""
     scratch = ROOT / "tmp"
     scratch.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as name:
@@ -61,7 +61,7 @@ def line(kind: str, count: int) -> str:
 
 
 def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
-    """Processor seconds of the stage, and the most memory that no file backed."""
+    """Return the processor seconds of the stage, and its peak anonymous memory."""
     folder.mkdir()
     path = {"images": _write_images, "table": _write_table}[kind](folder, count)
     task, target = {
@@ -113,7 +113,7 @@ def _anonymous_bytes(process: int) -> int:
 
 
 def _write_images(folder: Path, count: int) -> Path:
-    """Small grey JPEGs of coarse noise in one Parquet file."""
+    """Write small grey JPEGs of coarse noise in one Parquet file."""
     path, grid = folder / "images.parquet", np.linspace(0, 5, THUMBNAIL_PX).round().astype(int)
     schema = pa.schema([("image", pa.binary()), ("label", pa.string())])
     with pq.ParquetWriter(path, schema) as writer:
@@ -131,7 +131,7 @@ def _write_images(folder: Path, count: int) -> Path:
 
 
 def _write_table(folder: Path, count: int) -> Path:
-    """The table of `bench.tables`, in pieces."""
+    """Write the table of `bench.tables`, in pieces."""
     path, schema = folder / "table.csv", make_table(10).schema
     with pyarrow.csv.CSVWriter(
         path, schema, write_options=pyarrow.csv.WriteOptions(quoting_style="none")

@@ -27,7 +27,7 @@ BATCHES = (1, 8, 64)
 
 
 def rate(make_client: Callable[[], Any], module: Any, rows: int) -> float:
-    """Rows per second of one round."""
+    """Return the rows per second of one round."""
     pixels = np.random.default_rng(0).integers(0, 256, (rows, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
     tensor = module.InferInput("image", list(pixels.shape), "UINT8")
     tensor.set_data_from_numpy(pixels)
@@ -52,7 +52,7 @@ def rate(make_client: Callable[[], Any], module: Any, rows: int) -> float:
 
 
 def main() -> None:
-    """All batch sizes, both protocols in turns."""
+    """Measure all batch sizes, both protocols in turns, and write the table."""
     lines = [
         "| Rows of a request | HTTP, rows/s | gRPC, rows/s | gRPC to HTTP | Lowest to highest |",
         "|---|---|---|---|---|",

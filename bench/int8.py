@@ -54,7 +54,7 @@ COLUMNS = (
 
 
 def read_rows(name: str, num_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[str]]:
-    """(rows, 32, 32, 3) uint8, (rows,) class indices, and the classes; rows from the whole file."""
+    """Read images (rows, 32, 32, 3) uint8, class indices (rows,), and the classes."""
     table = pq.read_table(DATA / name)
     classes = sorted(set(table["label"].to_pylist()))
     chosen = np.sort(np.random.default_rng(7).permutation(table.num_rows)[:num_rows])
@@ -66,7 +66,7 @@ def read_rows(name: str, num_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.i
 
 
 def contract(size_px: int) -> ImageContract:
-    """RGB, stretched."""
+    """Return the contract of RGB images, stretched to size."""
     return ImageContract(
         kind="images",
         transform=None,
@@ -79,7 +79,7 @@ def contract(size_px: int) -> ImageContract:
 
 
 def specification(size_px: int, classes: list[str]) -> NetworkSpec:
-    """timm's resnet18 for CIFAR-10's classes."""
+    """Return the spec of timm's resnet18 for CIFAR-10's classes."""
     facts: dict[str, Any] = {
         "mean": [0.49, 0.48, 0.45],
         "std": [0.25, 0.24, 0.26],
@@ -96,7 +96,7 @@ def specification(size_px: int, classes: list[str]) -> NetworkSpec:
 
 
 def train(images: NDArray[np.uint8], labels: NDArray[np.int64], classes: list[str]) -> Network:
-    """A few epochs with flips and a cosine schedule."""
+    """Train a few epochs with flips and a cosine schedule."""
     torch.manual_seed(7)
     network = build_network(specification(32, classes)).train()
     num_steps = EPOCHS * (len(images) // BATCH_SIZE)
@@ -118,7 +118,7 @@ def train(images: NDArray[np.uint8], labels: NDArray[np.int64], classes: list[st
 
 
 def enlarged(images: NDArray[np.uint8], size_px: int) -> NDArray[np.uint8]:
-    """(rows, size_px, size_px, 3)"""
+    """Enlarge images to (rows, size_px, size_px, 3)."""
     return np.stack(
         [
             np.asarray(Image.fromarray(image).resize((size_px, size_px), Image.Resampling.BILINEAR))
@@ -128,7 +128,7 @@ def enlarged(images: NDArray[np.uint8], size_px: int) -> NDArray[np.uint8]:
 
 
 def speed_line(size_px: int, timings: Timings) -> str:
-    """One row of the table."""
+    """Format one row of the table."""
     speeds = {name: timings.rows_per_second(name) for name in ("fp32", "int8")}
     best = {name: timings.best_batch_size(name) for name in speeds}
     cells = [
@@ -144,7 +144,7 @@ def speed_line(size_px: int, timings: Timings) -> str:
 
 
 def answers(graph: bytes, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(rows, classes) probabilities."""
+    """Return the probabilities (rows, classes)."""
     return run_in_batches(
         open_onnx(graph, variant="int8", precision="int8", provider="cpu", num_threads=0).run,
         rows,
@@ -153,7 +153,7 @@ def answers(graph: bytes, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def exported(network: Network, rows: NDArray[np.uint8], classes: list[str]) -> bytes:
-    """The fp32 graph for images of the size of `rows`, with the same weights."""
+    """Export the fp32 graph for images of the size of `rows`, with the same weights."""
     size_px = rows.shape[1]
     grown = build_network(specification(size_px, classes)).eval()
     grown.load_state_dict(network.state_dict())
@@ -164,7 +164,7 @@ def exported(network: Network, rows: NDArray[np.uint8], classes: list[str]) -> b
 
 
 def timed(fp32: bytes, int8: bytes, rows: NDArray[np.uint8]) -> Timings:
-    """Both in turns."""
+    """Time both graphs in turns."""
     graphs = {"fp32": fp32, "int8": int8}
     runners = {
         name: open_onnx(graph, variant=name, precision=name, provider="cpu", num_threads=0)
@@ -174,7 +174,7 @@ def timed(fp32: bytes, int8: bytes, rows: NDArray[np.uint8]) -> Timings:
 
 
 def with_section(page: str, heading: str, body: str) -> str:
-    """The page with this section under its heading; the other section is of another machine."""
+    """Return the page with this section replaced; sections of other machines stay."""
     title, *sections = page.rstrip("\n").split("\n\n## ")
     kept = {section.partition("\n\n")[0]: section.partition("\n\n")[2] for section in sections} | {
         heading: body
@@ -188,7 +188,7 @@ def with_section(page: str, heading: str, body: str) -> str:
 
 
 def main() -> None:
-    """Accuracy at 32 px, speed at 32 and 224 px, and the table."""
+    """Measure accuracy at 32 px and speed at 32 and 224 px, and write the table."""
     images, labels, classes = read_rows("train.parquet", NUM_TRAIN)
     validation, indices, _ = read_rows("test.parquet", NUM_VALIDATION)
     network, budget = train(images, labels, classes), load_params().export.goal.max_metric_loss

@@ -56,14 +56,14 @@ EQUAL = (
 
 @dataclass
 class Kills:
-    """The kills, and the steps from which the training resumed."""
+    """The moments of the kills, and the steps from which the training resumed."""
 
     moments: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
 
 
 def small_project(folder: Path) -> Project:
-    """A copy of the checkout whose training takes seconds."""
+    """Make a copy of the checkout whose training takes seconds."""
     folder.mkdir(parents=True)
     project = copy_checkout(folder)
     project.set_params(SMALL)
@@ -71,7 +71,7 @@ def small_project(folder: Path) -> Project:
 
 
 def digests(project: Project, names: Sequence[str] = EQUAL) -> dict[str, str]:
-    """Digest each file that has to be equal."""
+    """Return the digest of each file that has to be equal."""
     return {name: files.sha256_file(project.path / name) for name in names}
 
 
@@ -141,7 +141,7 @@ def _run_until(
 
 
 def _kill(dvc: int, victim: str) -> None:
-    """With SIGKILL: dvc, all that it started, or both."""
+    """Send SIGKILL to dvc, to the processes that it started, or to both."""
     targets = (
         [dvc]
         if victim == "dvc"
@@ -162,7 +162,7 @@ def _descendants(process: int) -> Iterator[int]:
 
 
 def _end_survivors(session: int) -> None:
-    """Kill a trainer some moments after its dvc was killed: it keeps running and holds the lock."""
+    """Kill a trainer that survives its killed dvc: it would keep running and hold the lock."""
     with suppress(ProcessLookupError):
         os.killpg(session, signal.SIGKILL)
 
@@ -195,7 +195,7 @@ def _report(kills: Kills, whole: dict[str, str], killed: dict[str, str], seconds
 
 
 def main(num_kills: int) -> None:
-    """Run both and write the table."""
+    """Run both copies and write the table."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         whole, killed = (small_project(Path(folder) / name) for name in ("whole", "killed"))
         started = time.perf_counter()

@@ -65,7 +65,7 @@ class DataSet:
 
 
 def cifar10() -> pa.Table:
-    """A part of the 50,000 training images, the same each time."""
+    """Return a fixed part of the 50,000 training images."""
     table = pq.read_table(CIFAR10)
     return table.take(
         np.sort(np.random.default_rng(0).choice(table.num_rows, CIFAR10_ROWS, replace=False))
@@ -101,7 +101,7 @@ SETS = (
 
 
 def run(data_set: DataSet, seed: int) -> list[str]:
-    """One line of the table."""
+    """Return one line of the table."""
     folder = SCRATCH / f"{data_set.name.split(',')[0].replace(' ', '_')}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     table, truth = plant(data_set.table(), seed)

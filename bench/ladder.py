@@ -42,14 +42,14 @@ PUBLISHED = "3.63x by four GPUs, 13.29x by preprocessing once, 21.53x by all tog
 
 
 class Runner(Protocol):
-    """A training that is timed when it is its turn."""
+    """A training that is timed in its turns."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: Any) -> None: ...
 
     def rate(self) -> float:
-        """Rows per second."""
+        """Run one round; return its rows per second."""
         ...
 
 
@@ -132,7 +132,7 @@ class Ours:
 
 @dataclass
 class Row:
-    """One rung: what is trained how, and which rung it is compared with."""
+    """A row of the table: a kind of training, and the row that it is compared with."""
 
     key: str
     name: str
@@ -143,7 +143,7 @@ class Row:
     rates: list[float] = field(default_factory=list)
 
     def runner(self) -> Runner:
-        """Not started yet."""
+        """Create the runner, without starting it."""
         if self.train is None:
             return Naive("denoise" if self.transform else "none")
         return Ours(
@@ -154,7 +154,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """The whole ladder; what cannot run here says why."""
+    """Return all rows of the ladder; a row that cannot run here has the reason."""
     gpus = torch.cuda.device_count()
     one = {"strategy": "single", "devices": 1, "precision": "32-true", "accelerator": "cpu"}
     bf16 = {**one, "precision": "bf16-mixed", "channels_last": False}
@@ -236,7 +236,7 @@ def rows() -> list[Row]:
 
 
 def measure(ladder: list[Row]) -> None:
-    """All rows that can run, in turns."""
+    """Measure all rows that can run, in turns."""
     with ExitStack() as stack:
         runners: dict[str, Runner] = {}
         for row in ladder:
@@ -258,7 +258,7 @@ def measure(ladder: list[Row]) -> None:
 
 
 def gains(row: Row, ladder: list[Row]) -> list[float]:
-    """Speed relative to the baseline, round by round; empty if one of them did not run."""
+    """Return the speed relative to the baseline, by round; empty if either did not run."""
     base = next((other for other in ladder if other.key == row.baseline), None)
     return (
         [mine / theirs for mine, theirs in zip(row.rates, base.rates, strict=True)]
@@ -268,7 +268,7 @@ def gains(row: Row, ladder: list[Row]) -> list[float]:
 
 
 def table(ladder: list[Row]) -> str:
-    """The results as a Markdown table."""
+    """Format the results as a Markdown table."""
     lines = [
         (
             "| | Training | rows/s, median | lowest to highest | compared with | times as fast | "
@@ -303,7 +303,7 @@ def _rate(value: float) -> str:
 
 
 def draw(ladder: list[Row]) -> None:
-    """Bars of rows per second on a log scale, with their ranges, and the rows that did not run."""
+    """Draw rows per second as bars on a log scale, with ranges, and the rows that did not run."""
     from matplotlib import pyplot
 
     shown = list(enumerate(ladder, 1))[::-1]
@@ -335,7 +335,7 @@ def draw(ladder: list[Row]) -> None:
 
 
 def prepare() -> str:
-    """Images and both stores; what packing cost, once."""
+    """Make the images and both stores; return the cost of packing in words."""
     write_images(SCRATCH / "images")
     texts = []
     for name, transform in {"plain": None, "denoised": EXPENSIVE}.items():

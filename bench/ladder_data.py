@@ -22,7 +22,7 @@ NUM_ROWS = {"train": 256, "val": 32, "test": 32}
 
 
 def denoise(image: Image.Image) -> Image.Image:
-    """Non-local means (Buades et al. 2005), patches of 5 px, window of 11 px: an expensive step."""
+    """Denoise by non-local means (Buades et al. 2005), patches of 5 px, window of 11 px: slow."""
     cv2.setNumThreads(1)
     return Image.fromarray(
         cv2.fastNlMeansDenoisingColored(np.asarray(image.convert("RGB")), None, 5, 5, 5, 11)
@@ -30,7 +30,7 @@ def denoise(image: Image.Image) -> Image.Image:
 
 
 def write_images(folder: Path) -> None:
-    """A folder of classes of JPEGs of 400x300 for each split."""
+    """Write a folder for each split, with JPEGs of 400x300 in a folder for each class."""
     for split, num_rows in NUM_ROWS.items():
         for number in range(num_rows):
             path = folder / split / str(number % NUM_CLASSES) / f"{number:04}.jpg"
@@ -39,7 +39,7 @@ def write_images(folder: Path) -> None:
 
 
 def pack_images(images: Path, folder: Path, transform: str | None) -> None:
-    """The packed store of these images, with the user's function if given, and flips and crops."""
+    """Pack these images, with the user's function if given, and a plan of flips and crops."""
     changes = {
         "image_size_px": SIZE_PX,
         "channels": 3,

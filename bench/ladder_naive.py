@@ -27,7 +27,7 @@ FEWEST_BATCHES, MIN_SECONDS = 3, 1.0
 def loader(
     images: str, batch_size: int, num_workers: int, transform: str
 ) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-    """Workers that read, decode, transform and resize every image again in each epoch."""
+    """Make a loader whose workers read, decode, transform and resize every image in each epoch."""
     steps = [transforms.Lambda(_denoised)] if transform == "denoise" else []
     steps += [
         transforms.Resize((SIZE_PX, SIZE_PX)),
@@ -77,7 +77,7 @@ def steps(batches: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[in
 
 
 def main() -> None:
-    """Serve rounds."""
+    """Run a round for each line on stdin."""
     images, batch_size, num_workers, transform = (
         sys.argv[1],
         int(sys.argv[2]),

@@ -17,7 +17,7 @@ from bench.serving_peers import MAX_BATCH_SIZE, Model
 
 
 class Api(litserve.LitAPI):  # type: ignore[misc]  # the package is not installed here
-    """Decodes each request, runs a batch, encodes each answer."""
+    """A LitServe API that decodes each request, runs a batch, and encodes each answer."""
 
     def setup(self, device: str) -> None:
         self.model = Model()

@@ -62,7 +62,7 @@ PACKAGES = (
 
 @dataclass
 class Loader:
-    """One loader in a process of its own, and what it did in each round."""
+    """One loader in its own process, and its speed in each round."""
 
     name: str
     process: subprocess.Popen[str]
@@ -70,11 +70,11 @@ class Loader:
     rates: list[float] = field(default_factory=list)
 
     def start(self) -> None:
-        """Wait until it is ready."""
+        """Wait until the loader is ready."""
         self.failure = "" if (answer := self._answer(("ready", "failed"))) == "ready" else answer
 
     def round(self) -> None:
-        """Time it once."""
+        """Time one round."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
@@ -97,7 +97,7 @@ class Loader:
 
 
 def install() -> Path:
-    """The peers' interpreter. What does not install shows later, when it is imported."""
+    """Install the peers; return their interpreter. A failed installation shows at import."""
     python = SCRATCH / "venv" / "bin" / "python"
     if not python.exists():
         subprocess.run(
@@ -111,7 +111,7 @@ def install() -> Path:
 
 
 def write_images(case: Case, folder: Path) -> None:
-    """JPEGs of 400x300 from photographs of cells, or of 28 px from CIFAR-10, in two folders."""
+    """Write JPEGs of 400x300 from photographs of cells, or of 28 px from CIFAR-10."""
     if (folder / "images").exists():
         return
     with files.new_directory(folder / "images") as images:
@@ -149,7 +149,7 @@ def _small() -> Iterator[Image.Image]:
 
 
 def start_all(case: Case, folder: Path, python: Path) -> list[Loader]:
-    """Every loader, when all are ready."""
+    """Start every loader, and return them when all are ready or failed."""
     commands = {
         name: [sys.executable, "-m", "bench.loading_slipway", case.name, str(folder), str(workers)]
         for name, workers in SETUPS.items()
@@ -173,7 +173,7 @@ def start_all(case: Case, folder: Path, python: Path) -> list[Loader]:
 
 
 def measure(case: Case, python: Path) -> list[str]:
-    """The table of one case."""
+    """Measure one case; return its table."""
     folder = SCRATCH / case.name
     folder.mkdir(parents=True, exist_ok=True)
     write_images(case, folder)

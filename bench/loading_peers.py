@@ -21,7 +21,7 @@ NUM_WORKERS = 2
 
 
 def transform_of(case: Case) -> Any:
-    """torchvision's, from a PIL image to a float tensor."""
+    """Return torchvision's transform from a PIL image to a float tensor."""
     from torchvision import transforms
 
     crop = (
@@ -116,7 +116,7 @@ def web_dataset(case: Case, folder: Path) -> Any:
 
 
 class _LitDecode:
-    """Of module level, as the class below, since LitData sends both to processes."""
+    """Decodes a sample; at module level, because LitData pickles it for its processes."""
 
     def __init__(self, case: Case) -> None:
         self._transform = transform_of(case)

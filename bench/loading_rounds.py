@@ -29,7 +29,7 @@ CASES = {case.name: case for case in (Case("P1", 224, 64, 256, 0), Case("P2", 28
 
 
 def serve(make: Callable[[], Callable[[], Iterable[int]]]) -> None:
-    """`make` returns a function that starts an epoch of batch sizes. Prints `ready` or why not."""
+    """Serve rounds of the loader that `make` creates. Prints `ready`, or the failure."""
     try:
         batches = _without_end(make())
         _timed(batches, 0.0)  # caches are filled, workers started, code compiled
@@ -48,7 +48,7 @@ def _without_end(epoch: Callable[[], Iterable[int]]) -> Iterator[int]:
 
 
 def _timed(batches: Iterator[int], seconds: float) -> float:
-    """Images per second, without those batches that were made ready while it was another's turn."""
+    """Return images per second, without batches that were prepared during another's turn."""
     for _ in range(NUM_AHEAD):
         next(batches)
     begin, count = time.perf_counter(), 0

@@ -24,7 +24,7 @@ from tests.project_params import augment_params
 
 
 def pack(case: Case, folder: Path) -> PackedSplit:
-    """The images below `folder`, decoded and resized as `precompute` does, mapped into memory."""
+    """Pack the images below `folder` as `precompute` does, and map them into memory."""
     path, pictures = folder / "inputs.npy", sorted((folder / "images").rglob("*.jpg"))
     contract = ImageContract(
         kind="images",
@@ -56,7 +56,7 @@ def pack(case: Case, folder: Path) -> PackedSplit:
 
 
 def plan_of(case: Case) -> AugmentPlan:
-    """Flips, and the crop of the case."""
+    """Return the plan of flips and the crop of the case."""
     if case.padding_px:
         return plan_from_params(
             augment_params(horizontal_flip=0.5, crop_padding_px=case.padding_px), 7
@@ -65,7 +65,7 @@ def plan_of(case: Case) -> AugmentPlan:
 
 
 def epochs(case: Case, folder: Path, num_workers: int) -> Callable[[], Iterator[int]]:
-    """A function that begins one more epoch: the number of images of each batch."""
+    """Return a function that starts an epoch, with the number of images of each batch."""
     keep_freed_pages()  # as training does
     batches = TrainingBatches(
         [pack(case, folder)],

@@ -1,4 +1,4 @@
-"""Compares the plan's memory with that of real steps.
+"""Compares the planned memory with that of real steps.
 
 `python -m bench.memory_plan` runs each network in a process of its own and writes one table: the
 predicted tensors against torch's allocator, and the predicted process against the growth of the
@@ -40,7 +40,7 @@ SETUPS: list[tuple[str, dict[str, Any], int, str]] = [
 
 
 def line(network: str, arguments: dict[str, Any], rows: int, precision: str) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     command = [
         sys.executable,
         "-m",
@@ -64,7 +64,7 @@ def line(network: str, arguments: dict[str, Any], rows: int, precision: str) -> 
 
 
 def main() -> None:
-    """All setups, one after the other."""
+    """Measure all setups, one after the other, and write the table."""
     lines = [
         (
             "| Network | Precision | Rows | Tensors predicted, MB | allocated, MB | error | "

@@ -63,7 +63,7 @@ class Case(NamedTuple):
 def with_drift_reference(
     write: Callable[[Path], LoadedBundle], image: bytes
 ) -> Callable[[Path], LoadedBundle]:
-    """A writer of the same bundle with a drift reference of noisy copies of the request's image."""
+    """Return a writer that adds a drift reference, of noisy copies of the request's image."""
 
     def written(folder: Path) -> LoadedBundle:
         bundle = write(folder)
@@ -113,7 +113,7 @@ CASES = {
 
 
 def turns_of(case: Case, folder: Path, order: str, seconds: float) -> tuple[list[Turn], str]:
-    """The service's turns during `seconds` of requests, and the number of monitored rows."""
+    """Return the service's turns during `seconds` of requests, and the number of monitored rows."""
     os.environ |= {FILE: str(folder / "turns.json"), ORDER: order, SECONDS: str(case.turn_seconds)}
     with running(
         folder,
@@ -137,7 +137,7 @@ def turns_of(case: Case, folder: Path, order: str, seconds: float) -> tuple[list
 
 
 def looked_at(url: str) -> str:
-    """The numbers of monitored rows by outcome."""
+    """Return the number of monitored rows by outcome."""
     lines = [
         line
         for line in httpx.get(url + "/metrics").text.splitlines()
@@ -149,9 +149,9 @@ def looked_at(url: str) -> str:
 def values_of(
     turns: list[Turn], value: Callable[[float, float, float], float]
 ) -> dict[bool, list[float]]:
-    """One value for each group of four turns, with and without the monitoring.
+    """Compute a value for each group of four turns, with and without the monitoring.
 
-    `value` takes the sums of answers, seconds and processor time.
+    The arguments of `value` are the sums of answers, seconds and processor time.
     """
     found: dict[bool, list[float]] = {True: [], False: []}
     for begin in range(0, len(turns), len(IN_TURNS)):
@@ -170,9 +170,9 @@ def values_of(
 
 
 def compared(what: str, values: dict[bool, list[float]]) -> str:
-    """A line of the table: medians, and the median ratio of neighbours with its 95 % interval.
+    """Format a line of the table: medians, and the median ratio of neighbours with its interval.
 
-    The interval comes from order statistics.
+    The 95 % interval comes from order statistics.
     """
     ratios = sorted(on / off for on, off in zip(values[True], values[False], strict=True))
     around, reach = len(ratios) / 2, 0.98 * math.sqrt(len(ratios))

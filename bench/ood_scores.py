@@ -62,7 +62,7 @@ class DataSet:
 
 
 def wine() -> pa.Table:
-    """The embedded table."""
+    """Return the embedded wine table."""
     table = pyarrow.csv.read_csv(ROOT / "data/demo/wine.csv")
     return table.set_column(
         table.column_names.index("cultivar"), "cultivar", table["cultivar"].cast(pa.string())
@@ -105,7 +105,7 @@ SETS = (
 
 
 def ood_images(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """OOD images by kind, made from (N, H, W, C) uint8 test rows."""
+    """Make OOD images by kind from test images (N, H, W, C) uint8."""
     generator = np.random.default_rng(0)
     yield "noise", generator.integers(0, 256, rows.shape, dtype=np.uint8)
     yield "inverted", 255 - rows
@@ -143,7 +143,7 @@ def _cifar10(size_px: int, channels: int) -> Rows:
 
 
 def ood_table_rows(rows: Rows, contract: ColumnContract) -> Iterator[tuple[str, Rows]]:
-    """OOD rows by kind, made from (N, width) encoded test rows."""
+    """Make OOD rows by kind from encoded test rows (N, width)."""
     generator, num_numbers = np.random.default_rng(0), len(contract.numeric)
     shuffled = rows.copy()
     for column in range(rows.shape[1]):
@@ -177,33 +177,33 @@ Score = Callable[[Answers, Rows], Float]
 
 
 def max_probability(known: Known, _rows: Rows) -> Score:
-    """Hendrycks and Gimpel 2017."""
+    """Score by the largest probability (Hendrycks and Gimpel 2017)."""
     return lambda raw, rows: -_shares(raw.outputs).max(axis=1)
 
 
 def energy(known: Known, _rows: Rows) -> Score:
-    """Liu et al. 2020."""
+    """Score by the energy (Liu et al. 2020)."""
     return lambda raw, rows: -_log_sum_exp(raw.outputs)
 
 
 def mahalanobis(known: Known, _rows: Rows) -> Score:
-    """Slipway's score for images: one centre, principal components of the last layer's inputs."""
+    """Score as Slipway for images: one centre, principal components of the last layer's inputs."""
     return _product(known.raw.scores, lambda raw, rows: raw.scores)
 
 
 def mahalanobis_of_the_row(known: Known, rows: Rows) -> Score:
-    """Slipway's score for tables: the same for the row itself, without a network."""
+    """Score as Slipway for tables: as `mahalanobis`, of the row itself, without a network."""
     return _product(known.row, lambda raw, found: found)
 
 
 def mahalanobis_of_both(known: Known, rows: Rows) -> Score:
-    """The mean of the squares of the two before."""
+    """Score by the sum of the squares of `mahalanobis` and `mahalanobis_of_the_row`."""
     first, second = mahalanobis(known, rows), mahalanobis_of_the_row(known, rows)
     return lambda raw, found: first(raw, found) ** 2 + second(raw, found) ** 2
 
 
 def mahalanobis_by_class(known: Known, _rows: Rows) -> Score:
-    """Lee et al. 2018: the nearest of the classes' centres, deviations within the classes."""
+    """Score by the distance to the nearest class centre (Lee et al. 2018)."""
     centres = np.stack(
         [
             known.raw.scores[known.targets == label].mean(axis=0)
@@ -218,13 +218,13 @@ def mahalanobis_by_class(known: Known, _rows: Rows) -> Score:
 
 
 def relative_mahalanobis(known: Known, rows: Rows) -> Score:
-    """Ren et al. 2021: less the distance to all training rows."""
+    """Score by the class distance less that to all training rows (Ren et al. 2021)."""
     by_class, overall = mahalanobis_by_class(known, rows), mahalanobis(known, rows)
     return lambda raw, found: by_class(raw, found) ** 2 - overall(raw, found) ** 2
 
 
 def vim(known: Known, _rows: Rows) -> Score:
-    """Wang et al. 2022: what is outside the widest half of the directions, against the energy."""
+    """Score by the residual outside the widest half of directions, less the energy (Wang 2022)."""
     features = known.raw.scores.astype(np.float64)
     origin = -np.linalg.pinv(known.head[0]) @ known.head[1] if known.head else features.mean(axis=0)
     _, directions = np.linalg.eigh(np.cov(features - origin, rowvar=False, bias=True))
@@ -272,7 +272,7 @@ def _log_sum_exp(logits: Rows) -> Float:
 
 
 def area_under_curve(ordinary: Float, ood: Float) -> float:
-    """The probability that an OOD row scores above an ordinary row; ties count half."""
+    """Return the probability that an OOD row scores above an ordinary row; ties count half."""
     order = np.sort(ordinary)
     below, upto = np.searchsorted(order, ood, "left"), np.searchsorted(order, ood, "right")
     return float((below + upto).mean() / 2 / len(ordinary))
@@ -282,7 +282,7 @@ def area_under_curve(ordinary: Float, ood: Float) -> float:
 
 
 def run(data_set: DataSet) -> Iterator[list[str]]:
-    """One line for each kind of OOD rows."""
+    """Return one line for each kind of OOD rows."""
     folder = SCRATCH / data_set.name.partition(",")[0].replace(" ", "_")
     if not (folder / "artifacts/model").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -350,7 +350,7 @@ def _head(network: Network, layer: str) -> tuple[Float, Float] | None:
 
 
 def main() -> None:
-    """Every data set, one after the other."""
+    """Run every data set, one after the other, and write the table."""
     columns = [
         "Data, network",
         "OOD rows",

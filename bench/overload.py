@@ -50,7 +50,7 @@ FORM = http_request(
 
 @dataclass
 class Measured:
-    """One way of serving; a figure for each round."""
+    """One way of serving, with the figures of each round."""
 
     name: str
     peak: list[float] = field(default_factory=list)  # answers a second
@@ -96,7 +96,7 @@ async def _load(
 
 
 def measure(measured: Measured, url: str, seed: int) -> None:
-    """One more round."""
+    """Measure one more round."""
     run(closed_loop(url, lambda number: FORM, 32, seconds=1))
     answers = run(closed_loop(url, lambda number: FORM, 32, seconds=PEAK_SECONDS))
     peak = by_status(answers)[200] / PEAK_SECONDS

@@ -45,7 +45,7 @@ JPEG = StoreForm(network=NETWORK, train_size_px=224, encoding="jpeg", jpeg_quali
 
 
 def photograph(seed: int) -> bytes:
-    """A JPEG of 400x300 with the smooth areas, edges and noise of a photograph."""
+    """Make a JPEG of 400x300 with the smooth areas, edges and noise of a photograph."""
     generator = np.random.default_rng(seed)
     coarse = Image.fromarray(generator.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize(
         (400, 300), Image.Resampling.BICUBIC
@@ -63,7 +63,7 @@ def photograph(seed: int) -> bytes:
 
 
 def data_set() -> tuple[list[RawSample], pa.Table]:
-    """Distinct files: a number after the end of the JPEG gives each its own digest."""
+    """Return distinct files: a number after the end of the JPEG gives each its own digest."""
     distinct = [photograph(seed) for seed in range(NUM_DISTINCT)]
     payloads = [
         distinct[index % NUM_DISTINCT] + index.to_bytes(4, "big") for index in range(NUM_IMAGES)
@@ -99,17 +99,17 @@ def _row(sample: RawSample, index: int) -> dict[str, object]:
 
 
 def decode(sample: RawSample) -> int:
-    """Pure decoding."""
+    """Decode a sample only."""
     return decode_image(sample.payload, MAX_PIXELS).width
 
 
 def decode_and_resize(sample: RawSample) -> int:
-    """The least work of precompute."""
+    """Decode and resize a sample: the minimum work of precompute."""
     return len(array_from_bytes(sample.payload, NETWORK))
 
 
 def map_all(function: Callable[[RawSample], int], samples: list[RawSample]) -> None:
-    """On all cores, nothing kept."""
+    """Call a function for all samples on all cores, and drop the results."""
     for _ in ordered_map(function, samples, 0, lambda sample: len(sample.payload)):
         pass
 
@@ -117,7 +117,7 @@ def map_all(function: Callable[[RawSample], int], samples: list[RawSample]) -> N
 def pack_all(
     samples: list[RawSample], rows: pa.Table, form: StoreForm, stop_after: int | None = None
 ) -> None:
-    """On all cores, into SCRATCH/FORM; `stop_after` images it stops, as if it were killed."""
+    """Pack on all cores into SCRATCH/FORM; stop after `stop_after` images, as if killed."""
 
     def read(sources: Collection[str]) -> Iterator[RawSample]:
         return (sample for sample in samples if sample.source in sources)
@@ -130,7 +130,7 @@ def pack_all(
 
 
 def look_through(rows: pa.Table) -> None:
-    """The first work of a second run."""
+    """Check the finished shards, as a second run does first."""
     num_rows = sum(
         len(shard.numbers)
         for _, shard in finished_shards(SCRATCH / "raw", places_of(rows.sort_by("id")), RAW)
@@ -139,14 +139,14 @@ def look_through(rows: pa.Table) -> None:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Seconds of `work`."""
+    """Return the seconds of `work`."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
 
 
 def measure_once(samples: list[RawSample], rows: pa.Table) -> dict[str, float]:
-    """Seconds of each way."""
+    """Return the seconds of each kind of work."""
     shutil.rmtree(SCRATCH, ignore_errors=True)
     found = {"decoding alone": seconds(lambda: map_all(decode, samples))}
     found["decoding and resizing alone"] = seconds(lambda: map_all(decode_and_resize, samples))
@@ -163,7 +163,7 @@ def measure_once(samples: list[RawSample], rows: pa.Table) -> dict[str, float]:
 
 
 def speed_table(rounds: list[dict[str, float]]) -> str:
-    """Medians of the speeds, and of their ratios within each round."""
+    """Format the median speeds, and the medians of their ratios within each round."""
     lines = [
         (
             "| | images/s, median | lowest | highest | beside decoding alone | beside decoding "
@@ -185,7 +185,7 @@ def speed_table(rounds: list[dict[str, float]]) -> str:
 
 
 def loss_table(samples: list[RawSample]) -> str:
-    """Bytes and errors of JPEG by quality."""
+    """Format the bytes and errors of JPEG by quality."""
     images = [array_from_bytes(sample.payload, NETWORK) for sample in samples[:NUM_DISTINCT]]
     lines = [
         (
@@ -210,7 +210,7 @@ def loss_table(samples: list[RawSample]) -> str:
 
 
 def main() -> None:
-    """All rounds, in turns."""
+    """Measure all rounds in turns, and write both tables."""
     samples, rows = data_set()
     rounds = []
     for _ in range(NUM_ROUNDS):

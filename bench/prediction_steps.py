@@ -44,7 +44,7 @@ MOST_LISTED = 12
 
 
 class Silent(asyncio.Transport):
-    """The other end of a connection: takes what is written, and counts the answers."""
+    """A transport that discards written bytes and counts the answers."""
 
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 3000), "peername": ("127.0.0.1", 50000)})
@@ -59,7 +59,7 @@ class Silent(asyncio.Transport):
         """Do nothing: uvicorn closes a connection that was idle for seconds."""
 
     def is_closing(self) -> bool:
-        """Always false."""
+        """Return False: the transport never closes."""
         return False
 
     def pause_reading(self) -> None:
@@ -69,12 +69,12 @@ class Silent(asyncio.Transport):
         """Do nothing: there is nothing more to read."""
 
     def get_write_buffer_size(self) -> int:
-        """Zero: every write is taken at once."""
+        """Return 0: every write is accepted at once."""
         return 0
 
 
 class Replayer:
-    """One worker's way from the first byte of a request to the last one of its answer."""
+    """One worker's code path from the first byte of a request to the last byte of its answer."""
 
     def __init__(self, worker: ModelWorker, request: bytes) -> None:
         async def behind(scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +95,7 @@ class Replayer:
             self._connections.append((connection, transport))
 
     async def answer_all(self) -> None:
-        """One round: a request to each connection, and all answers."""
+        """Run one round: send a request to each connection, and await all answers."""
         wanted = [transport.num_written + 1 for _, transport in self._connections]
         for connection, _ in self._connections:
             connection.data_received(self._request)
@@ -161,7 +161,7 @@ async def count_steps(replayer: Replayer) -> Counter[str]:
 
 
 def described(steps: dict[bool, Counter[str]], times: Times) -> str:
-    """The tables."""
+    """Format the tables."""
     num_predictions = NUM_COUNTED * NUM_CONNECTIONS
     lines = ["| | without monitoring | with monitoring | ratio |", "|---|---|---|---|"]
     totals = [steps[is_monitored].total() / num_predictions for is_monitored in (False, True)]

@@ -34,7 +34,7 @@ SHARES = {"off": None, "a tenth of the requests": 0.1, "every request": 1.0}
 
 @contextmanager
 def started(folder: Path, number: int, share: float | None) -> Iterator[Server]:
-    """A service that logs the fraction `share` of its requests."""
+    """Start a service that logs the fraction `share` of its requests."""
     settings = (
         {}
         if share is None
@@ -49,7 +49,7 @@ def started(folder: Path, number: int, share: float | None) -> Iterator[Server]:
 
 
 def outcomes(url: str) -> str:
-    """The numbers of sampled requests by outcome."""
+    """Return the number of sampled requests by outcome."""
     lines = [
         line
         for line in httpx.get(url + "/metrics").text.splitlines()

@@ -1,12 +1,12 @@
 """Compares the search with early stopping with the full grid, and with Optuna's MedianPruner.
 
 `python -m bench.search` trains every point of a small grid on the digits and on the housing table,
-for five seeds, each with a split of its own. A training is a pure function of its params, and a
-trial that goes on continues from its checkpoint, so every search over these points is then replayed
-from their validation curves: the project's own proposals and schedule decide, and the epochs that
-they need are counted. Trainings that are there already, below tmp/bench/search, are not repeated.
+for five seeds, each with its own split. A training is a pure function of its params, and a promoted
+trial continues from its checkpoint. So every search over these points is replayed from their
+validation curves: the project's own proposals and schedule decide, and the epochs that they need
+are counted. Finished trainings below tmp/bench/search are not repeated.
 
-`python -m bench.search overhead` measures what a trial costs beyond its `dvc repro train`.
+`python -m bench.search overhead` measures the cost of a trial in addition to its `dvc repro train`.
 """
 
 import functools
@@ -75,14 +75,14 @@ class Curve:
     metric: Metric  # of the model that is kept, on the validation rows
 
     def kept(self, epoch: int) -> float:
-        """The score of the epoch with the lowest loss so far, which a training keeps."""
+        """Return the score of the epoch with the lowest loss so far, which a training keeps."""
         losses = self.losses[:epoch]
         return self.scores[losses.index(min(losses))]
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """The end of a replayed search: the winner, and the epochs of all its trials."""
+    """The result of a replayed search: the winner, and the epochs of all its trials."""
 
     winner: Curve
     epochs: int
@@ -125,7 +125,7 @@ SETS = (
 
 
 def points(data: DataSet) -> list[Values]:
-    """Every point of the grid."""
+    """Return every point of the grid."""
     return [
         dict(zip(data.grid, values, strict=True))
         for values in itertools.product(*data.grid.values())
@@ -133,7 +133,7 @@ def points(data: DataSet) -> list[Values]:
 
 
 def trained(data: DataSet, seed: int) -> dict[str, Curve]:
-    """The curve of each point of the grid, by its text; trains those that are not there."""
+    """Return the curve of each point of the grid, by its text; train missing ones."""
     folder = SCRATCH / data.name / str(seed)
     if not (folder / "data/augmented").is_dir():
         write_project(folder, data.table(), data.params)
@@ -181,7 +181,7 @@ def _train(data: DataSet, folder: Path, content: Mapping[str, Any], place: Path)
 
 
 def replay(data: DataSet, curves: Mapping[str, Curve], seed: int, **changes: Any) -> Replayed:
-    """Search over the grid's points as `slipway search` does."""
+    """Replay `slipway search` over the grid's points."""
     section = {
         "method": "tpe",
         "metric": data.metric,
@@ -218,7 +218,7 @@ def replay(data: DataSet, curves: Mapping[str, Curve], seed: int, **changes: Any
 
 
 def median_pruner(data: DataSet, curves: Mapping[str, Curve], seed: int) -> Replayed:
-    """The loop of Optuna's documentation: TPE and MedianPruner, both with default settings."""
+    """Replay the loop of Optuna's documentation: TPE and MedianPruner with default settings."""
     spent = 0
 
     def objective(trial: optuna.Trial) -> float:
@@ -243,7 +243,7 @@ def median_pruner(data: DataSet, curves: Mapping[str, Curve], seed: int) -> Repl
 
 
 def full_grid(data: DataSet, curves: Mapping[str, Curve], seed: int) -> Replayed:
-    """Every point, trained to its end."""
+    """Replay the full grid: every point, trained to its end."""
     return replay(data, curves, seed, method="grid", halving=None)
 
 
@@ -256,7 +256,7 @@ SEARCHES: Mapping[str, Callable[[DataSet, Mapping[str, Curve], int], Replayed]] 
 
 
 def rows_of(data: DataSet) -> Iterator[list[str]]:
-    """The lines of the table for one data set."""
+    """Return the lines of the table for one data set."""
     curves = {seed: trained(data, seed) for seed in SEEDS}
     grids = {seed: full_grid(data, curves[seed], seed) for seed in SEEDS}
     for name, search in SEARCHES.items():
@@ -283,7 +283,7 @@ def _is_as_good(data: DataSet, winner: Curve, best: Curve) -> bool:
 
 
 def overhead() -> str:
-    """Measure what a trial costs beyond the `dvc repro train` of a project of the same size."""
+    """Measure the cost of a trial beyond the `dvc repro train` of a project of the same size."""
     folder = SCRATCH / "overhead"
     shutil.rmtree(folder, ignore_errors=True)
     data = str(ROOT / "data/demo/digits.parquet")
@@ -323,7 +323,7 @@ def overhead() -> str:
 
 
 def _timed(command: list[str], folder: Path) -> tuple[float, float]:
-    """Run a command; return its seconds and those of processor time."""
+    """Run a command; return its wall-clock and processor seconds."""
     begun, started = _processor_seconds(), time.monotonic()
     subprocess.run(command, cwd=folder, env=_environment(folder), check=True, stdout=sys.stderr)
     return time.monotonic() - started, _processor_seconds() - begun
@@ -352,7 +352,7 @@ def _processor_seconds() -> float:
 
 
 def main() -> None:
-    """The table of both data sets; with `overhead` the time of a trial."""
+    """Write the table of both data sets; with `overhead`, that of the cost of a trial."""
     if sys.argv[1:] == ["overhead"]:
         text = f"# What a trial costs beyond its training\n\n{overhead()}"
         print(text)

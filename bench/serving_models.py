@@ -37,13 +37,13 @@ class SmallCnn(nn.Module):
         self.head = nn.Linear(16 * 7 * 7, len(CLASSES))
 
     def forward(self, image: Tensor) -> Tensor:
-        """(rows, 28, 28, 1) uint8 to (rows, 10) logits."""
+        """Map images (rows, 28, 28, 1) uint8 to logits (rows, 10)."""
         logits: Tensor = self.head(self.features(image.to(torch.float32).permute(0, 3, 1, 2) / 255))
         return logits
 
 
 def contract(size_px: int, channels: Any) -> ImageContract:
-    """Images that fit are taken as they are."""
+    """Return a contract under which images of the right size stay unchanged."""
     return ImageContract(
         kind="images",
         transform=None,
@@ -56,13 +56,13 @@ def contract(size_px: int, channels: Any) -> ImageContract:
 
 
 def write_small(folder: Path) -> LoadedBundle:
-    """`folder`/bundle and its certificate, of the small network."""
+    """Write `folder`/bundle and its certificate, of the small network."""
     torch.manual_seed(7)
     return _write(folder, SmallCnn(), contract(28, 1))
 
 
 def write_large(folder: Path) -> LoadedBundle:
-    """`folder`/bundle and its certificate, of resnet18 for ten classes."""
+    """Write `folder`/bundle and its certificate, of resnet18 for ten classes."""
     torch.manual_seed(7)
     taken = contract(224, 3)
     facts: dict[str, Any] = {

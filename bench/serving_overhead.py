@@ -43,7 +43,7 @@ class Measured:
 
 
 class Caller(asyncio.Protocol):
-    """One connection that asks again as soon as it is answered."""
+    """One connection that sends its next request as soon as it has an answer."""
 
     def __init__(self, request: bytes, latencies: list[float]) -> None:
         self._request, self._latencies = request, latencies
@@ -70,7 +70,7 @@ class Caller(asyncio.Protocol):
 
 
 async def one_round(measured: Measured, num_connections: int, seconds: float) -> list[float]:
-    """Latencies in seconds of everything that was answered in `seconds`."""
+    """Return the latencies, in seconds, of all answers within `seconds`."""
     url = httpx.URL(measured.url)
     latencies: list[float] = []
     loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ async def one_round(measured: Measured, num_connections: int, seconds: float) ->
 
 
 def measure(measured: Measured) -> None:
-    """One more round."""
+    """Measure one more round."""
     latencies = asyncio.run(one_round(measured, NUM_CONNECTIONS, ROUND_SECONDS))
     measured.requests_per_second.append(len(latencies) / ROUND_SECONDS)
     percentiles = statistics.quantiles(latencies, n=100)
@@ -106,7 +106,7 @@ def http_request(path: str, content_type: str, body: bytes) -> bytes:
 
 @contextmanager
 def started(target: str, folder: Path) -> Iterator[str]:
-    """The address of a service that is ready."""
+    """Start a service, and yield its address once it is ready."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "bentoml", "serve", target, "--port", url.rpartition(":")[2]]
     variables = environment(folder) | {
@@ -125,7 +125,7 @@ def started(target: str, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def started_service(folder: Path, home: str, **settings: object) -> Iterator[Server]:
-    """The ready service of the bundle in `folder`; `home` is the name of its BENTOML_HOME."""
+    """Start the service of the bundle in `folder`; `home` is the name of its BENTOML_HOME."""
     url = f"http://127.0.0.1:{free_port()}"
     variables = environment(folder, **settings) | {"BENTOML_HOME": str(folder / home)}
     command = [

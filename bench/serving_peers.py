@@ -50,7 +50,7 @@ class Model:
 
 
 async def empty(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body and answers two bytes."""
+    """Read the body and answer two bytes."""
     if scope["type"] == "lifespan":
         return
     while (await receive()).get("more_body", False):
@@ -61,7 +61,7 @@ async def empty(scope: Any, receive: Any, send: Any) -> None:
 
 
 def serve_empty(port: int) -> None:
-    """uvicorn with httptools and uvloop, without its access log."""
+    """Serve the empty application: uvicorn with httptools and uvloop, without an access log."""
     import uvicorn
 
     uvicorn.run(
@@ -76,7 +76,7 @@ def serve_empty(port: int) -> None:
 
 
 def serve_fastapi(port: int) -> None:
-    """One row at a time in FastAPI's pool of threads, uvicorn as above."""
+    """Serve one row at a time in FastAPI's pool of threads, with uvicorn as in `serve_empty`."""
     import fastapi  # in a Python of its own
     import uvicorn
 

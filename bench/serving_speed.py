@@ -91,7 +91,7 @@ class Bare:
     one_row_ms: list[float] = field(default_factory=list)
 
     def measure(self, seconds: float) -> None:
-        """One more round over all batch sizes."""
+        """Measure one more round over all batch sizes."""
         for size, found in self.rows_per_second.items():
             batch = np.random.default_rng(size).integers(
                 0, 256, (size, *self.contract.shape), dtype=np.uint8
@@ -102,7 +102,7 @@ class Bare:
                 self.one_row_ms.append(statistics.median(times) * 1000)
 
     def best(self) -> tuple[int, float]:
-        """The batch size with the highest median of rows a second, and that median."""
+        """Return the batch size with the highest median of rows per second, and that median."""
         medians = {size: statistics.median(found) for size, found in self.rows_per_second.items()}
         size = max(medians, key=lambda one: medians[one])
         return size, medians[size]
@@ -117,7 +117,7 @@ class Bare:
 
 
 def photograph() -> bytes:
-    """A JPEG of 224 px with the detail of a photograph: smooth noise, quality 90."""
+    """Make a JPEG of 224 px with the detail of a photograph: smooth noise, quality 90."""
     coarse = Image.fromarray(np.random.default_rng(7).integers(0, 256, (56, 56, 3), dtype=np.uint8))
     stream = io.BytesIO()
     coarse.resize((224, 224), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=90)
@@ -125,7 +125,7 @@ def photograph() -> bytes:
 
 
 def digit() -> bytes:
-    """A grey PNG of 28 px, a few strokes on black."""
+    """Make a grey PNG of 28 px, a few strokes on black."""
     pixels = np.zeros((28, 28), dtype=np.uint8)
     pixels[4:24, 12:16], pixels[4:8, 8:20] = 200, 255
     pixels[10:24, 12:16] += np.random.default_rng(7).integers(0, 50, (14, 4), dtype=np.uint8)
@@ -142,7 +142,7 @@ CASES = {
 
 @contextmanager
 def started(command: list[str], variables: dict[str, str], url: str, log: Path) -> Iterator[None]:
-    """A server that answers. Its processes form a session of their own, which is ended."""
+    """Start a server in its own session, wait for its answer, and end the session afterwards."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             command, env=variables, stdout=output, stderr=output, start_new_session=True
@@ -171,7 +171,7 @@ def _answers(url: str) -> bool:
 
 
 def form(field_name: str, image: bytes, media_type: str) -> bytes:
-    """A request with the image as a file."""
+    """Build a request with the image as a file of a form."""
     head = (
         f'--b\r\nContent-Disposition: form-data; name="{field_name}"; filename="x"\r\n'
         f"Content-Type: {media_type}\r\n\r\n"
@@ -182,7 +182,7 @@ def form(field_name: str, image: bytes, media_type: str) -> bytes:
 
 
 def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStack) -> list[Served]:
-    """Every server that can be started here, with its request."""
+    """Start every server that is available here; yield each with its request."""
     image = case.image()
     peer = {
         "PEER_BUNDLE": str(bundle.root),
@@ -237,7 +237,7 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
 
 
 def measure(measured: Measured, num_connections: int, seconds: float) -> None:
-    """One more round, after a moment that does not count."""
+    """Measure one more round, after a short warm-up."""
     uvloop.run(one_round(measured, num_connections, min(WARM_UP_S, seconds / 3)))
     latencies = uvloop.run(one_round(measured, num_connections, seconds))
     if not latencies:
@@ -251,7 +251,7 @@ def measure(measured: Measured, num_connections: int, seconds: float) -> None:
 
 
 def ratio(served: Served, other: list[float]) -> str:
-    """Ratios of requests per second in the same round: median and quartiles."""
+    """Format the ratios of requests per second in the same round: median and quartiles."""
     low, middle, high = statistics.quantiles(
         [mine / its for mine, its in zip(served.many.requests_per_second, other, strict=True)]
     )
@@ -259,7 +259,7 @@ def ratio(served: Served, other: list[float]) -> str:
 
 
 def table(all_served: list[Served], bare: Bare) -> str:
-    """One row for each way of serving."""
+    """Format one row for each way of serving."""
     size, _ = bare.best()
     best = bare.rows_per_second[size]
     empty = next(served for served in all_served if "empty" in served.name).many.requests_per_second
@@ -292,7 +292,7 @@ def _spread(rates: list[float]) -> str:
 
 
 def notes(all_served: list[Served], bare: Bare) -> str:
-    """The ratios that are aimed at."""
+    """Format the ratios that have targets."""
     by_name = {served.name: served for served in all_served}
     ours = by_name["Slipway, one worker"]
     lines = []
@@ -312,7 +312,7 @@ def notes(all_served: list[Served], bare: Bare) -> str:
 
 
 def run_case(case: Case) -> str:
-    """All rounds of one model, and its table."""
+    """Run all rounds of one model; return its table."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as services:
         folder = Path(temporary)
         bundle = case.write(folder)
@@ -343,7 +343,7 @@ def run_case(case: Case) -> str:
 
 
 def peer_versions() -> str:
-    """The versions of the peers' packages."""
+    """Return the versions of the peers' packages."""
     if not PEERS:
         return "LitServe and FastAPI were not there (BENCH_PEERS names no Python that has them)."
     code = (

@@ -30,7 +30,7 @@ ARTIFACTS = ROOT / "artifacts"
 
 
 def seconds_to_import(module: str) -> float:
-    """Seconds that a fresh interpreter takes for one import, its own start not counted."""
+    """Return the seconds of one import in a fresh interpreter, without the interpreter's start."""
     code = (
         f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - "
         "start)"
@@ -43,7 +43,7 @@ def seconds_to_import(module: str) -> float:
 
 
 def started(folder: Path, payload: bytes) -> dict[str, float]:
-    """One start: seconds until alive and until ready, megabytes of the worker and of the server."""
+    """Measure one start: seconds until alive and until ready, MB of the worker and the server."""
     bundle, certificate = ARTIFACTS / "bundle", ARTIFACTS / "certificate.json"
     begin = time.perf_counter()
     with running(folder, provider="cpu", bundle=bundle, certificate=certificate) as server:
@@ -64,7 +64,7 @@ def started(folder: Path, payload: bytes) -> dict[str, float]:
 
 
 def resident_mb(process: int) -> float:
-    """VmRSS of a process in MB."""
+    """Return the VmRSS of a process in MB."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
     assert found
     return int(found.group(1)) * 1024 / 1e6

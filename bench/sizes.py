@@ -47,7 +47,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A data set, and what differs from the proposal of `slipway init`."""
+    """A data set, and its changes to the proposal of `slipway init`."""
 
     name: str
     path: Path
@@ -71,7 +71,7 @@ CASES = (
 
 
 def measure(case: Case) -> list[str]:
-    """The row of one case."""
+    """Measure one case; return its row."""
     folder = SCRATCH / case.name.replace(" ", "_").replace(",", "")
     shutil.rmtree(folder, ignore_errors=True)
     proposal = plan_project(folder, case.path, case.task, case.target)
@@ -111,7 +111,7 @@ def _cells(plan: ResourcePlan, epochs: int, data_seconds: float, store: int) -> 
 
 
 def main() -> None:
-    """Measure the cases named on the command line, or all."""
+    """Measure the cases of the command line, or all, and write the table."""
     names = sys.argv[1:] or [case.name for case in CASES]
     cases = [case for case in CASES if case.name in names and case.path.exists()]
     # A process for each: the memory of a training is predicted from that of this process.

@@ -128,7 +128,7 @@ def _step(
 
 
 def _measure(step: Step) -> tuple[list[float], list[float]]:
-    """Milliseconds of a step, without and with the guard."""
+    """Return the milliseconds of a step, without and with the guard."""
     params = load_params(Path("params.yaml")).train.model_copy(update={"gradient_clip_norm": 1.0})
     guard = NonFiniteGuard(step.network, params, [str(row) for row in range(len(step.batch.rows))])
     optimizer = torch.optim.AdamW(step.network.parameters(), lr=1e-5)

@@ -14,7 +14,7 @@ from slipway.runtimes.runtime import open_onnx
 
 @bentoml.service(name="stock", http={"host": "127.0.0.1"}, traffic={"timeout": 10})
 class Stock:
-    """Decodes, runs one row, answers."""
+    """A BentoML service that decodes an image, runs one row and answers."""
 
     def __init__(self) -> None:
         self.bundle = load_bundle(Path(os.environ["STOCK_BUNDLE"]))
@@ -30,7 +30,7 @@ class Stock:
 
     @bentoml.api  # type: ignore[untyped-decorator]
     def predict(self, image: Annotated[Path, ContentType("image/*")]) -> dict[str, Any]:
-        """`label` and `probabilities` of one image."""
+        """Return `label` and `probabilities` of one image."""
         outputs = self.runner.run(
             array_from_bytes(image.read_bytes(), self.contract)[None]
         ).outputs[0]

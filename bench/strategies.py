@@ -60,7 +60,7 @@ class Runs:
 
 
 def prepare(runs: Runs, seed: int) -> Path:
-    """A folder with this checkout's data, in which the stages run with changed params."""
+    """Make a folder with this checkout's data, for the stages to run with changed params."""
     folder = SCRATCH / f"{runs.strategy}-{runs.precision}-{runs.offload}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "data").mkdir(parents=True)
@@ -103,7 +103,7 @@ def run(runs: Runs, seed: int) -> None:
 
 
 def main() -> None:
-    """All seeds of all setups, in turns."""
+    """Run all seeds of all setups in turns, and write the table."""
     everything = [Runs(*setup) for setup in SETUPS]
     for seed in SEEDS:
         for runs in everything:

@@ -1,4 +1,4 @@
-"""Compares latencies while models are swapped all the time with those without swaps (S8).
+"""Compares latencies during continuous swaps of models with those without swaps (S8).
 
 `python -m bench.swapping` starts the service with a network of 35 MB and swaps between two of them
 at least 60 times. It sends requests over 8 connections, checks every answer against the model that
@@ -60,7 +60,7 @@ class Round:
 
 
 class CheckingCaller(Caller):
-    """Asks, checks the answer, pauses. A refusal and a connection that is lost count as wrong."""
+    """Sends a request, checks the answer, pauses. Refusals and lost connections count as wrong."""
 
     def __init__(self, request: bytes, seen: Round, expected: dict[str, list[float]]) -> None:
         super().__init__(request, seen.latencies)
@@ -98,7 +98,7 @@ class CheckingCaller(Caller):
 
 
 def large_classifier(seed: int) -> onnx.ModelProto:
-    """`classifier` with two hidden layers of HIDDEN units: the bytes of a ResNet-18, 2 ms a row."""
+    """Make `classifier` with two layers of HIDDEN units: a ResNet-18's size, 2 ms per row."""
     graph = classifier()
     draws = np.random.default_rng(seed)
     shapes = [
@@ -126,7 +126,7 @@ def large_classifier(seed: int) -> onnx.ModelProto:
 
 
 def expected_answer(bundle: Path) -> list[float]:
-    """To ROW, by the bare runtime."""
+    """Return the bare runtime's answer to ROW."""
     runner = open_onnx(
         load_bundle(bundle).model_bytes("fp32"),
         variant="fp32",
@@ -160,7 +160,7 @@ async def _asked(
 
 
 def swap_to(work: list[Path], settings: Settings, worker: int) -> tuple[list[float], list[float]]:
-    """Swap to each by the command. Returns the seconds and the worker's MiB after each."""
+    """Swap to each model by the command; return the seconds and the worker's MiB after each."""
     seconds, memory = [], []
     for bundle in work:
         started = time.perf_counter()
@@ -175,7 +175,7 @@ def swap_to(work: list[Path], settings: Settings, worker: int) -> tuple[list[flo
 def measured(
     server: Server, expected: dict[str, list[float]], swapping: Future[Any] | None
 ) -> Round:
-    """One round: as long as `swapping` takes, or as much time without any."""
+    """Measure one round: as long as `swapping` takes, or for a fixed time without swaps."""
     is_over = threading.Event()
     if swapping:
         swapping.add_done_callback(lambda _: is_over.set())
@@ -185,7 +185,7 @@ def measured(
 
 
 def main(num_rounds: int, num_swaps: int) -> str:
-    """The table."""
+    """Measure all rounds and write the table."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         bundles = [write_candidate(folder / f"{seed}", large_classifier(seed)) for seed in (1, 2)]

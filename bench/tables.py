@@ -2,8 +2,8 @@
 
 `python -m bench.tables` writes CSV and Parquet files of 10 columns with planted faults. It runs the
 stage's work on them (reading, cleaning, report and files), the sizes interleaved, and prints and
-writes one table. For comparison it gives the time in which pyarrow reads the same file into typed
-columns, the least that any tool needs.
+writes one table. For comparison it shows the time in which pyarrow reads the same file into typed
+columns, the minimum for any tool.
 """
 
 import shutil
@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def make_table(num_rows: int, seed: int = 3) -> pa.Table:
-    """Five numbers, a count, a category, a boolean, a date and a numeric target, as faulty text."""
+    """Make a faulty text table: five numbers, a count, a category, a boolean, a date, a target."""
     generator = np.random.default_rng(seed)
     numbers = {
         f"number_{index}": generator.normal(50, 10, num_rows).round(4).astype(str).astype(object)
@@ -83,7 +83,7 @@ def clean(path: Path, data: DataParams, params: CleanParams) -> int:
 
 
 def main() -> None:
-    """All sizes and formats, interleaved."""
+    """Measure all sizes and formats, interleaved, and write the table."""
     params = load_params(ROOT / "params.yaml")
     data = params.data.model_copy(update={"task": "table_regression", "target_column": "price"})
     SCRATCH.mkdir(parents=True, exist_ok=True)

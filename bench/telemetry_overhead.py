@@ -75,7 +75,7 @@ def _split(params: TrainParams) -> tuple[PackedManifest, PackedSplit]:
 
 
 class _Stopwatch:
-    """Adds up the seconds inside the methods of others."""
+    """Adds up the seconds inside methods of other objects."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -96,7 +96,7 @@ class _Stopwatch:
 
 
 class _Epochs(pl.Callback):
-    """Seconds of each epoch, and those of them that the watch has seen."""
+    """Records the seconds of each epoch, and the part inside the stopwatch's methods."""
 
     def __init__(self, watch: _Stopwatch) -> None:
         self._watch = watch
@@ -119,7 +119,7 @@ class _Epochs(pl.Callback):
 def measure(
     params: TrainParams, manifest: PackedManifest, split: PackedSplit
 ) -> list[tuple[float, float]]:
-    """(seconds, those of the telemetry) of each epoch."""
+    """Return (seconds, seconds of the telemetry) of each epoch."""
     torch.manual_seed(params.batch_size)
     shape = cut_step(params.batch_size, 1, params.max_batch_per_device)
     plan = plan_from_params(load_params().augment, 7)
@@ -160,7 +160,7 @@ def measure(
 
 
 def main() -> None:
-    """Both intervals, and the table."""
+    """Measure both intervals and write the table."""
     silence_chatter()
     params = load_params().train
     manifest, split = _split(params)

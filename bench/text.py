@@ -70,7 +70,7 @@ COLUMNS = (
 
 
 def texts_of(project: Path, split: PackedSplit, contract: TextContract) -> list[str]:
-    """The whole texts of the rows of a split, in its order."""
+    """Return the whole texts of the rows of a split, in its order."""
     table = read_texts(project / "data/clean", contract.columns)
     places = pc.index_in(pc.cast(split.ids, "string"), table[ID_COLUMN].combine_chunks())
     rows = table.take(places).to_pylist()
@@ -80,7 +80,7 @@ def texts_of(project: Path, split: PackedSplit, contract: TextContract) -> list[
 def baseline(
     texts: dict[str, list[str]], targets: dict[str, NDArray[Any]]
 ) -> tuple[NDArray[np.float64], float]:
-    """Probabilities of the test rows, and the processor's seconds."""
+    """Return the probabilities of the test rows, and the processor seconds."""
     begin = time.process_time()
     has_spaces = np.mean([" " in text for text in texts["train"]]) > 0.5
     vectors = TfidfVectorizer(
@@ -99,14 +99,14 @@ def baseline(
 def network_answers(
     project: Path, test: PackedSplit, manifest: PackedManifest
 ) -> NDArray[np.float64]:
-    """The probabilities that `evaluate` wrote, in the order of the test rows."""
+    """Return the probabilities that `evaluate` wrote, in the order of the test rows."""
     table = pq.read_table(project / "artifacts/predictions.parquet")
     places = pc.index_in(pc.cast(test.ids, "string"), table["id"].combine_chunks())
     return np.array(table.take(places)["probabilities"].to_pylist(), np.float64)
 
 
 def trained(data: Path, project: Path, changes: dict[str, Any]) -> float:
-    """Make a project with other values and run its stages; the processor's seconds of `train`."""
+    """Make a project with changed values, run its stages; return `train`'s processor seconds."""
     slipway = [sys.executable, "-m", "slipway.cli"]
     run([*slipway, "init", "--data", str(data.absolute()), "--yes", str(project)], Path.cwd())
     propose(project / "params.yaml", changes, apply=True)
@@ -117,7 +117,7 @@ def trained(data: Path, project: Path, changes: dict[str, Any]) -> float:
 
 
 def run(command: list[str], folder: Path) -> float:
-    """Run a command of this checkout in a folder; the processor's seconds."""
+    """Run a command of this checkout in a folder; return its processor seconds."""
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
@@ -126,7 +126,7 @@ def run(command: list[str], folder: Path) -> float:
 
 
 def compare(data: Path, project: Path, changes: dict[str, Any]) -> list[str]:
-    """The row of one file and one network."""
+    """Return the row of one file and one network."""
     training = trained(data, project, changes)
     manifest = read_manifest(project / "data/packed")
     contract = manifest.input
@@ -153,7 +153,7 @@ def compare(data: Path, project: Path, changes: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """The table of all files."""
+    """Write the table of all files."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     with tempfile.TemporaryDirectory() as folder:
         arguments = sys.argv[1:]

@@ -1,11 +1,10 @@
 """Compares the loader of packed tokens with a DataLoader that tokenises on the fly.
 
 `python -m bench.token_loading FILE.csv` learns a BPE of 8,000 tokens from the texts of the last
-column and loads whole epochs of batches of 128 rows. The first loader is the one of the stage
-train, over rows of tokens that `precompute` would store. The second is torch's DataLoader with two
-workers that stay alive, as tutorials have it: a worker tokenises a batch with the same tokenizer in
-one call, and pads it to its longest text. The sides take turns, each after an epoch that is not
-counted.
+column and loads whole epochs of batches of 128 rows. The first loader is that of the stage train,
+over rows of tokens as `precompute` stores them. The second is torch's DataLoader with two
+persistent workers, as in tutorials: a worker tokenises a batch with the same tokenizer in one call,
+and pads it to its longest text. The loaders take turns, each after an epoch that is not counted.
 """
 
 import csv
@@ -53,7 +52,7 @@ class Tokenising:
         self._contract = contract
 
     def __call__(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, L) int64 and (B, L) int64"""
+        """Return token ids and mask, both (B, L) int64."""
         found = [one.ids for one in self._contract.loaded_tokenizer.encode_batch_fast(texts)]
         ids = torch.zeros((len(found), max(map(len, found))), dtype=torch.int64)
         mask = torch.zeros_like(ids)
@@ -64,7 +63,7 @@ class Tokenising:
 
 
 def seconds(loader: Iterable[Any]) -> float:
-    """The time of one epoch."""
+    """Return the seconds of one epoch."""
     begin = time.perf_counter()
     for _ in loader:
         pass
@@ -72,7 +71,7 @@ def seconds(loader: Iterable[Any]) -> float:
 
 
 def main() -> None:
-    """The table of both loaders."""
+    """Write the table of both loaders."""
     with Path(sys.argv[1]).open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]
     contract = TextContract(

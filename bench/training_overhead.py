@@ -64,7 +64,7 @@ CASES = (
 
 
 def write_store(case: Case, folder: Path) -> None:
-    """A packed store of noise: what a step costs does not depend on what it sees."""
+    """Write a packed store of noise, because the cost of a step does not depend on the pixels."""
     generator = np.random.default_rng(0)
     shape = (case.size_px, case.size_px, case.channels)
     splits: dict[str, packed.PackedSplitManifest] = {}
@@ -101,7 +101,7 @@ def write_store(case: Case, folder: Path) -> None:
 
 
 def prepare_case(case: Case) -> tuple[Job, Network]:
-    """The job of the project's own params on this case."""
+    """Return the job of the project's own params on this case."""
     folder = SCRATCH / f"{case.size_px}px"
     write_store(case, folder)
     nothing = folder / "nothing"
@@ -124,7 +124,7 @@ def prepare_case(case: Case) -> tuple[Job, Network]:
 
 
 def hand_written(job: Job, network: Network, batches: TrainingBatches) -> Iterator[None]:
-    """One step for each `next`, as one writes it without a framework."""
+    """Run one step for each `next`, written without a framework."""
     parts: Any = optimizer_and_schedule(network, job.params, batches.num_steps)
     optimizer, schedule = parts["optimizer"], parts["lr_scheduler"]["scheduler"]
     device = torch.device("cuda" if job.placement.accelerator == "gpu" else "cpu")
@@ -170,7 +170,7 @@ def _inputs(batch: Batch, device: torch.device) -> torch.Tensor:
 
 @dataclass
 class Turns(pl.Callback):
-    """After each round of Lightning's steps the other loop makes as many."""
+    """Runs the other loop for as many steps after each round of Lightning's steps."""
 
     other: Iterator[None]
     wait: Callable[[], None]
@@ -205,7 +205,7 @@ class Turns(pl.Callback):
 
 
 def measure(case: Case) -> Turns:
-    """Both loops on one case."""
+    """Measure both loops on one case."""
     job, network = prepare_case(case)
     prepare_process(job.params, job.placement, network)
     torch.manual_seed(job.seed)
@@ -234,7 +234,7 @@ def measure(case: Case) -> Turns:
 
 
 def line(case: Case, turns: Turns) -> str:
-    """One row of the table."""
+    """Format one row of the table."""
     ours, theirs = turns.ours[NUM_WARM_UP:], turns.theirs[NUM_WARM_UP:]
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     medians = [statistics.median(values) * 1000 for values in (ours, theirs)]
@@ -245,7 +245,7 @@ def line(case: Case, turns: Turns) -> str:
 
 
 def main() -> None:
-    """Every case, one after the other."""
+    """Measure every case, one after the other, and write the table."""
     silence_chatter()
     columns = [
         "Images",

@@ -1,4 +1,4 @@
-"""Takes the pictures of a tutorial from a project in which its commands were run.
+"""Takes the pictures of a tutorial, from a project in which its commands have run.
 
 `python -m bench.tutorial_pictures photographs PROJECT IMAGE` opens the project's evaluation and its
 service in Chromium, and lets the model answer IMAGE. `... table PROJECT` and `... texts PROJECT`

@@ -75,7 +75,7 @@ def has_one_shape(answer: Answer) -> bool:
 
 
 def is_invalid(answer: Answer) -> bool:
-    """Return True if it claims to be JSON and is not."""
+    """Return True if the answer is declared as JSON and is not valid JSON."""
     if (
         not answer.headers.get(b"content-type", b"").startswith(b"application/json")
         or not answer.body
@@ -88,7 +88,7 @@ def is_invalid(answer: Answer) -> bool:
 
 
 def memory_mb(port: int) -> float:
-    """Memory of the server at that address, with its workers."""
+    """Return the memory of the server on that port, with its workers, in MB."""
     listening = next(
         one.pid
         for one in psutil.net_connections("tcp")

@@ -83,7 +83,7 @@ class LabelAnswers:
         return {_RANKING: reason}
 
     def metrics(self, resampling: Resampling, names: Collection[str] | None) -> dict[str, Metric]:
-        """Compute metrics with intervals; `names` is None for all that the rows define."""
+        """Compute metrics with intervals; `names` None: all that the rows define."""
         absent = self.why_absent(self.targets, self.num_classes, None)
         wanted = [name for name in requested(LABELS.metrics, names) if name not in absent]
         values = self.scores(np.arange(self.num_rows)[None], wanted)

@@ -1,4 +1,4 @@
-"""`slipway search`: space, proposals, schedule, journal, trials beside the workspace, report.
+"""`slipway search`: space, proposals, schedule, journal, trials outside the workspace, report.
 
-A trial itself is `dvc repro train`: training knows nothing of searches.
+A trial itself is `dvc repro train`: training is independent of searches.
 """

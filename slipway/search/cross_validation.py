@@ -1,7 +1,7 @@
-"""`slipway search --folds`: trains a model for each fold and measures the answers to all of them.
+"""`slipway search --folds`: trains a model for each fold and measures the answers to all folds.
 
-Each fold is a trial, with the folder, the journal and the experiment of one. Every row outside the
-test split is answered once, by the model that was not trained on it. The test rows stay closed.
+Each fold is a trial, with the folder, journal and experiment of a trial. Every row outside the test
+split is answered once, by the model that was not trained on it. The test rows stay unused.
 """
 
 import statistics
@@ -45,9 +45,9 @@ class CrossValidation:
 
 
 def cross_validate(name: str | None, *, is_quiet: bool = False) -> CrossValidation:
-    """Train on each split into folds; an equal cross-validation that was ended goes on.
+    """Train a model for each fold; an interrupted equal cross-validation resumes.
 
-    ParamsError without folds. SlipwayError if the training of a fold failed.
+    Raises ParamsError without folds, SlipwayError if the training of a fold failed.
     """
     text, content = read_project()
     whole = parse_params(content)
@@ -81,7 +81,7 @@ def cross_validate(name: str | None, *, is_quiet: bool = False) -> CrossValidati
 
 
 def _params(task: str, folds: int, seed: int, given: SearchParams | None) -> SearchParams:
-    """Return the search that has one trial for each fold."""
+    """Return the settings of a search with one trial for each fold."""
     headline = kind_of(task).target.headline
     return SearchParams(
         method="grid",
@@ -114,7 +114,7 @@ def _fold(study: Study, trial: int) -> int:
 
 
 def conclude(found: CrossValidation) -> None:
-    """Print the score of all folds and those of each."""
+    """Print the score of all folds together and the score of each fold."""
     pooled, scores = found.metrics[found.headline], found.scores
     each = ", ".join(map(number, scores))
     others = ", ".join(
@@ -131,7 +131,7 @@ def conclude(found: CrossValidation) -> None:
 
 
 def as_json(found: CrossValidation) -> Mapping[str, Any]:
-    """Return the cross-validation for a program."""
+    """Return the result in the form that `--json` prints."""
     return {
         "search": found.study.name,
         "metric": found.headline,

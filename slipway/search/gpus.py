@@ -1,7 +1,7 @@
-"""GPUs for the trials of a search, each held by one trial at a time through a file lock.
+"""GPUs for the trials of a search; a file lock reserves each GPU for one trial at a time.
 
-The lock lies outside the project, so that the searches of several projects share a machine. The
-training inherits it: a GPU is free again when the last process that uses it has ended.
+The lock is outside the project, so that the searches of several projects share a machine. The
+training inherits the lock: a GPU is free again when the last process that uses it has ended.
 """
 
 import fcntl
@@ -22,19 +22,19 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class ReservedGpus:
-    """The GPUs of one trial; none if it takes what the training takes by itself."""
+    """The GPUs of one trial; none if the training chooses its devices itself."""
 
     names: Sequence[str] = ()
     locks: Sequence[int] = field(default=())  # file descriptors for its processes to inherit
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of its processes."""
+        """The environment variables of the trial's processes."""
         return {VISIBLE: ",".join(self.names)} if self.names else {}
 
 
 def visible_gpus() -> list[str]:
-    """List the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """List the GPUs that this process may use, in the form of CUDA_VISIBLE_DEVICES."""
     if why_no_cuda_driver() is not None:
         return []
     given = os.environ.get(VISIBLE)
@@ -49,7 +49,7 @@ def visible_gpus() -> list[str]:
 def reserved_gpus(
     gpus: Sequence[str], count: int, stop: threading.Event
 ) -> Iterator[ReservedGpus | None]:
-    """Hold `count` of the GPUs for the block, and wait until so many are free.
+    """Wait until `count` of the GPUs are free, and reserve them for the block.
 
     Yields None if `stop` is set first.
     """
@@ -70,7 +70,7 @@ def reserved_gpus(
 
 
 def _try_lock(name: str) -> IO[bytes] | None:
-    """Return the locked file of a GPU; None if a trial has it."""
+    """Return the locked file of a GPU; None if another trial has reserved it."""
     file = lock_path(name).open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +81,7 @@ def _try_lock(name: str) -> IO[bytes] | None:
 
 
 def lock_path(name: str) -> Path:
-    """Return the path of a GPU's lock. In a job of Slurm, numbers are those of the job."""
+    """Return the path of a GPU's lock. Within a Slurm job, GPU numbers are relative to the job."""
     job = os.environ.get("SLURM_JOB_ID", "machine")
     folder = Path(tempfile.gettempdir()) / f"slipway-gpus-{os.getuid()}-{job}"
     folder.mkdir(mode=0o700, exist_ok=True)

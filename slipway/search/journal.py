@@ -1,8 +1,8 @@
-"""The journal of a search: what was decided and what came of it, one line for each, appended.
+"""The journal of a search: an appended line for each decision and each result.
 
-A line is JSON with a digest of itself. Lines that a kill or a disk damaged are named and left out;
-a copy of the file has them. Decisions follow from the other lines, and results from checkpoints and
-DVC's cache, so no trial is lost.
+A line is JSON with a digest of itself. Lines that a kill or a disk damaged are reported and left
+out; a copy of the file preserves them. Lost decisions follow from the other lines, and lost results
+from checkpoints and DVC's cache, so no trial is lost.
 """
 
 import json
@@ -23,7 +23,7 @@ _DIGEST = "sha256"  # of the rest of a line
 
 
 class StudyLine(Contract):
-    """The first line: the search as it began."""
+    """The first line: the settings of the search."""
 
     event: Literal["study"]
     format_version: Literal[1]
@@ -34,7 +34,7 @@ class StudyLine(Contract):
 
 
 class JobLine(Contract):
-    """A decision: train a trial, of these values, up to an epoch."""
+    """A decision: train a trial with these values up to an epoch."""
 
     event: Literal["job"]
     job: int  # from 0, in the order of decisions
@@ -63,7 +63,7 @@ _LINES: dict[str, type[Line]] = {"study": StudyLine, "job": JobLine, "result": R
 
 
 class Journal:
-    """The lines of a search in a file; only the process with the lock of searches appends."""
+    """The journal file of a search; only the process that holds the lock of searches appends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class Journal:
         return first
 
     def read(self) -> "Journal":
-        """Read the file; lines that are damaged are described in `damages` and left out."""
+        """Read the file; damaged lines are left out and described in `damages`."""
         payload = self.path.read_bytes()
         found = [*_parsed(payload)]
         self.lines = [line for _, line in found if line is not None]
@@ -99,7 +99,7 @@ class Journal:
         return self
 
     def append(self, line: Line) -> None:
-        """Add a line, which is on the disk when this returns."""
+        """Append a line and sync it to the disk before returning."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.write(_written(line))

@@ -23,9 +23,9 @@ _NETWORK, _ARGUMENTS = "train.network", "train.network_arguments"
 def write_members(search: str | None, count: int) -> str:
     """Make the best `count` trials the members in params.yaml; return a text for the user.
 
-    Without a name it is the latest search. An ensemble keeps its method and its student; one model
-    becomes an ensemble with greedy weights. ParamsError if there are fewer trials, or if a trial
-    differs in a key that members share.
+    Without a name, the latest search is used. An ensemble keeps its method and its student; a
+    single model becomes an ensemble with greedy weights. Raises ParamsError if there are fewer
+    trials, or if a trial differs in a key that members share.
     """
     if not PARAMS.is_file():
         raise no_project(PARAMS)

@@ -1,11 +1,11 @@
 """The expected optimism of the best of several trials, measured on the rows that chose it.
 
-A trial with luck on the validation rows is chosen more often than its quality deserves, so its
-score there is too good. The estimate is the bootstrap bias correction of I. Tsamardinos,
-E. Greasidou and G. Borboudakis (Bootstrapping the out-of-sample predictions for efficient and
-accurate cross-validation, Machine Learning 107, 2018, 1895-1922): choose the best trial on rows
-drawn with replacement, measure it on the rows that were not drawn, and repeat. With one trial it is
-0 but for chance. Trials that make the same errors add little.
+A trial that is lucky on the validation rows is chosen more often than its quality deserves, so its
+score on them is too good. The estimate is the bootstrap bias correction of I. Tsamardinos, E.
+Greasidou and G. Borboudakis (Bootstrapping the out-of-sample predictions for efficient and accurate
+cross-validation, Machine Learning 107, 2018, 1895-1922): choose the best trial on rows drawn with
+replacement, measure it on the rows that were not drawn, and repeat. With one trial the optimism is
+0 except for chance. Trials that make the same errors add little.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _RESAMPLES = 300
 
 @dataclass(frozen=True)
 class Optimism:
-    """The score of the chosen trial, and the score to expect on other rows."""
+    """The score of the chosen trial, and its expected score on other rows."""
 
     num_trials: int
     score: float
@@ -47,11 +47,11 @@ def expected_optimism(
     top_k: int | None = None,
     seed: int = 0,
 ) -> Optimism:
-    """Estimate the optimism of taking the best trial.
+    """Estimate the optimism of choosing the best trial.
 
     Args:
-        targets: (N,) of the validation rows.
-        outputs: (N, K) the answers of each trial that was trained to its end.
+        targets: targets (N,) of the validation rows.
+        outputs: answers (N, K) of each trial that was trained to its end.
     """
     make = kind_of(task).target.load_part("scores")
     answers = [make(targets, output, top_k) for output in outputs]
@@ -75,7 +75,7 @@ def expected_optimism(
 
 
 def read_answers(paths: Mapping[int, Path]) -> dict[int, tuple[Any, Any]]:
-    """Read targets and outputs of the trials whose files are there, by the number of the trial."""
+    """Read the targets, and the outputs of the trials with existing files by trial number."""
     found = {}
     for trial, path in paths.items():
         if path.is_file():

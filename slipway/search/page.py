@@ -1,4 +1,4 @@
-"""The page of a search: its history, its winner and the optimism, importance, trials and cost."""
+"""The page of a search: history, winner with its optimism, importances, trials and cost."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -263,7 +263,7 @@ def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> H
 
 
 def _places(column: Sequence[Any], *, is_log: bool) -> tuple[list[float | None], tuple[str, str]]:
-    """Map values to 0 to 1, and name both ends; None for a key that a trial does not have."""
+    """Map values to [0, 1], with labels of both ends; None for a trial without the key."""
     known = [one for one in column if one is not None]
     if known and all(isinstance(one, int | float) and not isinstance(one, bool) for one in known):
         low, high = min(known), max(known)

@@ -1,7 +1,7 @@
 """Proposals of Optuna's samplers, each a function of the search, its number and earlier results.
 
-Each proposal has a study of Optuna of its own, whose sampler is seeded by the number. So a search
-that was killed continues with the same proposals.
+Each proposal uses its own Optuna study, whose sampler is seeded by the number of the trial. So a
+search that was killed continues with the same proposals.
 """
 
 import itertools
@@ -23,7 +23,7 @@ _ATTEMPTS = 50  # at a proposal that no earlier trial has
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """The state of an earlier trial: its score after the epochs that it has been trained for."""
+    """The state of an earlier trial: its score after the epochs trained so far."""
 
     values: Values
     state: Literal["running", "stopped", "done", "failed"]
@@ -36,8 +36,8 @@ def propose(
 ) -> Values | None:
     """Return the values of trial `number`, from 0; None if every point has been proposed.
 
-    `outcomes` are of all earlier trials. The first trial has the values of params.yaml, if they are
-    in the space. A grid does without: it has its own order.
+    `outcomes` are those of all earlier trials. The first trial has the values of params.yaml, if
+    they are in the space, except in a grid, which has its own order.
     """
     taken = {as_yaml(outcome.values) for outcome in outcomes}
     if params.method == "grid":
@@ -58,7 +58,7 @@ def grid_size(space: Space) -> int:
 
 
 def frozen(space: Space, outcome: TrialOutcome) -> "FrozenTrial":
-    """Return an outcome as a trial of Optuna."""
+    """Convert an outcome to a trial of Optuna."""
     from optuna.trial import TrialState, create_trial
 
     states = {
@@ -124,7 +124,7 @@ def _fixed(space: Space, trial: Any) -> Values:
 
 
 def _points(space: Space) -> list[Values]:
-    """Return every point of a space of choices and steps; of a continuous one nothing."""
+    """Return every point of a space of choices and steps; empty for a continuous space."""
     if any(one.params.bounds and one.params.step is None for one in space.dimensions):
         return []
     keys = [dimension.key for dimension in space.dimensions]

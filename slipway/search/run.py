@@ -1,4 +1,4 @@
-"""`slipway search`: decides on trials, runs them beside the workspace, and records every result."""
+"""`slipway search`: chooses trials, runs them outside the workspace, and records every result."""
 
 import os
 import signal
@@ -72,19 +72,17 @@ _EXAMPLE = "docs/how-to/search.md has one to begin with"
 
 @dataclass(frozen=True)
 class SearchEnd:
-    """A search that has ended, and the optimism of its winner; None if it cannot be measured."""
+    """A finished search, and the optimism of its winner (None if it cannot be measured)."""
 
     study: Study
     optimism: Optimism | None
 
 
 def search(name: str | None, *, is_quiet: bool = False) -> SearchEnd:
-    """Search within the budget, and write the page; an equal search that was ended goes on.
+    """Search within the budget and write the page; an interrupted equal search resumes.
 
-    With `is_quiet` the lines of progress are left out.
-
-    ParamsError for a mistake in the section, before anything is trained. SlipwayError if no trial
-    can be run here.
+    `is_quiet` omits the lines of progress. Raises ParamsError for a mistake in the section, before
+    anything is trained, and SlipwayError if no trial can run here.
     """
     text, content = read_project()
     params = parse_params(content).search
@@ -102,7 +100,7 @@ def search(name: str | None, *, is_quiet: bool = False) -> SearchEnd:
 
 
 def read_project() -> tuple[str, dict[str, Any]]:
-    """Check the whole project; return the text of its params.yaml and the content of this text."""
+    """Check the whole project; return the text of its params.yaml and its parsed content."""
     text = PARAMS.read_text() if PARAMS.is_file() else ""
     check_project(with_search=True)
     content: dict[str, Any] = parse_yaml(text.encode(), str(PARAMS))
@@ -121,8 +119,8 @@ def run_trials(
     """Run trials until the end of the budget; return the study with their results.
 
     Args:
-        text: of params.yaml; the content of `space` is the same, but for its section `search`.
-        prefix: of the name of a new study without `name`.
+        text: the text of params.yaml; the content of `space` differs only in its section `search`.
+        prefix: the start of the name of a new study without `name`.
     """
     with files.lock(LOCK, "`slipway search`"), _signals() as stop:
         remove_folders()
@@ -130,7 +128,7 @@ def run_trials(
 
 
 class _Search:
-    """A search while it runs."""
+    """A running search."""
 
     def __init__(
         self,
@@ -174,7 +172,7 @@ class _Search:
         return study
 
     def _run_shared(self, snapshot: Snapshot) -> str:
-        """Run the stages that all trials share, once; return the identity of the search."""
+        """Run the stages that all trials share once; return the identity of the search."""
         shared = shared_stages(self._pipeline, list(self._params.space))
         started = time.monotonic()
         self._say(f"shared stages: {', '.join(shared)}")
@@ -239,12 +237,12 @@ class _Search:
         )
 
     def _begin(self, job: JobLine) -> None:
-        """Write the record of a trial that runs."""
+        """Write the record of a running trial."""
         before = self._record(job)
         write_record(before.model_copy(update={"status": "running", "process": os.getpid()}))
 
     def _end(self, future: "Future[JobResult]") -> str:
-        """Record the result of a job; return its folder, which is free again."""
+        """Record the result of a job; return its folder, which can be reused."""
         job, folder, started = self._running.pop(future)
         try:
             found = future.result()
@@ -268,7 +266,7 @@ class _Search:
         return folder
 
     def _record(self, job: JobLine) -> ExperimentRecord:
-        """Return the record of a trial as it is, or a new one."""
+        """Return the existing record of a trial, or a new one."""
         name = self._study.trial_name(job.trial)
         known = {record.name: record for record in read_records()}
         if name in known:
@@ -309,11 +307,11 @@ class _Search:
             print(text, flush=True)
 
     def _mark_interrupted(self) -> None:
-        """Mark the trials that a signal ended; the next search goes on with them."""
+        """Mark the trials that a signal ended; the next search resumes them."""
         schedule = self._study.schedule
         for job in schedule.jobs:
             if job.job not in schedule.results:
-                cause = "the search was ended; run `slipway search` again to go on"
+                cause = "the search was ended; run `slipway search` again to resume"
                 changes = {"status": "interrupted", "cause": cause}
                 write_record(self._record(job).model_copy(update=changes))
 
@@ -335,11 +333,11 @@ class _Search:
         parts.append(f"{params.workers} at a time, {study.threads} threads each")
         done = len(study.schedule.results)
         if done:
-            parts.append(f"goes on after {done} results")
+            parts.append(f"resumes after {done} results")
         return "; ".join(parts)
 
     def _describe(self, job: JobLine, line: ResultLine) -> str:
-        """Describe a result and the best one so far."""
+        """Describe a result and the best result so far."""
         study, metric = self._study, self._params.metric
         values = " ".join(f"{key}={as_yaml(value)}" for key, value in job.values.items())
         head = f"{study.trial_name(job.trial)}  {line.status:<7} epoch {line.epoch:>3}"
@@ -349,7 +347,7 @@ class _Search:
         return f"{head}  {line.seconds:.0f} s  {found}  {values}{tail}{self._remaining()}"
 
     def _remaining(self) -> str:
-        """Estimate the time to the end of the budget from the seconds of an epoch so far."""
+        """Estimate the remaining time of the budget from the mean seconds of an epoch so far."""
         schedule, budget = self._study.schedule, self._params.budget
         results = schedule.results.values()
         spent = sum(one.seconds for one in results)
@@ -388,8 +386,8 @@ class _Stop:
         self.event.set()
 
     def end(self) -> None:
-        """End as a shell expects it after the signal."""
-        print("\nended; run `slipway search` again to go on", flush=True)
+        """End the process as shells expect after a signal: interrupt, or status 128 + number."""
+        print("\nended; run `slipway search` again to resume", flush=True)
         if self.number == signal.SIGINT:
             raise KeyboardInterrupt
         sys.exit(128 + self.number)
@@ -443,7 +441,7 @@ def _expected(optimism: Optimism | None) -> str:
 
 
 def as_json(end: SearchEnd) -> Mapping[str, Any]:
-    """Return the search for a program."""
+    """Return the search in the form that `--json` prints."""
     study, schedule = end.study, end.study.schedule
     best, latest = schedule.best(), latest_results(study)
     values: dict[int, Values] = {job.trial: job.values for job in schedule.jobs}

@@ -1,10 +1,10 @@
-"""The next job of a search: a new trial, or a trial that goes on to its next rung.
+"""The next job of a search: a new trial, or a trial that continues to its next rung.
 
 The rungs are those of asynchronous successive halving (L. Li et al., A System for Massively
-Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2). A decision depends on the earlier ones and
-on their results, never on the time that they took: decision number n sees the results of decisions
-0 to n - workers and waits for them. So a search that is killed, or has slower trials, ends with the
-same winner.
+Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2). A decision depends on earlier decisions
+and their results, never on the time that they took: decision number n sees the results of decisions
+0 to n - workers, and waits for them. So a search that is killed, or has slower trials, ends with
+the same winner.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from slipway.search.proposals import TrialOutcome
 
 @dataclass(frozen=True)
 class Promotion:
-    """A trial goes on to the rung `level`."""
+    """A decision that a trial continues to the rung `level`."""
 
     trial: int
     level: int
@@ -26,7 +26,7 @@ class Promotion:
 
 @dataclass(frozen=True)
 class NewTrial:
-    """The next trial starts."""
+    """A decision to start the next trial."""
 
     outcomes: Sequence[TrialOutcome]  # of the earlier ones, as far as the decision sees them
 
@@ -81,9 +81,9 @@ class Schedule:
         return NewTrial(self._outcomes(results)) if has_budget else None
 
     def _promotion(self, results: list[ResultLine], *, at_least_one: bool) -> Promotion | None:
-        """Return the best trial of the highest rung that has one to go on.
+        """Return the best trial of the highest rung that has one to promote.
 
-        With `at_least_one`, for the end of a search, the best of a rung goes on in any case.
+        With `at_least_one`, for the end of a search, the best of a rung is promoted in any case.
         """
         halving = self.params.halving
         if halving is None:
@@ -114,7 +114,7 @@ class Schedule:
         return self._affords(results, 0, self.rungs[0])
 
     def _affords(self, results: list[ResultLine], start: int, end: int) -> bool:
-        """Return True if the budget has these epochs of a trial, and the rest of the furthest one.
+        """Return True if the budget covers these epochs and the rest of the furthest trial.
 
         So one trial is always trained to its end.
         """
@@ -127,7 +127,7 @@ class Schedule:
         return self._epochs_spent(results) + end - start + reserve <= limit
 
     def _epochs_spent(self, results: list[ResultLine]) -> int:
-        """Return the epochs of the jobs: those trained if the result is seen, else the planned."""
+        """Return the epochs of all jobs: trained ones if the result is seen, else planned ones."""
         reached = {result.job: result.epoch for result in results}
         before: dict[int, int] = {}
         spent = 0
@@ -154,7 +154,7 @@ class Schedule:
 
 
 def rungs(halving: HalvingParams | None, epochs: int) -> list[int]:
-    """List the epochs of the rungs, and last those of a whole trial."""
+    """List the epochs of the rungs; the last is a whole trial."""
     found: list[int] = []
     rung = halving.first_rung if halving else epochs
     while halving and rung < epochs:

@@ -1,7 +1,7 @@
 """A search on disk: its journal and the states of its trials below `.work/search/NAME/`.
 
-An equal search goes on where it stopped. Equal are the space, the method, the seed, the workers,
-the other params up to train, the code, and the rows; the budget may be raised.
+An equal search resumes where it stopped. Searches are equal if the space, the method, the seed, the
+workers, the other params up to train, the code and the rows are; the budget may be raised.
 """
 
 import re
@@ -44,7 +44,7 @@ class Study:
 
     @property
     def threads(self) -> int:
-        """Number of threads of each process of a trial."""
+        """The number of threads of each process of a trial."""
         return self.journal.study.threads
 
     @property
@@ -79,7 +79,7 @@ class Study:
 
 
 def shared_stages(pipeline: Pipeline, keys: Sequence[str]) -> list[str]:
-    """List the stages before train that no key of the space reaches, in their order."""
+    """List the stages before train that no key of the space affects, in their order."""
     shared: list[str] = []
     for stage in pipeline.before(_TRAIN):
         reads = any(_overlap(key, read) for key in keys for read in pipeline.params[stage])
@@ -94,7 +94,7 @@ def trial_stages(pipeline: Pipeline) -> list[str]:
 
 
 def later_metrics(pipeline: Pipeline) -> list[str]:
-    """List the files of metrics of the stages that no trial runs."""
+    """List the metrics files of the stages that no trial runs."""
     own = trial_stages(pipeline)
     return [path for stage, paths in pipeline.metrics.items() if stage not in own for path in paths]
 
@@ -111,7 +111,7 @@ def shared_lock(text: str, shared: Sequence[str]) -> str:
 
 
 def identity(content: Mapping[str, Any], lock: str, code: str) -> str:
-    """Return a digest of all that the trials of a search have in common.
+    """Return a digest of everything that the trials of a search share.
 
     Args:
         lock: the text of dvc.lock after the shared stages.
@@ -127,9 +127,9 @@ def identity(content: Mapping[str, Any], lock: str, code: str) -> str:
 def open_study(
     name: str | None, prefix: str, digest: str, params: SearchParams, epochs: int
 ) -> Study:
-    """Return the study of an equal search, or a new one: PREFIX-NUMBER without a name.
+    """Return the study of an equal search, or a new study, called PREFIX-NUMBER without a name.
 
-    ParamsError or SlipwayError if `name` is that of another search.
+    Raises ParamsError or SlipwayError if `name` belongs to another search.
     """
     damages: list[str] = []
     for path in sorted(STUDIES.glob(f"*/{_JOURNAL}")):
@@ -169,7 +169,7 @@ def _new_study(
         name = f"{prefix}-{max(numbers, default=0) + 1}"
     elif name in taken:
         raise SlipwayError(
-            f"{name} names experiments already, and a name is used once. Choose another name."
+            f"{name} is the name of experiments already, and a name is used once. Choose another."
         )
     journal = Journal(STUDIES / name / _JOURNAL)
     journal.append(
@@ -186,7 +186,7 @@ def _new_study(
 
 
 def _schedule(journal: Journal, params: SearchParams) -> Schedule:
-    """Return the decisions of a journal, up to the first one that is lost, and all results."""
+    """Return the decisions of a journal up to the first lost one, and all results."""
     found = {line.job: line for line in journal.lines if isinstance(line, JobLine)}
     jobs: list[JobLine] = []
     while len(jobs) in found:
@@ -196,5 +196,5 @@ def _schedule(journal: Journal, params: SearchParams) -> Schedule:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return True if a key is the other one, or in its section."""
+    """Return True if both keys are equal, or one is in the section of the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

@@ -1,6 +1,6 @@
-"""A job of a search: `dvc repro train` in a folder of its own, and what came of it.
+"""A job of a search: `dvc repro train` in its own folder, and its result.
 
-The state of an unfinished training lies outside the folder. A trial that was stopped at a rung, or
+The state of an unfinished training is outside the folder. A trial that was stopped at a rung, or
 killed, resumes from its checkpoint, bit for bit.
 """
 
@@ -38,7 +38,7 @@ _saving = threading.Lock()  # DVC has one place in git for what it saves
 
 
 class Interrupted(Exception):  # noqa: N818 - no fault
-    """The search was asked to end."""
+    """The search was stopped."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class JobResult:
 def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobResult:
     """Train up to the epoch of the plan; Interrupted if `stop` is set meanwhile.
 
-    A failure of the trial is a result; SlipwayError means that no trial can be run here.
+    A failed trial is a result; SlipwayError means that no trial can run here.
     """
     if not plan.is_last and (reached := _reached(plan)):
         return reached
@@ -107,7 +107,7 @@ def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobRe
 
 
 def reproduce_shared(folder: Path, stages: Sequence[str], log: Path, stop: threading.Event) -> None:
-    """Run the stages that all trials share; SlipwayError with the cause if one fails."""
+    """Run the stages that all trials share. Raises SlipwayError with the cause if one fails."""
     code, output = run_logged(["repro", *stages], folder, log, stop, {})
     if stop.is_set():
         raise Interrupted
@@ -129,7 +129,7 @@ def run_logged(
 ) -> tuple[int, str]:
     """Run DVC in a folder; return its exit code and the end of its output.
 
-    It inherits the file descriptors `locks`. Once `stop` is set, its processes get SIGTERM, on
+    DVC inherits the file descriptors `locks`. Once `stop` is set, its processes receive SIGTERM, on
     which a training saves a checkpoint.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def _reproduce(
 
 
 def _reached(plan: TrialPlan) -> JobResult | None:
-    """Return the result of a training that is at its rung; None if it is not."""
+    """Return the result of a training that has reached its rung, else None."""
     saved = newest_manifest(plan.state)
     if saved is None or saved.epoch < plan.epoch:
         return None
@@ -205,7 +205,7 @@ def _finished(
 def _start_measuring(
     folder: Path, plan: TrialPlan, gpus: ReservedGpus
 ) -> "subprocess.Popen[bytes]":
-    """Start the measurement of the intervals, in the folder, where the user's own code is."""
+    """Start measuring intervals in the folder, which has the user's code."""
     with log_path(plan.name).open("ab") as output:
         return subprocess.Popen(
             [
@@ -227,10 +227,10 @@ def _read_metric(plan: TrialPlan) -> Metric | None:
 
 
 def _save(folder: Path, plan: TrialPlan) -> None:
-    """Keep the trial as an experiment of DVC.
+    """Save the trial as an experiment of DVC.
 
-    The run has put all stages up to train into dvc.lock, so that DVC need commit only the last one,
-    which takes it over a second each. Without a name it would record the later ones, too.
+    The run has put all stages up to train into dvc.lock, so DVC only has to commit train: each
+    commit takes over a second. Without the name of the stage it would record later stages, too.
     """
     command = ["exp", "save", "--force", "--name", plan.name, "-I", str(METRICS), "train"]
     log = log_path(plan.name).resolve()
@@ -246,6 +246,6 @@ def _save(folder: Path, plan: TrialPlan) -> None:
 
 
 def remove_state(state: Path) -> None:
-    """Remove the checkpoints of a training that never goes on."""
+    """Remove the checkpoints of a training that will not be resumed."""
     if state.is_dir():
         files.remove_directory(state)

@@ -1,7 +1,7 @@
 """The answers of a trial's model to the validation rows, and its metric with an interval.
 
 `python -m slipway.search.validation METRIC PATH`, in the folder of a trial, writes PATH.json and
-PATH.npz. The search selects by these rows only; the test rows stay closed.
+PATH.npz. The search selects by these rows only; the test rows stay unused.
 """
 
 import sys
@@ -19,7 +19,7 @@ MODEL, PACKED = Path("artifacts/model"), Path("data/packed")
 
 
 def run() -> None:
-    """Answer the rows and write the results; a metric without an interval writes the answers."""
+    """Answer the validation rows; write the answers, and the metric if it has an interval."""
     from slipway.training.networks.networks import load_network
     from slipway.training.uncertainty.prediction import default_device, predict
 

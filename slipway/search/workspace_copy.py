@@ -1,4 +1,4 @@
-"""Folders for trials beside the workspace: worktrees of git with all that git and DVC do not know.
+"""Folders for trials: git worktrees with the files that git and DVC do not track.
 
 A snapshot holds the workspace's tracked files with their uncommitted edits, so an edit during a
 search changes no trial. Untracked code is copied, data is linked. All folders share DVC's cache.
@@ -34,7 +34,7 @@ _GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The workspace at one moment."""
+    """The state of the workspace at the start of a search."""
 
     root: Path  # of git
     project: Path  # relative to it
@@ -75,11 +75,11 @@ def take_snapshot(content: Mapping[str, Any], absent: Sequence[str]) -> Snapshot
 
 @contextlib.contextmanager
 def new_folder(snapshot: Snapshot, name: str, params: str, lock: str | None) -> Iterator[Path]:
-    """Make a project beside the workspace, and remove it after the block.
+    """Create a project next to the workspace, and remove it after the block.
 
     Args:
         params: the text of its params.yaml.
-        lock: the text of its dvc.lock; None leaves it as it is.
+        lock: the text of its dvc.lock; None leaves it unchanged.
     """
     place = (FOLDERS / name).resolve()
     remove_folder(place)
@@ -101,7 +101,7 @@ def new_folder(snapshot: Snapshot, name: str, params: str, lock: str | None) -> 
 
 
 def remove_folder(place: Path) -> None:
-    """Remove a folder, once no process of it is left."""
+    """Remove a folder after ending its processes."""
     if place.exists():
         end_processes(place)
         # Not by git, which refuses folders with untracked files in some versions.
@@ -110,13 +110,13 @@ def remove_folder(place: Path) -> None:
 
 
 def remove_folders() -> None:
-    """Remove the folders of a killed search, and end what still runs in them."""
+    """Remove the folders of a killed search, and end the processes in them."""
     for place in FOLDERS.glob("*"):
         remove_folder(place.resolve())
 
 
 def end_processes(place: Path) -> None:
-    """End every process in the folder: first asked, so that a training saves a checkpoint."""
+    """End every process in the folder, first by SIGTERM, so that a training saves a checkpoint."""
     deadline = time.monotonic() + _GRACE_S
     number = signal.SIGTERM
     while found := _processes(place):
@@ -137,7 +137,7 @@ def end_processes(place: Path) -> None:
 
 
 def _processes(place: Path) -> list[int]:
-    """List the processes whose working directory is the folder, or below it."""
+    """List the processes whose working directory is the folder or below it."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ def _processes(place: Path) -> list[int]:
 
 
 def _fill(snapshot: Snapshot, project: Path) -> None:
-    """Bring what git does not know: untracked code, data, DVC's settings and its cache."""
+    """Add the files that git does not track: untracked code, data, DVC's settings and its cache."""
     from dvc.config import Config
 
     here = Path.cwd()
@@ -196,7 +196,7 @@ def _is_small(path: Path) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link data; of a folder that git knows in part, the other files."""
+    """Link data; of a partly tracked folder, link the untracked files."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source)
@@ -212,7 +212,7 @@ def _link(source: Path, target: Path) -> None:
 def git(
     *arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run git and return what it printed; SlipwayError with its message if it failed."""
+    """Run git and return its output. Raises SlipwayError with its message if it failed."""
     return _run(["git", *arguments], folder, environment)
 
 

@@ -208,7 +208,7 @@ _END_OF_NAME = r"(?![\w.-]*\w)"
 def redact_paths(content: Any, settings: Settings) -> Any:
     """Hide the server's file system from callers in a text, or in all texts of JSON values.
 
-    Paths below ROOT become relative, all others are cut to their last part. Keys stay as they are.
+    Paths below ROOT become relative, all others are cut to their last part. Keys stay unchanged.
     """
     if isinstance(content, dict):
         return {key: redact_paths(value, settings) for key, value in content.items()}

@@ -229,7 +229,7 @@ def _handle_stop_signals(checkpoints: CheckpointCallback, signals: StopSignals) 
         if is_first_process():
             requeued = requeue() if stopped.signal == signal.SIGUSR1 else None
             position = describe_position(checkpoints.saved)
-            next_step = requeued or "run the same command again to go on"
+            next_step = requeued or "run the same command again to resume"
             print(
                 f"stopped   by {stopped.signal.name} {position}, all saved; {next_step}", flush=True
             )

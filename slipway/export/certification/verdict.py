@@ -60,7 +60,7 @@ def make_certificate(
 def user_code_of(
     bundle: LoadedBundle, trained: Sequence[UserCode], evaluation: Path
 ) -> list[UserCode]:
-    """List the user's own code behind a model: transform, network and loss, and metrics."""
+    """List the user's own code in a model: transform, network and loss, and metrics."""
     contract, transforms = bundle.manifest.input, []
     if isinstance(contract, ImageContract) and contract.transform:
         name, sha256 = contract.transform.function, contract.transform.sha256

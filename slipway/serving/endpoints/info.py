@@ -109,7 +109,7 @@ def status_routes(worker: ModelWorker, counted_routes: Collection[str]) -> Route
 
 
 class Status:
-    """The status of the service, cached for a second and computed beside the event loop."""
+    """The status of the service, cached for a second and computed outside the event loop."""
 
     def __init__(self, worker: ModelWorker, counted_routes: Collection[str]) -> None:
         self._worker = worker

@@ -139,7 +139,7 @@ class Network(nn.Module):
         self.register_buffer("target_std", torch.tensor(scale.std), persistent=False)
 
     def to_target_unit(self, answer: Tensor) -> Tensor:
-        """Scale values of a numeric target to its unit; logits stay as they are."""
+        """Scale values of a numeric target to its unit; logits stay unchanged."""
         if self.spec.target_scale is None:
             return answer
         return answer.to(torch.float32) * self.target_std + self.target_mean

@@ -47,7 +47,7 @@ def test_a_signal_saves_a_checkpoint_after_the_step_and_ends_the_training(
     assert ended == code, output
     assert (
         f"stopped   by {name} after epoch 0 and 3 steps of the next, all saved; "
-        "run the same command again to go on" in output
+        "run the same command again to resume" in output
     )
     assert "Traceback" not in output
     assert checkpoints(project) == ["step-00000002", "step-00000003"]
