@@ -113,7 +113,7 @@ class EngineRunner:
         self._context = engine.create_execution_context()
         if self._context is None:
             raise EngineError(
-                "TensorRT made no execution context: not enough GPU memory. "
+                "TensorRT created no execution context: GPU memory is too small. "
                 "Free some, or lower export.max_batch_size."
             )
         self._device = device
@@ -134,9 +134,9 @@ class EngineRunner:
 
     def run(self, batch: NDArray[Any]) -> Answers:
         if not 1 <= len(batch) <= self._largest:
-            raise ValueError(f"a batch of {len(batch)} rows, the engine takes 1 to {self._largest}")
+            raise ValueError(f"the batch has {len(batch)} rows, expected 1 to {self._largest}")
         if batch.dtype != self._dtype:  # its bytes would be misread
-            raise ValueError(f"a batch of {batch.dtype}, the engine takes {self._dtype}")
+            raise ValueError(f"the batch is {batch.dtype}, expected {self._dtype}")
         answers = Answers(
             np.empty((len(batch), self._columns), dtype=np.float32),
             np.empty(len(batch), dtype=np.float32),

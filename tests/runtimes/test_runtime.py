@@ -110,12 +110,12 @@ def test_an_engine_answers_every_batch_of_its_profile(tmp_path: Path, num_rows: 
 
 @pytest.mark.parametrize("num_rows", [0, 9])
 def test_an_engine_refuses_batches_outside_its_profile(tmp_path: Path, num_rows: int) -> None:
-    with pytest.raises(ValueError, match=f"a batch of {num_rows} rows, the engine takes 1 to 8"):
+    with pytest.raises(ValueError, match=f"the batch has {num_rows} rows, expected 1 to 8"):
         make_runner(tmp_path)[0].run(pictures(num_rows))
 
 
 def test_an_engine_refuses_a_batch_whose_bytes_it_would_misread(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a batch of float32, the engine takes uint8"):
+    with pytest.raises(ValueError, match="the batch is float32, expected uint8"):
         make_runner(tmp_path)[0].run(pictures(2).astype(np.float32))
 
 
@@ -163,7 +163,7 @@ def test_a_failed_execution_is_an_error_and_no_answer(tmp_path: Path) -> None:
 
 def test_an_engine_without_an_execution_context_is_refused(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
-    with pytest.raises(EngineError, match="not enough GPU memory"):
+    with pytest.raises(EngineError, match="GPU memory is too small"):
         EngineRunner(FakeEngine(None), bundle, engine_manifest_for(bundle, b"plan"), FakeDevice())
 
 

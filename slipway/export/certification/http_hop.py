@@ -184,13 +184,15 @@ class ServiceClient:
         what = f"{len(payloads)} rows in one request, from row {payloads[0].row_id}"
         columns = self._columns(what, *self.predictions(what, payloads, is_list=True))
         if len(columns) != len(payloads):
-            raise ParityError(f"{what}: the service gave {len(columns)} predictions.")
+            raise ParityError(
+                f"{what}: the service gave {len(columns)} predictions, expected {len(payloads)}."
+            )
         return columns
 
     def predictions(
         self, what: str, payloads: list[RowPayload], is_list: bool = False
     ) -> Predictions:
-        """Ask for the predictions of one request; with `is_list` in the form of several rows."""
+        """Request the predictions of one request; with `is_list` in the form of several rows."""
         content, content_type = payloads[0].content, payloads[0].content_type
         if is_list:
             content_type = _JSON
@@ -203,7 +205,7 @@ class ServiceClient:
         return answer, answer.get("predictions") if is_list else [answer]
 
     def check_version(self, found: object, what: str) -> None:
-        """Raise ParityError if the answer is another model's."""
+        """Raise ParityError if the answer is from another model."""
         if found != self.bundle.version:
             raise ParityError(
                 f"{what}: the service answered as model {found!r}, "

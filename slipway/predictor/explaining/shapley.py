@@ -37,7 +37,7 @@ class Exact:
 
     @cached_property
     def coalitions(self) -> NDArray[np.bool_]:
-        """Return (2 ** players, players) memberships; player i is bit i of a coalition's number."""
+        """Memberships (2 ** players, players); player i is bit i of the coalition's number."""
         numbers = np.arange(1 << self.num_players)[:, np.newaxis]
         return (numbers >> np.arange(self.num_players) & 1).astype(bool)
 
@@ -76,7 +76,7 @@ class Sampled:
 
     @property
     def coalitions(self) -> NDArray[np.bool_]:
-        """Return the memberships (coalitions, players), without duplicates."""
+        """Memberships (coalitions, players), without duplicates."""
         return self._distinct[0]
 
     def contributions(self, worths: NDArray[np.float64]) -> Contributions:

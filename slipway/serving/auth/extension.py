@@ -107,7 +107,7 @@ class KeyCheck:
             self._refused["role"].total += 1
             raise Refusal(
                 "not_allowed",
-                f"this is for operators; the key of {key.name} has the role {key.role}",
+                f"this path requires the role operator; the key of {key.name} has {key.role}",
             )
         seconds = self._keys.take(key)
         if seconds:

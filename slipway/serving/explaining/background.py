@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.002
 def predictions_first(retry_after: tuple[str, str]) -> Refusal:
     """Return the refusal of an explanation while the worker is overloaded with predictions."""
     message = (
-        "predictions go first, and more arrive than can be answered; "
+        "predictions go first, and the service is overloaded with them; "
         f"try again in {retry_after[1]} s"
     )
     return Refusal("explain_busy", message, headers=(retry_after,))

@@ -40,7 +40,7 @@ class Figures:
 
     @property
     def rate(self) -> float:
-        """Return answers per second."""
+        """Answers per second."""
         return self.answered / self.seconds
 
     def holds(self, p99_ms: float) -> bool:

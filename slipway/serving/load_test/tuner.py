@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def headroom(self) -> float | None:
-        """Return the surplus over the goal's rate as a fraction; None for a closed loop."""
+        """The surplus over the goal's rate as a fraction; None for a closed loop."""
         return (
             self.best.confirmed / self.goal.rate - 1
             if self.best.confirmed is not None and self.goal.rate

@@ -31,7 +31,7 @@ class MonitoringSettings(SettingsSection):
 
     @property
     def limits(self) -> Limits:
-        """Return the limits, in seconds."""
+        """The limits, in seconds."""
         return Limits(
             self.window_rows,
             self.window_minutes * 60,

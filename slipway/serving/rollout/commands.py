@@ -160,7 +160,7 @@ def rollback(
             )
         if not rollout.history:
             raise RolloutError(
-                "nothing was served before that could be returned to. "
+                "there is no earlier model to return to. "
                 "Deploy a bundle, or `reset` to SLIPWAY_BUNDLE."
             )
         before = rollout.history[-1]
@@ -170,7 +170,7 @@ def rollback(
             raise RolloutError(
                 f"{_describe(ended)} {stable} is served, and would be replaced by "
                 f"{name_of(before)}. Nothing was changed. "
-                f"If {stable} is to be left, name it: rollback {unambiguous}"
+                f"To stop serving {stable}, name it: rollback {unambiguous}"
             )
         return _put(
             settings,
@@ -354,7 +354,7 @@ def _require_idle(rollout: Rollout) -> None:
     if rollout.candidate:
         candidate = rollout.candidate
         raise RolloutError(
-            f"{candidate.name} is on its way ({candidate.mode}, {candidate.phase}). "
+            f"{candidate.name} is being rolled out ({candidate.mode}, {candidate.phase}). "
             "`promote` or `abort` it first."
         )
 

@@ -62,7 +62,7 @@ def _table_problems(after: ColumnContract, before: ColumnContract) -> list[str]:
     for name in before.ignored:
         if name not in after.ignored:
             verb = "reads" if name in new else "refuses"
-            problems.append(f"it {verb} the column {name!r}, which is ignored so far")
+            problems.append(f"it {verb} the column {name!r}, which the stable model ignores")
     for name, column in new.items():
         if name in old:
             continue
@@ -83,11 +83,11 @@ def _column_problems(new: Column, old: Column) -> list[str]:
         problems.append(f"{name} became required")
     missing = [category for category in old.categories if category not in new.categories]
     if missing and not new.takes_missing:
-        problems.append(f"{name} does not take {len(missing)} of the categories, as {missing[0]!r}")
+        problems.append(f"{name} lacks {len(missing)} of the categories, such as {missing[0]!r}")
     is_higher = new.min is not None and (old.min is None or old.min < new.min)
     is_lower = new.max is not None and (old.max is None or old.max > new.max)
     if is_higher or is_lower:
-        problems.append(f"{name} takes {new.min} to {new.max}, expected {old.min} to {old.max}")
+        problems.append(f"{name} accepts {new.min} to {new.max}, expected {old.min} to {old.max}")
     return problems
 
 
@@ -120,7 +120,7 @@ def _metric_problems(candidate: Bundle, stable: Bundle, allowance: float | None)
     if after is None:
         return [
             f"its bundle has no {name}, the stable model's has; "
-            "--allow-metric-loss any compares nothing"
+            "`--allow-metric-loss any` skips the comparison"
         ]
     if target.headline_is_fraction:
         loss, unit = before.value - after.value, "points"
@@ -131,5 +131,5 @@ def _metric_problems(candidate: Bundle, stable: Bundle, allowance: float | None)
         return []
     return [
         f"its {name} is {after.value:.4g}, the stable model's {before.value:.4g}: "
-        f"a loss of {loss:.4g}, allowed are {allowance:g} {unit} (--allow-metric-loss)"
+        f"a loss of {loss:.4g}, expected at most {allowance:g} {unit} (--allow-metric-loss)"
     ]

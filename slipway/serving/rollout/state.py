@@ -161,7 +161,7 @@ class Rollout(Contract):
 
     @property
     def folders(self) -> set[str]:
-        """Return the folders of all models in the state."""
+        """The folders of all models in the state."""
         candidate = (self.candidate.model, self.candidate.replaces) if self.candidate else ()
         return {model.folder for model in (self.stable, *self.history, *candidate) if model}
 

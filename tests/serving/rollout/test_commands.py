@@ -119,7 +119,7 @@ def test_rollback_of_an_ended_candidates_version_is_refused_for_ten_minutes(
     change_rollout(settings.state, change)
     with pytest.raises(
         RolloutError,
-        match=f"Nothing was changed. If {STABLE.version} is to be left, "
+        match=f"Nothing was changed. To stop serving {STABLE.version}, "
         f"name it: rollback {STABLE.folder}$",
     ):
         commands.rollback(settings, STABLE.version)

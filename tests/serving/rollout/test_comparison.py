@@ -192,11 +192,11 @@ def test_a_successor_may_standardise_differently_but_must_accept_the_same_column
         ([column("age", "boolean"), *same[1:]], "column 'age' is a boolean, expected a number"),
         (
             [same[0].model_copy(update={"max": 100.0}), *same[1:]],
-            "column 'age' takes 0.0 to 100.0, expected 0.0 to 120.0",
+            "column 'age' accepts 0.0 to 100.0, expected 0.0 to 120.0",
         ),
         (
             [*same[:2], same[2].model_copy(update={"categories": ["red"]}), *same[3:]],
-            "does not take 2 of the categories, as 'green'",
+            "lacks 2 of the categories, such as 'green'",
         ),
         (
             [same[0], same[1].model_copy(update={"required": True}), *same[2:]],
@@ -221,9 +221,13 @@ def test_a_successor_must_ignore_the_columns_that_the_stable_model_ignores(tmp_p
 
     require_successor(ignoring("id", "note"), ignoring("id"), Allowed())
     require_successor(ignoring("id", "age", columns=COLUMNS.columns[1:]), ignoring("id"), Allowed())
-    with pytest.raises(RolloutError, match="it refuses the column 'id', which is ignored so far"):
+    with pytest.raises(
+        RolloutError, match="it refuses the column 'id', which the stable model ignores"
+    ):
         require_successor(ignoring(), ignoring("id"), Allowed())
-    with pytest.raises(RolloutError, match="it reads the column 'id', which is ignored so far"):
+    with pytest.raises(
+        RolloutError, match="it reads the column 'id', which the stable model ignores"
+    ):
         require_successor(
             ignoring(columns=[*COLUMNS.columns, column("id", has_missing=True)]),
             ignoring("id"),

@@ -93,7 +93,7 @@ def test_rollback_returns_to_the_previous_model_and_reset_to_the_configured_bund
         for version in (versions[1], versions[0]):
             await asyncio.to_thread(commands.rollback, settings)
             await serves(worker, version)
-        with pytest.raises(RolloutError, match="nothing was served before"):
+        with pytest.raises(RolloutError, match="no earlier model to return to"):
             commands.rollback(settings)
         await asyncio.to_thread(commands.reset, settings)
         await serves(worker, first)

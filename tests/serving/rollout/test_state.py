@@ -248,12 +248,12 @@ def test_a_second_candidate_is_refused_while_one_is_running(
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", bundle)
         with pytest.raises(
-            RolloutError, match=r"is on its way \(shadow, .*`promote` or `abort` it first"
+            RolloutError, match=r"is being rolled out \(shadow, .*`promote` or `abort` it first"
         ):
             await propose(
                 worker, "deploy", write_candidate(certified / "other", scaled_classifier(3))
             )
-        with pytest.raises(RolloutError, match="is on its way"):
+        with pytest.raises(RolloutError, match="is being rolled out"):
             commands.reset(settings)
         await settle(worker, lambda: reconciler_of(worker).is_shadowing)
         await asyncio.to_thread(commands.promote, settings)
