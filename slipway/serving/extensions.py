@@ -16,11 +16,13 @@ from slipway.serving.open_inference import extension as open_inference
 from slipway.serving.page import extension as page
 from slipway.serving.request_log import extension as request_log
 from slipway.serving.rollout import extension as rollout
+from slipway.serving.tracing import extension as tracing
 
 EXTENSIONS: tuple[Extension, ...] = (
     grpc_port.EXTENSION,
     auth.EXTENSION,
     request_log.EXTENSION,
+    tracing.EXTENSION,  # before the access log, which has its trace ids
     access_log.EXTENSION,
     monitoring.EXTENSION,
     rollout.EXTENSION,

@@ -60,6 +60,8 @@ EXTENSION_VARIABLES = frozenset(
         "request_log_directory",
         "request_log_sampling_rate",
         "shadow_share",
+        "tracing_endpoint",
+        "tracing_sampling_rate",
         "window_minutes",
         "window_rows",
     }

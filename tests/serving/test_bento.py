@@ -53,13 +53,19 @@ def test_image_lock_has_all_packages_of_the_serve_extra_and_one_runtime(
     assert [block for block in blocks if "--hash=sha256:" not in block] == []
 
 
-def test_the_lock_for_grpc_has_its_extra_in_the_versions_of_the_other_locks() -> None:
-    found = dict(pins((ROOT / "launch/requirements.grpc.lock").read_text()))
-    assert {name.removesuffix("[grpc]") for name in names(EXTRAS["grpc"])} <= found.keys()
+@pytest.mark.parametrize(
+    ("extra", "shared"), [("grpc", {"numpy", "protobuf"}), ("tracing", {"opentelemetry-sdk"})]
+)
+def test_the_lock_of_an_extra_has_its_packages_in_the_versions_of_the_other_locks(
+    extra: str, shared: set[str]
+) -> None:
+    found = pins((ROOT / f"launch/requirements.{extra}.lock").read_text())
+    names_found = {name for name, _ in found}
+    assert {name.removesuffix("[grpc]") for name in names(EXTRAS[extra])} <= names_found
     for lock in LOCKS.values():
-        shared = {pin for pin in pins(lock) if pin[0] in found}
-        assert shared <= set(pins((ROOT / "launch/requirements.grpc.lock").read_text()))
-        assert {"numpy", "protobuf"} <= {name for name, _ in shared}
+        both = {pin for pin in pins(lock) if pin[0] in names_found}
+        assert both <= found
+        assert shared <= {name for name, _ in both}
 
 
 @pytest.mark.parametrize(
@@ -68,9 +74,11 @@ def test_the_lock_for_grpc_has_its_extra_in_the_versions_of_the_other_locks() ->
         (None, ""),
         ({"SLIPWAY_GRPC_PORT": "0"}, ""),
         ({"SLIPWAY_GRPC_PORT": 8001}, "grpc"),
+        ({"SLIPWAY_TRACING_ENDPOINT": "http://collector:4318/v1/traces"}, "tracing"),
+        ({"SLIPWAY_GRPC_PORT": 8001, "SLIPWAY_TRACING_ENDPOINT": "http://x"}, "grpc tracing"),
     ],
 )
-def test_an_image_has_the_packages_of_grpc_if_the_bento_sets_its_port(
+def test_an_image_has_the_packages_of_the_settings_that_need_them(
     variables: dict[str, str] | None, extras: str
 ) -> None:
     base = "{% block SETUP_BENTO_COMPONENTS %}{% endblock %}"
@@ -273,6 +281,7 @@ def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -
         "launch/requirements.cpu.lock",
         "launch/requirements.gpu.lock",
         "launch/requirements.grpc.lock",
+        "launch/requirements.tracing.lock",
         "transforms/__init__.py",
     } <= files
     assert {name.split("/")[0] for name in files} == {

@@ -77,6 +77,7 @@ def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict
         "serve-cpu",
         "service",
         "grpc",
+        "tracing",
         "gpu",
         "dev",
     }

@@ -9,7 +9,7 @@ from slipway.system.source_code import imported_modules
 
 EXTENSIONS = {
     "access_log", "api_docs", "auth", "engine_rebuild", "explaining", "gpu", "grpc_port",
-    "monitoring", "open_inference", "page", "request_log", "rollout",
+    "monitoring", "open_inference", "page", "request_log", "rollout", "tracing",
 }  # fmt: skip
 LOW = {"settings", "http", "requests"}
 MIDDLE = {*LOW, "schemas", "models", "metrics"}

@@ -29,6 +29,7 @@ _IMAGE = (
     "requirements.cpu.lock",
     "requirements.gpu.lock",
     "requirements.grpc.lock",
+    "requirements.tracing.lock",
 )
 _CODE = Path(__file__).parents[3]  # the folder that holds `slipway`
 
