@@ -19,6 +19,10 @@ _TUNE = {
         "slipway.serving.load_test.__main__:main",
         "find the settings with which the service carries most",
     ),
+    "replicas": Verb(
+        "slipway.serving.load_test.replicas:main",
+        "compute the replicas for a rate from the measured capacity",
+    ),
 }
 _DATASET = {
     "collect": Verb("slipway.traffic.collect:main", "write logged requests and their labels"),
@@ -36,7 +40,9 @@ VERBS: Mapping[str, Verb] = {
     "reset": Verb("slipway.cli.experiments:reset", "remove what the stages wrote"),
     "plan": Verb("slipway.planning.plan:main", "predict memory, disk and time of the training"),
     "profile": Verb("slipway.profiling.profile:main", "find what slows the training down"),
-    "tune": Verb(_TUNE, "find the batch size, the learning rate or settings of the service"),
+    "tune": Verb(
+        _TUNE, "find the batch size, the learning rate, or settings and replicas of the service"
+    ),
     "export": Verb("slipway.cli.model:export", "export and certify the trained model again"),
     "release": Verb("slipway.cli.model:release", "save the model as the reference of later runs"),
     "predict": Verb(

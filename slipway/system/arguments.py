@@ -3,6 +3,8 @@
 import argparse
 from typing import NoReturn
 
+_TOO_MUCH = 1e6
+
 
 class CommandParser(argparse.ArgumentParser):
     """argparse's parser, whose refusals say what was expected and how to find out more."""
@@ -12,3 +14,14 @@ class CommandParser(argparse.ArgumentParser):
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
         help_command = f"`{self.prog} --help`"
         self.exit(2, f"\nerror: {message}. Expected `{usage}`; see {help_command}.\n")
+
+
+def positive_number(text: str) -> float:
+    """Parse a number above 0 and below a million. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < _TOO_MUCH:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0 and below 1e6")
+    return value

@@ -25,7 +25,7 @@ from slipway.serving.load_test.trial_service import require_answered, running, s
 from slipway.serving.load_test.tuner import Goal, Tuner
 from slipway.serving.settings import ROOT, Settings, read_settings
 from slipway.system import files
-from slipway.system.arguments import CommandParser
+from slipway.system.arguments import CommandParser, positive_number
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.cores import num_cores
 
@@ -113,7 +113,7 @@ def _parser() -> CommandParser:
     )
     parser.add_argument(
         "--p99-ms",
-        type=_positive,
+        type=positive_number,
         default=50.0,
         metavar="MS",
         help="latency that 99 of 100 requests must meet; default: 50",
@@ -121,7 +121,7 @@ def _parser() -> CommandParser:
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
         "--requests-per-second",
-        type=_positive,
+        type=positive_number,
         metavar="RATE",
         help="open loop: requests at random times",
     )
@@ -139,7 +139,7 @@ def _parser() -> CommandParser:
         help="file or folder of request bodies; default: from the bundle",
     )
     parser.add_argument(
-        "--seconds", type=_positive, default=120.0, help="approximate duration; default: 120"
+        "--seconds", type=positive_number, default=120.0, help="approximate duration; default: 120"
     )
     parser.add_argument(
         "--out",
@@ -150,13 +150,6 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--apply", action="store_true", help=f"write the settings into {APPLIED}")
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise ValueError(text)
-    return value
 
 
 def _count(text: str) -> int:

@@ -20,7 +20,7 @@ from slipway.system.cores import cpu_model
 FORMAT_VERSION = 1
 _PACKAGES = ("bentoml", "numpy", "onnxruntime", "onnxruntime-gpu", "uvicorn", "uvloop")
 _BUSY = 0.5  # load average for each core, before anything was started
-_USABLE = 0.7  # of the capacity; the rest is for bursts, other machines and other days
+USABLE = 0.7  # of the capacity; the rest is for bursts, other machines and other days
 _COLUMNS = [
     "workers",
     "threads",
@@ -115,7 +115,7 @@ def remarks(outcome: Outcome, hardware: dict[str, Any]) -> list[str]:
         )
     if best.confirmed is not None:
         found.append(
-            f"Plan with {_USABLE:.0%} of the capacity, {_USABLE * best.confirmed:,.1f} requests/s: "
+            f"Plan with {USABLE:.0%} of the capacity, {USABLE * best.confirmed:,.1f} requests/s: "
             "bursts need the rest."
         )
     left = [tried for tried in outcome.all_tried if tried.rate is None and not tried.problem]
