@@ -238,7 +238,7 @@ def _place(detail: Any, content: Any) -> tuple[Any, ...]:
     """Return the keys of a mistake, without the kinds of values that pydantic puts between them."""
     place: list[Any] = []
     for part, following in itertools.zip_longest(detail["loc"], detail["loc"][1:]):
-        if part == "[key]" or following == "[key]":  # a key that may be no text
+        if part == "[key]" or following == "[key]":  # a key that may not be text
             place.append(part)
         elif (isinstance(content, dict) and part in content) or (
             isinstance(content, list) and isinstance(part, int)

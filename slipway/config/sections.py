@@ -216,8 +216,8 @@ class RuleParams(ParamsSection):
     type_violation: Action  # flag: the cell counts as missing
     out_of_range: Action  # flag: the cell counts as missing
     all_missing: Action
-    constant_column: Action  # refuse: the column is no input
-    duplicate_column: Action  # refuse: the second of the two is no input
+    constant_column: Action  # refuse: the column is not an input
+    duplicate_column: Action  # refuse: the second of the two is not an input
     too_short: Action  # texts
     too_long: Action  # texts
     control_characters: Action  # in a text; flag: each run of them becomes a space

@@ -13,7 +13,7 @@ from slipway.system.errors import ParamsError, SlipwayError, UnavailableError
 _REFS = "refs/exps"  # of DVC: refs/exps/aa/bbb.../NAME
 _SNAPSHOTS = "refs/slipway"  # the workspace at the start of each search: refs/slipway/NAME
 _HEAD = Path(".work/experiments/head")  # the branch, while DVC detaches HEAD
-# DVC writes these; they are no edits of the user.
+# DVC writes these; they are not edits of the user.
 _WRITTEN = ("dvc.lock", "metrics/")
 _LACKS_OUTPUTS = "ERROR: Checkout failed"  # of DVC
 _SHOWN = 5

@@ -310,7 +310,7 @@ def _absolute(name: str, path: Path) -> str:
 
 
 def _assets(base: Path, folder: Path) -> Iterator[Path]:
-    """The files of a package that are no modules, and those in its folders that are no packages."""
+    """The files of a package that are not modules, and those in folders that are not packages."""
     for path in (base / folder).iterdir():
         if path.is_dir() and path.name != "__pycache__" and not any(path.rglob("*.py")):
             yield from _files_below(path, base)

@@ -62,7 +62,7 @@ class Length(NamedTuple):
 
 
 def image_values(images: ImageSample, counts_matter: bool, has_weights: bool, gpu: bool) -> Values:
-    """Return image size, channels and resize mode.
+    """Return image size, channels and resize mode, each with a reason.
 
     `counts_matter` is True if no part of an image may be cut off.
     """
@@ -114,7 +114,7 @@ def table_length(
 
 
 def text_values(columns: Sequence[RawColumn]) -> Values:
-    """Return the length of a text that the network reads, and the network."""
+    """Return the text length, the network and its arguments, each with a reason."""
     num_bytes = np.sum([_cell_bytes(column) for column in columns], axis=0)
     usual = int(np.quantile(num_bytes, _WHOLE_TEXTS)) + len(columns)
     size = min(_MOST_TEXT_BYTES, max(_TEXT_STEP, math.ceil(usual / _TEXT_STEP) * _TEXT_STEP))

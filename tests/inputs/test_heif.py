@@ -92,7 +92,7 @@ def test_an_avif_with_too_large_a_stated_size_is_refused() -> None:
         (0b0001_0010_0000_0000, (64, 32)),  # overrides the size
         (0b0001_0110_0000_0000, (40, 24)),  # has tools for screens, and integer vectors
         (0b0001_0111_0000_0000, (64, 32)),
-        (0b0011_0000_0000_0000, (64, 32)),  # is no key frame
+        (0b0011_0000_0000_0000, (64, 32)),  # is not a key frame
         (0b1000_0000_0000_0000, (0, 0)),  # shows an earlier frame again
     ],
 )

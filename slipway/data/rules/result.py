@@ -59,7 +59,9 @@ class Cleaned:
 def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
     """Raise DataError if too much was refused, or if the rest cannot train a model."""
     if not cleaned.num_read:
-        raise DataError("data.path holds no samples, expected images.")
+        raise DataError(
+            "data.path holds no samples, expected images. Add some, or correct data.path."
+        )
     fraction = cleaned.num_bad / cleaned.num_read
     if fraction > params.max_bad_fraction:
         raise DataError(
@@ -71,7 +73,7 @@ def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
     if not cleaned.rows.num_rows:
         raise DataError(
             f"none of {cleaned.num_read} samples is left:\n{_list_refused(cleaned.quarantine)}\n"
-            "Fix them."
+            "Fix these samples, or point data.path at others."
         )
     column, several = kind_of(task).target.column, kind_of(task).target.several
     distinct = pc.unique(cleaned.rows[column])

@@ -56,7 +56,9 @@ def _records(path: Path, rows: Iterator[tuple[Any, ...]]) -> Iterator[dict[str, 
     names: list[str] = []
     for number, row in enumerate(rows, 1):
         if number > _MOST_ROWS:
-            raise DataError(f"data.path {str(path)!r} has more than {_MOST_ROWS} rows.")
+            raise DataError(
+                f"data.path {str(path)!r} has more than {_MOST_ROWS} rows. Save it as .csv."
+            )
         cells = [_cell(value) for value in row]
         filled = [index for index, cell in enumerate(cells) if cell is not None]
         if not filled:

@@ -1,4 +1,4 @@
-"""Guesses the type of a file that is no readable image from its first bytes."""
+"""Guesses the type of a file that is not a readable image from its first bytes."""
 
 _SIGNATURES = {
     b"\xff\xd8\xff": "a JPEG whose header is damaged",

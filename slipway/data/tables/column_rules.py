@@ -96,8 +96,8 @@ def _is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
 class ColumnVerdicts(NamedTuple):
     """The columns that broke a rule, with reasons."""
 
-    leaking: dict[str, str]  # copies of the target, which are no inputs
-    dropped: dict[str, str]  # other columns that are no inputs
+    leaking: dict[str, str]  # copies of the target, which are not inputs
+    dropped: dict[str, str]  # other columns that are not inputs
     noted: dict[str, str]  # columns that stay inputs
 
 

@@ -27,7 +27,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class WrittenNumbers(NamedTuple):
     """The numbers of a text column."""
 
-    values: NDArray[np.float64]  # (U,) NaN where the text is no number
+    values: NDArray[np.float64]  # (U,) NaN if the text is not a number
     unit: str  # "%", "$" or the like, which all of them have; "" for none
 
 

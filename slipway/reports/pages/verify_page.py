@@ -236,7 +236,7 @@ def _changes(hops: Sequence[Hop], metric: str) -> Html:
     note = (
         "Change: the hop's number less the trained network's on the same rows, with its "
         f"{confidence * 100:g} % interval over paired resamples of the rows. The {judged} judged "
-        "by the mild end of that interval: a loss that other test rows could undo is no proof."
+        "by the mild end of that interval: a loss that other test rows could undo proves nothing."
     )
     return section(
         "Metrics",
