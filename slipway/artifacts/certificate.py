@@ -111,7 +111,7 @@ def first_fault(hops: Sequence[Hop]) -> Hop | None:
 
 
 def why_uncertified(certificate: Certificate, execution: Execution) -> str | None:
-    """Return why `execution` must not be served, or None.
+    """Return the reason why `execution` must not be served; None if it may.
 
     An `uncertified` hop forbids its variant everywhere except where `verify` saw it agree.
     """

@@ -109,7 +109,7 @@ def read_skipped_build(root: Path) -> SkippedBuild | None:
 
 
 def read_engine_manifest(root: Path, digest: str | None = None) -> EngineManifest:
-    """Read the manifest of the engine in `root`, if given the certified one with this `digest`.
+    """Read the manifest of the engine in `root`; with `digest`, only the certified one.
 
     UnavailableError if no engine was built, EngineError for a malformed file, IntegrityError for
     another digest.

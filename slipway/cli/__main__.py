@@ -1,4 +1,4 @@
-"""`python -m slipway.cli`: the command, where no script `slipway` is installed."""
+"""`python -m slipway.cli`: the command, if the script `slipway` is not installed."""
 
 from slipway.cli.command import main
 

@@ -18,7 +18,7 @@ from slipway.system.errors import ParamsError
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the trials as JSON.")
 def search(name: str | None, folds: bool, members: int | None, as_json: bool) -> None:
-    """Try values of params.yaml within a budget, as the section `search` there says.
+    """Try values of params.yaml within a budget, as its section `search` specifies.
 
     Each trial trains beside the workspace and becomes an experiment with its score on validation
     rows; the test rows stay closed. `slipway take` makes the best one the workspace. An interrupted

@@ -22,7 +22,7 @@ from slipway.system.errors import ParamsError
 
 
 def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """Read texts such as "train.epochs=5": the values by key. Values are YAML, as in the file."""
+    """Parse texts such as "train.epochs=5" to values by key. Values are YAML, as in the file."""
     changes: dict[str, Any] = {}
     for text in texts:
         key, sign, value = text.partition("=")

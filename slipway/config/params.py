@@ -275,7 +275,7 @@ def _tokens_that_do_not_fit(params: Params) -> Iterator[str]:
 
 
 def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str]:
-    """List the keys for several labels that the task or the columns give no effect."""
+    """List the keys for several labels that have no effect for this task or these columns."""
     is_list, usual = isinstance(data.target_column, list), LABELS.settings["data.label_separator"]
     if is_list and not target.several:
         yield (

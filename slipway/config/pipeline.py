@@ -48,7 +48,7 @@ def has_head(text: str) -> bool:
 
 
 def with_new_head(text: str) -> str:
-    """Return the text with the first lines of this version; without any, as it is."""
+    """Return the text with the first lines of this version; unchanged if it has no such lines."""
     head, new = _WRITTEN.match(text), _WRITTEN.match(pipeline_text())
     return new[0] + text[head.end() :] if head and new else text
 

@@ -21,7 +21,7 @@ _MIN_ROWS = 2
 
 @dataclass(frozen=True)
 class ExperimentPair:
-    """Two experiments; answers are None where DVC keeps none, for the reason in `remarks`."""
+    """Two experiments; answers are None if DVC keeps none, for the reason in `remarks`."""
 
     first: ExperimentRecord
     second: ExperimentRecord
@@ -35,7 +35,7 @@ class ExperimentPair:
 
     @cached_property
     def changed(self) -> list[list[str]]:
-        """The keys of params.yaml that differ, with both values; "" where one lacks the key."""
+        """The keys of params.yaml that differ, with both values; "" if one lacks the key."""
         both = [self.first, self.second]
         return [
             [key, *(as_yaml(one.params[key]) if key in one.params else "" for one in both)]
@@ -101,7 +101,7 @@ class ExperimentPair:
 
     @property
     def note(self) -> str:
-        """The meaning of the differences."""
+        """A sentence that explains the differences, or why they have no intervals."""
         if self.why_unpaired:
             return f"No paired intervals: {self.why_unpaired}."
         num_rows = len(self.shared_ids)

@@ -161,7 +161,7 @@ def refuse_unsaved_edits(edits: list[str]) -> None:
 
 
 def _with_head(*arguments: str, lacking: Collection[str] = ()) -> None:
-    """Run a command of DVC that detaches HEAD meanwhile; SlipwayError with what DVC said."""
+    """Run a command of DVC that detaches HEAD meanwhile; SlipwayError with DVC's message."""
     branch = _git("symbolic-ref", "-q", "HEAD")
     if branch:
         files.write_text(_HEAD, branch)
@@ -178,7 +178,7 @@ def _with_head(*arguments: str, lacking: Collection[str] = ()) -> None:
 
 
 def _lacks_only(said: str, lacking: Collection[str]) -> bool:
-    """Return True if all that DVC says is that these outputs are missing."""
+    """Return True if DVC's message reports only that these outputs are missing."""
     _, failed, listed = said.partition(_LACKS_OUTPUTS)
     missing = [line.strip() for line in listed.partition("\nIs your cache")[0].splitlines()[1:]]
     return bool(failed and missing) and set(missing) <= set(lacking)

@@ -1,4 +1,4 @@
-"""`dvc repro` as a process: its output goes into a log and to the terminal, signals reach it all.
+"""`dvc repro` as a process: output goes to a log and the terminal, signals to all its processes.
 
 DVC and its stages are a process group of their own. Signals come to this process, which passes
 them on, so that a stage receives each once, whoever sent it.

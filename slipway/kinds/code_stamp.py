@@ -1,4 +1,4 @@
-"""A quick digest of all that the stage `code` looks at, which skips it if nothing changed.
+"""A quick digest of the inputs of the stage `code`, which is skipped if nothing changed.
 
 DVC cannot tell whether an installed package changed, so in a project it always runs the stage. The
 stage checks params and data and reduces every module, which takes seconds; this module reads files.
@@ -29,7 +29,7 @@ def code_stamp(root: Path) -> str:
 
 
 def remembered(root: Path, stamp: str) -> str | None:
-    """The text that was remembered for this stamp."""
+    """Return the text that was saved for this stamp; None if there is none."""
     try:
         content = json.loads((root / _RECORD).read_bytes())
         text = content["text"] if content["stamp"] == stamp else None

@@ -74,7 +74,7 @@ class ProjectProposal:
         return in_one_line(value_at(self.params, key))
 
     def text(self) -> str:
-        """List the keys to look at first, with value and reason, and the warnings, for people."""
+        """Return the keys to look at first with values and reasons, and the warnings, as text."""
         lines = [f"found: {'; '.join(note for note in self.notes if note)}", "", "proposed:"]
         width = max(map(len, self.reasons), default=0)
         for key, reason in self.reasons.items():

@@ -7,7 +7,7 @@ _TOO_MUCH = 1e6
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's parser, whose refusals say what was expected and how to find out more."""
+    """An argparse parser whose errors state the expected usage and the command for help."""
 
     def error(self, message: str) -> NoReturn:
         """End the process with exit code 2."""

@@ -71,7 +71,7 @@ def _quality(
 
 @lru_cache(maxsize=256)
 def _sampled_rows(height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows to read (strips first), and which of them make the thumbnail."""
+    """Return the rows to read (strips first), and those among them that make the thumbnail."""
     num_rows = THUMBNAIL_PX * _ROWS_PER_CELL
     spread = ((np.arange(num_rows) + 0.5) * height / num_rows).astype(np.intp)
     in_strips = np.arange(num_rows // _STRIPS // 2, num_rows, num_rows // _STRIPS)

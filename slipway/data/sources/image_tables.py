@@ -177,7 +177,7 @@ def _start_of(path: Path, encoding: str) -> str:
 
 
 def skipped_comments(path: Path, encoding: str) -> str:
-    """Name the comments above the header of a CSV, for the error of a missing column."""
+    """Describe the comments above the header of a CSV, for the error of a missing column."""
     if path.suffix.lower() != ".csv":
         return ""
     text = _start_of(path, encoding)

@@ -145,7 +145,7 @@ def _overlap(values: pa.Array, in_both: NDArray[np.bool_]) -> Overlap:
 def _orders(
     times: NDArray[np.float64], parts: NDArray[np.int64]
 ) -> tuple[dict[str, TimeOrder], NDArray[np.bool_]]:
-    """Return the order of each pair of splits, and (N,) the rows out of order; ties count."""
+    """Return the order of each pair of splits, and (N,) the rows out of order, ties included."""
     orders: dict[str, TimeOrder] = {}
     leaked = np.zeros(len(times), np.bool_)
     for one, other in itertools.combinations(range(len(SPLITS)), 2):

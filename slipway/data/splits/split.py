@@ -94,7 +94,7 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool 
 
 
 def check_given(params: SplitParams) -> None:
-    """Raise DataError for folds or time cuts beside a given split, where they have no effect."""
+    """Raise DataError for folds or time cuts, which have no effect on a given split."""
     problems = []
     if params.folds:
         problems.append(

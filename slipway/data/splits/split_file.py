@@ -96,7 +96,7 @@ class SplitFile:
 
 
 def read_split_file(data: DataParams) -> SplitFile | None:
-    """Read `data.split_file`, if there is one; DataError naming every fault of its own."""
+    """Read `data.split_file`, if there is one; DataError listing every fault inside the file."""
     if data.split_file is None:
         return None
     path = Path(data.split_file)

@@ -29,7 +29,7 @@ _SHOWN, _SHOWN_CHARACTERS = 3, 40
 
 @dataclass(frozen=True)
 class Annotations:
-    """Each (N,), or None if the params name no such column. Values of refused rows mean nothing."""
+    """Annotations of N rows, each (N,) or None if absent; undefined for refused rows."""
 
     labels: NDArray[np.object_] | None  # text: a class, or a set of labels
     targets: NDArray[np.float64] | None

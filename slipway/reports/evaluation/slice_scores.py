@@ -68,7 +68,7 @@ class RowAnswers:
 
 @dataclass(frozen=True)
 class SmallSlice:
-    """A slice with too few rows to be judged, or several of one dimension."""
+    """A slice with too few rows to be judged, or several such slices of one dimension."""
 
     by: str
     value: str

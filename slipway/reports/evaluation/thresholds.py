@@ -53,7 +53,7 @@ def threshold_steps(report: UncertaintyReport) -> list[ThresholdStep]:
 
 
 def rejects_by_confidence(report: UncertaintyReport) -> bool:
-    """Return True if a row's doubt is that of its class; else it is the OOD score."""
+    """Return True if the doubt about a row is low confidence, False if it is the OOD score."""
     target = kind_of(report.task).target
     return target.has_classes and not target.several
 

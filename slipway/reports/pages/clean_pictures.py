@@ -15,7 +15,7 @@ _SIDE_PX = 128
 
 
 def pictures_of(report: CleanReport, data: DataParams, max_pixels: int) -> Pictures:
-    """Return (H, W, 3) uint8 of at most 128 px by source, without undecodable ones."""
+    """Return the decodable pictures by source, as (H, W, 3) uint8 of at most 128 px."""
     pictures = {}
     wanted = shown_sources(report)
     for sample in read_samples(data, wanted) if wanted else ():
