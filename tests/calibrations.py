@@ -26,7 +26,7 @@ CALIBRATION = Calibration(
 def calibrated(
     network: nn.Module, rows: NDArray[Any], temperature: float | None = 1.0
 ) -> CalibratedNetwork:
-    """The network with an OOD score that was fitted on (N, ...) `rows`."""
+    """Return the network with an OOD score that is fitted on `rows` (N, ...)."""
     taken = torch.from_numpy(np.array(rows))
     layer = feature_layer(network.eval(), taken[:1])
     with torch.inference_mode():
@@ -40,7 +40,7 @@ def calibrated(
 def described(
     answer: dict[str, Any], score: float = 0.5, calibration: Calibration = CALIBRATION
 ) -> dict[str, Any]:
-    """An answer with label and probabilities, or a value, as the service completes it."""
+    """Return the service's answer for a label with probabilities, or for a value."""
     strangeness = {
         "ood_score": score,
         "is_ood": bool(calibration.is_ood(np.float32(score))),

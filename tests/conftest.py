@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test its tier before `-m` selects by it."""
+    """Mark each test with its tier before `-m` selects by it."""
     settle_tiers(items)
 
 

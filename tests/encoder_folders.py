@@ -54,7 +54,7 @@ def tiny_encoder(folder: Path, family: str = "bert", tokenizer: str | None = Non
 
 
 def word_piece() -> str:
-    """A tokenizer as BERT's, of single Chinese characters and letters."""
+    """Return a tokenizer like BERT's, of single Chinese characters and letters."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     letters = "abcdefghijklmnopqrstuvwxyz"

@@ -2,14 +2,14 @@
 
 
 class FakeClock:
-    """Has the functions of `time` that our code measures with. Sleeping takes no processor time."""
+    """Replaces `time` in code that measures. Sleeping takes no processor time."""
 
     def __init__(self, tick_s: float = 0.0) -> None:
         self.now = 0.0
         self._tick_s = tick_s
 
     def perf_counter(self) -> float:
-        """Return the clock's time, and move it on by a tick."""
+        """Return the clock's time, and advance it by a tick."""
         self.now += self._tick_s
         return self.now
 
@@ -20,7 +20,7 @@ class FakeClock:
         return 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Move the clock on."""
+        """Advance the clock."""
         self.now += seconds
 
 

@@ -15,7 +15,7 @@ SETUP = TrainingSetup(
 
 
 def model_manifest(network: NetworkSpec) -> ModelManifest:
-    """A card for `network`; `save_checkpoint` puts the digest of the weights in."""
+    """Return a manifest for `network`; `save_checkpoint` fills in the digest of the weights."""
     return ModelManifest(
         format_version=5,
         network=network,

@@ -39,7 +39,7 @@ def declared_seconds(item: pytest.Item) -> float:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the key; CI leaves it at the commit."""
+    """Add the option for the key of the slice; CI uses the commit."""
     parser.addoption("--slice-key", metavar="KEY", help="chooses the slice; default: the commit")
 
 

@@ -24,7 +24,7 @@ Cells = Mapping[str, Sequence[Cell]]
 
 
 def fit_column(name: str, cells: Sequence[Cell], num_quantiles: int = 48) -> Column:
-    """From training rows: text is a category, `b_...` a boolean, everything else a number."""
+    """Fit a column: text is a category, `b_...` a boolean, everything else a number."""
     has_missing = any(cell is None for cell in cells)
     present = [cell for cell in cells if cell is not None]
     facts: dict[str, Any] = {

@@ -81,7 +81,7 @@ def cancer() -> pa.Table:
 
 
 def plant(table: pa.Table, seed: int) -> tuple[pa.Table, dict[int, str]]:
-    """The table with 5 % wrong values in `label`, and the true label of each such row by number."""
+    """Return the table with 5 % wrong values in `label`, and the true labels by row number."""
     labels = table["label"].to_pylist()
     classes, generator = sorted(set(labels)), np.random.default_rng(seed)
     rows = generator.choice(len(labels), round(SHARE * len(labels)), replace=False)
@@ -94,7 +94,7 @@ def plant(table: pa.Table, seed: int) -> tuple[pa.Table, dict[int, str]]:
 
 
 def write_project(folder: Path, table: pa.Table, params: dict[str, dict[str, Any]]) -> None:
-    """A folder in which the stages run on `table`."""
+    """Make a folder in which the stages run on `table`."""
     folder.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
     content = of_kind(yaml.load(ROOT / "params.yaml"), params["data"]["task"])
@@ -121,7 +121,7 @@ def run_stage(folder: Path, stage: str) -> str:
 
 
 def row_number(source: str) -> int:
-    """The row number in a source: "17", or "17:name" if the image has a name."""
+    """Return the row number of a source: "17", or "17:name" if the image has a name."""
     return int(source.partition(":")[0])
 
 
@@ -142,6 +142,6 @@ def count_found(folder: Path, truth: dict[int, str]) -> Found:
 
 
 def found_of(is_candidate: NDArray[np.bool_], planted: Sequence[int]) -> tuple[float, float]:
-    """Precision and recall of candidates (N,) for the planted rows."""
+    """Compute precision and recall of candidates (N,) for the planted rows."""
     right = int(is_candidate[list(planted)].sum())
     return right / max(int(is_candidate.sum()), 1), right / len(planted)

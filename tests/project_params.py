@@ -21,7 +21,7 @@ NO_AUGMENTATION: dict[str, Any] = {
 
 
 def of_kind(content: dict[str, Any], task: str) -> dict[str, Any]:
-    """The content of params.yaml for `task`, with the keys of its kind of input only."""
+    """Return the content of params.yaml for `task`, with the keys of its kind of input only."""
     changed = copy.deepcopy(content)
     changed["data"]["task"] = task
     own = kind_of(task).settings
@@ -38,7 +38,7 @@ def of_kind(content: dict[str, Any], task: str) -> dict[str, Any]:
 
 
 def clean_params(**changes: Any) -> CleanParams:
-    """The section clean; `rules` is a mapping of the rules that change."""
+    """Return the section clean; `rules` maps the rules to change."""
     rules = {**PROJECT.clean.rules.model_dump(), **changes.pop("rules", {})}
     return CleanParams.model_validate(_changed(PROJECT.clean, changes | {"rules": rules}))
 
@@ -49,7 +49,7 @@ def split_params(**changes: Any) -> SplitParams:
 
 
 def augment_params(**changes: Any) -> AugmentParams:
-    """The section augment, without any operation but those in `changes`."""
+    """Return the section augment with only the operations in `changes`."""
     return AugmentParams.model_validate(_changed(PROJECT.augment, NO_AUGMENTATION | changes))
 
 

@@ -26,7 +26,7 @@ _CONSTANTS = ("FORMAT_VERSION", "_FORMAT")
 
 
 def rows(page: str, title: str) -> list[list[str]]:
-    """The cells of the rows below the heading `title`, without the head of the table."""
+    """Return the cells of the table below the heading `title`, without its header."""
     section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
@@ -43,7 +43,7 @@ def required() -> set[str]:
 
 
 def package_faults(page: str) -> list[str]:
-    """Requirements and tested versions of the page that are not those of the project."""
+    """List the requirements and tested versions of the page that differ from the project's."""
     found = []
     for _, accepted, tested in rows(page, "Packages"):
         (requirement,) = quoted(accepted)
@@ -74,7 +74,7 @@ def declared(source: str) -> Iterator[str]:
 
 
 def format_faults(page: str, in_code: dict[str, str]) -> list[str]:
-    """Modules whose format versions the page lacks or has wrong."""
+    """List the modules whose format versions are missing or wrong on the page."""
     named = {quoted(code)[0]: quoted(version)[0] for _, version, code, _ in rows(page, "Formats")}
     return [
         f"{module}: {named.get(module)} on the page, {in_code.get(module)} in the code"

@@ -33,7 +33,7 @@ LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def declared_keys(model: type[BaseModel] = Params, place: str = "") -> set[str]:
-    """Every key that can be written in params.yaml, as "section.key"."""
+    """Return every possible key of params.yaml, as "section.key"."""
     keys = set()
     for name, field in model.model_fields.items():
         section = next(filter(is_section, [field.annotation, *optional(field.annotation)]), None)
@@ -49,12 +49,12 @@ def is_section(kind: Any) -> bool:
 
 
 def optional(kind: Any) -> tuple[Any, ...]:
-    """The kinds of values of a key that may be null."""
+    """Return the types of a key's value other than null."""
     return get_args(kind) if isinstance(kind, UnionType) else ()
 
 
 def documented_sections(page: str) -> dict[str, str]:
-    """The text below each heading of the second level."""
+    """Return the text below each second-level heading."""
     parts = re.split(r"^## (\w+)$", page, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -78,7 +78,7 @@ def documented_readers(page: str) -> dict[str, set[str]]:
 
 
 def actual_readers() -> dict[str, set[str]]:
-    """The stages of dvc.yaml that name a section, or a key in it, among their params."""
+    """Return the stages of dvc.yaml whose params contain a section or a key in it."""
     readers: dict[str, set[str]] = {section: set() for section in Params.model_fields}
     for stage, content in STAGES.items():
         for key in content.get("params", []):
@@ -136,7 +136,7 @@ def test_check_reports_a_stage_that_reads_another_section() -> None:
 
 
 def missing_outputs(page: str) -> set[str]:
-    """Outputs in dvc.yaml that docs/reference/pipeline.md lacks in the row of their stage."""
+    """List outputs in dvc.yaml that docs/reference/pipeline.md lacks in the row of their stage."""
     rows = dict(re.findall(r"^\| `(\w+)`(.+)$", page, flags=re.MULTILINE))
     found = set()
     for stage, content in STAGES.items():
@@ -163,13 +163,13 @@ def test_check_reports_a_missing_output_of_the_pipeline_page() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """The headings of a page, as links name them."""
+    """Return the anchors of a page's headings."""
     titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def broken_links(page: Path, text: str) -> list[str]:
-    """Links to files that are not there, or to headings that their page lacks."""
+    """List links to files or headings that do not exist."""
     found = []
     for name, anchor in LINK.findall(text):
         target = (page.parent / name) if name else page
@@ -194,14 +194,14 @@ def test_check_reports_a_broken_link() -> None:
 
 
 def missing_paths(text: str) -> list[str]:
-    """Files of ours that a text names in backticks and that are not there."""
+    """List paths in backticks that do not exist in the repository."""
     named = re.findall(r"`((?:slipway|serving|stages|tests|launch|bench)/[\w./]+)`", text)
     placeholders = re.compile(r"/(?:X/|NAME)")
     return [path for path in named if not (ROOT / path).exists() and not placeholders.search(path)]
 
 
 def test_every_file_that_a_page_names_exists() -> None:
-    """Decisions may name files of their time."""
+    """Decisions are exempt: they may mention files of their time."""
     pages = [page for page in PAGES if page.parent.name != "decisions"]
     assert [path for page in pages for path in missing_paths(page.read_text())] == []
 
@@ -220,7 +220,7 @@ def is_module(name: str) -> bool:
 
 
 def unknown_commands(page: str) -> set[str]:
-    """Verbs of `slipway`, modules after `python -m` and targets of make that do not exist."""
+    """List verbs of `slipway`, modules after `python -m` and make targets that do not exist."""
     code = "\n".join(block or span for block, span in CODE.findall(page))
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     verbs = re.findall(r"(?:^|&& |; )slipway ([a-z]+)", code, flags=re.MULTILINE)
@@ -234,7 +234,7 @@ def unknown_commands(page: str) -> set[str]:
 
 
 def test_every_command_that_a_page_names_exists() -> None:
-    """Decisions may name commands of their time."""
+    """Decisions are exempt: they may mention commands of their time."""
     pages = [page for page in PAGES if page.parent.name != "decisions"]
     found = {page.name: unknown_commands(page.read_text()) for page in pages}
     assert {name: unknown for name, unknown in found.items() if unknown} == {}
@@ -278,7 +278,7 @@ def test_decisions_are_numbered_without_a_gap() -> None:
 
 
 def unnamed_rules(page: str, rules: Iterable[str]) -> set[str]:
-    """Rules that a page does not name."""
+    """List the rules that a page lacks."""
     return {rule for rule in rules if f"`{rule}`" not in page}
 
 
@@ -292,7 +292,7 @@ def test_check_reports_a_rule_that_the_pages_lack() -> None:
 
 
 def unnamed_scripts(page: str) -> set[str]:
-    """Files of launch/ that a page does not name."""
+    """List the files of launch/ that a page lacks."""
     return {path.name for path in (ROOT / "launch").iterdir() if f"launch/{path.name}" not in page}
 
 

@@ -14,7 +14,7 @@ FEWEST, SHORTEST_PIECE = 15, 12  # messages; characters of the longest piece of 
 
 @cache
 def texts_of_the_code() -> str:
-    """Every piece of text in our modules, without the values that f-strings insert."""
+    """Return all string literals of our modules, without the values in f-strings."""
     pieces = []
     for path in sorted((ROOT / "slipway").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -28,7 +28,7 @@ def quotations(page: str) -> list[str]:
 
 
 def missing_pieces(quotation: str) -> list[str]:
-    """The pieces of a quotation, between its "...", that no text of the code contains."""
+    """List the pieces of a quotation, between its "...", that no text of the code contains."""
     pieces = [piece.strip() for piece in quotation.split("...")]
     assert max(map(len, pieces)) >= SHORTEST_PIECE, f"{quotation!r} could be any message"
     return [piece for piece in pieces if piece not in texts_of_the_code()]

@@ -125,7 +125,7 @@ def test_resample_of_one_class_is_left_out_of_a_ranking_interval() -> None:
 def calibrated(
     generator: np.random.Generator, num_rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Answers that are right exactly as often as they say."""
+    """Draw answers of a perfectly calibrated network."""
     probabilities = generator.dirichlet(np.ones(3), size=num_rows)
     return (generator.random((num_rows, 1)) > probabilities.cumsum(axis=1)[:, :2]).sum(
         axis=1

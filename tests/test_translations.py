@@ -20,7 +20,7 @@ def english_of(page: Path) -> Path:
 
 
 def outline(page: str) -> list[str]:
-    """The levels of the headings and the blocks of code without comments, in their order."""
+    """Return the levels of headings and the code blocks without comments, in order."""
     parts = re.findall(r"^(#+) |^(```.*?^```)", page, flags=re.DOTALL | re.MULTILINE)
     return [level or COMMENT.sub("", block) for level, block in parts]
 
@@ -60,7 +60,7 @@ def alert_headings(page: str) -> list[str]:
 
 
 def differences(english: str, chinese: str) -> set[str]:
-    """The readings above in which two pages differ."""
+    """List the properties in which two pages differ."""
     readings = (outline, names, figures, links, alert_links, alert_headings)
     return {read.__name__ for read in readings if read(english) != read(chinese)}
 

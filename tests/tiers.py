@@ -14,7 +14,7 @@ TIERS = ("unit", "process", "nightly")
 
 
 def settle_tiers(items: Iterable[pytest.Item]) -> None:
-    """Leave each test only its own tier, so that `-m process` selects no nightly case."""
+    """Mark each test with its own tier only, so that `-m process` selects no nightly case."""
     tiers = {item: tier_of(item) for item in items}
     for item, tier in tiers.items():
         if tier.name == "unit" and item.get_closest_marker("gpu"):
@@ -41,7 +41,7 @@ def tier_of(item: pytest.Item) -> Mark:
 
 
 def _levels(item: pytest.Item) -> Iterator[list[Mark]]:
-    """The markers of the case, of its function, and of what holds the function, nearest first."""
+    """Yield the markers of the case, its function, its class and its module, nearest first."""
     callspec = getattr(item, "callspec", None)
     of_case = list(callspec.marks) if callspec else []
     yield of_case

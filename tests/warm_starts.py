@@ -106,7 +106,7 @@ class Process:
         return text.decode()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, or minus the signal."""
+        """Wait for the process; return its exit code, or minus the signal."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
@@ -267,7 +267,7 @@ def _fork_and_report(report: int) -> None:
 
 
 def _become(job: Job, descriptors: list[int]) -> None:
-    """Take on the folder, variables and output of a job."""
+    """Adopt the folder, variables and output of a job."""
     if job.new_session:
         os.setsid()
     for number, descriptor in enumerate(descriptors, start=1):
@@ -319,14 +319,14 @@ class _Rank:
         self._begin, self._lock = begin, threading.Lock()
 
     def start(self, command: list[str], env: dict[str, str], cwd: str | None) -> Self:
-        """Lightning's call of `Popen`, for `python -m MODULE`."""
+        """Replace Lightning's call of `Popen` for `python -m MODULE`."""
         assert (command[:2], cwd) == ([sys.executable, "-m"], None), command
         os.write(self._begin, json.dumps(asdict(Job(command[2:], os.getcwd(), env))).encode())
         os.close(self._begin)
         return self
 
     def poll(self) -> int | None:
-        """Its exit code where it has ended."""
+        """Return its exit code if it has ended."""
         with self._lock:
             if self.returncode is None:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -334,7 +334,7 @@ class _Rank:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code."""
+        """Wait for the process; return its exit code."""
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         while (code := self.poll()) is None:
             if time.monotonic() >= deadline:
@@ -348,7 +348,7 @@ class _Rank:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the process if it still runs."""
         self.send_signal(signal.SIGKILL)
 
 

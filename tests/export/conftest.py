@@ -117,19 +117,19 @@ def read_packed(root: Path) -> PackedManifest:
 
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Three colours under noise, learnt almost perfectly, already exported."""
+    """An exported classifier of three colours under noise, learned almost perfectly."""
     return _exported(make_project(tmp_path_factory.mktemp("classifier"), "image_classification"))
 
 
 @pytest.fixture(scope="session")
 def regressor(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The mean brightness of a picture, in a unit around 1,000, already exported."""
+    """An exported regressor of a picture's mean brightness, in a unit around 1,000."""
     return _exported(make_project(tmp_path_factory.mktemp("regressor"), "image_regression"))
 
 
 @pytest.fixture(scope="session")
 def export_params() -> Params:
-    """The repository's parameters, made small."""
+    """Return the repository's params with small sizes."""
     content: dict[str, Any] = yaml.safe_load(
         (Path(__file__).parents[2] / "params.yaml").read_text()
     )
@@ -157,7 +157,7 @@ def make_project(
     name: str = "small_resnet",
     arguments: Mapping[str, Any] = SMALL_RESNET,
 ) -> Project:
-    """All that the stages before `export` leave, of a network that was trained for seconds."""
+    """Make the outputs of all stages before `export`, with a network trained for seconds."""
     generator = np.random.default_rng(3)
     total = sum(NUM_ROWS.values())
     contract = CONTRACT.model_copy(update={"size_px": size_px})
@@ -315,7 +315,7 @@ def trained(project: Project) -> Trained:
 
 
 def write_reports(root: Path, num_rows: dict[str, int]) -> None:
-    """Reports of clean and split, as far as a model card uses them."""
+    """Write the parts of the reports of clean and split that a model card uses."""
     total = sum(num_rows.values())
     refused = {"exact_duplicate": {"count": 2, "examples": []}}
     clean = {

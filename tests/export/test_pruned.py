@@ -28,7 +28,7 @@ PARAMS = load_params(Path(__file__).parents[2] / "params.yaml")
 
 @pytest.fixture(name="smaller", scope="module")
 def _smaller(classifier: Project) -> Pruned:
-    """Half of its channels, with another temperature than the trained network's."""
+    """Return the network with half of its channels and another temperature."""
     weights, _ = prune_channels(classifier.network(), 0.5)
     network = pruned_network(classifier.network().spec, weights)
     fitted = Calibrator(network, PARAMS.evaluate, 7, "cpu").fit(

@@ -24,7 +24,7 @@ FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", varian
 
 
 def with_lineage(project: Project, bundle: LoadedBundle, folder: Path) -> LoadedBundle:
-    """The bundle as `export` makes it: it names its weights."""
+    """Add the digest of the weights to the bundle, as `export` does."""
     if bundle.root != folder:
         shutil.copytree(bundle.root, folder)
     content = json.loads((folder / "bundle.json").read_text())

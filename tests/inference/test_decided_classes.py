@@ -63,7 +63,7 @@ def model(tmp_path: Path) -> Iterator[LoadedModel]:
 
 
 def row_below_the_threshold(model: LoadedModel) -> dict[str, object]:
-    """A row whose most probable class is not the answer."""
+    """A row whose most probable class is not the predicted one."""
     for number in range(500):
         row = bundles.table_row(number)
         found = model.predict(row)

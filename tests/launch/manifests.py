@@ -42,7 +42,7 @@ def rendered(folder: str) -> list[Object]:
 
 
 def of_kind(kind: str, found: list[Object], name: str = "slipway") -> Object:
-    """The object of that kind and name."""
+    """Return the object of this kind and name."""
     (match,) = (one for one in found if one["kind"] == kind and one["metadata"]["name"] == name)
     return match
 
@@ -86,7 +86,7 @@ def probes(container: Object) -> Iterator[tuple[str, str, int]]:
 
 
 def faults(deployment: Object) -> list[str]:
-    """Faults that keep the service from starting, receiving requests or draining."""
+    """List faults that keep the service from starting, receiving requests or draining."""
     pod, container = pod_of(deployment), container_of(deployment)
     try:
         settings = settings_of(container)
@@ -149,7 +149,7 @@ def _port(container: Object, name: str) -> int:
 
 
 def _variable(container: Object, name: str) -> str:
-    """The raw value, or "". The settings would resolve a relative path in the current checkout."""
+    """Return the raw value, or "": settings would resolve a relative path in this checkout."""
     return next((str(one["value"]) for one in container["env"] if one["name"] == name), "")
 
 

@@ -17,7 +17,7 @@ SERVICES: dict[str, Object] = COMPOSE["services"]
 
 
 def faults(compose: Object) -> list[str]:
-    """Faults that keep the service from starting, receiving requests or draining."""
+    """List faults that keep the service from starting, receiving requests or draining."""
     service = compose["services"]["slipway"]
     try:
         settings = settings_of(service)

@@ -28,7 +28,7 @@ def test_baseline_classifier_agrees_with_scikit_learns_dummy() -> None:
 
 
 def test_baseline_is_fitted_on_training_rows_only() -> None:
-    """The majority of the test rows is another class, another mean."""
+    """The test rows have another majority class and another mean."""
     shifted = baseline_scores(
         "image_classification", TRAIN, np.repeat([0.0, 1.0], [90, 10]), 3, None
     )

@@ -39,7 +39,7 @@ TOLERANCE = 1e-12
 def own_against_others(
     targets: NDArray[np.int64], probabilities: NDArray[np.float64]
 ) -> list[tuple[NDArray[np.bool_], NDArray[np.float64]]]:
-    """For each class that a macro mean has: whether a row is of it, and its probability."""
+    """Return, for each class of a macro mean, its rows as a mask and its probabilities."""
     num_classes = probabilities.shape[1]
     sides = [
         (targets == k, probabilities[:, k])
@@ -49,13 +49,13 @@ def own_against_others(
 
 
 def slow_roc_auc(is_own: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
-    """Every pair of an own and another row."""
+    """Compute ROC-AUC over every pair of an own and another row."""
     leads = scores[is_own][:, None] - scores[~is_own]
     return float(np.mean((leads > 0) + 0.5 * (leads == 0)))
 
 
 def slow_average_precision(is_own: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
-    """Every threshold, from the highest on."""
+    """Compute average precision over every threshold, from the highest."""
     total, recall = 0.0, 0.0
     for threshold in np.unique(scores)[::-1]:
         chosen = is_own[scores >= threshold]
@@ -65,7 +65,7 @@ def slow_average_precision(is_own: NDArray[np.bool_], scores: NDArray[np.float64
 
 
 def slow_calibration_error(targets: NDArray[np.int64], probabilities: NDArray[np.float64]) -> float:
-    """Every bin of every row."""
+    """Compute the calibration error bin by bin."""
     confidences, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == targets
     bins: dict[int, list[int]] = {}
     for row, confidence in enumerate(confidences):
@@ -83,7 +83,7 @@ def slow_calibration_error(targets: NDArray[np.int64], probabilities: NDArray[np
 def slow_scores(
     targets: NDArray[np.int64], probabilities: NDArray[np.float64], top_k: int
 ) -> dict[str, float]:
-    """Metrics that scikit-learn lacks, or lacks for some of these cases."""
+    """Compute the metrics that scikit-learn lacks, or lacks for some of these cases."""
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
     distances = [
         sum((p - (k == target)) ** 2 for k, p in enumerate(row))

@@ -24,14 +24,14 @@ def metric(function: Callable[..., Any]) -> UserMetric:
 
 
 def log_loss(targets: Any, probabilities: Any) -> float:
-    """The built-in metric again."""
+    """Compute the built-in metric as a user's function."""
     assert targets.dtype == np.int64
     assert probabilities.dtype == np.float64
     return float(-np.log(probabilities[np.arange(len(targets)), targets]).mean())
 
 
 def mae(targets: Any, values: Any) -> Any:
-    """A NumPy number, as users return."""
+    """Return a NumPy number, as user functions often do."""
     assert values.shape == targets.shape
     return np.abs(values - targets).mean()
 
@@ -83,12 +83,12 @@ def test_a_metric_without_a_number_is_refused_with_the_users_line(
 
 
 def share_of_first(targets: Any, outputs: Any) -> float:
-    """Undefined for some resamples, as a metric of two classes may be."""
+    """Return NaN for some resamples, as a metric of two classes may."""
     return float("nan") if targets[0] == 2 else float((targets == targets[0]).mean())
 
 
 def first_row_only(targets: Any, outputs: Any) -> float:
-    """Defined for the rows in their order only."""
+    """Return NaN except for the rows in their original order."""
     return 1.0 if np.array_equal(targets, TARGETS) else float("nan")
 
 

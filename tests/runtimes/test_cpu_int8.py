@@ -68,7 +68,7 @@ def test_two_products_fit_16_bits_with_7_bit_weights_but_not_with_8(tmp_path: Pa
 
 
 def large_sums() -> tuple[bytes, NDArray[np.float32]]:
-    """A layer whose inputs and weights are all near their largest, and its rows."""
+    """A layer whose inputs and weights are all near their maximum, and its rows."""
     generator = np.random.default_rng(0)
     nodes = [onnx.helper.make_node("MatMul", ["row", "weight"], ["value"], name="layer")]
     weight = generator.uniform(0.8, 1.0, (WIDTH, WIDTH)).astype(np.float32)

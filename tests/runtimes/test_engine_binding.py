@@ -122,7 +122,7 @@ def test_compile_refuses_a_graph_of_another_precision_than_requested(
 
 
 class Inspected:
-    """An engine of which the inspector shows these formats, and the weights of convolutions."""
+    """A fake engine whose inspector shows these formats and types of convolution weights."""
 
     def __init__(self, *formats: str, weights: tuple[str, ...] = ()) -> None:
         self._layers: list[Any] = [

@@ -86,7 +86,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> type[NaiveSession]:
 
 
 def naive_answer(bundle: LoadedBundle, cache: Path) -> NDArray[np.float32]:
-    """With one folder for all, as the provider's own documentation shows it."""
+    """Answer with one cache folder for all models, as in the provider's documentation."""
     cache.mkdir(exist_ok=True)
     options = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(cache)}
     session = NaiveSession(
@@ -99,7 +99,7 @@ def naive_answer(bundle: LoadedBundle, cache: Path) -> NDArray[np.float32]:
 def test_shared_cache_folder_would_serve_the_first_models_engine_for_the_second(
     seeds: Seeds, provider: type[NaiveSession], tmp_path: Path
 ) -> None:
-    """The twin: this is the fault."""
+    """Control: shows the fault that separate folders prevent."""
     first, second = seeds
     assert np.array_equal(naive_answer(first, tmp_path / "shared"), right(first))
     assert np.array_equal(naive_answer(second, tmp_path / "shared"), right(first))

@@ -149,7 +149,7 @@ def _facts(row: dict[str, object]) -> dict[str, object]:
 
 
 def _kill_after(project: TinySearch, seconds: float) -> None:
-    """Start the search and kill its process, without its trials, after so many seconds."""
+    """Start the search and kill its process, but not its trials, after `seconds`."""
     process = project.start("search")
     try:
         process.communicate(timeout=seconds)

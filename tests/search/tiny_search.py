@@ -126,7 +126,7 @@ _MANIFEST: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TinySearch(TinyProject):
-    """The project and what was counted in it."""
+    """A project, and the trainings that were counted in it."""
 
     def counts(self, word: str) -> list[str]:
         """The counted lines that begin with a word."""
@@ -152,7 +152,7 @@ class TinySearch(TinyProject):
         path.write_text(text + section)
 
     def search(self, *arguments: str) -> dict[str, Any]:
-        """Run `slipway search`; what it prints for a program."""
+        """Run `slipway search`; return its JSON output."""
         output = self.slipway("search", "--json", *arguments)
         found: dict[str, Any] = json.loads(output[output.index("{\n") :])
         return found

@@ -48,7 +48,7 @@ class Tab:
         self.requested: list[str] = []  # addresses, in order
 
     async def listen(self) -> None:
-        """Take in what the browser says, until it ends."""
+        """Receive the browser's messages until it ends."""
         async for message in self._socket:
             content = json.loads(message.data)
             if content.get("id") in self._waiting:
@@ -56,7 +56,7 @@ class Tab:
             self._note(content.get("method"), content.get("params", {}))
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result of one of the protocol's methods."""
+        """Call a method of the protocol; return its result."""
         self._last += 1
         answer = self._waiting[self._last] = asyncio.get_running_loop().create_future()
         await self._socket.send_json(
@@ -73,7 +73,7 @@ class Tab:
         return result
 
     async def open(self, url: str, language: str = "en") -> None:
-        """Load a page, as a reader of `language` does."""
+        """Load a page with `language` as the preferred language."""
         for domain in ("Page", "Runtime", "Log", "Network", "DOM"):
             await self.call(f"{domain}.enable")
         agent = (await self.call("Runtime.evaluate", expression="navigator.userAgent"))["result"][
@@ -86,7 +86,7 @@ class Tab:
         )
 
     async def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression; a promise is waited for."""
+        """Return the value of a JavaScript expression, after awaiting a promise."""
         answer = await self.call(
             "Runtime.evaluate",
             expression=expression,
@@ -98,7 +98,7 @@ class Tab:
         return answer["result"].get("value")
 
     async def wait_for(self, expression: str, seconds: float = 30) -> None:
-        """Until an expression is true, or an element is there."""
+        """Wait until an expression is true, or an element exists."""
         deadline = time.monotonic() + seconds
         while not await self.run(f"Boolean({expression})"):
             assert time.monotonic() < deadline, (
@@ -219,7 +219,7 @@ async def _address(file: Path, process: asyncio.subprocess.Process) -> str:
 
 
 async def _result(socket: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:
-    """The answer to the only call that is under way."""
+    """Return the answer to the only pending call."""
     while True:
         content = json.loads((await asyncio.wait_for(socket.receive(), _START_S)).data)
         if content.get("id") == 0:

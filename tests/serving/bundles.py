@@ -110,7 +110,7 @@ ROW_WEIGHTS = (
 
 
 def table_row(number: int) -> dict[str, Any]:
-    """A right row, another one for each `number`; some lack a city."""
+    """Return a valid row that depends on `number`; some rows lack a city."""
     row = ROW | {
         "age": number % 120,
         "income": 20000.5 + number,
@@ -121,7 +121,7 @@ def table_row(number: int) -> dict[str, Any]:
 
 
 def row_probabilities(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The answers of `row_classifier` to (rows, width) encoded rows, in numpy."""
+    """Compute the answers of `row_classifier` to encoded rows (rows, width) in numpy."""
     logits = vectors @ ROW_WEIGHTS
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     answer: NDArray[np.float32] = exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -129,7 +129,7 @@ def row_probabilities(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def row_classifier() -> onnx.ModelProto:
-    """An encoded row times ROW_WEIGHTS, softmax."""
+    """Return a graph of an encoded row times ROW_WEIGHTS, then softmax."""
     nodes = [
         helper.make_node("MatMul", ["row", "weights"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
@@ -144,7 +144,7 @@ def row_classifier() -> onnx.ModelProto:
 
 
 def row_sum() -> onnx.ModelProto:
-    """The sum of an encoded row."""
+    """Return a graph of the sum of an encoded row."""
     nodes = [helper.make_node("ReduceSum", ["row", "axes"], ["value"], keepdims=1)]
     return _model(
         nodes,
@@ -160,7 +160,7 @@ def _encoded_rows() -> onnx.ValueInfoProto:
 
 
 def probabilities(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The answers of the graph of `write_bundle`, in numpy."""
+    """Compute the answers of the graph of `write_bundle` in numpy."""
     logits = pixels.reshape(len(pixels), -1).astype(np.float32) @ WEIGHTS
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     answer: NDArray[np.float32] = exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -168,7 +168,7 @@ def probabilities(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def classifier() -> onnx.ModelProto:
-    """Pixels, flattened, times WEIGHTS, softmax."""
+    """Return a graph of flattened pixels times WEIGHTS, then softmax."""
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("Flatten", ["pixels"], ["flat"]),
@@ -219,7 +219,7 @@ def slow_classifier(num_layers: int = 4) -> onnx.ModelProto:
 
 
 def log_of_mean() -> onnx.ModelProto:
-    """The logarithm of the mean pixel: minus infinity for a black image."""
+    """Return a graph of the logarithm of the mean pixel: minus infinity for a black image."""
     nodes = [
         helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
         helper.make_node("Flatten", ["pixels"], ["flat"]),
@@ -238,7 +238,7 @@ def _model(
     width: int,
     taken: onnx.ValueInfoProto | None = None,
 ) -> onnx.ModelProto:
-    """A model of the input `taken`, by default images.
+    """Return a model with the input `taken`, by default images.
 
     The OOD score is the mean absolute value of a row, or of a picture scaled to [0, 1].
     """
@@ -263,7 +263,7 @@ def _model(
 
 
 def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: Any) -> LoadedBundle:
-    """A bundle of one graph in `root`; `changes` replace fields of its manifest."""
+    """Write a bundle of one graph to `root`; `changes` replace fields of its manifest."""
     root.mkdir(parents=True, exist_ok=True)
     graph = graph or classifier()
     (root / "model_fp32.onnx").write_bytes(graph.SerializeToString())
@@ -382,7 +382,7 @@ def certify(
     gates: list[GateResult] | None = None,
     versions: dict[str, str] | None = None,
 ) -> Path:
-    """A certificate for `bundle` at `path`, with a passed gate if `gates` names no others."""
+    """Write a certificate for `bundle` to `path`, with a passed gate unless `gates` are given."""
     results = [gate()] if gates is None else gates
     content: dict[str, Any] = {
         "format_version": 4, "user_code": [], "gates": verdict_of(results), "gate_results": results,

@@ -24,7 +24,7 @@ class Gpu:
 
 
 class FakeNvml:
-    """Answers for `gpus`; `init` is NVML's number for why it cannot start."""
+    """A fake of NVML for `gpus`; `init` is the error number if it cannot start."""
 
     NVMLError = pynvml.NVMLError
     NVML_ERROR_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED

@@ -127,7 +127,7 @@ def framed(
     path: str = "/predict",
     is_right: bool = False,
 ) -> bytes:
-    """A request with that body, of a declared length or in chunks, and with unexpected headers.
+    """Build a request with that body, of declared length or in chunks, with unexpected headers.
 
     The headers are harmless if the request is valid (`is_right`).
     """
@@ -155,7 +155,7 @@ def framed(
 
 
 def _one_of(draw: random.Random, *makers: Callable[[], Made]) -> Made:
-    """The result of one of the makers, drawn at random."""
+    """Return the result of a randomly drawn maker."""
     return draw.choice(makers)()
 
 
@@ -207,7 +207,7 @@ def _right_form(draw: random.Random) -> Case:
 
 
 def _changed(draw: random.Random, content: bytes) -> bytes:
-    """Cut, filled, doubled, or with other bytes somewhere."""
+    """Return the body cut, padded, doubled, or with some bytes changed."""
     changed = bytearray(content)
     for _ in range(draw.choice([1, 1, 2, 8])):
         if not changed:
@@ -368,7 +368,7 @@ def _wrong_cells(draw: random.Random) -> Case:
 
 
 def _other_body(draw: random.Random) -> Case:
-    """Some body under some content type."""
+    """Draw a body with any content type."""
     body = _one_of(
         draw,
         lambda: _draw_picture(draw),
@@ -383,7 +383,7 @@ def _other_body(draw: random.Random) -> Case:
 
 
 def _other_request(draw: random.Random) -> Case:
-    """Another method, another path."""
+    """Draw a request with another method or path."""
     method, path = draw.choice(METHODS), draw.choice(PATHS)
     if draw.random() < 0.5:
         path = _one_of(

@@ -27,7 +27,7 @@ Work = Callable[[httpx.AsyncClient, ModelWorker], Coroutine[Any, Any, None]]
 
 
 def read_all_settings(environment: Mapping[str, str]) -> Settings:
-    """The settings of the service and of every extension."""
+    """Read the settings of the service and of every extension."""
     return read_settings(SECTIONS, environment)
 
 
@@ -37,7 +37,7 @@ def full_worker(settings: Settings, **options: Any) -> ModelWorker:
 
 
 def reconciler_of(worker: ModelWorker) -> RolloutReconciler:
-    """The part of a worker that follows the rollout state."""
+    """Return the part of a worker that reconciles the rollout state."""
     start: Any = worker.hooks["rollout"].start
     reconciler: RolloutReconciler = start.__self__
     return reconciler
@@ -51,7 +51,7 @@ def rebuild_of(worker: ModelWorker) -> EngineRebuild:
 
 
 def canary_of(worker: ModelWorker) -> Any:
-    """The canary that gets a share of the requests; None if there is none."""
+    """Return the canary that receives a share of the requests, or None."""
     assert worker.router is None or isinstance(worker.router, Canary)
     return worker.router
 
@@ -65,13 +65,13 @@ def status_part(worker: ModelWorker, name: str) -> Any:
 def set_status_part(
     worker: ModelWorker, extension: str, name: str, read: Callable[[], dict[str, Any]]
 ) -> None:
-    """Put `read` in place of what an extension shows in `GET /status`."""
+    """Replace a part of `GET /status` by the result of `read`."""
     hooks = worker.hooks[extension]
     worker.hooks[extension] = replace(hooks, status={**hooks.status, name: read})
 
 
 async def behind(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stands for BentoML's application."""
+    """Do nothing, in place of BentoML's application."""
     await send({"type": "http.response.start", "status": 299, "headers": []})
     await send({"type": "http.response.body", "body": b"behind"})
 
@@ -123,7 +123,7 @@ async def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error, after checking that the answer has the one shape."""
+    """Return the error, after checking the answer's common shape."""
     content = response.json()
     assert list(content) == ["error"]
     error: dict[str, Any] = content["error"]
@@ -142,5 +142,5 @@ def metric(worker: ModelWorker, line: str) -> float:
 
 
 def put_in_place_of(live: LiveModel, run: Callable[[NDArray[Any]], Any]) -> None:
-    """Make `run` answer all batches of a live model on its thread, because it has no timings."""
+    """Make `run` answer all batches of a live model, on its thread."""
     live.batcher._run, live.batcher.quick_rows = run, 0

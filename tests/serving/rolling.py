@@ -35,7 +35,7 @@ def scaled_classifier(factor: float) -> onnx.ModelProto:
 
 
 def scaled_probabilities(factor: float) -> NDArray[np.float32]:
-    """The (PICTURES, labels) answers of `scaled_classifier`."""
+    """Compute the answers of `scaled_classifier`, (PICTURES, labels)."""
     pixels = np.stack([array_from_bytes(payload, CONTRACT) for payload in PICTURES])
     logits = pixels.reshape(len(pixels), -1).astype(np.float32) @ (WEIGHTS * np.float32(factor))
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -75,7 +75,7 @@ def write_candidate(folder: Path, graph: onnx.ModelProto | None = None, **change
 
 @asynccontextmanager
 async def following(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, ModelWorker]]:
-    """a model worker in this process that follows the state, and a client."""
+    """Start a model worker in this process that reconciles the state, and a client."""
     worker = full_worker(settings)
     worker.start()
     await worker.loaded()
@@ -91,7 +91,7 @@ async def following(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient
 
 
 async def settle(worker: ModelWorker, is_done: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait until it is so; the state goes into the message."""
+    """Wait until the condition holds; a failure shows the state."""
     async with asyncio.timeout(seconds):
         while not is_done():
             await asyncio.sleep(0.02)
@@ -117,7 +117,7 @@ async def settle_evidence(worker: ModelWorker) -> None:
 
 
 class Callers:
-    """They ask all the time; every answer is compared with what the model that it names answers."""
+    """Callers that send continuously; each answer is compared with that of the model it names."""
 
     def __init__(
         self,
@@ -173,13 +173,13 @@ async def propose(worker: ModelWorker, *arguments: Any, **options: Any) -> None:
 
 
 async def serves(worker: ModelWorker, version: str) -> None:
-    """Wait until it is the stable model, and nothing is on its way."""
+    """Wait until the model is stable and there is no candidate."""
     await settle(worker, lambda: worker.model is not None and worker.model.version == version)
     await settle(worker, lambda: read_rollout(worker.settings.state).candidate is None)
 
 
 def salt_of(settings: Settings) -> str:
-    """The salt that selects the candidate's requests."""
+    """Return the salt that selects the candidate's requests."""
     candidate = read_rollout(settings.state).candidate
     assert candidate
     return candidate.salt

@@ -26,7 +26,7 @@ class Server:
     log: Path
 
     def workers(self) -> list[int]:
-        """The numbers of the processes that answer."""
+        """The process ids of the workers."""
         return [
             int(child)
             for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -35,11 +35,11 @@ class Server:
         ]
 
     def worker(self) -> int:
-        """The number of the first of them."""
+        """The process id of the first worker."""
         return self.workers()[0]
 
     def wait(self, path: str = "/readyz", status: int = 200, seconds: float = 30) -> float:
-        """Seconds until `path` answers `status`."""
+        """Wait until `path` answers `status`; return the seconds."""
         started = time.monotonic()
         while time.monotonic() - started < seconds:
             assert self.process.poll() is None, self.log.read_text()
@@ -81,7 +81,7 @@ def free_port() -> int:
 
 
 def environment(folder: Path, **settings: object) -> dict[str, str]:
-    """Variables of a service for the bundle and certificate in `folder`, its BENTOML_HOME too."""
+    """Return a service's variables for the bundle in `folder`, with a BENTOML_HOME there."""
     paths = {
         "bundle": folder / "bundle",
         "certificate": folder / "certificate.json",
@@ -114,7 +114,7 @@ def running(
     host: str = "127.0.0.1",
     **settings: object,
 ) -> Iterator[Server]:
-    """A started server. SIGTERM must end it cleanly. `under` is a command that runs it."""
+    """Start a server, and end it by SIGTERM, cleanly. `under` is a command that runs it."""
     port, log = port or free_port(), folder / "service.log"
     command = [
         *under,

@@ -169,7 +169,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outside_settings(folder: Path) -> dict[str, str]:
-    """No SLIPWAY_ variable: the bento finds its own files."""
+    """Return an environment without SLIPWAY_ variables: the bento finds its own files."""
     return {
         name: value
         for name, value in environment(folder).items()
@@ -363,7 +363,7 @@ def test_the_container_runs_without_root_has_a_health_check_and_a_writable_state
 
 @pytest.mark.process
 def test_the_bento_contains_every_file_of_the_container(built: Path) -> None:
-    """No engine is here to build it: what it copies and runs has to be there."""
+    """The container is not built here: files that it copies and runs have to exist."""
     context = bento(built)
     found = instructions((context / "env/docker/Dockerfile").read_text())
     copied = [arguments.split()[-2] for name, arguments in found if name == "COPY"]

@@ -21,7 +21,7 @@ SHOWN_S = 0.5  # a worker writes its counts twenty times a second
 
 
 def counters(server: Server, name: str, label: str) -> Counter[str]:
-    """The values of a counter by one of its labels, zeros left out."""
+    """Return the nonzero values of a counter by one of its labels."""
     time.sleep(SHOWN_S)
     found: Counter[str] = Counter()
     for labels, value in re.findall(

@@ -45,7 +45,7 @@ def metric(server: Server, line: str) -> float:
 
 
 class Killed:
-    """Callers who go on while one worker after the other is killed."""
+    """Callers that continue while the workers are killed one after the other."""
 
     def __init__(self, server: Server, num_kills: int) -> None:
         self._server, self._num_kills = server, num_kills
@@ -128,7 +128,7 @@ def test_killed_workers_lose_only_requests_in_flight_and_restart_soon(
 def test_one_of_several_workers_is_restarted_in_a_container_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BentoML leaves it dead there, and the others do its work until the last of them has died."""
+    """BentoML itself would not restart it there, until the last worker has died."""
     monkeypatch.setenv("BENTOML_CONTAINERIZED", "true")
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     with running(tmp_path, workers=2) as server:

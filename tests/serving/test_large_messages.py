@@ -30,7 +30,7 @@ OWN = "slipway-translate"
 
 
 def with_bytes(tensor: dict[str, Any], tail: bytes) -> tuple[bytes, dict[str, str]]:
-    """A request whose tensor lies behind its JSON, and the header that says so."""
+    """Build a request whose tensor follows its JSON, with the header that declares it."""
     head = json.dumps(
         {"inputs": [tensor | {"parameters": {"binary_data_size": len(tail)}}]}
     ).encode()
@@ -166,7 +166,7 @@ def test_large_answer_is_written_on_the_thread_and_equals_that_of_predict(
 def test_probes_metrics_and_small_requests_are_answered_while_large_bodies_wait(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
-    """More of them than asyncio's own threads, which answer `/metrics`."""
+    """There are more large bodies than asyncio threads, which answer `/metrics`."""
     threads = noting_threads(monkeypatch, "as_payload", gate)
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -273,7 +273,7 @@ def test_list_encoded_in_pieces_equals_the_whole_list() -> None:
 
 
 class Work:
-    """Something that can be seen to be gone."""
+    """An object whose release can be observed."""
 
     def __init__(self, done: Callable[[], int]) -> None:
         self._done = done

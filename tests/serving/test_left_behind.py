@@ -52,7 +52,7 @@ async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
 def left_behind(
     worker: ModelWorker, body: bytes, media_type: bytes, path: bytes = b"/predict"
 ) -> tuple[bytes, list[str]]:
-    """The status of the answer, and what our own code made of the objects that are found."""
+    """Return the status of the answer, and the objects of our own code that stay behind."""
     head = (
         b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
         % (path, media_type, len(body))

@@ -65,7 +65,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def asked(server: Server, **request: Any) -> str:
-    """The code of the error, or "answered"; a refused request costs little."""
+    """Return the error's code, or "answered"; a refused request must be cheap."""
     with memory_of(server) as cost:
         answer = plain_http.post(server.url + "/predict", timeout=30, **request)
     if answer.status_code == 200:
@@ -77,7 +77,7 @@ def asked(server: Server, **request: Any) -> str:
 
 @contextmanager
 def memory_of(server: Server) -> Iterator[list[float]]:
-    """Sets the list's item to the growth of the worker's peak memory in bytes."""
+    """Measure the growth of the worker's peak memory in the block, in bytes."""
     process, cost = Path(f"/proc/{server.worker()}"), [0.0]
     (process / "clear_refs").write_text("5")  # its peak is what it holds now: proc(5)
     before = peak_memory(server)
@@ -91,7 +91,7 @@ def in_pieces(body: bytes) -> Iterator[bytes]:
 
 
 def form_of(num_bytes: int) -> bytes:
-    """A form of so many bytes with one file, which is no image."""
+    """Build a form of `num_bytes` with one file, which is not an image."""
     head, tail = (
         b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n',
         b"\r\n--b--\r\n",
@@ -141,7 +141,7 @@ def test_an_image_may_have_pixels_up_to_the_limit(images: Server) -> None:
 
 
 def with_text(num_bytes: int) -> bytes:
-    """A PNG with a compressed text of so many bytes beside its pixels."""
+    """Build a PNG that also contains a compressed text of this size."""
     image = png_of(8, 8)
     text = chunk(b"zTXt", b"comment\0\0" + zlib.compress(b"x" * num_bytes, 9))
     return image[:33] + text + image[33:]

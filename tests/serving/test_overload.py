@@ -81,7 +81,7 @@ def load(url: str, rate: float, seconds: float, probed: str | None = None) -> Me
 
 
 def check_answers(measured: Measured) -> None:
-    """Properties that hold on a machine of any speed."""
+    """Check properties that hold on a machine of any speed."""
     assert set(by_status(measured.answers)) <= {200, 429, 503}
     assert set(by_status(measured.livez)) == {200}
     for answer in measured.answers:
@@ -97,7 +97,7 @@ def processor_s(server: Server) -> float:
 
 
 def capacity(server: Server) -> tuple[float, bool]:
-    """Images per second that the service answers now, and True if it has a core to itself."""
+    """Return the images per second of the service now, and True if it has its own core."""
     run(closed_loop(server.url, image, 32, seconds=0.5))
     before, began = processor_s(server), time.perf_counter()
     num_answered = len(run(closed_loop(server.url, image, 32, seconds=2)))
@@ -116,7 +116,7 @@ def rows_run(server: Server) -> float:
 
 
 def missed(server: Server) -> list[str]:
-    """The figures that were missed."""
+    """List the missed targets."""
     normal = load(server.url, 0.8 * capacity(server)[0], 4)
     before, was_free = capacity(server)
     num_run = rows_run(server)

@@ -164,7 +164,7 @@ def rebuilding_worker(settings: Settings, command: tuple[str, ...]) -> ModelWork
 def serve_and_rebuild(
     settings: Settings, command: tuple[str, ...] = COMMAND
 ) -> tuple[dict[str, Any], dict[str, Any], Load]:
-    """The card before and after, and the load that went on all the while."""
+    """Return the model info before and after a rebuild, and the load during it."""
 
     async def main() -> tuple[dict[str, Any], dict[str, Any], Load]:
         worker = rebuilding_worker(settings, command)

@@ -295,7 +295,7 @@ def test_a_refused_100_megapixel_image_costs_at_most_20_megabytes(server: Server
 
 
 def peak_memory(server: Server) -> float:
-    """Bytes: the most that the worker ever held."""
+    """Return the worker's peak memory in bytes."""
     status = Path(f"/proc/{server.worker()}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found

@@ -37,7 +37,7 @@ def closing(request: bytes) -> bytes:
 
 
 def mixed(num_requests: int, first_unknown: int) -> list[bytes]:
-    """Of five requests one goes to a path of its own; of twenty, one closes its connection."""
+    """Send a mix: one request of five has a new path, one of twenty closes its connection."""
     requests = [
         unknown(first_unknown + number) if number % 5 == 0 else CASES[number * 7 % len(CASES)]
         for number in range(num_requests)

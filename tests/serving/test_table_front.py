@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("certified_table")
 
 
 def vectors(rows: list[dict[str, Any]]) -> NDArray[np.float32]:
-    """(rows, width) as in training."""
+    """Encode rows as in training, (rows, width)."""
     return encode_rows([read_row(row, COLUMNS) for row in rows], COLUMNS)
 
 

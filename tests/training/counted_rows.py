@@ -26,12 +26,12 @@ _TIMEOUT_S = 120.0
 
 
 def rows() -> PackedSplit:
-    """Make the rows; none has the third class, but some are predicted to have it."""
+    """Make the rows; no row has the third class, but some are predicted as it."""
     return split_of(NUM_ROWS)
 
 
 def answers(inputs: torch.Tensor) -> torch.Tensor:
-    """Compute (B, 3) logits, each row independent of the others to the last bit."""
+    """Compute logits (B, 3); each row is independent of the others, bit for bit."""
     return inputs.flatten(1)[:, [0, 40, 20]]
 
 

@@ -129,7 +129,7 @@ def test_noise_widens_the_bound_and_allows_flips_only_between_close_classes() ->
 
 
 class NoisyRunner:
-    """A GPU whose answers depend on the batch: off by `error` in batches of 4."""
+    """A simulated GPU whose answers depend on the batch: off by `error` in batches of 4."""
 
     actual = FP16
 
@@ -176,7 +176,7 @@ def test_a_variant_beyond_its_budget_differs_with_both_accuracies() -> None:
 def compare_flipped(
     num_rows: int, num_flipped: int, tolerance: Tolerance, confidence: float = 0.95
 ) -> Hop:
-    """A network that is always right, and a variant that is wrong on the first rows."""
+    """Compare a network that is always right with a variant that is wrong on the first rows."""
     names = [f"row{number}" for number in range(num_rows)]
     targets = np.arange(num_rows) % 2
     pixels = np.zeros((num_rows, 1, 1, 1), np.uint8)
@@ -367,7 +367,7 @@ def test_an_ood_score_that_changes_in_any_batch_size_makes_fp32_differ(
 
 
 def compare_scores(scores: NDArray[np.float32], tolerance: Tolerance, num_rows: int = 100) -> Hop:
-    """A hop with `scores`, against a network that flags the last 5 of 100 rows (threshold 0.75)."""
+    """Compare a hop with `scores` to a network that flags the last 5 of 100 rows as OOD."""
     targets = (np.arange(num_rows) % 2).astype(np.float64)
     ids = [f"row{number}" for number in range(num_rows)]
     outputs = np.tile(np.array([[0.75, 0.25], [0.25, 0.75]], np.float32), (num_rows // 2, 1))

@@ -31,7 +31,7 @@ GRAPHS = {f"model_{variant}.onnx" for variant in ("fp32", "fp16", "int8", "int8_
 
 @pytest.fixture
 def sealed(classifier: Project, tmp_path: Path) -> Path:
-    """A bundle, an engine of one of its graphs and their certificate, as `verify` leaves them."""
+    """A bundle, an engine of one of its graphs and their certificate, as `verify` writes them."""
     shutil.copytree(classifier.bundle_root, tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
     write_engine(
@@ -52,7 +52,7 @@ def sealed(classifier: Project, tmp_path: Path) -> Path:
 
 
 def accept(root: Path) -> ServedModel:
-    """Load as the service does before it answers."""
+    """Load the files as the service does at its start."""
     places = {
         "bundle": root / "bundle",
         "certificate": root / "certificate.json",

@@ -47,7 +47,7 @@ def values(numbers: list[float]) -> Outputs:
 
 
 def probabilities(numbers: list[float]) -> Outputs:
-    """The first label is certain."""
+    """Return probabilities with a certain first label."""
     count = len(numbers)
     text = LABELS[0].encode()
     return values(numbers) | {

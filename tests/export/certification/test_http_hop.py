@@ -30,7 +30,7 @@ Answer = Callable[[bytes, str], dict[str, Any]]
 
 
 def answer_to(content: bytes, version: str) -> dict[str, Any]:
-    """Probabilities that depend on the bytes, so that a mixed-up row is seen."""
+    """Return probabilities that depend on the bytes, so that a mixed-up row is detected."""
     shares = np.array([1.0 + content[0], 5.0, 9.0])
     shares = (shares / shares.sum()).astype(np.float32)
     probabilities = dict(zip(LABELS, shares.tolist(), strict=True))
@@ -130,7 +130,7 @@ def test_answers_are_stored_in_their_rows_for_any_order_of_the_data(tmp_path: Pa
 
 
 def test_the_sets_of_a_pruned_variant_are_judged_by_its_own_calibration(tmp_path: Path) -> None:
-    """The twin is the client before it knows what the service runs: it takes the bundle's."""
+    """Control: a client that has not read `/model` yet uses the calibration of the bundle."""
     plain = write_small_bundle(tmp_path)
     wide = CALIBRATION.model_copy(
         update={"conformal": CALIBRATION.conformal.model_copy(update={"threshold": 0.0})}
@@ -279,7 +279,7 @@ ROWS: list[Raw] = [
 
 
 def answer_to_rows(content: bytes, version: str) -> dict[str, Any]:
-    """As the service answers to one row or to several, by the number in each."""
+    """Answer one row or several like the service, by the number in each row."""
     asked = json.loads(content)
 
     def answer(row: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def altered(
     change: Callable[[onnx.ModelProto], None],
     variant: str = "fp32",
 ) -> LoadedBundle:
-    """A bundle whose manifest fits, but whose graph was changed before it was digested."""
+    """Make a bundle with a valid manifest whose graph was changed before it was digested."""
     folder = tmp_path / "bundle"
     shutil.copytree(project.bundle_root, folder)
     path = folder / f"model_{variant}.onnx"
@@ -128,7 +128,7 @@ def test_fp32_agrees_in_every_batch_size(classifier: Project, export_params: Par
 
 
 def shift_the_mean(network: ImageNetwork) -> Callable[[onnx.ModelProto], None]:
-    """Two grey levels beside the mean that the graph subtracts."""
+    """Shift the mean that the graph subtracts by two grey levels."""
     mean = network.pixel_mean.detach().numpy()
 
     def change(model: onnx.ModelProto) -> None:
@@ -305,7 +305,7 @@ def test_an_overflowed_fp16_graph_differs_and_fp32_agrees(
 def test_a_stale_engine_with_a_fitting_manifest_differs_by_its_answers(
     classifier: Project, tmp_path: Path, export_params: Params
 ) -> None:
-    """A wrong engine manifest: the plan has the same architecture but other weights."""
+    """The manifest fits, but the plan has other weights of the same architecture."""
     bundle = classifier.bundle()
     engine = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
     write_engine(

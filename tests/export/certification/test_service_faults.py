@@ -98,7 +98,7 @@ def _payloads(rows: TestRows, is_table: bool) -> Iterator[RowPayload]:
 
 
 def copy_of_the_service(folder: Path, name: str, written: str, planted: str) -> Path:
-    """The service's code with one place changed; everything else is the project's own."""
+    """Copy the service's code with one change; everything else is the project's own."""
     path = copy_service(folder) / name
     text = path.read_text()
     assert text.count(written) == 1

@@ -117,7 +117,7 @@ ROWS = [json.dumps({"x": number}).encode() for number in range(len(PAYLOADS))]
 def run_table_hop(
     tmp_path: Path, params: Params, alone: NDArray[np.float32], together: NDArray[np.float32]
 ) -> Hop:
-    """The hop with a service that answers `alone` to single rows and `together` to several."""
+    """Run the hop with a service that answers `alone` to single rows and `together` to several."""
     bundle = write_small_bundle(tmp_path / "bundle", contract=COLUMNS)
     book = make_book(bundle, outputs(), FP32)
     (tmp_path / "service.py").write_text(TABLE_SERVICE)

@@ -38,7 +38,7 @@ ONLY_CONVOLUTIONS = ("timm/mobilenetv3_small_050",)  # up to the head
 
 @dataclass(frozen=True)
 class Exported:
-    """A network's project, and a bundle with each variant that it has."""
+    """A network's project, and a bundle with all of its variants."""
 
     name: str
     project: Project
@@ -76,7 +76,7 @@ def _exported(
 def test_every_executed_backend_of_a_timm_network_agrees_with_torch(
     exported: Exported, export_params: Params
 ) -> None:
-    """int8 has a budget here that a network trained for seconds keeps."""
+    """The budget of int8 is wide enough for a network trained for seconds."""
     rows = read_test_rows(exported.project.packed, CLASSES)
     loss = dict.fromkeys(("int8", "int8_dynamic", "fp16", *OF_PRUNED), 0.2)
     verify = export_params.verify.model_copy(update={"max_metric_loss": loss})
@@ -92,7 +92,7 @@ def test_every_executed_backend_of_a_timm_network_agrees_with_torch(
 def test_dynamic_int8_accepts_a_graph_with_the_exporters_shapes(
     exported: Exported, tmp_path: Path
 ) -> None:
-    """They name weights by shapes that these no longer have once they are fused."""
+    """The exporter records shapes of weights that fusion changes later."""
     fp32 = exported.bundle.model_bytes("fp32")
     assert onnx.load_model_from_string(fp32).graph.value_info
     assert len(dynamic_graph(fp32, tmp_path)) < 1.1 * len(fp32)

@@ -34,7 +34,7 @@ VALUE = OutputContract(kind="value", labels=[])
 
 
 class TinyNetwork(nn.Module):
-    """One convolution behind the same first operations as the real networks."""
+    """One convolution after the same first operations as in the real networks."""
 
     mean: Tensor
 
@@ -53,7 +53,7 @@ class TinyNetwork(nn.Module):
 
 
 class BranchingNetwork(TinyNetwork):
-    """A network whose way depends on the pixels, so it is not one graph."""
+    """A network whose control flow depends on the pixels, so it cannot be one graph."""
 
     def forward(self, image: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, K)"""
@@ -62,7 +62,7 @@ class BranchingNetwork(TinyNetwork):
 
 
 class BatchNetwork(TinyNetwork):
-    """A network that can be traced and exported, and that still takes no more than two rows."""
+    """A network that can be traced and exported, but only runs batches of two rows."""
 
     def forward(self, image: Tensor) -> Tensor:
         """(2, H, W, C) uint8 -> (2, K)"""
@@ -76,7 +76,7 @@ def pictures(num_rows: int = 20) -> NDArray[np.uint8]:
 def tiny(
     num_outputs: int = 3, mean: float = 127.0, temperature: float | None = 2.0
 ) -> CalibratedNetwork:
-    """Calibrated on what the network makes of the pictures with its right mean."""
+    """A tiny network, calibrated on its features of the pictures with the right mean."""
     network = TinyNetwork(num_outputs)
     whole = calibrated(network, pictures(), temperature)
     network.mean.fill_(mean)

@@ -34,7 +34,7 @@ ROWS = encode_texts([text for _, text in sentences(40, seed=3)] + ["a", "x y " *
 
 
 def calibrated(spec: NetworkSpec) -> CalibratedNetwork:
-    """Wrap a network with drawn weights."""
+    """Calibrate a network with random weights."""
     torch.manual_seed(1)
     network = build_network(spec).eval()
     layer = last_layer(network, torch.from_numpy(ROWS[:1]))

@@ -52,7 +52,7 @@ def rows(num_rows: int, seed: int) -> NDArray[np.float32]:
 
 
 def boosted(num_sums: int, seed: int) -> lightgbm.Booster:
-    """Trees that use all of them."""
+    """Trees that use all of the columns."""
     inputs, generator = rows(3000, seed), np.random.default_rng(seed + 100)
     signal = (
         inputs[:, 0]
@@ -71,7 +71,7 @@ def boosted(num_sums: int, seed: int) -> lightgbm.Booster:
 
 
 def graph_of(node: onnx.NodeProto, num_sums: int) -> bytes:
-    """A graph of nothing but the trees."""
+    """Return a graph that only contains the trees."""
     shapes: list[list[str | int]] = [["rows", 5], ["rows", num_sums]]
     source, target = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
@@ -94,7 +94,7 @@ def run(graph: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def raw(booster: lightgbm.Booster, inputs: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The sums of LightGBM's own prediction."""
+    """Return the sums of LightGBM's own prediction."""
     return np.asarray(booster.predict(inputs, raw_score=True), np.float64)
 
 

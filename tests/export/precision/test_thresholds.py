@@ -14,7 +14,7 @@ from tests.export.conftest import RESAMPLING, Project
 
 
 def asked(project: Project, ood_fraction: float) -> Calibration:
-    """The project's calibration, with a share for which its few validation rows are enough."""
+    """The project's calibration, with a fraction for which its few validation rows suffice."""
     found = project.calibration()
     return found.model_copy(update={"ood": found.ood.model_copy(update={"fraction": ood_fraction})})
 

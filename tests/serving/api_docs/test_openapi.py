@@ -46,7 +46,7 @@ GRAPHS = {
 
 @pytest.fixture(params=GRAPHS)
 def asked(request: pytest.FixtureRequest, certified: Path) -> dict[str, Any]:
-    """A request to `/predict` of a service whose bundle is one of GRAPHS."""
+    """Send a request to `/predict` of a service with one of the bundles in GRAPHS."""
     make = GRAPHS[request.param]
     if make:
         certify(certified / "certificate.json", write_bundle(certified / "bundle", make()))
@@ -56,7 +56,7 @@ def asked(request: pytest.FixtureRequest, certified: Path) -> dict[str, Any]:
 
 
 def parts_of(content: Any, place: str = "#") -> Iterator[tuple[str, Any]]:
-    """Everything in a document, with its place."""
+    """Yield everything in a document with its path."""
     yield place, content
     if isinstance(content, dict):
         for name, value in content.items():
@@ -67,7 +67,7 @@ def parts_of(content: Any, place: str = "#") -> Iterator[tuple[str, Any]]:
 
 
 def undescribed(document: dict[str, Any]) -> list[str]:
-    """Operations without words of their own."""
+    """List operations without a summary."""
     return [
         f"{method} {path}"
         for path, item in document["paths"].items()
@@ -169,7 +169,7 @@ def test_an_openapi_validator_accepts_the_document(
 
 
 def faults(content: Any, schema: dict[str, Any]) -> list[str]:
-    """The violations of a schema, for the keywords that slipway/serving/schemas.py uses."""
+    """List violations of a schema, for the keywords that slipway/serving/schemas.py uses."""
     if "oneOf" in schema:
         found = [faults(content, choice) for choice in schema["oneOf"]]
         return (

@@ -21,7 +21,7 @@ PARTS = ["model", "traffic", "drift", "feedback", "rollout", "gpu"]
 
 
 async def fresh(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The status now, however old the last one is."""
+    """Return the current status, bypassing the cache."""
     with monkeypatch.context() as patch:
         patch.setattr(info, "_MAX_AGE_S", 0.0)
         content: dict[str, Any] = (await client.get("/status")).json()

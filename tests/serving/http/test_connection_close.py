@@ -45,7 +45,7 @@ def _run(request: pytest.FixtureRequest) -> Run:
 
 @dataclass
 class Listening:
-    """A worker's connections, and what is behind them."""
+    """A worker's connections, and the application behind them."""
 
     worker: ModelWorker
     application: Application
@@ -56,7 +56,7 @@ class Listening:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def answers(self, sent: bytes, *, ends: bool = False) -> bytes:
-        """All that comes; ConnectionResetError where the connection was reset."""
+        """Return all received bytes; ConnectionResetError if the connection was reset."""
         reader, writer = await self.connect()
         try:
             writer.write(sent)
@@ -75,7 +75,7 @@ class Listening:
 async def listening(
     make_settings: MakeSettings, pause_s: float = PAUSE_S, **variables: Any
 ) -> AsyncIterator[Listening]:
-    """Without a model: `/livez` is answered, after `pause_s`."""
+    """Start a worker without a model, which answers `/livez` after `pause_s`."""
     worker, state = full_worker(make_settings(**variables)), ServerState()
     application = Application(behind, worker)
     respond = application.respond
@@ -145,7 +145,7 @@ def test_half_closed_connection_receives_answers_to_all_complete_requests(
 def test_a_large_body_before_a_half_close_is_answered(
     run: Run, make_settings: MakeSettings
 ) -> None:
-    """Reading was paused in between."""
+    """Reading pauses in between."""
 
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:
@@ -173,7 +173,7 @@ def test_a_large_body_before_a_half_close_is_answered(
 def test_a_half_close_within_a_body_counts_as_a_disconnect(
     run: Run, make_settings: MakeSettings
 ) -> None:
-    """The twin: nobody could say what it asked; the connection and its request end at once."""
+    """Control: the request is incomplete, so the connection and its request end at once."""
 
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:
@@ -304,7 +304,7 @@ def test_a_caller_still_sending_its_last_request_can_read_the_answer(
 def test_a_drain_answers_one_request_of_a_connection_and_closes_it(
     run: Run, make_settings: MakeSettings
 ) -> None:
-    """Requests that are pipelined behind it may reset the connection."""
+    """Requests that are pipelined after it may reset the connection."""
 
     async def work() -> None:
         async with listening(make_settings) as service:
@@ -340,7 +340,7 @@ def test_a_caller_that_never_stops_sending_its_last_request_is_disconnected(
 def test_a_complete_last_request_closes_the_connection_without_lingering(
     run: Run, make_settings: MakeSettings
 ) -> None:
-    """The twin: most connections that end do so at once."""
+    """Control: most connections end at once."""
 
     async def work() -> None:
         async with listening(make_settings, pause_s=0.0) as service:

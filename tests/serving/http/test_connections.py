@@ -32,7 +32,7 @@ TIMEOUT_S = 0.3
 
 
 class Transport(asyncio.Transport):
-    """Remembers what is written."""
+    """A transport that records written bytes."""
 
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 3000), "peername": ("127.0.0.1", 50000)})
@@ -78,7 +78,7 @@ class Transport(asyncio.Transport):
 
 
 class Asked:
-    """A worker without a model, of which `/livez` is answered, and its connections."""
+    """A worker without a model that answers `/livez`, and its connections."""
 
     def __init__(self, worker: ModelWorker) -> None:
         self.worker = worker
@@ -104,7 +104,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def turns(number: int = 10) -> None:
-    """Turns of the event loop."""
+    """Let the event loop run some turns."""
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -153,7 +153,7 @@ def test_head_of_an_answer_without_body_is_sent_when_the_connection_closes() -> 
 
 
 def slow(asked: Asked, seconds: float) -> None:
-    """Have each answer take so long."""
+    """Delay each answer."""
     respond = asked.application.respond
 
     async def respond_slowly(request: Request, *others: Any) -> Response | None:
@@ -164,7 +164,7 @@ def slow(asked: Asked, seconds: float) -> None:
 
 
 def test_reading_stops_while_a_request_is_answered_and_more_arrive(worker: ModelWorker) -> None:
-    """A caller that sends without end would have them pile up in memory."""
+    """Otherwise requests of a caller that sends endlessly would fill the memory."""
 
     async def work() -> None:
         asked, connection, transport = connected_to(worker)
@@ -185,7 +185,7 @@ def test_reading_stops_while_a_request_is_answered_and_more_arrive(worker: Model
 
 
 def test_an_answered_request_leaves_no_reference_cycle(worker: ModelWorker) -> None:
-    """Bodies would stay in memory until Python next searches for cycles."""
+    """Otherwise bodies would stay in memory until Python's next search for cycles."""
 
     async def work() -> None:
         asked, connection, _ = connected_to(worker)
@@ -237,7 +237,7 @@ def test_a_caller_that_reads_nothing_is_disconnected_and_a_slow_reader_is_not(
 def test_a_closing_connection_does_not_wait_forever_for_its_caller_to_read(
     worker: ModelWorker, ends_by: str
 ) -> None:
-    """The end of the service waits for it."""
+    """The end of the service waits for such a connection."""
 
     async def work() -> None:
         asked, connection, transport = connected_to(worker)
@@ -317,7 +317,7 @@ def test_endless_heads_chunk_extensions_and_trailers_are_refused(
 
 
 def test_a_body_may_exceed_the_size_limit_of_heads(worker: ModelWorker) -> None:
-    """The twin: what the application receives does not count."""
+    """Control: bytes that the application receives do not count."""
 
     async def work() -> None:
         _, connection, transport = connected_to(worker)
@@ -432,7 +432,7 @@ def test_endless_chunk_extensions_of_an_unanswered_request_are_refused(
 
 
 def test_suspended_process_causes_no_timeouts() -> None:
-    """The twin of the time-outs: they count checks, and a late check is one check."""
+    """Timeouts count checks, and a late check is one check."""
 
     async def work() -> None:
         limits = ConnectionLimits(1, 0.1, 1, lambda refusal, *_: Response(refusal.status, b""))

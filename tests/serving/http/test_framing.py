@@ -15,7 +15,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def checked(headers: Headers, version: str = "1.1", path: bytes = b"/predict") -> Any:
-    """The headers of such a request."""
+    """Return the headers of a request after the checks."""
     return checked_headers(
         {"headers": headers, "http_version": version, "raw_path": path, "query_string": b""}
     )
@@ -170,7 +170,7 @@ def test_no_second_request_can_be_hidden_in_the_body_of_the_first(
 
 @pytest.mark.process
 def test_a_second_request_after_a_complete_first_is_answered(server: Server) -> None:
-    """The twin: the hidden request above would be answered if it were accepted."""
+    """Control: the hidden request above would be answered if it were accepted."""
     received = answers(server, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" + HIDDEN)
     assert received.count(b"HTTP/1.1 200 ") == 2
 

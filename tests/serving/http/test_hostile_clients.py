@@ -48,7 +48,7 @@ def connect(server: Server) -> socket.socket:
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """Everything until the service closes; TimeoutError if it does not."""
+    """Return all bytes until the service closes; TimeoutError if it does not."""
     received = b""
     try:
         while data := connection.recv(65536):
@@ -68,7 +68,7 @@ def error_in(received: bytes) -> dict[str, Any]:
 
 
 def exchange(server: Server, *pieces: bytes) -> dict[str, Any]:
-    """The error that ends a connection on which `pieces` were sent."""
+    """Send `pieces`; return the error that ends the connection."""
     return error_in(answers(server, *pieces))
 
 
@@ -191,7 +191,7 @@ def test_an_endless_body_is_answered_and_its_connection_closed(server: Server) -
 
 
 def test_a_connection_with_repeated_requests_stays_open(server: Server) -> None:
-    """The twin: a deadline is for what does not arrive, not for the connection."""
+    """Control: deadlines apply to missing bytes, not to the connection."""
     with connect(server) as connection:
         for _ in range(6):
             connection.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
@@ -222,7 +222,7 @@ def test_a_connection_above_the_limit_is_refused_and_earlier_ones_stay(server: S
 
 @contextmanager
 def full(server: Server) -> Iterator[None]:
-    """As many connections as are allowed."""
+    """Open as many connections as the limit allows."""
     with ExitStack() as crowd:
         for _ in range(MAX_CONNECTIONS):
             crowd.enter_context(connect(server))
@@ -234,7 +234,7 @@ def full(server: Server) -> Iterator[None]:
 
 
 def seconds_until_reset(connection: socket.socket) -> float:
-    """Seconds for which the other side still accepts bytes. TimeoutError if it never stops."""
+    """Return the seconds for which the service accepts bytes; TimeoutError if it never stops."""
     started = time.monotonic()
     while time.monotonic() - started < 30:
         try:
@@ -290,7 +290,7 @@ def test_a_websocket_request_is_answered_as_an_ordinary_request(server: Server) 
 
 
 def test_a_caller_that_never_reads_its_answers_is_disconnected(server: Server) -> None:
-    """It would keep its place among the connections, and the service from its end."""
+    """Otherwise it would occupy a connection, and block the end of the service."""
     url, descriptors = httpx.URL(server.url), Path(f"/proc/{server.worker()}/fd")
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

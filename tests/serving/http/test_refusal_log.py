@@ -128,7 +128,7 @@ def test_probes_of_a_service_that_is_not_ready_are_not_logged_as_refused(
 def test_a_flood_of_bad_requests_leaves_a_few_lines_in_the_log_of_the_service(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """uvicorn warns of each one, and twice of each upgrade."""
+    """uvicorn itself would warn of each request, and twice of each upgrade."""
     with ready_service(tmp_path_factory.mktemp("flood")) as server:
         url, before = httpx.URL(server.url), server.log.stat().st_size
         upgrade = b"GET /livez HTTP/1.1\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n\r\n"

@@ -192,7 +192,7 @@ def test_rows_of_json_are_counted_once_they_are_decoded(
 
 
 def measured_admission(shed: list[int]) -> Admission:
-    """At a model that answers 320 items a second."""
+    """Return an admission that has measured a model of 320 items per second."""
     now = [0.0]
     admission = Admission(256, 1.0, 2, shed.append, lambda: now[0])
     admission.max_batch_size = 32
@@ -346,7 +346,7 @@ def refused_after(port: int, num_bytes: int, seconds: float, headers: str = "") 
 
 @contextmanager
 def plain_uvicorn(settings: Settings) -> Iterator[int]:
-    """The application behind uvicorn as it comes, without our protocol."""
+    """Run the application in plain uvicorn, without our protocol."""
     port = free_port()
     server = uvicorn.Server(
         uvicorn.Config(
@@ -401,9 +401,9 @@ def test_slow_caller_that_sends_before_reading_receives_the_refusal(
 @pytest.mark.nightly(seconds=140)
 @pytest.mark.timeout(600)
 def test_the_goodput_of_forms_is_the_same_at_300_callers_as_at_8(tmp_path: Path) -> None:
-    """Medians of interleaved turns, since single turns move with whatever else the machine does.
+    """Compares medians of interleaved turns, because single turns vary with other load.
 
-    Ten more rounds decide where five are not enough.
+    Ten more rounds decide if five are not enough.
     """
 
     def shares(rounds: list[dict[str, list[float]]]) -> list[float]:

@@ -53,7 +53,7 @@ def test_find_route_prefers_the_path_itself_then_any_name_then_everything_below(
 
 
 def predictions(worker: ModelWorker, code: str) -> float:
-    """Requests that the objectives count, by their rule's own words."""
+    """Count requests by the expression of the SLO's rule."""
     ((pattern,), _) = COUNTED.values()
     counted = re.findall(
         r'^slipway_requests_total\{code="(\d+)",route="([^"]+)"\} (\S+)$',

@@ -22,7 +22,7 @@ ROWS = st.dictionaries(st.text(), SCALARS, max_size=5)
 
 
 def read(body: bytes) -> Any:
-    """As slipway/serving/requests/rows.py does."""
+    """Parse as slipway/serving/requests/rows.py does."""
     assert not may_exceed(body, 1_000_000)
     return parse(body)
 
@@ -178,7 +178,7 @@ def test_counting_a_long_text_needs_no_second_copy_of_it(content: bytes) -> None
     [b"x", b"\\n", b"a\\n", b"\\u1234", b'","', b"x" * 900 + b'", "', b"x" * 9000 + b'",  "'],
 )
 def test_long_texts_are_scanned_in_short_pieces(unit: bytes) -> None:
-    """While one is looked at no other thread has the interpreter."""
+    """Other threads cannot run while a piece is scanned."""
     body = b'["' + unit * (4_000_000 // len(unit)) + b'"]'
     assert max(map(len, _blocks(body))) < 1_500_000
 

@@ -140,7 +140,7 @@ def figures(
 
 
 class Formula:
-    """Services that carry what `capacity` says of their candidate, on a clock of their own."""
+    """Simulated services that sustain the rate `capacity` of their candidate, on a fake clock."""
 
     def __init__(
         self, capacity: Callable[[SettingsCandidate], float], latency_ms: float = 10.0
@@ -443,7 +443,7 @@ def test_page_lists_all_candidates_and_warns_of_a_busy_machine_or_client() -> No
 
 
 def tune(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The command with the bundle in `folder`, writing below it."""
+    """Run the command with the bundle in `folder`, writing below it."""
     paths = {
         "SLIPWAY_BUNDLE": "bundle",
         "SLIPWAY_CERTIFICATE": "certificate.json",

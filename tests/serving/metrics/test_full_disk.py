@@ -24,7 +24,7 @@ PNG = {"content-type": "image/png"}
 
 
 class Disk:
-    """One that may be full."""
+    """A disk that may be full."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = True
@@ -224,7 +224,7 @@ def num_ready(server: Server) -> int:
 
 
 def alive(server: Server) -> list[int]:
-    """The workers that are no zombies."""
+    """Return the workers that are not zombies."""
     return [
         one
         for one in server.workers()

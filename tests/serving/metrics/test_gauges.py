@@ -64,7 +64,7 @@ def test_allocated_memory_shows_in_the_gauge() -> None:
 
 
 class MetricsSource:
-    """Fails on the samples in `failing`."""
+    """A source that fails on the samples in `failing`."""
 
     def __init__(self, *failing: int) -> None:
         self.num_samples = 0

@@ -23,7 +23,7 @@ BOUNDS = (0.1, 1.0, 2.5)
 
 
 def exposed(registry: CollectorRegistry) -> str:
-    """Without the time at which a series was made."""
+    """Return the exposition without creation times of series."""
     return re.sub(r"^.*_created.*\n", "", generate_latest(registry).decode(), flags=re.MULTILINE)
 
 

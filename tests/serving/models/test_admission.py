@@ -52,7 +52,7 @@ def test_the_efficient_batch_is_small_unless_batching_raises_throughput() -> Non
 
 @dataclass
 class Simulated:
-    """A worker with a greedy batcher on a clock of its own."""
+    """A simulated worker with a greedy batcher on a fake clock."""
 
     max_wait_s: float = 1.0
     max_requests: int = 256
@@ -73,7 +73,7 @@ class Simulated:
         self.admission.max_batch_size = MAX_BATCH_SIZE
 
     def ask(self, caller: int = 0) -> bool:
-        """One request now; whether it was let in."""
+        """Send one request now; return True if it is admitted."""
         try:
             self.admission.enter()
         except Refusal as refusal:
@@ -86,7 +86,7 @@ class Simulated:
         return True
 
     def shed(self, num_kept: int) -> None:
-        """As the batcher does it: the newest that wait leave again."""
+        """Drop the newest waiting requests, as the batcher does."""
         while len(self.waiting) > num_kept:
             asked, _ = self.waiting.pop()
             self.admission.leave(1)
@@ -94,7 +94,7 @@ class Simulated:
             self.refused.append(asked)
 
     def advance(self, until: float) -> Iterator[int]:
-        """Run to that time; the callers whose answers came on the way."""
+        """Run to that time, and yield the callers answered until then."""
         while self.running and self.ends <= until:
             self.now = self.ends
             batch, self.running = self.running, []
@@ -120,7 +120,7 @@ PEAK = MAX_BATCH_SIZE / (FIXED + MAX_BATCH_SIZE * EACH)
 
 
 def open_loop(worker: Simulated, rate: float, seconds: float, seed: int = 0) -> None:
-    """Callers that do not wait for each other."""
+    """Simulate callers that do not wait for each other."""
     draw, at, end = random.Random(seed), worker.now, worker.now + seconds
     while (at := at + draw.expovariate(rate)) < end:
         list(worker.advance(at))
@@ -129,7 +129,7 @@ def open_loop(worker: Simulated, rate: float, seconds: float, seed: int = 0) -> 
 
 
 def closed_loop(worker: Simulated, num_callers: int, seconds: float) -> None:
-    """Callers that ask again when they are answered, or a second after they were refused."""
+    """Simulate callers that repeat after an answer, or a second after a refusal."""
     events = [(worker.now, caller) for caller in range(num_callers)]
     end = worker.now + seconds
     while worker.now < end:
@@ -143,7 +143,7 @@ def closed_loop(worker: Simulated, num_callers: int, seconds: float) -> None:
 
 
 def waited(worker: Simulated, since: float = 0.0, share: float = 0.99) -> float:
-    """Seconds that `share` of those who asked after `since` waited at most."""
+    """Return the quantile `share` of the waiting seconds of requests sent after `since`."""
     waits = sorted(wait for asked, wait in worker.answered if asked >= since)
     return waits[int(len(waits) * share)]
 
@@ -160,7 +160,7 @@ def test_a_lasting_fourfold_overload_keeps_throughput_high_and_waits_short() -> 
 
 
 def test_without_admission_control_the_same_overload_waits_many_times_longer() -> None:
-    """The twin: the limit on the number alone."""
+    """Control: only the number of requests is limited."""
     normal, overloaded = Simulated(), Simulated(max_wait_s=1000.0)
     open_loop(normal, 0.8 * PEAK, 30)
     open_loop(overloaded, 4 * PEAK, 30)
@@ -238,7 +238,7 @@ def test_the_first_slow_requests_of_a_process_do_not_determine_the_measured_spee
 
 @pytest.mark.parametrize("are_at_once", [True, False])
 def test_a_slow_model_is_measured_as_slow(are_at_once: bool) -> None:
-    """The twin: from one batch of many, or from some of one."""
+    """Measured from one batch of many requests, or from several of one."""
     worker = Simulated(each=0.1)
     for _ in range(32 if are_at_once else 8):
         worker.ask()

@@ -32,7 +32,7 @@ class Recorder:
 
 
 def rows(*values: int) -> NDArray[np.uint8]:
-    """(values, 3)"""
+    """Return rows (values, 3), each filled with one of the values."""
     return np.repeat(np.array(values, dtype=np.uint8)[:, np.newaxis], 3, axis=1)
 
 
@@ -47,7 +47,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 async def submit_while_busy(
     batcher: MicroBatcher[int], model: Recorder, requests: list[list[int]]
 ) -> list[Submission[int]]:
-    """Occupy the model with row 0, queue the others behind it; the gate is still shut."""
+    """Occupy the model with row 0, and queue the other rows; the gate stays shut."""
     model.gate.clear()
     submissions = [batcher.submit(rows(0))]
     while not model.batches:

@@ -22,7 +22,7 @@ from tests.serving.in_process import full_worker, put_in_place_of
 
 
 class Gate:
-    """Holds up whatever thread comes to it."""
+    """A gate that blocks threads until it opens."""
 
     def __init__(self) -> None:
         self.open, self.reached, self.num_reached = threading.Event(), threading.Event(), 0
@@ -46,7 +46,7 @@ def gate() -> Iterator[Gate]:
 
 
 async def abandoned(live: LiveModel, gate: Gate, *items: bytes) -> None:
-    """Let a request's decoding begin, and the request end before it."""
+    """Start the decoding of a request that ends before its decoding does."""
     request = asyncio.create_task(live.decoder.decode(*items))
     while not gate.reached.is_set():
         await asyncio.sleep(0.001)

@@ -57,7 +57,7 @@ ENGINE_FP32 = Execution(backend="tensorrt", provider="tensorrt", precision="fp32
 
 
 def bundle_with_variants(root: Path) -> LoadedBundle:
-    """fp32, fp16 and int8 of the same graph."""
+    """Write a bundle with fp32, fp16 and int8 of the same graph."""
     plain = write_bundle(root)
     model = root / "model_fp32.onnx"
     variants = {"fp32": model, "fp16": root / "model_fp16.onnx", "int8": root / "model_int8.onnx"}
@@ -333,7 +333,7 @@ def test_a_non_finite_output_is_refused_as_an_answer(
 
 
 def choose(root: Path, variant: str, provider: str = "cpu") -> LoadedBundle:
-    """The bundle with fp32, fp16 and int8, and `variant` chosen for a provider."""
+    """Write the bundle with fp32, fp16 and int8, and `variant` chosen for a provider."""
     content = {
         "variant": variant, "max_metric_loss": 0.005, "prefer": "fastest",
         "reason": "It is 2 times as fast.", "figures": {},
@@ -367,7 +367,7 @@ def test_auto_serves_the_choice_of_export_and_the_model_info_has_the_reason(
 def test_a_variant_with_its_own_calibration_uses_it(
     certified: Path, make_settings: MakeSettings, variant: str, num_inside: int, is_ood: bool
 ) -> None:
-    """The twin is fp32: its sets have labels from 0.25, its outliers begin at 0.75."""
+    """Control: in fp32 sets have labels from 0.25, and outliers begin at 0.75."""
     plain = bundle_with_variants(certified / "bundle").manifest
     own = plain.calibration.model_copy(
         update={

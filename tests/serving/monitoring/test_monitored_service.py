@@ -73,7 +73,7 @@ def rows_in(database: Path) -> int:
 
 
 def until_merged(database: Callable[[], Path]) -> None:
-    """Wait until a worker has merged twice: between the merges, it gathered all it had answered."""
+    """Wait for two merges of a worker: between them it gathers all its answered requests."""
 
     def merges() -> dict[str, int]:
         with (

@@ -188,7 +188,7 @@ def test_the_triton_client_receives_the_error_message(images: Server, table: Ser
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error in the protocol's format: a text, beside the other fields of our errors."""
+    """Return the error in the protocol's format: a text, next to the other fields of our errors."""
     content: dict[str, Any] = response.json()
     assert list(content) == ["error", "code", "field", "request_id"]
     assert response.status_code == ERRORS[content["code"]]
@@ -397,7 +397,7 @@ def test_a_shape_larger_than_its_request_is_refused_with_its_field(
 
 
 def test_a_binary_tensor_may_hold_more_values_than_json(make_settings: MakeSettings) -> None:
-    """It may hold more than JSON may."""
+    """The limit of values applies to JSON only."""
     tail = bytes(512 * 512 * 3)
     assert len(tail) > MAX_VALUES
     described = {

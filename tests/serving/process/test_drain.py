@@ -82,7 +82,7 @@ def test_sigterm_makes_a_server_not_ready_but_it_answers_until_drained(
 def test_without_a_drain_a_server_ends_at_once_and_frees_its_port(
     folder: Path,
 ) -> None:
-    """The twin: the effect of the drain."""
+    """Control: shows the effect of the drain."""
     with running(folder, drain_s=0, workers=2) as server:
         server.wait()
         run(closed_loop(server.url, lambda number: IMAGE, 8, num_requests=100))
@@ -260,7 +260,7 @@ def test_a_rolling_restart_of_two_replicas_under_load_fails_no_request(
 
 @pytest.mark.nightly
 def test_without_a_drain_the_same_restart_loses_requests(tmp_path: Path) -> None:
-    """The twin: the client sees what it should not."""
+    """Control: the client loses requests."""
     client = rolling_restart(tmp_path, 1000, num_callers=16, pause=0.0, drain_s=0)
     assert by_status(client.answers)[REFUSED] > 0
 

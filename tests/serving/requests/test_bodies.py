@@ -16,7 +16,7 @@ MAX_ITEMS = 8
 
 
 def free() -> None:
-    """There is room."""
+    """Admit every request."""
 
 
 def part(name: str = "image", content: bytes = b"pixels", filename: str | None = "x.png") -> bytes:

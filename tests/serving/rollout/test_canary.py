@@ -188,7 +188,7 @@ def test_a_candidate_that_refuses_valid_requests_is_rolled_back(
 
 
 class Asked:
-    """Two models with a planned answer of each to a request."""
+    """A canary of two models, each with a planned answer to a request."""
 
     def __init__(
         self, tmp_path: Path, candidate: BaseException | None, stable: BaseException | None

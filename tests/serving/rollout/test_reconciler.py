@@ -161,7 +161,7 @@ def test_swaps_under_load_lose_no_request_and_each_answer_names_its_model(
 def test_a_shadow_answers_copies_of_requests_and_counts_its_agreement(
     certified: Path, make_settings: MakeSettings
 ) -> None:
-    """With reversed weights its answers nearly always differ; with doubled ones, never."""
+    """With reversed weights its answers nearly always differ; with doubled weights, never."""
     settings = make_settings(shadow_share=1.0)
 
     async def work(client: Any, worker: ModelWorker) -> None:

@@ -25,7 +25,7 @@ TABM = {
 def ensemble(
     root: Path, task: str = "table_regression", method: str = "average"
 ) -> tuple[EnsembleNetwork, list[Network], Tensor]:
-    """Trees and an untrained TabM, and rows for them."""
+    """An ensemble of trees and an untrained TabM, and rows for it."""
     trees = fitted(packed(root, task))
     spec = trees.network.spec
     torch.manual_seed(0)

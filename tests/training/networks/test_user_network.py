@@ -45,7 +45,7 @@ OWN = {"name": "own.nets:Net", "arguments": {}}
 def _write(
     write_functions: WriteFunctions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A project whose package `own` has the network."""
+    """Write a project whose package `own` defines the network."""
     (tmp_path / "code").mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path / "code")
     write_functions("own", {"nets.py": NET})

@@ -112,7 +112,7 @@ def test_a_network_without_its_silent_channels_answers_as_before() -> None:
 def removes_silent_channels(network: Network, contract: ImageContract) -> None:
     """Silence half of the channels and check that pruning removes these.
 
-    The twin without silent channels changes the answers.
+    Control: without silent channels, pruning changes the answers.
     """
     rows = images(size_px=contract.size_px)
     weights, _ = prune_channels(network, 0.5)
@@ -186,7 +186,7 @@ class _MaskedWeights(pl.Callback):
 def test_zeros_stay_zero_through_every_step(
     project: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
-    """The twin without `KeepZeros` learns them."""
+    """Control: without `KeepZeros`, the training changes the zeros."""
     recorded: list[_MaskedWeights] = []
 
     def zeros(network: nn.Module, masks: dict[str, Tensor]) -> pl.Callback:

@@ -244,7 +244,7 @@ def test_the_number_of_skipped_steps_is_in_the_checkpoint() -> None:
 
 
 def test_the_guard_changes_no_bit_of_a_clean_run() -> None:
-    """Against a plain loop with torch's own clipping."""
+    """Compares with a plain loop with torch's own clipping."""
     module = _module(gradient_clip_norm=0.05)
     _fit(module)
     plain = _module(gradient_clip_norm=0.05)

@@ -26,7 +26,7 @@ ROWS = {"train": 400, "val": 101, "test": 99}
 
 
 class Fitted(NamedTuple):
-    """A network with its trees, and what they were fitted to."""
+    """A network with its trees, and the rows that they were fitted to."""
 
     network: TreeNetwork
     trees: FittedTrees
@@ -34,7 +34,7 @@ class Fitted(NamedTuple):
 
 
 def tree_params(**changes: Any) -> TrainParams:
-    """The section train for trees."""
+    """Return the section train for trees."""
     values = {
         "network": "lightgbm",
         "network_arguments": ARGUMENTS,

@@ -110,7 +110,7 @@ def test_a_network_learns_from_all_rows_and_copies_but_those_of_its_fold(
 def test_copies_assigned_to_other_rows_would_leak_between_folds(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The twin assigns copies to the next row, so a network learns from rows of its fold."""
+    """Control: with copies of the next row, a network learns from rows of its own fold."""
     monkeypatch.setattr(
         "slipway.training.uncertainty.out_of_fold.original_rows",
         lambda *sizes: np.roll(original_rows(*sizes), 1),
