@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from slipway.config.params import value_at
 from slipway.data.sources.raw_tables import RawColumn
-from slipway.kinds.registry import kind_of
+from slipway.kinds.registry import are_trees, kind_of
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.project.machine import Machine
 from slipway.project.pretrained import Weights
@@ -248,7 +248,8 @@ def proposed_search(content: Mapping[str, Any]) -> dict[str, Any]:
     """Propose the section for the params of a project."""
     headline = kind_of(value_at(content, "data.task")).target.headline
     epochs = value_at(content, "train.epochs")
-    first_rung = epochs // _SEARCH_RUNGS
+    # A training of trees cannot go on after a stop.
+    first_rung = 0 if are_trees(value_at(content, "train.network")) else epochs // _SEARCH_RUNGS
     return {
         "method": "tpe",
         "metric": headline,
@@ -266,11 +267,17 @@ def proposed_search(content: Mapping[str, Any]) -> dict[str, Any]:
 def _search_space(content: Mapping[str, Any]) -> dict[str, Any]:
     rate = value_at(content, "train.learning_rate")
     low, high = (float(f"{bound:.2g}") for bound in (rate / 4, rate * 4))
-    space: dict[str, Any] = {
-        "train.learning_rate": {"log_range": [low, high]},
-        "train.weight_decay": {"choice": [0.0, 0.01, 0.05, 0.2]},
-    }
+    space: dict[str, Any] = {"train.learning_rate": {"log_range": [low, high]}}
     network, arguments = value_at(content, "train.network"), "train.network_arguments"
+    if are_trees(network):
+        leaves, rows = (
+            value_at(content, f"{arguments}.{name}") for name in ("num_leaves", "min_data_in_leaf")
+        )
+        space[f"{arguments}.num_leaves"] = {"choice": sorted({7, 15, 31, 63, leaves})}
+        space[f"{arguments}.min_data_in_leaf"] = {"choice": sorted({5, 20, 60, rows})}
+        return space
+    decay = value_at(content, "train.weight_decay")
+    space["train.weight_decay"] = {"choice": sorted({0.0, 0.01, 0.05, 0.2, decay})}
     width = value_at(content, f"{arguments}.width")
     if network == "small_resnet":
         half = max(_WIDTH_STEP, width // 2 // _WIDTH_STEP * _WIDTH_STEP)

@@ -11,10 +11,21 @@ from slipway.planning.search_space import read_space
 from slipway.project.params_text import search_text
 from slipway.project.recipe import proposed_search
 from tests.config.test_params import CONTENT, table_content
+from tests.training.trees.fitted import ARGUMENTS
+
+TABM = table_content()
+TABM["train"] |= {"weight_decay": 0.0003}  # as init proposes it
+LIGHTGBM = table_content()
+LIGHTGBM["train"] |= {
+    "network": "lightgbm",
+    "network_arguments": ARGUMENTS,
+    "label_smoothing": 0.0,
+    "loggers": [],
+}
 
 
 @pytest.mark.parametrize("epochs", [4, 30])
-@pytest.mark.parametrize("content", [CONTENT, table_content()], ids=["images", "table"])
+@pytest.mark.parametrize("content", [CONTENT, TABM], ids=["images", "table"])
 def test_the_proposed_search_is_accepted_and_holds_the_present_values(
     content: dict[str, Any], epochs: int
 ) -> None:
@@ -26,3 +37,12 @@ def test_the_proposed_search_is_accepted_and_holds_the_present_values(
     assert params is not None
     assert (params.halving is None) == (epochs == 4)
     assert read_space(content | written, params).present() is not None
+
+
+def test_the_proposed_search_of_trees_stops_no_trial_and_holds_the_present_values() -> None:
+    found = proposed_search(LIGHTGBM)
+    params = parse_params(LIGHTGBM | {"search": found}).search
+    assert params is not None
+    assert params.halving is None
+    assert "train.weight_decay" not in params.space, "trees have none"
+    assert read_space(LIGHTGBM | {"search": found}, params).present() is not None
