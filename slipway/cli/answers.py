@@ -20,7 +20,7 @@ from slipway.cli.command import is_quiet, say
     default=".",
     help="A project, its artifacts or a bundle; by default the working directory.",
 )
-@click.option("--encoding", help="Encoding of a CSV; by default that of training.")
+@click.option("--encoding", help="Encoding of a CSV or of text files; by default that of training.")
 @click.option("--overwrite", is_flag=True, help="Replace DESTINATION if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def predict(

@@ -95,7 +95,7 @@ class DataParams(ParamsSection):
     path: Annotated[str, Field(examples=["data/raw"])]
     # Paths and globs inside the folder `path`, which are joined; null: all of `path` is one source.
     sources: Annotated[list[str], Field(min_length=1, examples=[["2024/*.csv"]])] | None
-    # Of a .csv, a name that Python knows.
+    # Of a .csv or of text files, a name that Python knows.
     encoding: Annotated[str, Field(examples=["utf-8"])]
     task: Task
     # Holds image bytes ({bytes, path} or binary) or a path relative to the file. Used by image

@@ -1,4 +1,4 @@
-"""Inputs of file prediction: a folder of images, or a table in CSV, Parquet or JSON lines.
+"""Inputs of file prediction: images, texts, or a table in CSV, Parquet or JSON lines.
 
 A source is read from start to end in pieces, so memory does not grow with the rows. Every row of a
 source is in exactly one piece, bad rows with their fault.
@@ -32,13 +32,14 @@ from slipway.data.sources.image_tables import (
 )
 from slipway.data.sources.raw_tables import cells_of, csv_header
 from slipway.data.sources.shards import parquet_errors, table_files
+from slipway.data.sources.text_folders import read_text_file
 from slipway.data.sources.text_format import TextFormat, as_utf8, is_utf8, remedy
 from slipway.inference.images import ImageReader
 from slipway.inference.rows import ReadRows, read_table, require_columns
 from slipway.inference.texts import read_text_table
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract
-from slipway.inputs.texts import TextContract
+from slipway.inputs.texts import TextContract, encode_texts, read_text, text_faults
 from slipway.system import files
 from slipway.system.errors import CellError, DataError, ImageError
 
@@ -47,6 +48,7 @@ JSON_ROW = "row"  # the column with the text of a JSON line
 # Of a CSV or JSON lines, read at once; the longest row of a CSV. pyarrow reads 32 blocks ahead.
 _BLOCK_BYTES = 1 << 22
 _BOM_BYTES = 3
+_FILES = pa.schema([("file", pa.string())])
 Batch = tuple[Sequence[int], NDArray[Any]]  # positions in the piece, and their inputs
 
 
@@ -90,7 +92,7 @@ class ImageFiles:
     """
 
     piece_rows = 1024
-    schema = pa.schema([("file", pa.string())])
+    schema = _FILES
 
     def __init__(self, contract: ImageContract, path: Path, written: TextFormat) -> None:
         if path.suffix.lower() in TABLES:
@@ -102,7 +104,7 @@ class ImageFiles:
         self._path = path
         self._reader = ImageReader(contract)
         digest, self.num_rows = hashlib.sha256(), 0
-        for name in self._names():
+        for name in file_names(path):
             digest.update(os.fsencode(name) + b"\0")
             self.num_rows += 1
         if not self.num_rows:
@@ -110,26 +112,14 @@ class ImageFiles:
         self.identity = digest.hexdigest()
 
     def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
-        names = islice(self._names(), skip, None)
+        names = islice(file_names(self._path), skip, None)
         while part := list(islice(names, size)):
-            shown = pa.array([os.fsencode(name).decode(errors="replace") for name in part])
             faults: dict[int, RowFault] = {}
             batches = self._batches(part, batch_size, faults)
-            yield Piece(pa.Table.from_arrays([shown], schema=self.schema), batches, faults)
+            yield Piece(_named(part), batches, faults)
 
     def close(self) -> None:
         self._reader.close()
-
-    def _names(self) -> Iterator[str]:
-        """Yield paths relative to the folder, in an order that depends only on names."""
-        if self._path.is_file():
-            yield self._path.name
-            return
-        for folder, folders, names in os.walk(self._path):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            inside = os.path.relpath(folder, self._path)
-            for name in sorted(name for name in names if not name.startswith(".")):
-                yield name if inside == "." else f"{inside}/{name}"
 
     def _batches(
         self, names: Sequence[str], batch_size: int, faults: dict[int, RowFault]
@@ -149,6 +139,26 @@ class ImageFiles:
             if inputs and (len(inputs) == batch_size or position == len(names) - 1):
                 yield positions, np.stack(inputs)
                 positions, inputs = [], []
+
+
+def file_names(path: Path) -> Iterator[str]:
+    """Yield the files of a folder relative to it, in an order that depends only on names.
+
+    A file yields its own name; hidden files are left out.
+    """
+    if path.is_file():
+        yield path.name
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        inside = os.path.relpath(folder, path)
+        for name in sorted(name for name in names if not name.startswith(".")):
+            yield name if inside == "." else f"{inside}/{name}"
+
+
+def _named(names: Sequence[str]) -> pa.Table:
+    shown = pa.array([os.fsencode(name).decode(errors="replace") for name in names])
+    return pa.Table.from_arrays([shown], schema=_FILES)
 
 
 def _fault_of(future: Future[Any]) -> RowFault | None:
@@ -246,6 +256,73 @@ class TextFile(RowFile[TextContract]):
 
     def read(self, cells: pa.Table) -> ReadRows:
         return read_text_table(cells, self._contract)
+
+
+class TextFiles:
+    """Every file of a folder and of the folders in it, by name, as one text each; or one file.
+
+    Hidden files are left out.
+    """
+
+    piece_rows = 1024
+    schema = _FILES
+
+    def __init__(self, contract: TextContract, path: Path, written: TextFormat) -> None:
+        if len(contract.columns) != 1:
+            raise DataError(
+                f"{str(path)!r} holds no table, and this model takes "
+                f"{' and '.join(contract.columns)} of each row: name a table, {TABLE_ENDINGS}."
+            )
+        self._contract, self._encoding = contract, written.encoding
+        self._path = path
+        self._root = path.parent if path.is_file() else path
+        digest, num_rows = hashlib.sha256(), 0
+        for name in file_names(path):
+            found = os.lstat(self._root / name)
+            digest.update(os.fsencode(name) + f"\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+            num_rows += 1
+        self.num_rows: int | None = num_rows
+        if not num_rows:
+            raise DataError(f"{str(path)!r} holds no files, expected texts or {TABLE_ENDINGS}.")
+        self.identity = digest.hexdigest()
+
+    def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
+        names = islice(file_names(self._path), skip, None)
+        while part := list(islice(names, size)):
+            faults: dict[int, RowFault] = {}
+            yield Piece(_named(part), self._batches(part, batch_size, faults), faults)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _batches(
+        self, names: Sequence[str], batch_size: int, faults: dict[int, RowFault]
+    ) -> Iterator[Batch]:
+        (column,) = self._contract.columns
+        for begin in range(0, len(names), batch_size):
+            positions, texts = [], []
+            for position, name in enumerate(names[begin : begin + batch_size], begin):
+                text, problem = read_text_file(str(self._root / name), self._encoding)
+                if problem:
+                    faults[position] = RowFault("unreadable", problem)
+                    continue
+                row = {column: text}
+                fault = next(text_faults(row, self._contract), None)
+                if fault:
+                    faults[position] = _cell_fault(fault)
+                else:
+                    positions.append(position)
+                    texts.append(read_text(row, self._contract))
+            if texts:
+                yield positions, encode_texts(texts, self._contract)
+
+
+def text_source(contract: TextContract, path: Path, written: TextFormat) -> FileSource:
+    """Return the texts of a table, or of the files of a folder. DataError if there are none."""
+    is_table = path.suffix.lower() in TABLES or (path.is_dir() and bool(table_files(path)))
+    if is_table or not path.exists():
+        return TextFile(contract, path, written)
+    return TextFiles(contract, path, written)
 
 
 def _cell_fault(error: CellError) -> RowFault:

@@ -7,8 +7,9 @@ Without a tokenizer the row is these bytes, padded with zeros, which no text con
 longer text ends with the marker TRUNCATED, which no text contains either.
 
 With a tokenizer the row is each token's id plus 1, padded with zeros. The first number is negative
-if the text was cut. The tokenizer is a part of the contract, as the content of a `tokenizer.json`,
-so that it cannot be lost or replaced between training and serving.
+if the text was cut. A tokenizer that joins pairs encodes two columns as one, with its separator
+between them. The tokenizer is a part of the contract, as the content of a `tokenizer.json`, so that
+it cannot be lost or replaced between training and serving.
 """
 
 import re
@@ -52,6 +53,7 @@ class TextContract(InputContract):
     max_characters: int | None  # of a row; a longer one is refused
     tokenizer: str | None = None  # the content of a `tokenizer.json`; null: the row is bytes
     max_tokens: int | None = None  # of a row; null for bytes
+    is_pair: bool = False  # the tokenizer joins the two columns, instead of SEPARATOR
     # Personal data that a text shows only as its kind in brackets.
     masked: list[PersonalData] = Field(default_factory=list)
     # Other columns of the training table except the target: rows may have them, with any value.
@@ -80,6 +82,16 @@ class TextContract(InputContract):
         loaded = load_tokenizer(self.tokenizer or "")
         loaded.enable_truncation(self.max_tokens)
         return loaded
+
+    @cached_property
+    def pair_separator(self) -> int | None:
+        """The id of the token that ends each text of a pair; None without pairs."""
+        return int(self.loaded_tokenizer.encode("").ids[-1]) if self.is_pair else None
+
+    @property
+    def has_pair_types(self) -> bool:
+        """True if the tokenizer gives the tokens of the second text of a pair a type of its own."""
+        return self.is_pair and 1 in self.loaded_tokenizer.encode("", "").type_ids
 
     @property
     def vocabulary_size(self) -> int:
@@ -207,6 +219,12 @@ def load_tokenizer(content: str) -> Any:
     return loaded
 
 
+def joins_pairs(tokenizer: Any) -> bool:
+    """True if a `tokenizers.Tokenizer` puts special tokens between the two texts of a pair."""
+    of_one, of_two = map(tokenizer.num_special_tokens_to_add, (False, True))
+    return bool(0 < of_one < of_two)
+
+
 def read_tokenizer(path: Path) -> str:
     """Read a `tokenizer.json`, or that of a folder, without its rules for padding and length.
 
@@ -241,15 +259,19 @@ def import_tokenizers() -> Any:
 def _encode_tokens(texts: Sequence[str], contract: TextContract) -> NDArray[np.int32]:
     size = contract.max_bytes
     encoded = [text.encode() for text in texts]
-    read = [
+    read: list[Any] = [
         text if len(payload) <= size else _cut(payload, size)
         for text, payload in zip(texts, encoded, strict=True)
     ]
+    if contract.is_pair:
+        read = [_pair(payload, size) for payload in encoded]
     tokenizer = contract.loaded_tokenizer
     # Batches run on threads of the package's own, which few rows are not worth.
     found = (
         tokenizer.encode_batch_fast(read)
         if len(read) > _ROWS_ON_THREADS
+        else (tokenizer.encode(*text) for text in read)
+        if contract.is_pair
         else map(tokenizer.encode, read)
     )
     rows = np.zeros((len(texts), *contract.shape), np.int32)
@@ -259,6 +281,14 @@ def _encode_tokens(texts: Sequence[str], contract: TextContract) -> NDArray[np.i
         if tokens.overflowing or len(payload) > size:
             row[0] = -row[0]
     return rows
+
+
+def _pair(encoded: bytes, size: int) -> tuple[str, str]:
+    """Return the texts of a pair. If they have more than `size` bytes, the longer one is cut."""
+    first, _, second = encoded.partition(SEPARATOR.encode())
+    room = size - len(SEPARATOR)
+    most = min(len(second), max(room - len(first), room // 2))
+    return _cut(first, room - most), _cut(second, most)
 
 
 def _cut(encoded: bytes, size: int) -> str:
@@ -273,11 +303,19 @@ def decode_row(row: NDArray[Any], contract: TextContract, mark: str = "...") -> 
     """
     if contract.tokenizer:
         ids = (np.abs(row[row != 0]) - 1).tolist()
-        shown: str = contract.loaded_tokenizer.decode(ids)
+        place = _place_of_second(ids, contract)
+        parts = [ids] if place is None else [ids[:place], ids[place:]]
+        shown = SEPARATOR.join(map(contract.loaded_tokenizer.decode, parts))
         return shown.rstrip(_REPLACEMENT) + mark if row[0] < 0 else shown
     payload = row.tobytes()
     text = payload.rstrip(b"\xff").rstrip(b"\0").decode(errors="replace")
     return text + mark if payload.endswith(b"\xff") else text
+
+
+def _place_of_second(ids: list[int], contract: TextContract) -> int | None:
+    """Return the number of tokens before the second text of a pair."""
+    separator = contract.pair_separator
+    return ids.index(separator) + 1 if separator in ids else None
 
 
 def read_text(row: Mapping[str, Any], contract: TextContract) -> str:

@@ -233,7 +233,7 @@ TEXTS = InputKind(
         "describe_tensors": "slipway.serving.open_inference.conversion:describe_texts",
         "read_tensors": "slipway.serving.open_inference.conversion:read_texts",
         "items": "slipway.inference.texts:TextReader",
-        "source": "slipway.inference.sources:TextFile",
+        "source": "slipway.inference.sources:text_source",
         "explain": "slipway.predictor.explaining.explanation:explain_text",
     },
 )

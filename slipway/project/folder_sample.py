@@ -1,21 +1,30 @@
 """Class folders: the rows of each class and split, and some of their files."""
 
 import itertools
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from slipway.data.sources.folders import walk_files
+from slipway.data.sources.raw_tables import RawTable, stored_column
 from slipway.data.sources.samples import read_file, visible_entries
+from slipway.data.sources.text_folders import read_text_file
 from slipway.project.image_sample import MOST_IMAGES
+from slipway.project.table_sample import encoding_of
 from slipway.system.errors import DataError
 
 _MOST_SECONDS = 12.0
-_TEXT_ENDINGS = (".txt", ".md", ".html", ".htm", ".xml", ".json", ".pdf", ".doc", ".docx", ".eml")
+_TEXT_ENDINGS = (".txt", ".md", ".html", ".htm", ".xml", ".json", ".eml")
+_DOCUMENTS = (".pdf", ".doc", ".docx", ".odt", ".rtf")
+IMAGE_NAME = re.compile(r"\.(jpe?g|png|bmp|gif|webp|tiff?|hei[cf]|avif)$", re.IGNORECASE)
+_START_BYTES = 1 << 12
+_USUAL_COLUMN = "text"
 
 
 class FolderSample(NamedTuple):
@@ -25,12 +34,13 @@ class FolderSample(NamedTuple):
     given: Counter[str]
     files: list[str]  # a sample, one class after the other
     is_exact: bool
+    holds_texts: bool
 
 
 def sample_class_folders(
     root: Path, splits: Mapping[str, str], counted: Callable[[Path, int], int]
 ) -> FolderSample:
-    """Count the files of each class; DataError if they are texts.
+    """Count the files of each class; DataError if they are documents such as PDF.
 
     Args:
         root: the data set.
@@ -60,23 +70,48 @@ def sample_class_folders(
     if not classes:
         raise DataError(
             f"{str(root)!r} has no sub-folders with files, expected one sub-folder per class with "
-            "its images, or a table that names them."
+            "its images or texts, or a table that names them."
         )
     if not is_exact:  # the rest has as many on average
         usual = round(sum(classes.values()) / len(classes))
         classes.update({folder.name: usual for folder, _ in places if folder.name not in classes})
     turns = itertools.chain.from_iterable(itertools.zip_longest(*files))
     sample = [name for name in turns if name is not None]
-    texts = [name for name in sample if name.lower().endswith(_TEXT_ENDINGS)]
-    if 2 * len(texts) > len(sample):
+    documents = [name for name in sample if name.lower().endswith(_DOCUMENTS)]
+    if 2 * len(documents) > len(sample):
         raise DataError(
-            f"{str(root)!r} holds texts, such as {texts[0]!r}, expected images or a table. "
-            "Save the texts and their classes as a .csv, .parquet or .jsonl with two columns."
+            f"{str(root)!r} holds documents, such as {documents[0]!r}, expected images, texts or a "
+            "table. Save the text of each as a .txt in its place, for example with pdftotext."
         )
-    return FolderSample(classes, given, sample, is_exact)
+    holds_texts = 2 * sum(map(_is_text, sample)) > len(sample)
+    return FolderSample(classes, given, sample, is_exact, holds_texts)
 
 
-def payloads(files: list[str]) -> Iterator[tuple[str, bytes]]:
+def _is_text(path: str) -> bool:
+    """True by the name of the file; if that says nothing, without a NUL byte at its start."""
+    if path.lower().endswith(_TEXT_ENDINGS):
+        return True
+    if IMAGE_NAME.search(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return b"\0" not in file.read(_START_BYTES)
+    except OSError:
+        return False
+
+
+def sample_texts(files: Sequence[str]) -> tuple[RawTable, str]:
+    """Read a column of texts, and return it with their usual encoding."""
+    foreign = [payload for _, payload in payloads(files) if encoding_of(payload) != "utf-8"]
+    # All of them together: one short text could be of several encodings.
+    encoding = encoding_of(b"\n".join(foreign)) if 2 * len(foreign) > len(files) else "utf-8"
+    read = [read_text_file(path, encoding) for path in files]
+    texts = pa.array([text for text, fault in read if not fault], pa.string())
+    column = stored_column(_USUAL_COLUMN, pa.chunked_array([texts]))
+    return RawTable({_USUAL_COLUMN: column}, np.arange(len(texts)), []), encoding
+
+
+def payloads(files: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the name and bytes of each file that can be read."""
     for name in files:
         payload, fault = read_file(name)

@@ -4,7 +4,6 @@ It reads at most about 1 GiB for at most about 30 seconds, whatever the size of 
 what it sampled. Files are read by the readers of the stages.
 """
 
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +26,18 @@ from slipway.kinds.inputs import IMAGES
 from slipway.kinds.registry import task_for
 from slipway.kinds.targets import CLASS
 from slipway.project.archive_sample import sample_archive
-from slipway.project.folder_sample import payloads, sample_class_folders
+from slipway.project.folder_sample import (
+    IMAGE_NAME,
+    payloads,
+    sample_class_folders,
+    sample_texts,
+)
 from slipway.project.image_sample import MOST_IMAGES, sample_images
 from slipway.project.params_text import template_params
 from slipway.project.summary import DataSummary, ImageSample
 from slipway.project.table_sample import holds_bytes, sample_tables, without
 from slipway.system.errors import DataError
 
-_IMAGE_NAME = re.compile(r"\.(jpe?g|png|bmp|gif|webp|tiff?|hei[cf]|avif)$", re.IGNORECASE)
 _USUAL_FRACTION = 0.9  # of the cells of a column of image names
 _MOST_GROUPS = 20  # of a Parquet file
 _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy", ".npz")
@@ -77,16 +80,19 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
         return _inspect_tables(root, layout.tables)
     _check_has_folders(root)
     found = sample_class_folders(root, layout.folders, counted)
-    return DataSummary(
+    summary = DataSummary(
         path=root,
-        form="class folders",
+        form="text folders" if found.holds_texts else "class folders",
         num_rows=found.classes.total(),
         is_exact=found.is_exact,
         classes=dict(sorted(found.classes.items())),
         given=found.given,
-        images=sample_images(payloads(found.files)),
         notes=(layout.note,) if layout.note else (),
     )
+    if found.holds_texts:
+        texts, encoding = sample_texts(found.files)
+        return replace(summary, table=texts, encoding=encoding)
+    return replace(summary, images=sample_images(payloads(found.files)))
 
 
 def data_params(path: Path, **changes: Any) -> DataParams:
@@ -111,8 +117,8 @@ def _check_has_folders(root: Path) -> None:
     if not any(entry.is_dir() for entry in entries):
         shown = ", ".join(entry.name for entry in entries[:3]) or "no files"
         raise DataError(
-            f"{str(root)!r} has no sub-folders and no table ({shown}). Sort the images into one "
-            "folder per class, or add a .csv with their names and targets."
+            f"{str(root)!r} has no sub-folders and no table ({shown}). Sort the files into one "
+            "folder per class, or add a .csv with the names of images, or texts, and their targets."
         )
 
 
@@ -180,7 +186,7 @@ def _images(parts: Sequence[TablePart], raw: RawTable) -> tuple[str | None, Imag
 
 def _are_image_names(values: pa.Array) -> bool:
     texts = [text for text in values.to_pylist() if text]
-    found = sum(_IMAGE_NAME.search(text) is not None for text in texts)
+    found = sum(IMAGE_NAME.search(text) is not None for text in texts)
     return bool(texts) and found >= _USUAL_FRACTION * len(texts)
 
 

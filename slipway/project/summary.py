@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from slipway.data.sources.raw_tables import RawTable
-from slipway.kinds.inputs import COLUMNS, IMAGES, InputKind
+from slipway.kinds.inputs import COLUMNS, IMAGES, TEXTS, InputKind
 
-Form = Literal["class folders", "table of images", "table"]
+Form = Literal["class folders", "text folders", "table of images", "table"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class DataSummary:
     is_exact: bool  # `num_rows` was counted, not estimated
     classes: Mapping[str, int] = field(default_factory=dict)  # rows by class folder
     given: Mapping[str, int] = field(default_factory=dict)  # rows by the split that names give
-    table: RawTable | None = None  # a sample of the rows, without the image column
+    # A sample of the rows, without the image column; of text folders the texts.
+    table: RawTable | None = None
     image_column: str | None = None
     images: ImageSample | None = None
     sources: tuple[str, ...] = ()  # tables of equal columns in the folder `path`
@@ -43,4 +44,5 @@ class DataSummary:
     @property
     def input(self) -> InputKind:
         """The kind of input that the data suits; a table may also hold texts."""
-        return COLUMNS if self.form == "table" else IMAGES
+        kinds = {"table": COLUMNS, "text folders": TEXTS}
+        return kinds.get(self.form, IMAGES)

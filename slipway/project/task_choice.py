@@ -42,13 +42,13 @@ def choose(
     """Choose task and target; the user's own are checked. DataError if nothing can be predicted."""
     if task is not None:
         _check_task(summary, columns, task)
-    if summary.form == "class folders":
+    if summary.form in ("class folders", "text folders"):
         if target is not None:
             raise ParamsError(
                 f"--target is {target!r}, but the data is a folder of class folders, whose names "
                 "are the classes. Leave --target out."
             )
-        return _folders_of_classes(summary)
+        return _folders_of_classes(summary, columns, task)
     names = [column.name for column in columns]
     if target is not None and target not in names and "," in target:
         return _several_columns(
@@ -129,7 +129,9 @@ def _check_task(summary: DataSummary, columns: Sequence[SampledColumn], task: st
         )
 
 
-def _folders_of_classes(summary: DataSummary) -> TaskChoice:
+def _folders_of_classes(
+    summary: DataSummary, columns: Sequence[SampledColumn], asked: str | None
+) -> TaskChoice:
     if len(summary.classes) < 2:
         raise DataError(
             f"{str(summary.path)!r} has one class folder, {next(iter(summary.classes))!r}, "
@@ -137,8 +139,14 @@ def _folders_of_classes(summary: DataSummary) -> TaskChoice:
         )
     roles = Roles([], None, None, None, None, [])
     task = task_for(summary.input, CLASS)
+    if asked not in (None, task):
+        raise ParamsError(
+            f"--task is {asked!r}, but {str(summary.path)!r} has one folder per class, which suits "
+            f"{task}. Leave --task out, or name a table with the targets."
+        )
     names = ", ".join(list(summary.classes)[:3])
-    return TaskChoice(task, f"{len(summary.classes)} class folders: {names}, ...", None, "", roles)
+    reason = f"{len(summary.classes)} class folders: {names}, ..."
+    return TaskChoice(task, reason, None, "", roles, text_columns=tuple(columns))
 
 
 def _target(

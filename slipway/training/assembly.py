@@ -81,7 +81,8 @@ def training_batches(
     changes = image_changes(data.plan, data.manifest.input, on_gpu)
     dtype = kind_of(data.manifest.task).target.dtype
     soft = data.soft.answers if data.soft else None
-    return TrainingBatches(data.train, shape, rank, seed, changes, dtype, soft)
+    buckets = data.manifest.input.varies_in_length
+    return TrainingBatches(data.train, shape, rank, seed, changes, dtype, soft, buckets=buckets)
 
 
 def validation_batches(

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate
 from slipway.inputs.texts import TextContract
 from tests import plain_http, warm_starts
-from tests.encoder_folders import tiny_encoder
+from tests.encoder_folders import tiny_encoder, word_piece
 from tests.end_to_end.project import Project, copy_checkout, wait_until_ready
 from tests.end_to_end.test_texts import PARAMS, STAGES
 from tests.sentences import hostile_texts, sentences
@@ -38,10 +39,14 @@ TRAIN: dict[str, Any] = PARAMS["train"] | {
 def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = copy_checkout(tmp_path_factory.mktemp("encoders"))
     tiny_encoder(project.path / "models/tiny")
+    return run_stages(project, ["text"], list(sentences(400, seed=1)))
+
+
+def run_stages(project: Project, columns: list[str], rows: Sequence[tuple[str, ...]]) -> Project:
     with (project.path / "data/sentences.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["label", "text"])
-        writer.writerows(sentences(400, seed=1))
+        writer.writerow(["label", *columns])
+        writer.writerows(rows)
     variants = ["fp32", "fp16", "int8_dynamic"]
     project.set_params(
         PARAMS
@@ -53,7 +58,7 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
     )
     project.keep_own_keys()
     tokens = {"tokenizer": "models/tiny", "vocabulary_size": None, "max_tokens": 40}
-    project.set_params({"data": {"text_columns": ["text"]}, "precompute": tokens})
+    project.set_params({"data": {"text_columns": columns}, "precompute": tokens})
     (project.path / "dvc.lock").unlink(missing_ok=True)
     variables = project.environment() | {"PYTHONPATH": str(project.path)}
     for stage in STAGES:
@@ -107,3 +112,54 @@ def test_ten_thousand_hostile_texts_get_equal_answers_from_every_caller(
         assert outputs["ood_score"] == pytest.approx(scores, rel=1e-4)
         own = [each.ood_score for each in local[begin : begin + 250]]
         assert own == pytest.approx(scores, rel=1e-4)
+
+
+def test_pairs_get_equal_answers_over_both_protocols_in_python_and_from_a_file(
+    tmp_path: Path,
+) -> None:
+    project = copy_checkout(tmp_path)
+    tiny_encoder(project.path / "models/tiny", tokenizer=word_piece())
+    texts = [text for _, text in sentences(800, seed=1)]
+    pairs = [
+        (name, texts[place + 400], text) for place, (name, text) in enumerate(sentences(400, 1))
+    ]
+    run_stages(project, ["text_a", "text_b"], pairs)
+    certificate = read_certificate(project.path / "artifacts/certificate.json")
+    assert certificate.status == "certified"
+    assert "http" in {hop.name for hop in certificate.hops if hop.status == "agrees"}
+    new: list[dict[str, str | None]] = [{"text_a": a, "text_b": b} for _, a, b in pairs[:40]]
+    new += [{"text_a": "the soup", "text_b": None}, {"text_b": "only one of them"}]
+    with project.service() as address:
+        wait_until_ready(address)
+        served = plain_http.post(f"{address}/predict", json={"rows": new}).json()["predictions"]
+        swapped = {"text_a": new[0]["text_b"], "text_b": new[0]["text_a"]}
+        other = plain_http.post(f"{address}/predict", json=swapped).json()
+        tensors = [
+            {
+                "name": name,
+                "datatype": "BYTES",
+                "shape": [len(new)],
+                "data": [row.get(name) or "" for row in new],
+            }
+            for name in ("text_a", "text_b")
+        ]
+        answer = plain_http.post(f"{address}/v2/models/slipway/infer", json={"inputs": tensors})
+        words = plain_http.post(f"{address}/explain", json=new[0]).json()["explanation"]["words"]
+    scores = [each["ood_score"] for each in served]
+    outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
+    assert outputs["ood_score"] == pytest.approx(scores, rel=1e-4)
+    with slipway.load(project.path) as model:
+        assert [each.ood_score for each in model.predict(new)] == pytest.approx(scores, rel=1e-4)
+    source, target = tmp_path / "new.csv", tmp_path / "answers.csv"
+    with source.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["text_b", "text_a"])
+        writer.writeheader()
+        writer.writerows(new)
+    project.shell(f"bin/slipway predict {source} {target}")
+    with target.open(newline="") as file:
+        found = [float(row["ood_score"]) for row in csv.DictReader(file)]
+    assert found == pytest.approx(scores, rel=1e-4)
+    assert other["probabilities"]["food"] != pytest.approx(
+        served[0]["probabilities"]["food"], rel=1e-6
+    )
+    assert sum("\n" in word["text"] for word in words) == 1

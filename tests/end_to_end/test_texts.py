@@ -131,3 +131,51 @@ def test_slipway_predict_answers_a_file_and_names_its_bad_rows(
     assert [row["prediction"] for row in found] == ["food", "", "travel"]
     assert [row["error_code"] for row in found] == ["", "missing_value", ""]
     assert [row["truncated"] for row in found] == ["false", "", "false"]
+
+
+def test_slipway_predict_answers_each_text_file_of_a_folder(
+    verified: Project, tmp_path: Path
+) -> None:
+    for name, content in {
+        "a.txt": b"the soup tastes salty",
+        "b/c.txt": b"our bus, late",
+        "b/d.pdf": b"%PDF-1.7\0",
+    }.items():
+        (tmp_path / "new" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "new" / name).write_bytes(content)
+    target = tmp_path / "answers.csv"
+    verified.shell(f"bin/slipway predict {tmp_path / 'new'} {target}")
+    with target.open(newline="") as file:
+        found = [
+            (row["file"], row["prediction"], row["error_code"]) for row in csv.DictReader(file)
+        ]
+    assert found == [
+        ("a.txt", "food", ""),
+        ("b/c.txt", "travel", ""),
+        ("b/d.pdf", "", "unreadable"),
+    ]
+
+
+@pytest.mark.nightly(seconds=120)
+def test_a_folder_of_text_files_by_class_becomes_a_certified_model(tmp_path: Path) -> None:
+    project = copy_checkout(tmp_path)
+    for number, (name, text) in enumerate(sentences(400, seed=1)):
+        place = project.path / "data/texts" / ("train", "train", "test")[number // 2 % 3] / name
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number}.txt").write_text(text)
+    project.set_params(PARAMS | {"data": {"path": "data/texts", "task": "text_classification"}})
+    project.keep_own_keys()
+    project.set_params({"data": {"text_columns": ["body"]}, "precompute": {"max_text_bytes": 128}})
+    (project.path / "dvc.lock").unlink(missing_ok=True)
+    variables = project.environment() | {"PYTHONPATH": str(project.path)}
+    for stage in STAGES:
+        done = warm_starts.run([f"slipway.stages.{stage}"], project.path, variables, timeout=300)
+        assert done.returncode == 0, done.stderr
+    rows = json.loads((project.path / "reports/split.json").read_text())
+    assert rows["splits"]["test"]["rows"] == 132
+    certificate = read_certificate(project.path / "artifacts/certificate.json")
+    assert certificate.status == "certified"
+    with project.service() as address:
+        wait_until_ready(address)
+        answer = plain_http.post(f"{address}/predict", json={"body": "salty soup"}).json()
+    assert answer["label"] == "food"

@@ -8,7 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipway.data.sources.text_format import TextFormat
-from slipway.inference.sources import FileSource, ImageFiles, Piece, TableFile
+from slipway.inference.sources import (
+    FileSource,
+    ImageFiles,
+    Piece,
+    TableFile,
+    TextFile,
+    TextFiles,
+    text_source,
+)
+from slipway.inputs.texts import TextContract, decode_row
 from slipway.system.errors import DataError
 from tests.serving.bundles import COLUMNS, CONTRACT, picture, table_row
 
@@ -194,3 +203,54 @@ def test_single_image_is_a_source_and_an_image_model_refuses_a_table(tmp_path: P
     ]:
         with pytest.raises(DataError, match=message):
             ImageFiles(CONTRACT, path, UTF8)
+
+
+TEXTS = TextContract(kind="texts", columns=["text"], max_bytes=32, max_characters=20)
+
+
+def test_each_text_file_is_a_row_and_the_bad_ones_are_named(tmp_path: Path) -> None:
+    for name, content in {
+        "a/1.txt": b"hello",
+        "a/2.txt": b" \n",
+        "b/3.txt": b"a\0b",
+        "b/4": b"longer than twenty characters",
+        "b/5": "cr\xe8me".encode("latin-1"),
+        ".hidden": b"no row",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    source = text_source(TEXTS, tmp_path, TextFormat("latin-1"))
+    assert isinstance(source, TextFiles)
+    assert source.num_rows == 5
+    (piece,) = source.pieces(0, 100, 2)
+    texts = {
+        position: decode_row(row, TEXTS)
+        for positions, rows in piece.batches
+        for position, row in zip(positions, rows, strict=True)
+    }
+    assert piece.carried["file"].to_pylist() == ["a/1.txt", "a/2.txt", "b/3.txt", "b/4", "b/5"]
+    assert texts == {0: "hello", 4: "cr\xe8me"}
+    codes = {position: fault.code for position, fault in piece.faults.items()}
+    assert codes == {1: "missing_value", 2: "unreadable", 3: "out_of_range"}
+    assert "NUL bytes" in piece.faults[2].message
+
+
+def test_a_changed_text_file_changes_the_identity_and_pieces_resume(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    source = text_source(TEXTS, tmp_path, UTF8)
+    rest = [piece.carried["file"].to_pylist() for piece in source.pieces(2, 2, 8)]
+    assert rest == [["2.txt", "3.txt"], ["4.txt"]]
+    (tmp_path / "0.txt").write_text("another text")
+    assert text_source(TEXTS, tmp_path, UTF8).identity != source.identity
+
+
+def test_a_text_model_takes_one_file_a_table_or_a_folder_of_shards(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("hello")
+    (piece,) = text_source(TEXTS, tmp_path / "1.txt", UTF8).pieces(0, 8, 8)
+    assert piece.carried["file"].to_pylist() == ["1.txt"]
+    shards = write_shards(tmp_path / "t.parquet", pa.table({"text": ["a", "b"]}))
+    assert isinstance(text_source(TEXTS, shards, UTF8), TextFile)
+    pair = TEXTS.model_copy(update={"columns": ["a", "b"]})
+    with pytest.raises(DataError, match="takes a and b of each row: name a table"):
+        text_source(pair, tmp_path / "1.txt", UTF8)

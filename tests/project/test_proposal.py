@@ -13,6 +13,7 @@ from slipway.project.pretrained import Weights
 from slipway.project.proposal import ProjectProposal, propose
 from slipway.system.errors import DataError, ParamsError
 from tests.project.shapes import SHAPES, class_folders, wine, wine_rows
+from tests.sentences import sentences
 
 pytestmark = pytest.mark.unit
 LAPTOP = Machine(cores=2, has_gpu=False, has_amx=False)
@@ -120,11 +121,30 @@ def _texts(rows: int) -> str:
     return "label,text\n" + "\n".join(lines)
 
 
-def test_error_names_class_folders_that_hold_texts(tmp_path: Path) -> None:
+def test_class_folders_of_texts_become_a_task_of_texts_in_their_encoding(tmp_path: Path) -> None:
+    for number, (name, text) in enumerate(sentences(60, seed=1)):
+        place = tmp_path / ("train", "train", "test")[number // 2 % 3] / name
+        place.mkdir(parents=True, exist_ok=True)
+        text = f"\u611b {text}"  # no letter of Windows-1252
+        (place / str(number)).write_text(text, encoding="gb18030")  # names without an ending
+    proposal = propose(inspect(tmp_path), machine=LAPTOP)
+    data = proposal.params["data"]
+    assert (data["task"], data["text_columns"]) == ("text_classification", ["text"])
+    assert (data["encoding"], data["split_folders"]) == ("gb18030", "auto")
+    assert proposal.params["train"]["network"] == "hashed_ngrams"
+    assert proposal.params["precompute"]["max_text_bytes"] == 128
+    assert "accuracy" in proposal.params["evaluate"]["gates"]
+
+
+def test_class_folders_of_documents_and_another_task_are_refused_by_name(tmp_path: Path) -> None:
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.txt").write_text("some words")
-    with pytest.raises(DataError, match="holds texts"):
+    with pytest.raises(ParamsError, match="has one folder per class"):
+        propose(inspect(tmp_path), "text_regression", machine=LAPTOP)
+    for name in ("good", "bad"):
+        (tmp_path / name / "1.txt").rename(tmp_path / name / "1.pdf")
+    with pytest.raises(DataError, match=r"holds documents, such as .*1\.pdf"):
         inspect(tmp_path)
 
 

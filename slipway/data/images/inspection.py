@@ -21,8 +21,7 @@ from slipway.artifacts.label_sets import labels_in
 from slipway.config.sections import CleanParams
 from slipway.data.images.quality import THUMBNAIL_PX, Quality, grey, measure, quality
 from slipway.data.rules import rules
-from slipway.data.sources.file_signatures import looks_like
-from slipway.data.sources.samples import Fault, RawSample, loaded
+from slipway.data.sources.samples import Fault, RawSample, loaded, looks_like
 from slipway.inputs.images import (
     UNKNOWN,
     PixelBuffer,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from slipway.data.sources.file_signatures import looks_like
+from slipway.data.sources.samples import looks_like
 from slipway.system.errors import DataError
 
 CHUNK_BYTES = 1 << 20

@@ -1,4 +1,4 @@
-"""Raw samples from class folders: the name of a folder is the label of every image below it.
+"""Raw samples from class folders: the name of a folder is the label of every file below it.
 
 Class folders may lie in split folders, whose names give the split.
 """
@@ -28,7 +28,7 @@ def read_folder(
     data: DataParams,
     splits: Mapping[str, str],
 ) -> Iterator[RawSample]:
-    """Yield every image below `root` by name, or those in `wanted`; payloads are not read yet.
+    """Yield every file below `root` by name, or those in `wanted`; payloads are not read yet.
 
     The files `data.checksums` and `data.split_file` are not samples.
 
@@ -73,20 +73,20 @@ def _check_folder(root: Path) -> None:
     if not entries:
         raise DataError(
             f"data.path {str(root)!r} is an empty folder, "
-            "expected one sub-folder per class with its images."
+            "expected one sub-folder per class with its files."
         )
     names = ", ".join(entry.name for entry in entries[:3])
     if not any(entry.is_dir() for entry in entries):
         more = ", ..." if len(entries) > 3 else ""
         raise DataError(
             f"data.path {str(root)!r} has {len(entries)} files ({names}{more}) and no sub-folder, "
-            "expected one sub-folder per class. Sort the images into folders, "
+            "expected one sub-folder per class. Sort the files into folders, "
             "or point data.path at one .csv or .parquet file."
         )
     if next(walk_files(root), None) is None:
         raise DataError(
             f"data.path {str(root)!r} has {len(entries)} sub-folders ({names}) without any file, "
-            "expected images in them."
+            "expected files in them."
         )
 
 

@@ -128,13 +128,13 @@ def _label_problems(
     complete = [*tabled, *labelled]
     for folder in (folder for folder, found in classes.items() if not found):
         first = Path(next(walk_files(folder))).name
-        remedy = f"Move {folder.name}/ out of data.path, or sort its images into class folders."
+        remedy = f"Move {folder.name}/ out of data.path, or sort its files into class folders."
         if len(complete) == 1:
             remedy = (
                 f"Point data.path at {str(complete[0])!r}, and Slipway cuts val and test from it."
             )
         problems.append(
-            f"{folder.name}/ has images ({first}) without class folders and no metadata.csv, "
+            f"{folder.name}/ has files ({first}) without class folders and no metadata.csv, "
             f"so their classes are unknown. {remedy}"
         )
     return problems

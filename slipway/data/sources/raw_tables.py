@@ -78,7 +78,8 @@ class RawTable:
     columns: dict[str, RawColumn]
     numbers: NDArray[np.int64]  # (N,) increasing
     malformed: list[tuple[int, str]]  # number, and what was found
-    origins: Sequence[tuple[int, str]] = ()  # of joined tables: first number and name
+    # Of joined tables and of text files: first number and name.
+    origins: Sequence[tuple[int, str]] = ()
 
     @property
     def num_read(self) -> int:
@@ -87,9 +88,8 @@ class RawTable:
 
     def source(self, number: int) -> str:
         """Return the name of a row in the outputs: its number and the joined source, if any."""
-        begins = [begin for begin, _ in self.origins]
-        place = bisect.bisect_right(begins, number) - 1
-        return f"{number}:{self.origins[place][1]}" if begins else str(number)
+        place = bisect.bisect_right(self.origins, number, key=lambda origin: origin[0]) - 1
+        return f"{number}:{self.origins[place][1]}" if self.origins else str(number)
 
     def sources(self, numbers: NDArray[np.int64]) -> pa.Array:
         """Return `source` of many numbers."""
@@ -132,7 +132,11 @@ def join_tables(tables: Mapping[str, RawTable]) -> RawTable:
         },
         np.concatenate([begin + table.numbers for begin, table in placed]),
         [(begin + number, found) for begin, table in placed for number, found in table.malformed],
-        list(zip(begins, tables, strict=False)),
+        [
+            (begin + first, f"{name}/{inside}" if inside else name)
+            for begin, (name, table) in zip(begins, tables.items(), strict=False)
+            for first, inside in table.origins or [(0, "")]
+        ],
     )
 
 

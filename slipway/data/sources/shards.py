@@ -31,7 +31,7 @@ _PARQUET_FAULTS = (
     OverflowError,
     ValueError,
 )
-_READ_ORDER = ("test", "val", "train")  # of equal rows the first is kept: test stays complete
+READ_ORDER = ("test", "val", "train")  # of equal rows the first is kept: test stays complete
 MAX_SHOWN = 5
 
 
@@ -67,7 +67,7 @@ def table_files(table: Path) -> list[Path]:
     splits = shard_splits(shards)
 
     def order(path: Path) -> tuple[int, str]:
-        return (_READ_ORDER.index(splits[path]) if path in splits else 0, path.name)
+        return (READ_ORDER.index(splits[path]) if path in splits else 0, path.name)
 
     return sorted(shards, key=order)
 

@@ -73,7 +73,7 @@ def remedy(path: Path | str, encoding: str = "windows-1252") -> str:
     name = shlex.quote(str(path))
     return (
         f"If it is {encoding}, set data.encoding to {encoding}, or convert it: "
-        f"iconv -f {encoding.upper()} -t UTF-8 {name} > utf8.csv"
+        f"iconv -f {encoding.upper()} -t UTF-8 {name} > utf8{Path(path).suffix}"
     )
 
 

@@ -26,21 +26,35 @@ from slipway.data.sources.raw_tables import (
     read_raw_table,
 )
 from slipway.data.sources.samples import GIVEN_SPLIT
-from slipway.data.sources.sources import each_source, existing_path, table_in
+from slipway.data.sources.sources import each_source, existing_path, find_layout, table_in
+from slipway.data.sources.text_folders import (
+    is_text_folder,
+    read_text_folder,
+    text_files,
+    text_folder_columns,
+)
 from slipway.data.sources.text_format import TextFormat
 from slipway.data.tables.cells import TypedColumn, row_digests, typed_column
 from slipway.data.tables.notation import iso_date
 from slipway.inputs.columns import ColumnContract, ColumnType, read_date
+from slipway.kinds.registry import kind_of
 from slipway.system.errors import DataError, IntegrityError
 
 JsonRow = dict[str, float | str | bool | None]
 
 
 def find_table(data: DataParams) -> Path:
-    """Return the table at `data.path` or at its top, or the folder of shards; DataError if none."""
-    root = existing_path(data, f"{TABLE_ENDINGS} or an .xlsx")
+    """Return the table at `data.path` or at its top, or the folder of shards; DataError if none.
+
+    A task of texts reads any other folder as one of text files by class.
+    """
+    has_texts = kind_of(data.task).input.has_texts
+    also = ", or a folder of text files by class" if has_texts else ""
+    root = existing_path(data, f"{TABLE_ENDINGS} or an .xlsx{also}")
     if root.is_dir():
         table = table_in(root, data)
+        if table is None and has_texts and not find_layout(data).tables:
+            return root
         if table is None:
             raise DataError(
                 f"data.path {data.path!r} holds no table at its top. "
@@ -50,20 +64,25 @@ def find_table(data: DataParams) -> Path:
     if root.suffix.lower() not in TABLES:
         raise DataError(
             f"data.path {data.path!r} ends in {root.suffix!r}, "
-            f"expected {TABLE_ENDINGS} or an .xlsx for {data.task}."
+            f"expected {TABLE_ENDINGS} or an .xlsx{also} for {data.task}."
         )
     return root
 
 
 def stored_tables(data: DataParams) -> list[Path]:
-    """Return the files or folders of shards that hold the table: for an unpacked source, its
-    archive.
+    """Return the files or folders of shards that hold the table, or all text files: for an
+    unpacked source, its archive.
     """
     if data.sources is None:
-        return [find_table(data)]
+        table = find_table(data)
+        if is_text_folder(table):
+            return [Path(file.path) for file in text_files(data) if file.path]
+        return [table]
     found = {Path(data.path, name): source for name, source in each_source(data).items()}
     return [
-        path if Path(source.path) != path else find_table(source) for path, source in found.items()
+        stored
+        for path, source in found.items()
+        for stored in ([path] if Path(source.path) != path else stored_tables(source))
     ]
 
 
@@ -78,7 +97,10 @@ def table_of(data: DataParams, source: str) -> Path:
 def read_table_of(data: DataParams, only: Collection[str] | None = None) -> RawTable:
     """Read the table of `find_table`, or of all sources: all columns, or `only` these."""
     if data.sources is None:
-        return read_raw_table(find_table(data), only, TextFormat.of(data))
+        path = find_table(data)
+        if is_text_folder(path):
+            return read_text_folder(data, only)
+        return read_raw_table(path, only, TextFormat.of(data))
     tables = {name: read_table_of(source, only) for name, source in each_source(data).items()}
     if data.split_column != GIVEN_SPLIT:  # then the names of shards are not splits
         for table in tables.values():
@@ -88,7 +110,10 @@ def read_table_of(data: DataParams, only: Collection[str] | None = None) -> RawT
 
 def columns_of(data: DataParams) -> list[str]:
     """Return the columns of the table of `find_table`, or of the first source, in order."""
-    return column_names(first_table(data), TextFormat.of(data))
+    table = first_table(data)
+    if is_text_folder(table):
+        return text_folder_columns(data)
+    return column_names(table, TextFormat.of(data))
 
 
 def first_table(data: DataParams) -> Path:

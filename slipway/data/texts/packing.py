@@ -32,6 +32,8 @@ from slipway.inputs.texts import (
     TextContract,
     encode_texts,
     import_tokenizers,
+    joins_pairs,
+    load_tokenizer,
     read_tokenizer,
     text_of,
 )
@@ -115,7 +117,8 @@ def _with_tokenizer(
         content = learned_tokenizer(_texts(training, contract), params.vocabulary_size or 0)
     else:
         content = read_tokenizer(Path(params.tokenizer))
-    fields = {"tokenizer": content, "max_tokens": params.max_tokens}
+    is_pair = len(contract.columns) == 2 and joins_pairs(load_tokenizer(content))
+    fields = {"tokenizer": content, "max_tokens": params.max_tokens, "is_pair": is_pair}
     return contract.model_copy(update=fields)
 
 

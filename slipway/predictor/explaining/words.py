@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from slipway.inputs.texts import TextContract, encode_texts
+from slipway.inputs.texts import SEPARATOR, TextContract, encode_texts
 
 _ALONE = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # kana, Chinese characters, Hangul
 _WORD = re.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
@@ -28,6 +28,12 @@ def words_of(text: str, most: int) -> list[str]:
 
 
 def without_each(words: Sequence[str], contract: TextContract) -> NDArray[Any]:
-    """Return network inputs (words, ...): one copy of the text for each word, without that word."""
-    copies = ["".join([*words[:place], *words[place + 1 :]]) for place in range(len(words))]
+    """Return network inputs (words, ...): one copy of the text for each word, without that word.
+
+    The columns of a text stay apart.
+    """
+    left = [SEPARATOR * word.count(SEPARATOR) for word in words]
+    copies = [
+        "".join([*words[:place], left[place], *words[place + 1 :]]) for place in range(len(words))
+    ]
     return encode_texts(copies, contract)

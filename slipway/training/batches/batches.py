@@ -1,8 +1,8 @@
 """Batches, straight from the memory map of the packed store.
 
-The rows of each step, and the pairs that are mixed, are pure functions of (seed, epoch, ids). The
-division of a step over processes and accumulation does not change them. So the loader has no state:
-a resumed run gets the same batches, with any number of workers.
+The rows of each step, and the pairs that are mixed, are pure functions of the seed, the epoch, the
+ids and the lengths of texts. The division of a step over processes and accumulation does not change
+them. So the loader has no state: a resumed run gets the same batches, with any number of workers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from slipway.data.augmentation.draws import draw, draw_mixing
 from slipway.data.augmentation.plan import AugmentPlan
 from slipway.data.engine.randomness import permutation, uniform
-from slipway.data.store.packed import PackedSplit
+from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.system.errors import ParamsError
 from slipway.training.augmentation.batch import Changes, device_changes
 from slipway.training.augmentation.host import StoredRows, changed_images, mixed_images
 from slipway.training.distributed.stop_signals import ignore_signals_in_worker
+
+_BUCKET_STEPS = 32  # whose rows are sorted by length
+_LENGTH_ROWS = 1 << 14  # read at a time
 
 
 class Mixing(NamedTuple):
@@ -36,8 +39,8 @@ class Mixing(NamedTuple):
 class Batch(NamedTuple):
     """The rows of one forward pass of one process."""
 
-    # (B, H, W, C) uint8 pixels, or (B, width) float32 columns. With `changes` (R, S, S, C) stored
-    # pixels.
+    # (B, H, W, C) uint8 pixels, (B, width) float32 columns, or (B, length) bytes or tokens. With
+    # `changes` (R, S, S, C) stored pixels.
     inputs: Tensor
     targets: Tensor  # (B,) int64 class index, or float32 number
     weights: Tensor  # (B,) float32 in the loss
@@ -102,6 +105,8 @@ class TrainingBatches(Dataset[Batch]):
         changes: None for tables.
         target_dtype: as in the record of the target's kind.
         soft: (N, K) float32 soft answers of a teacher to the rows of all splits.
+        buckets: the rows of a step have nearly the same number of tokens, so that little of it is
+            padding. The inputs are (N, L), 0 for none.
     """
 
     def __init__(
@@ -113,6 +118,8 @@ class TrainingBatches(Dataset[Batch]):
         changes: ImageChanges | None,
         target_dtype: str,
         soft: Tensor | None = None,
+        *,
+        buckets: bool = False,
     ) -> None:
         self._inputs = StoredRows([split.inputs for split in splits])
         self._keys = np.concatenate([split.keys for split in splits])
@@ -123,6 +130,9 @@ class TrainingBatches(Dataset[Batch]):
         if changes and changes.plan.is_identity and self._inputs.shape[0] == changes.size_px:
             self._changes = None
         self._order: tuple[int, NDArray[np.int64]] | None = None
+        self._lengths: NDArray[np.int64] | None = None
+        if buckets:
+            self._lengths = np.concatenate([_lengths(split.inputs) for split in splits])
         self.ids = [sample_id for split in splits for sample_id in split.ids]
         self.num_steps = len(self._keys) // shape.batch_size
         if self.num_steps == 0:
@@ -207,8 +217,24 @@ class TrainingBatches(Dataset[Batch]):
 
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, permutation(self._seed, epoch, self._keys))
+            order = permutation(self._seed, epoch, self._keys)
+            if self._lengths is not None:
+                order = self._bucketed(order, self._lengths, epoch)
+            self._order = (epoch, order)
         return self._order[1]
+
+    def _bucketed(
+        self, order: NDArray[np.int64], lengths: NDArray[np.int64], epoch: int
+    ) -> NDArray[np.int64]:
+        """Sort the rows of each few steps by length; then the steps come in a drawn order."""
+        size = self._shape.batch_size
+        used, window = self.num_steps * size, _BUCKET_STEPS * size
+        parts = [order[begin : min(begin + window, used)] for begin in range(0, used, window)]
+        by_length = [part[np.argsort(lengths[part], kind="stable")] for part in parts]
+        steps = np.concatenate(by_length).reshape(self.num_steps, size)
+        numbers = np.arange(self.num_steps, dtype=np.uint64)
+        draws = uniform(self._seed, epoch, numbers, "buckets")
+        return steps[np.argsort(draws, kind="stable")].reshape(-1)
 
 
 class ValidationBatches(Dataset[Batch]):
@@ -312,6 +338,15 @@ def _with_partners(
     needed = np.concatenate([rows, np.setdiff1d(partner_rows, rows)])
     order = np.argsort(needed)
     return needed, order[np.searchsorted(needed, partner_rows, sorter=order)]
+
+
+def _lengths(inputs: Inputs) -> NDArray[np.int64]:
+    """(N, L) -> (N,)"""
+    parts = [
+        np.count_nonzero(inputs[begin : begin + _LENGTH_ROWS], axis=1)
+        for begin in range(0, len(inputs), _LENGTH_ROWS)
+    ]
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def _target_tensor(split: PackedSplit, dtype: str) -> Tensor:

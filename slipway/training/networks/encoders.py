@@ -36,13 +36,19 @@ class EncoderBackbone(nn.Module):
     """The encoder, pooling over the tokens of a text (mean or first token), and a linear head."""
 
     def __init__(
-        self, encoder: Any, arguments: EncoderArguments, num_outputs: int, padding: int
+        self,
+        encoder: Any,
+        arguments: EncoderArguments,
+        num_outputs: int,
+        padding: int,
+        separator: int | None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.dropout = nn.Dropout(arguments.dropout)
         self.head = nn.Linear(encoder.config.hidden_size, num_outputs)
         self._is_mean, self._padding = arguments.pooling == "mean", padding
+        self._separator = separator  # behind it a token is of the second type; None: there is one
         if arguments.checkpoint_activations:
             encoder.activation_checkpointing_enable()
         if arguments.lora_rank is not None:
@@ -58,7 +64,8 @@ class EncoderBackbone(nn.Module):
         # A mask for each score is taken as it is, in every precision.
         encoder: Any = self.encoder
         masks = self._masks(mask[:, None, None, :])
-        states = encoder(input_ids=ids, attention_mask=masks).last_hidden_state
+        types = {} if self._separator is None else {"token_type_ids": self._types(ids)}
+        states = encoder(input_ids=ids, attention_mask=masks, **types).last_hidden_state
         if self._is_mean:
             weights = is_there.to(states.dtype)[:, :, None]
             pooled = (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
@@ -95,6 +102,11 @@ class EncoderBackbone(nn.Module):
                 f"{type(self.encoder).__name__} has. Name a whole model."
             )
         self.encoder.load_state_dict(given, strict=False)
+
+    def _types(self, ids: Tensor) -> Tensor:
+        """(B, L) -> (B, L) 0 up to the first separator, 1 behind it."""
+        is_separator = torch.eq(ids, self._separator or 0).to(torch.int64)
+        return (is_separator.cumsum(dim=1) - is_separator).clamp(max=1)
 
     def _masks(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the mask (B, 1, 1, L) itself, or for ModernBERT one mask per kind of layer."""
@@ -140,7 +152,9 @@ def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
             f"train.pretrained has only {described.vocab_size:,}: they do not match. Set "
             "precompute.tokenizer to the same folder."
         )
-    return EncoderBackbone(encoder, parsed, spec.num_outputs, padding)
+    has_types = spec.input.has_pair_types and getattr(described, "type_vocab_size", 1) > 1
+    separator = spec.input.pair_separator if has_types else None
+    return EncoderBackbone(encoder, parsed, spec.num_outputs, padding, separator)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from slipway.data.images.cleaning import image_report
 from slipway.data.rules.report import CleanReport
 from slipway.data.rules.result import Cleaned, check_usable
 from slipway.data.rules.rules import IMAGE_RULES
-from slipway.data.sources.file_signatures import looks_like
-from slipway.data.sources.samples import Fault, RawSample
+from slipway.data.sources.samples import Fault, RawSample, looks_like
 from slipway.kinds.registry import Task
 from slipway.system.errors import DataError
 from tests.data.pictures import (

@@ -212,7 +212,7 @@ def test_a_split_folder_with_images_but_no_class_folders_is_refused(
     tmp_path: Path, splits: dict[str, str], expected: str
 ) -> None:
     text = refusal(write_splits(tmp_path, splits))
-    assert "test/ has images (0.png) without class folders" in text
+    assert "test/ has files (0.png) without class folders" in text
     assert expected in text
     assert "pool" not in text  # it would not help
 
@@ -306,7 +306,7 @@ def test_metadata_at_the_top_of_split_folders_gives_the_split_by_the_path(tmp_pa
 def test_a_split_folder_without_metadata_beside_one_with_it_is_refused(tmp_path: Path) -> None:
     write_metadata(tmp_path / "train", ["1.png"], ["a"])
     write_splits(tmp_path, {"test": ""})
-    assert "test/ has images (0.png) without class folders and no metadata.csv" in refusal(tmp_path)
+    assert "test/ has files (0.png) without class folders and no metadata.csv" in refusal(tmp_path)
 
 
 def test_metadata_and_class_folders_are_not_mixed(tmp_path: Path) -> None:

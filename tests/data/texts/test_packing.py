@@ -13,8 +13,16 @@ from slipway.data.store.packed import PackPaths, open_split, read_manifest
 from slipway.data.texts.cleaning import clean_texts
 from slipway.data.texts.packing import learned_tokenizer, pack_texts
 from slipway.data.texts.source import raw_rows
-from slipway.inputs.texts import TextContract, encode_texts, read_text, read_tokenizer, text_of
+from slipway.inputs.texts import (
+    TextContract,
+    decode_row,
+    encode_texts,
+    read_text,
+    read_tokenizer,
+    text_of,
+)
 from slipway.system.errors import IntegrityError, ParamsError
+from tests.encoder_folders import word_piece
 from tests.project_params import PROJECT, of_kind
 from tests.sentences import sentences
 from tests.tokens import bpe
@@ -158,3 +166,27 @@ def test_a_changed_file_is_refused(packed: tuple[Path, str]) -> None:
     )
     with pytest.raises(IntegrityError, match="changed since it was cleaned"):
         list(raw_rows(data, contract, {"0", "5"}))
+
+
+def test_a_tokenizer_that_joins_pairs_encodes_two_columns_as_one(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(word_piece())
+    tokens = {"tokenizer": str(tmp_path), "vocabulary_size": None, "max_tokens": 24}
+    packed = pack(tmp_path, **tokens)[0] / "packed"
+    manifest = read_manifest(packed)
+    contract = manifest.input
+    assert isinstance(contract, TextContract)
+    assert contract.is_pair
+    row = np.asarray(open_split(packed, manifest, "train").inputs[0])
+    assert row.tolist().count((contract.pair_separator or 0) + 1) == 2
+    shown = decode_row(row, contract).split("\n")
+    assert shown[0].startswith("title")
+    assert shown[1].startswith("body")
+
+
+def test_a_tokenizer_without_pairs_reads_columns_joined_by_a_line_break(tmp_path: Path) -> None:
+    packed = pack(tmp_path, **TOKENS)[0] / "packed"
+    manifest = read_manifest(packed)
+    contract = manifest.input
+    assert isinstance(contract, TextContract)
+    assert not contract.is_pair
+    assert "\nbody" in decode_row(open_split(packed, manifest, "train").inputs[0], contract)

@@ -40,6 +40,11 @@ def test_each_copy_of_the_text_lacks_one_word() -> None:
     assert [decode_row(row, CONTRACT) for row in copies] == ["b c", "a c", "a b "]
 
 
+def test_a_copy_without_the_last_word_of_a_column_keeps_the_columns_apart() -> None:
+    copies = without_each(["a ", "b\n", "c"], CONTRACT)
+    assert [decode_row(row, CONTRACT) for row in copies] == ["b\nc", "a \nc", "a b\n"]
+
+
 @pytest.mark.parametrize("contract", [CONTRACT, token_contract(max_tokens=64)])
 def test_the_word_that_a_model_looks_at_has_the_largest_change(contract: TextContract) -> None:
     async def answers_free(rows: NDArray[Any]) -> NDArray[np.float32]:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 import torch
 
 from slipway.data.augmentation.plan import plan_from_params
+from slipway.data.store.packed import PackedSplit
 from slipway.system.errors import ParamsError
 from slipway.training.augmentation.batch import augment_batch
 from slipway.training.batches.batches import (
@@ -260,3 +262,59 @@ def test_soft_answers_follow_their_rows_and_their_mixing_partners() -> None:
     targets = torch.from_numpy(SPLIT.targets.astype("int64"))
     assert torch.equal(targets[batch.mixing.soft[:, 0].long()], batch.mixing.targets)
     assert _training()[2, 1].soft is None
+
+
+def _token_split(num_rows: int, start: int = 0) -> PackedSplit:
+    """Rows of 1 to 40 tokens, in no order."""
+    lengths = np.random.default_rng(start).integers(1, 41, num_rows)
+    inputs = (np.arange(40) < lengths[:, None]).astype(np.int32)
+    inputs[::7, 0] = -1  # texts that were cut
+    return replace(split_of(num_rows, start=start), inputs=inputs)
+
+
+def _bucketed(world_size: int = 1, rank: int = 0, limit: int = 8) -> TrainingBatches:
+    splits = [_token_split(403), _token_split(60, start=700)]
+    shape = cut_step(8, world_size, limit)
+    return TrainingBatches(splits, shape, rank, 3, None, "int64", buckets=True)
+
+
+def _rows_by_step(world_size: int, limit: int, epoch: int) -> list[list[int]]:
+    all_ranks = [_bucketed(world_size, rank, limit) for rank in range(world_size)]
+    num_accumulated = cut_step(8, world_size, limit).num_accumulated
+    return [
+        [
+            row
+            for index in range(step * num_accumulated, (step + 1) * num_accumulated)
+            for batches in all_ranks
+            for row in batches[epoch, index].rows.tolist()
+        ]
+        for step in range(all_ranks[0].num_steps)
+    ]
+
+
+@pytest.mark.parametrize(("world_size", "limit"), [(1, 2), (2, 4), (4, 1)])
+def test_bucketed_steps_have_the_same_rows_in_one_order_for_any_layout(
+    world_size: int, limit: int
+) -> None:
+    for epoch in (0, 3):
+        assert _rows_by_step(world_size, limit, epoch) == _rows_by_step(1, 8, epoch)
+
+
+def test_bucketed_epochs_differ_and_take_each_row_at_most_once() -> None:
+    first, second = (_rows_by_step(1, 8, epoch) for epoch in (0, 1))
+    assert first != second
+    rows = [row for step in first for row in step]
+    assert len(set(rows)) == len(rows) == 57 * 8
+
+
+def test_buckets_leave_little_padding_and_mix_long_and_short_steps() -> None:
+    batches = _bucketed()
+    lengths = [
+        np.count_nonzero(batches[2, index].inputs.numpy(), axis=1)
+        for index in range(batches.num_steps)
+    ]
+    padded = 1 - np.sum(lengths) / sum(8 * own.max() for own in lengths)
+    assert padded < 0.12
+    assert min(own.min() for own in lengths) == 1
+    longest = [own.max() for own in lengths]
+    assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.5

@@ -9,7 +9,13 @@ import torch
 
 from slipway.config.params import mistakes_in
 from slipway.config.sections import TrainParams
-from slipway.inputs.texts import TextContract, encode_texts, read_tokenizer
+from slipway.inputs.texts import (
+    TextContract,
+    encode_texts,
+    normalised,
+    read_text,
+    read_tokenizer,
+)
 from slipway.system.errors import ParamsError
 from slipway.training.networks.encoders import (
     EncoderBackbone,
@@ -23,7 +29,7 @@ from slipway.training.networks.networks import Network, NetworkSpec, build_netwo
 from slipway.training.recipe.optimizers import optimizer_and_schedule
 from tests.encoder_folders import SIZES, tiny_encoder, word_piece
 from tests.project_params import PROJECT, of_kind
-from tests.tokens import token_contract
+from tests.tokens import bpe, token_contract
 
 pytestmark = pytest.mark.process
 ARGUMENTS = {
@@ -112,6 +118,66 @@ def test_a_tokenizer_as_berts_reads_english_and_chinese(tmp_path: Path) -> None:
     assert batch[0].tolist().count(4) == 1  # the name in the text is ordinary text
     answers = network(batch)
     assert len({tuple(row) for row in answers.round(decimals=5).tolist()}) == 3
+
+
+def byte_pairs() -> str:
+    """A tokenizer as RoBERTa's, whose tokens of both texts have one type."""
+    from tokenizers import Tokenizer, processors
+
+    tokenizer = Tokenizer.from_str(bpe())
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    marks = [tokenizer.token_to_id(name) or 0 for name in ("</s>", "<s>")]
+    tokenizer.post_processor = processors.RobertaProcessing(
+        ("</s>", marks[0]), ("<s>", marks[1]), add_prefix_space=False
+    )
+    content: str = tokenizer.to_str()
+    return content
+
+
+@pytest.mark.parametrize(
+    ("family", "tokenizer"),
+    [
+        ("bert", word_piece()),
+        ("electra", word_piece()),
+        ("distilbert", word_piece()),
+        ("roberta", byte_pairs()),
+    ],
+)
+def test_a_pair_has_the_tokens_types_and_states_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, tokenizer: str
+) -> None:
+    import transformers
+
+    monkeypatch.setitem(SIZES[family], "vocab_size", 420)
+    folder = tiny_encoder(tmp_path, family, tokenizer)
+    contract = token_contract(
+        tokenizer=read_tokenizer(folder), columns=["a", "b"], is_pair=True, max_tokens=16
+    )
+    network, backbone = loaded(folder, contract)
+    pairs = [("the soup", "is hot"), ("", "x"), ("y", ""), ("longer " * 6, "than " * 5)]
+    texts = [read_text({"a": a, "b": b}, contract) for a, b in pairs]
+    batch = rows(*texts, contract=contract)
+    fast: Any = transformers.PreTrainedTokenizerFast
+    given = fast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]")(
+        [normalised(a) for a, _ in pairs],
+        [normalised(b) for _, b in pairs],
+        truncation=True,
+        max_length=16,
+        padding="max_length",
+        return_tensors="pt",
+        return_token_type_ids=True,
+    )
+    there = given["attention_mask"]
+    assert (torch.where(there > 0, given["input_ids"] + 1, 0) == batch.abs()).all()
+    assert (batch[:, 0] < 0).tolist() == [False, False, False, True]
+    types = {"token_type_ids": given["token_type_ids"]} if family != "distilbert" else {}
+    assert bool(given["token_type_ids"].any()) == (family != "roberta")
+    plain: Any = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        ids = torch.where(there > 0, given["input_ids"], 1)
+        states = plain(ids, there, **types).last_hidden_state
+        means = (states * there[:, :, None]).sum(1) / there.sum(1, keepdim=True)
+        np.testing.assert_allclose(network(batch), backbone.head(means), atol=1e-5)
 
 
 @pytest.mark.parametrize("family", SIZES)
