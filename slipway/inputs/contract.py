@@ -47,6 +47,10 @@ class InputContract(Contract):
         """Return the remarks on each of the (rows, ...) inputs; empty without `remark_names`."""
         return []
 
+    def redacted(self, payload: bytes) -> bytes:
+        """Return the body of a request as logs may keep it; the network reads both alike."""
+        return payload
+
     def example_rows(self, num_rows: int) -> NDArray[Any]:
         """Return (num_rows, ...) inputs that a network may meet, with many different values."""
         raise NotImplementedError

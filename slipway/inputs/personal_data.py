@@ -1,7 +1,8 @@
 """Personal data in texts, found by their form: e-mail addresses, phone numbers, payment cards.
 
-Cleaning flags them; training and the service mask them with the same function. Names and postal
-addresses have no recognisable form and are not found.
+Cleaning flags them; training and the service mask them with the same function. A masked text has
+nothing left to mask, so a logged request is answered as it was. Names and postal addresses have no
+recognisable form and are not found.
 """
 
 import re
@@ -15,9 +16,15 @@ IN_WORDS: dict[PersonalData, str] = {
     "phone": "a phone number",
     "card": "the number of a payment card",
 }
+# The rest of a word that was masked in part is not looked at again.
+_NOT_MASKED = r"(?<!\[email\])(?<!\[phone\])(?<!\[card\])"
 # Letters of ASCII only, since words of some languages stand beside each other without a space.
-_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}", re.ASCII)
-_DIGITS = re.compile(r"(?<![\dA-Za-z_.,+])\+?\(?\d(?:[ ()/-]{0,2}\d){6,18}(?![\dA-Za-z_])")
+_EMAIL = re.compile(
+    rf"(?<![\w.+-]){_NOT_MASKED}[\w.+-]{{1,64}}@[\w-]{{1,63}}(?:\.[\w-]{{1,63}}){{1,8}}", re.ASCII
+)
+_DIGITS = re.compile(
+    rf"(?<![\dA-Za-z_.,+]){_NOT_MASKED}\+?\(?\d(?:[ ()/-]{{0,2}}\d){{6,18}}(?![\dA-Za-z_])"
+)
 _NORTH_AMERICAN = re.compile(r"\(?\d{3}\)?[ -]\d{3}[ -]\d{4}")
 _CHINESE_MOBILE = re.compile(r"1[3-9]\d{9}")
 _CARD_DIGITS = range(13, 20)
@@ -35,12 +42,13 @@ class Found(NamedTuple):
 
 def personal_data(text: str) -> list[Found]:
     """Return all passages with personal data, in order; none overlap."""
-    emails = [Found("email", *match.span()) for match in _EMAIL.finditer(text)]
     found: list[Found] = []
-    for one in sorted([*emails, *_numbers(text)], key=lambda place: (place.begin, -place.end)):
-        if not found or one.begin >= found[-1].end:
-            found.append(one)
-    return found
+    end = 0
+    for match in _EMAIL.finditer(text):
+        email = Found("email", *match.span())
+        found += [*_numbers(text, end, email.begin), email]
+        end = email.end
+    return [*found, *_numbers(text, end, len(text))]
 
 
 def mask(text: str, kinds: Collection[PersonalData]) -> str:
@@ -55,8 +63,9 @@ def mask(text: str, kinds: Collection[PersonalData]) -> str:
     return "".join([*parts, text[end:]])
 
 
-def _numbers(text: str) -> Iterator[Found]:
-    for match in _DIGITS.finditer(text):
+def _numbers(text: str, begin: int, end: int) -> Iterator[Found]:
+    """Yield the numbers between two places."""
+    for match in _DIGITS.finditer(text, begin, end):
         written = match.group()
         digits = [int(character) for character in written if character.isdecimal()]
         if _is_card(written, digits):

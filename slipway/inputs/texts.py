@@ -12,6 +12,7 @@ between them. The tokenizer is a part of the contract, as the content of a `toke
 it cannot be lost or replaced between training and serving.
 """
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from slipway.inputs.columns import listed_rows
 from slipway.inputs.contract import InputContract
 from slipway.system.errors import BundleError, CellError, ParamsError, UnavailableError
 
@@ -159,15 +161,46 @@ class TextContract(InputContract):
         """Return the remark `truncated` of each row: its text was longer than the network reads."""
         return [{"truncated": cut} for cut in self.is_truncated(rows).tolist()]
 
+    def redacted(self, payload: bytes) -> bytes:
+        """Return the JSON of rows with masked texts; those of the columns as the network sees them.
+
+        The same bytes if the contract masks nothing.
+        """
+        if not self.masked:
+            return payload
+        content = json.loads(payload)
+        for row in listed_rows(content) or [content]:
+            for name, cell in row.items():
+                if isinstance(cell, str):
+                    is_read = name in self.columns
+                    row[name] = self.seen(cell) if is_read else self._masked(_joined(cell))
+        return json.dumps(content).encode()
+
+    def seen(self, cell: str) -> str:
+        """Return a cell in the form that networks see."""
+        return self._masked(normalised(cell, _CHARACTERS_PER_BYTE * self.max_bytes))
+
+    def _masked(self, text: str) -> str:
+        if not self.masked:
+            return text
+        from slipway.inputs.personal_data import mask  # few services need it
+
+        return mask(text, self.masked)
+
     def is_truncated(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
         """Return a (rows,) mask of the texts that were longer than the network reads."""
         cut: NDArray[np.bool_] = rows[:, 0] < 0 if self.tokenizer else rows[:, -1] == TRUNCATED
         return cut
 
 
+def _joined(text: str) -> str:
+    """Return a text with each run of white space and control characters as one space."""
+    return _SPACE.sub(" ", text).strip(" ")
+
+
 def normalised(text: str, most: int | None = None) -> str:
     """Return a text in the form that networks see, at most its first `most` characters."""
-    text = _SPACE.sub(" ", text).strip(" ")
+    text = _joined(text)
     if not text.isascii():
         text = unicodedata.normalize("NFC", _SURROGATE.sub(_REPLACEMENT, text[:most]))
     return text[:most]
@@ -175,13 +208,7 @@ def normalised(text: str, most: int | None = None) -> str:
 
 def text_of(cells: Iterable[str], contract: TextContract) -> str:
     """Return the text of a row from its cells, in the order of the contract's columns."""
-    most = _CHARACTERS_PER_BYTE * contract.max_bytes
-    texts = [normalised(cell, most) for cell in cells]
-    if contract.masked:
-        from slipway.inputs.personal_data import mask  # few services need it
-
-        texts = [mask(text, contract.masked) for text in texts]
-    return SEPARATOR.join(texts)
+    return SEPARATOR.join(map(contract.seen, cells))
 
 
 def encode_texts(texts: Sequence[str], contract: TextContract) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import pytest
 
 import slipway
+from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate
+from slipway.replay.backends import decode_payload
+from slipway.traffic.request_log import LoggedRequest, digest_inputs, find_requests
 from tests import plain_http, warm_starts
 from tests.end_to_end.project import Project, copy_checkout, wait_until_ready
 from tests.sentences import hostile_texts, sentences
 
 pytestmark = pytest.mark.process
+LOG = "request_log"  # in the project
 
 STAGES = (
     *("code", "clean", "split", "precompute", "augment", "train"),
@@ -55,7 +60,12 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
         writer.writerow(["food", "  "])
     project.set_params(PARAMS)
     project.keep_own_keys()
-    project.set_params({"data": {"text_columns": ["text"]}, "precompute": {"max_text_bytes": 128}})
+    project.set_params(
+        {
+            "data": {"text_columns": ["text"]},
+            "precompute": {"max_text_bytes": 128, "mask_personal_data": ["email", "phone"]},
+        }
+    )
     (project.path / "dvc.lock").unlink(missing_ok=True)  # of a run in this checkout
     variables = project.environment() | {"PYTHONPATH": str(project.path)}
     for stage in STAGES:
@@ -64,9 +74,18 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
+def wait_for_request(folder: Path, request_id: str) -> list[LoggedRequest]:
+    """The logged request of an answer, which is written a moment later."""
+    for _ in range(100):
+        if found := find_requests(folder, request_id):
+            break
+        time.sleep(0.1)
+    return found
+
+
 @pytest.fixture(scope="module")
 def service(verified: Project) -> Iterator[str]:
-    with verified.service() as address:
+    with verified.service(SLIPWAY_REQUEST_LOG_DIRECTORY=LOG) as address:
         wait_until_ready(address)
         yield address
 
@@ -118,6 +137,35 @@ def test_hostile_texts_get_equal_answers_over_both_protocols_and_in_python(
     scores = [each["ood_score"] for each in served]
     assert outputs["ood_score"] == pytest.approx(scores, rel=1e-5)
     assert [each.ood_score for each in local] == pytest.approx(scores, rel=1e-5)
+
+
+def test_a_masked_text_gets_the_same_answer_and_the_log_has_only_that(
+    service: str, verified: Project, tmp_path: Path
+) -> None:
+    texts = {
+        "mail soup@food.org, or call 0301 2345678": "mail [email], or call [phone]",
+        "0301\n2345678 \u5f88\u597d\u5403": "[phone] \u5f88\u597d\u5403",
+    }
+    both = [*texts, *texts.values()]
+    rows = {"rows": [{"text": text} for text in both]}
+    served = plain_http.post(f"{service}/predict", json=rows).json()
+    table = tmp_path / "new.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in both)])
+    with slipway.load(verified.path) as model:
+        local = model.predict(both)
+        slipway.predict_files(model, table, tmp_path / "answers.csv")
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        from_file = [{**row, "text": ""} for row in csv.DictReader(file)]
+    answers = [answer["probabilities"] for answer in served["predictions"]]
+    for found in (answers, [each.probabilities for each in local], from_file):
+        assert found[:2] == found[2:]
+    folder = verified.path / LOG
+    (logged,) = wait_for_request(folder, served["request_id"])
+    assert [row["text"] for row in json.loads(logged.payload)["rows"]] == [*texts.values()] * 2
+    contract = load_bundle(verified.path / "artifacts/bundle").manifest.input
+    again = decode_payload(logged.content_type, logged.payload, contract)
+    assert digest_inputs(again) == logged.inputs_sha256
 
 
 def test_slipway_predict_answers_a_file_and_names_its_bad_rows(

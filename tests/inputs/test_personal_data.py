@@ -1,5 +1,6 @@
 """Personal data: what is found, what is not, and how it is masked."""
 
+import random
 import time
 
 import pytest
@@ -68,3 +69,35 @@ def test_a_long_hostile_text_takes_no_more_than_linear_time(piece: str) -> None:
 
     seconds(1000)
     assert seconds(100_000) < 25 * max(seconds(10_000), 0.002)
+
+
+_PIECES = (
+    *(
+        "a@b.c",
+        "x" * 63,
+        "0301234567",
+        "012",
+        "+4912345678",
+        "(",
+        ")",
+        " ",
+        "-",
+        ".",
+        "\u6253",
+        "]",
+    ),
+    *("4111111111111111", "13812345678", "[phone]", "[email]", "1", "@", "(212) 555-0199", "/"),
+)
+
+
+@pytest.mark.parametrize("kinds", [ALL, ("phone",), ("email",), ("card", "email")])
+def test_a_masked_text_has_nothing_left_to_mask(kinds: tuple[PersonalData, ...]) -> None:
+    draw = random.Random(8)
+    for _ in range(20_000):
+        text = "".join(draw.choices(_PIECES, k=draw.randint(1, 9)))
+        masked = mask(text, kinds)
+        assert mask(masked, kinds) == masked, text
+
+
+def test_the_number_behind_an_address_is_found() -> None:
+    assert mask("a@b.co-012 0301234567", ALL) == "[email] [phone]"

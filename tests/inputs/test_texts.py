@@ -1,5 +1,6 @@
 """Texts to bytes: the same for every caller, whatever Unicode they hold."""
 
+import json
 import unicodedata
 from itertools import islice
 
@@ -18,6 +19,7 @@ from slipway.inputs.texts import (
     text_faults,
 )
 from slipway.system.errors import BundleError, CellError
+from tests.sentences import hostile_texts
 
 pytestmark = pytest.mark.unit
 SHORT = TextContract(kind="texts", columns=["text"], max_bytes=16, max_characters=100)
@@ -117,3 +119,37 @@ def test_example_rows_have_different_lengths() -> None:
 def test_a_contract_without_columns_is_refused() -> None:
     with pytest.raises(BundleError, match="expected one or more"):
         SHORT.model_copy(update={"columns": []}).require_usable()
+
+
+PRIVATE = "mail a.b@c.de, call 0301 2345678 or\n0301\t2345678, pay by 4111 1111 1111 1111"
+
+
+def test_a_logged_request_has_no_personal_data_and_becomes_the_same_rows() -> None:
+    contract = PAIR.model_copy(update={"masked": ["email", "phone"], "ignored": ["note", "id"]})
+    texts = [
+        f"{text}: {PRIVATE[(0, 5, 13)[number % 3] :]}"
+        for number, text in enumerate(hostile_texts(500, 3))
+    ]
+    long = f"{'a@b.cd ' * 200}{PRIVATE}"
+    rows = [{"title": PRIVATE, "text": text, "note": PRIVATE, "id": 7} for text in [*texts, long]]
+    body = json.dumps({"rows": rows}).encode()
+    logged = contract.redacted(body)
+    assert b"2345678" not in logged
+    assert b"@c.de" not in logged
+    assert logged.count(b"4111 1111 1111 1111") >= len(rows)  # a kind that is not masked
+    again = json.loads(logged)["rows"]
+    # A text beyond the length that is read becomes longer, and would be cut once more.
+    assert json.loads(contract.redacted(logged))["rows"][:-1] == again[:-1]
+    assert [row["id"] for row in again] == [7] * len(rows)
+    np.testing.assert_array_equal(
+        encode_texts([read_text(row, contract) for row in again], contract),
+        encode_texts([read_text(row, contract) for row in rows], contract),
+    )
+
+
+def test_a_logged_request_is_unchanged_if_nothing_is_masked_and_one_row_may_lack_a_cell() -> None:
+    body = json.dumps({"title": None, "text": PRIVATE}).encode()
+    assert PAIR.redacted(body) == body
+    logged = PAIR.model_copy(update={"masked": ["card"]}).redacted(body)
+    assert json.loads(logged)["title"] is None
+    assert "[card]" in json.loads(logged)["text"]

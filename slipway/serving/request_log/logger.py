@@ -111,7 +111,7 @@ def _logged_request(moment: float, answered: Answered) -> LoggedRequest:
         bundle_digest=answered.bundle_digest,
         execution=answered.execution,
         content_type=content_type,
-        payload=payload,
+        payload=answered.bundle.manifest.input.redacted(payload),
         is_list=answered.is_list,
         inputs_sha256=digest_inputs(answered.inputs),
         outputs=answered.outputs,

@@ -216,7 +216,8 @@ def test_failing_write_costs_no_request_is_counted_and_recovers(
 
 
 # The parts of a model that the logger reads.
-BUNDLE = LoadedBundle(Path("bundle"), cast(Bundle, SimpleNamespace(output_name="value")), "ab" * 32)
+MANIFEST = SimpleNamespace(output_name="value", input=CONTRACT)
+BUNDLE = LoadedBundle(Path("bundle"), cast(Bundle, MANIFEST), "ab" * 32)
 MODEL = cast(
     ServedModel, SimpleNamespace(bundle=BUNDLE, selection=SimpleNamespace(actual=EXECUTION))
 )
