@@ -1,12 +1,12 @@
 """Compares trained networks with TF-IDF and logistic regression on the same rows.
 
-`python -m bench.text FILE.csv...` makes a project of each file in an empty folder, as
-`slipway init` proposes it, and runs its stages up to `evaluate`. With `--tokens` a second row has
-the small transformer on tokens of its own BPE. It fits scikit-learn's
-TfidfVectorizer and LogisticRegression on the same training rows: words and pairs of words, or
-characters and pairs of characters if most texts have no spaces. The strength of the regression is
-chosen on the validation rows, as the network's epoch is. The difference in accuracy has its paired
-interval over the test rows.
+`python -m bench.text FILE.csv...` makes projects of each file in an empty folder, one for each of
+three seeds and thus splits, as `slipway init` proposes them, and runs their stages up to
+`evaluate`. A second row of each has the small transformer on tokens of its own BPE. It fits
+scikit-learn's TfidfVectorizer and LogisticRegression on the same training rows: words and pairs of
+words, or characters and pairs of characters if most texts have no spaces. The strength of the
+regression is chosen on the validation rows, as the network's epoch is. The difference in accuracy
+has its paired interval over the test rows. The results are written after each row.
 """
 
 import json
@@ -37,12 +37,13 @@ from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling
 from slipway.system import files
 
-# Values of params.yaml with `--tokens`; they were not tuned.
+SEEDS = (7, 8, 9)
+# Values of params.yaml for tokens; they were not tuned.
 TOKENS = {
-    "precompute.max_text_bytes": 1024,
+    "precompute.max_text_bytes": 512,
     "precompute.tokenizer": "bpe",
     "precompute.vocabulary_size": 8000,
-    "precompute.max_tokens": 128,
+    "precompute.max_tokens": 64,
     "train.network": "small_transformer",
     "train.network_arguments": {
         "width": 96,
@@ -51,7 +52,7 @@ TOKENS = {
         "patch": 1,
         "dropout": 0.2,
     },
-    "train.epochs": 8,
+    "train.epochs": 6,
     "train.batch_size": 64,
     "train.learning_rate": 0.001,
     "train.warmup_epochs": 1.0,
@@ -64,7 +65,7 @@ STAGES = ("code", "clean", "split", "precompute", "augment", "train", "evaluate"
 STRENGTHS = (1.0, 10.0, 100.0)  # C: the inverse of the penalty
 RESAMPLING = Resampling(seed=7, num_samples=2000, confidence=0.95)
 COLUMNS = (
-    *("Data", "Test rows", "TF-IDF and regression", "Fitting", "Network", "Training"),
+    *("Data", "Seed", "Test rows", "TF-IDF and regression", "Fitting", "Network", "Training"),
     "Difference (95 %, paired)",
 )
 
@@ -125,9 +126,14 @@ def run(command: list[str], folder: Path) -> float:
     return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
 
 
-def compare(data: Path, project: Path, changes: dict[str, Any]) -> list[str]:
-    """Return the row of one file and one network."""
-    training = trained(data, project, changes)
+def compare(
+    data: Path, seed: int, project: Path, changes: dict[str, Any], known: dict[str, Any]
+) -> tuple[list[str], float]:
+    """Return the row of one file, split and network, and the difference.
+
+    `known` has the answers of the regression by the ids of its rows.
+    """
+    training = trained(data, project, {"seed": seed, **changes})
     manifest = read_manifest(project / "data/packed")
     contract = manifest.input
     assert isinstance(contract, TextContract), f"{project} has no texts"
@@ -137,12 +143,16 @@ def compare(data: Path, project: Path, changes: dict[str, Any]) -> list[str]:
     }
     texts = {name: texts_of(project, split, contract) for name, split in splits.items()}
     targets = {name: split.targets.astype(np.int64) for name, split in splits.items()}
-    before, fitting = baseline(texts, targets)
+    rows = str([splits[name].ids for name in splits])
+    if rows not in known:
+        known[rows] = baseline(texts, targets)
+    before, fitting = known[rows]
     after = network_answers(project, splits["test"], manifest)
     found = paired_difference(manifest.task, "accuracy", targets["test"], before, after, RESAMPLING)
     model = json.loads((project / "artifacts/model/model.json").read_text())
-    return [
+    row = [
         data.stem,
+        str(seed),
         f"{found.rows:,}",
         f"{found.before:.4f}",
         f"{fitting:.0f} s",
@@ -150,31 +160,39 @@ def compare(data: Path, project: Path, changes: dict[str, Any]) -> list[str]:
         f"{training:.0f} s",
         f"{found.difference:+.4f} ({found.low:+.4f} to {found.high:+.4f})",
     ]
+    return row, found.difference
 
 
 def main() -> None:
     """Write the table of all files."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = sys.argv[1:]
-        kinds: dict[str, dict[str, Any]] = {"proposed": {}}
-        if "--tokens" in arguments:
-            arguments.remove("--tokens")
-            kinds["tokens"] = TOKENS
-        for given, (kind, changes) in product(map(Path, arguments), kinds.items()):
-            row = compare(given, Path(folder) / f"{given.stem}_{kind}", changes)
-            lines.append("| " + " | ".join(row) + " |")
-            print(lines[-1], flush=True)
-    text = "\n".join(lines)
+    differences: dict[str, list[float]] = {}
+    kinds: dict[str, dict[str, Any]] = {"hashed_ngrams": {}, "small_transformer": TOKENS}
+    known: dict[str, Any] = {}
+    for data, seed, name in product(map(Path, sys.argv[1:]), SEEDS, kinds):
+        with tempfile.TemporaryDirectory() as folder:
+            row, difference = compare(data, seed, Path(folder) / "project", kinds[name], known)
+        lines.append("| " + " | ".join(row) + " |")
+        differences.setdefault(f"{name} on {data.stem}", []).append(difference)
+        print(lines[-1], flush=True)
+        write(lines, differences)
+
+
+def write(lines: list[str], differences: dict[str, list[float]]) -> None:
+    """Write what was measured so far."""
+    means = "\n".join(
+        f"* {name}: mean difference {np.mean(found):+.4f} over {len(found)} splits"
+        for name, found in differences.items()
+    )
     note = (
-        "One split and one run of each, with the settings that `slipway init` proposes; "
-        "small_transformer reads tokens, with the settings in bench/text.py. "
-        "Seconds are those of the processor, of all threads; training includes its start. "
-        f"{conditions('scikit-learn', 'torch')}"
+        "One run for each seed, which divides the rows differently. hashed_ngrams has the settings "
+        "that `slipway init` proposes; small_transformer reads tokens, with the settings in "
+        "bench/text.py. Seconds are those of the processor, of all threads; training includes its "
+        f"start. {conditions('scikit-learn', 'torch')}"
     )
-    files.write_text(
-        RESULT, f"# Networks for texts, and TF-IDF with logistic regression\n\n{text}\n\n{note}\n"
-    )
+    title = "# Networks for texts, and TF-IDF with logistic regression"
+    table = "\n".join(lines)
+    files.write_text(RESULT, f"{title}\n\n{table}\n\n{means}\n\n{note}\n")
 
 
 if __name__ == "__main__":

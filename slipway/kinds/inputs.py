@@ -226,6 +226,7 @@ TEXTS = InputKind(
         "network": "slipway.training.networks.text_networks:text_network",
         "input_features": "slipway.drift.text_features:text_features",
         "measure_features": "slipway.drift.text_features:measure_texts",
+        "data_sections": "slipway.reports.pages.sections.texts:text_sections",
         "row_cells": "slipway.reports.pages.cells:text_cells",
         "receive": "slipway.serving.requests.bodies:receive_texts",
         "decoder": "slipway.serving.requests.rows:TextDecoder",

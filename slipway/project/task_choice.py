@@ -1,6 +1,6 @@
 """Chooses task and target, or asks: a question with its candidates if there is any doubt."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slipway.data.sources.image_tables import missing_column
@@ -62,7 +62,10 @@ def choose(
     roles = find_roles(columns, target)
     texts = _text_columns(summary, columns, roles, task, target)
     inputs = TEXTS if texts else summary.input
-    chosen = _target(columns, roles, task, target, len(texts))
+    # Beside texts, a column that no model reads, such as an id, is no other target either.
+    unread = [column for column in columns if texts and column.guess.kind == "ignore"]
+    explained = {column.name for column in (*roles.special, *texts, *unread)}
+    chosen = _target(columns, roles, task, target, explained)
     if isinstance(chosen, Question):
         return chosen
     column, target_reason = chosen
@@ -154,7 +157,7 @@ def _target(
     roles: Roles,
     task: str | None,
     target: str | None,
-    num_texts: int,
+    explained: Collection[str],
 ) -> tuple[SampledColumn, str] | Question:
     if target is not None:
         return next(column for column in columns if column.name == target), "as you said"
@@ -170,7 +173,7 @@ def _target(
             f"none of the columns {', '.join(column.name for column in columns)} can be a target: "
             "expected one with a few classes, or with numbers, in most rows."
         )
-    if len(fitting) == 1 and len(columns) - len(fitting) <= _others(roles) + num_texts:
+    if len(fitting) == 1 and {column.name for column in columns} <= {fitting[0].name, *explained}:
         return fitting[0], "the only column that can be predicted"
     lists = [column for column in fitting if column.holds_lists]
     if len(lists) == 1:
@@ -181,11 +184,6 @@ def _target(
         "Which column should the model predict?",
         tuple(column.name for column in last_first[:_MOST_CANDIDATES]),
     )
-
-
-def _others(roles: Roles) -> int:
-    """The number of columns beside the target that have a role."""
-    return len(roles.special)
 
 
 def _text_columns(

@@ -12,6 +12,7 @@ import pytest
 import slipway
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate
+from slipway.inference.predictions import ClassPrediction
 from slipway.replay.backends import decode_payload
 from slipway.traffic.request_log import LoggedRequest, digest_inputs, find_requests
 from tests import plain_http, warm_starts
@@ -158,7 +159,9 @@ def test_a_masked_text_gets_the_same_answer_and_the_log_has_only_that(
     with (tmp_path / "answers.csv").open(newline="") as file:
         from_file = [{**row, "text": ""} for row in csv.DictReader(file)]
     answers = [answer["probabilities"] for answer in served["predictions"]]
-    for found in (answers, [each.probabilities for each in local], from_file):
+    own = [each.probabilities for each in local if isinstance(each, ClassPrediction)]
+    for found in (answers, own, from_file):
+        assert len(found) == len(both)
         assert found[:2] == found[2:]
     folder = verified.path / LOG
     (logged,) = wait_for_request(folder, served["request_id"])

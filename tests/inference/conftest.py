@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slipway.inference.local import LoadedModel, load
-from tests.serving.bundles import certify, row_classifier, write_bundle
+from tests.serving.bundles import certify, row_classifier, text_classifier, write_bundle
 
 
 @pytest.fixture
@@ -23,6 +23,16 @@ def table_project(tmp_path: Path) -> Path:
     artifacts = tmp_path / "table/artifacts"
     certify(artifacts / "certificate.json", write_bundle(artifacts / "bundle", row_classifier()))
     return tmp_path / "table"
+
+
+@pytest.fixture
+def text_model(tmp_path: Path) -> Iterator[LoadedModel]:
+    certify(
+        tmp_path / "text/certificate.json",
+        write_bundle(tmp_path / "text/bundle", text_classifier()),
+    )
+    with load(tmp_path / "text") as model:
+        yield model
 
 
 @pytest.fixture

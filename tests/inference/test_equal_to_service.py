@@ -9,18 +9,32 @@ import pytest
 from slipway.inference.client import Client
 from slipway.inference.local import load
 from slipway.inference.predictions import explanation_of, prediction_of
-from tests.serving.bundles import classifier, picture, row_classifier, table_row
+from tests.sentences import hostile_texts
+from tests.serving.bundles import (
+    classifier,
+    picture,
+    row_classifier,
+    table_row,
+    text_classifier,
+)
 from tests.serving.ready_service import ready_service
 
 pytestmark = pytest.mark.process
 NUM_ITEMS = 40  # more than the largest batch
 
 
-@pytest.mark.parametrize("graph", [classifier(), row_classifier()], ids=["images", "rows"])
+@pytest.mark.parametrize(
+    "graph",
+    [classifier(), row_classifier(), text_classifier()],
+    ids=["images", "rows", "texts"],
+)
 def test_answers_equal_those_over_http_bit_for_bit(graph: onnx.ModelProto, tmp_path: Path) -> None:
-    is_table = graph.graph.input[0].name == "row"
+    name = graph.graph.input[0].name
+    is_table = name != "image"
     images = [picture(number, (9 + number % 5, 12)) for number in range(NUM_ITEMS)]
     rows = [table_row(number) for number in range(NUM_ITEMS)]
+    if name == "text":
+        rows = [{"text": text} for text in hostile_texts(NUM_ITEMS, seed=4)]
     with (
         ready_service(tmp_path, graph) as server,
         load(tmp_path) as model,

@@ -15,9 +15,11 @@ import pytest
 from slipway.inference.files import PredictedFile, predict_files
 from slipway.inference.local import LoadedModel
 from slipway.inference.parts import PartsFolder
+from slipway.inference.predictions import ClassPrediction
 from slipway.predictor.model import CertifiedModel
 from slipway.system.errors import DataError, LockedError
 from tests.inference.test_sources import frame, write_csv, write_jsonl, write_parquet
+from tests.sentences import sentences
 from tests.serving.bundles import LABELS, certify, log_of_mean, picture, write_bundle
 
 
@@ -85,6 +87,38 @@ def test_csv_parquet_and_json_lines_contain_the_same_answers(
             assert int(float(lines[4]["row"]["age"])) == 4
             assert lines[0]["error"] is None
     assert found == [found[0]] * 9
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+def test_a_file_of_texts_gets_the_answers_of_predict_and_names_its_bad_rows(
+    text_model: LoadedModel, tmp_path: Path, ending: str
+) -> None:
+    texts = [sentence.replace(",", "") for _, sentence in sentences(40, seed=2)]
+    texts[3], texts[8] = "  ", "long " * 300
+    table = pa.table({"id": [f"n{number}" for number in range(40)], "text": texts})
+    write = {"csv": write_csv, "parquet": write_parquet, "jsonl": write_jsonl}[ending]
+    source, out = write(tmp_path / f"in.{ending}", table), tmp_path / "out.csv"
+
+    def stop(done: int, total: int | None) -> None:
+        if done == 20:
+            raise Killed
+
+    with pytest.raises(Killed):
+        predict_files(text_model, source, out, piece_rows=10, on_progress=stop)
+    done = predict_files(text_model, source, out, piece_rows=10)
+    assert (done.rows, done.resumed_rows) == (40, 10)
+    assert done.faults == {"missing_value": 1, "out_of_range": 1}
+    rows = read_csv(out)
+    assert [number for number, row in enumerate(rows) if row["error_code"]] == [3, 8]
+    assert "expected at most 1,000" in rows[8]["error"]
+    good = [number for number in range(40) if number not in (3, 8)]
+    answers = text_model.predict([texts[number] for number in good])
+    for number, answer in zip(good, answers, strict=True):
+        assert isinstance(answer, ClassPrediction)
+        assert f"n{number}" in ",".join(rows[number].values())
+        assert rows[number]["prediction"] == answer.label
+        assert float(rows[number]["ood_score"]) == pytest.approx(answer.ood_score, rel=1e-6)
+        assert rows[number]["truncated"] == str(answer.truncated).lower()
 
 
 def test_predicted_folder_has_a_row_for_each_image_file(tmp_path: Path) -> None:

@@ -250,6 +250,82 @@ def rare_failures(folder: Path) -> Path:
     return _csv(folder / "machines.csv", ("heat", "speed", "target"), rows)
 
 
+# Texts -------------------------------------------------------------------------------------------
+
+
+def messages(_: Path) -> Path:
+    return ROOT / "data/demo/messages.csv"
+
+
+def reviews(_: Path) -> Path:
+    return ROOT / "data/demo/reviews.csv"
+
+
+def message_rows() -> list[dict[str, str]]:
+    """Some of the embedded messages."""
+    with (ROOT / "data/demo/messages.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))[:400]
+
+
+def hub_texts(folder: Path) -> Path:
+    """The layout of the Hugging Face hub: shards named after splits, classes as numbers."""
+    rows = [{"text": row["text"], "label": int(row["label"] == "spam")} for row in message_rows()]
+    for split, chosen in (("train", slice(0, 300)), ("test", slice(300, None))):
+        path = folder / f"{split}-00000-of-00001.parquet"
+        pq.write_table(pa.Table.from_pylist(rows[chosen]), path)
+    return folder
+
+
+def titled_texts(folder: Path) -> Path:
+    """Two texts of each row, an id, and a given split."""
+    with (folder / "news.jsonl").open("w", encoding="utf-8") as file:
+        for number, row in enumerate(message_rows()):
+            title, split = f"{row['text'][:40]}, part {number}", ("train", "train", "val", "test")
+            content = {"id": f"n{number:05}", "title": title, "body": row["text"]}
+            content |= {"category": row["label"], "split": split[number % 4]}
+            file.write(json.dumps(content, ensure_ascii=False) + "\n")
+    return folder / "news.jsonl"
+
+
+def rated_texts(folder: Path) -> Path:
+    draw = random.Random(6)
+    rows = [(row["text"], round(draw.uniform(1, 5), 2)) for row in message_rows()]
+    return _csv(folder / "rated.csv", ("review", "stars"), rows)
+
+
+def texts_with_topics(folder: Path) -> Path:
+    draw = random.Random(7)
+    topics = ("money", "love", "work", "food")
+    rows = [
+        (row["text"], "|".join(sorted(draw.sample(topics, draw.randint(0, 3)))))
+        for row in message_rows()
+    ]
+    return _csv(folder / "topics.csv", ("message", "topics"), rows)
+
+
+def texts_of_authors(folder: Path) -> Path:
+    """Chinese texts of authors, semicolons, in GB 18030."""
+    with (ROOT / "data/demo/reviews.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    lines = ["author_id;\u5185\u5bb9;label"]
+    lines += [f"u{number // 5};{row['text']};{row['label']}" for number, row in enumerate(rows)]
+    path = folder / "authors.csv"
+    path.write_bytes("\n".join(lines).encode("gb18030"))
+    return path
+
+
+def sms_spam(_: Path) -> Path:
+    return _shared("text/sms_spam.csv")
+
+
+def ag_news(_: Path) -> Path:
+    return _shared("text/ag_news_7600.csv")
+
+
+def waimai(_: Path) -> Path:
+    return _shared("text/waimai_10k.csv")
+
+
 # ---- Helpers
 
 
@@ -286,6 +362,12 @@ _SIGNS = {
     "gate": "accuracy",
 }
 _ROWS = {"train.network": "tabm"}
+_TEXTS = {
+    "data.task": "text_classification",
+    "data.target_column": "label",
+    "data.text_columns": ["text"],
+    "train.network": "hashed_ngrams",
+}
 SHAPES = {
     "embedded digits": Shape(embedded_digits, {**_SIGNS, "data.target_column": "label"}),
     "class folders": Shape(class_folders, _SIGNS),
@@ -419,4 +501,51 @@ SHAPES = {
             "gate": "balanced_accuracy",
         },
     ),
+    "English messages": Shape(
+        messages, {**_TEXTS, "gate": "balanced_accuracy", "train.class_weights": "balanced"}
+    ),
+    "Chinese reviews": Shape(reviews, {**_TEXTS, "gate": "accuracy"}),
+    "Parquet shards of texts": Shape(hub_texts, {**_TEXTS, "gate": "balanced_accuracy"}),
+    "texts with titles and a split": Shape(
+        titled_texts,
+        {
+            **_TEXTS,
+            "data.text_columns": ["title", "body"],
+            "data.target_column": "category",
+            "data.split_column": "split",
+        },
+    ),
+    "rated texts": Shape(
+        rated_texts,
+        {
+            **_TEXTS,
+            "data.task": "text_regression",
+            "data.text_columns": ["review"],
+            "data.target_column": "stars",
+            "gate": "r2",
+        },
+    ),
+    "texts with several topics": Shape(
+        texts_with_topics,
+        {
+            **_TEXTS,
+            "data.task": "text_multilabel",
+            "data.text_columns": ["message"],
+            "data.target_column": "topics",
+        },
+        "text_multilabel",
+    ),
+    "texts of authors": Shape(
+        texts_of_authors,
+        {
+            **_TEXTS,
+            "data.text_columns": ["\u5185\u5bb9"],
+            "data.group_column": "author_id",
+            "data.encoding": "gb18030",
+            "gate": "accuracy",
+        },
+    ),
+    "SMS": Shape(sms_spam, {**_TEXTS, "gate": "balanced_accuracy"}),
+    "news": Shape(ag_news, {**_TEXTS, "data.text_columns": ["title", "text"], "gate": "accuracy"}),
+    "meals": Shape(waimai, {**_TEXTS, "gate": "accuracy"}),
 }

@@ -11,6 +11,7 @@ from slipway.project.inspection import inspect
 from slipway.project.machine import Machine
 from slipway.project.pretrained import Weights
 from slipway.project.proposal import ProjectProposal, propose
+from slipway.project.table_sample import encoding_of
 from slipway.system.errors import DataError, ParamsError
 from tests.project.shapes import SHAPES, class_folders, wine, wine_rows
 from tests.sentences import sentences
@@ -251,3 +252,19 @@ def test_a_column_that_is_not_true_or_false_is_refused_as_a_label(tmp_path: Path
         table(tmp_path, labelled(), target="is_a,x")
     with pytest.raises(ParamsError, match=r"'is_c', which is not there; did you mean"):
         table(tmp_path, labelled(), target="is_a,is_c")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("\u5473\u9053\u5f88\u597d\uff0c\u9001\u9910\u5f88\u5feb\u3002", "gb18030"),
+        ("Fu\u00dfg\u00e4nger \u00fcberqueren die Stra\u00dfe", "windows-1252"),
+        (
+            "\u00c7a va ? \u00c0 bient\u00f4t, l'\u00e9t\u00e9 a \u00e9t\u00e9 tr\u00e8s chaud",
+            "windows-1252",
+        ),
+        ("\u5473\u9053\u5f88\u597d", "utf-8"),
+    ],
+)
+def test_the_encoding_is_recognised_from_the_bytes(text: str, encoding: str) -> None:
+    assert encoding_of(text.encode(encoding)) == encoding

@@ -31,7 +31,9 @@ from slipway.artifacts.golden_rows import (
 )
 from slipway.artifacts.uncertainty import Answers
 from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
 from slipway.kinds.registry import Task
 from slipway.system.files import sha256_bytes
 from tests.calibrations import CALIBRATION
@@ -107,6 +109,22 @@ ROW: dict[str, Any] = {
 ROW_WEIGHTS = (
     np.random.default_rng(8).normal(size=(COLUMNS.shape[0], len(LABELS))).astype(np.float32)
 )
+
+
+TEXTS = TextContract(kind="texts", columns=["text"], max_bytes=64, max_characters=1000)
+TEXT_WEIGHTS = np.random.default_rng(9).normal(size=(64, len(LABELS))).astype(np.float32) / 64
+
+
+def text_classifier() -> onnx.ModelProto:
+    """The bytes of a text times TEXT_WEIGHTS, softmax."""
+    nodes = [
+        helper.make_node("Cast", ["text"], ["bytes"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["bytes", "weights"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    taken = helper.make_tensor_value_info("text", TensorProto.UINT8, ["N", *TEXTS.shape])
+    weights = numpy_helper.from_array(TEXT_WEIGHTS, "weights")
+    return _model(nodes, [weights], "probabilities", len(LABELS), taken)
 
 
 def table_row(number: int) -> dict[str, Any]:
@@ -271,16 +289,17 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
         "fp32": bundles.describe_model(root / "model_fp32.onnx", "fp32", ["cpu", "cuda"])
     }
     is_value = graph.graph.output[0].name == "value"
-    is_table = graph.graph.input[0].name == "row"
-    task: Task
-    if is_table:
-        task = "table_regression" if is_value else "table_classification"
-    else:
-        task = "image_regression" if is_value else "image_classification"
+    contracts: dict[str, tuple[str, InputContract]] = {
+        "row": ("table", COLUMNS),
+        "text": ("text", TEXTS),
+        "image": ("image", CONTRACT),
+    }
+    name, contract = contracts[graph.graph.input[0].name]
+    task: Task = f"{name}_regression" if is_value else f"{name}_classification"
     manifest = Bundle(
         format_version=7,
         task=task,
-        input=COLUMNS if is_table else CONTRACT,
+        input=contract,
         input_name=graph.graph.input[0].name,
         output=OutputContract(kind="value", labels=[])
         if is_value

@@ -60,8 +60,10 @@ class Explainer:
         except UnavailableError as error:
             raise Refusal("not_found", f"{error}; use /predict") from None
         own, most_rows = await self._predict(rows, item)
-        answer = live.model.answer(own.outputs, own.score)
         manifest, place = live.model.bundle.manifest, live.model.explained_place(own.outputs)
+        answer = live.model.answer(own.outputs, own.score)
+        for remark in manifest.input.remarks(item[np.newaxis]):
+            answer |= remark
         explanation = await explain_item(manifest, item, own.outputs, place, rows.run, most_rows)
         return answer | {"explanation": explanation}
 

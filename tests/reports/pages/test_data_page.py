@@ -1,4 +1,4 @@
-"""`reports/data.html`: samples and brightness of images, a profile of each column of a table."""
+"""`reports/data.html`: images and their brightness, columns of a table, lengths of texts."""
 
 import re
 from typing import Any
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.contract import InputContract
+from slipway.inputs.texts import TextContract, encode_texts
 from slipway.kinds.registry import Task
 from slipway.reports.pages.data_page import data_page
 from tests.packed_rows import packed_split
@@ -103,12 +104,39 @@ def test_the_relation_with_the_target_is_drawn_from_the_best_column(table_page: 
     assert float(scores[0][1]) > 0.9
 
 
-def test_the_pages_of_the_data_load_nothing_and_escape_every_text(table_page: str) -> None:
+@pytest.fixture(name="text_page")
+def _text_page() -> str:
+    contract = TextContract(kind="texts", columns=[EVIL], max_bytes=64, max_characters=None)
+    texts = [EVIL, "call 0301 2345678", "short", "a" * 100]
+    split = rows(encode_texts(texts, contract), [0, 0, 1, 1])
+    return data_page({"train": split}, manifest("text_classification", contract, [EVIL, "b"]))
+
+
+def test_the_lengths_of_each_class_count_its_rows_and_those_that_were_cut(text_page: str) -> None:
+    assert cells(text_page, "b") == ["b", "2", "5", "5", "64", "50.0%"]
+    assert text_page.count('class="spark"') == 2
+
+
+def test_examples_of_texts_have_no_personal_data(text_page: str) -> None:
+    assert "call [phone]" in text_page
+    assert "2345678" not in text_page
+
+
+def test_numbers_of_texts_have_one_row_of_lengths() -> None:
+    contract = TextContract(kind="texts", columns=["text"], max_bytes=8, max_characters=None)
+    split = rows(encode_texts(["ab", "abcd", "abc"], contract), [0.5, 1.5, 2.5])
+    page = data_page({"train": split}, manifest("text_regression", contract, []))
+    assert cells(page, "all")[:6] == ["all", "3", "2", "3", "4", "0.0%"]
+
+
+def test_the_pages_of_the_data_load_nothing_and_escape_every_text(
+    table_page: str, text_page: str
+) -> None:
     split = rows(images(6), [0, 0, 0, 1, 1, 1])
     pictures = data_page(
         {"train": split, "val": split}, manifest("image_classification", INPUT, ["cat", EVIL])
     )
-    for page in (table_page, pictures):
+    for page in (table_page, text_page, pictures):
         assert not FOREIGN.search(page)
         assert faults(page) == []
 
