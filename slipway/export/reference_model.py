@@ -61,8 +61,9 @@ def open_reference_of(root: Path, task: Task) -> LoadedBundle:
     bundle.verify()
     if bundle.manifest.task != task:
         raise BundleError(
-            f"the reference model in {root} is for {bundle.manifest.task}, data.task is {task}. "
-            "Set evaluate.reference_model to null until a model of this task is released."
+            f"the reference model in {root} is for {bundle.manifest.task}, expected {task} "
+            "(data.task). Set evaluate.reference_model to null until a model of this task is "
+            "released."
         )
     return bundle
 

@@ -129,8 +129,8 @@ def _read_record(bundle: LoadedBundle) -> Release | None:
     record = parse_record(Release, path, path.read_bytes(), BundleError, "Release again.")
     if record.bundle_digest != bundle.digest:
         raise IntegrityError(
-            f"{path} is for bundle {record.bundle_digest[:12]}, "
-            f"{bundle.root} holds {bundle.version}. Release again."
+            f"{path} is for bundle {record.bundle_digest[:12]}, expected {bundle.version}, which "
+            f"{bundle.root} holds. Run `slipway release` again."
         )
     return record
 

@@ -101,6 +101,6 @@ class PartsFolder:
         other = [name for name, value in expected.items() if found.get(name) != value]
         if other:
             raise DataError(
-                f"{str(self.folder)!r} holds unfinished answers with another "
+                f"{str(self.folder)!r} holds unfinished answers of a run with another "
                 f"{', '.join(other)}. {self._fix}"
             )

@@ -188,7 +188,9 @@ def table_of(given: object) -> pa.Table | None:
         return given if isinstance(given, pa.Table) else None
     if not given.columns.is_unique:
         twice = sorted(set(given.columns[given.columns.duplicated()].astype(str)))
-        raise DataError(f"the DataFrame has the column {', '.join(twice)} more than once.")
+        raise DataError(
+            f"the DataFrame has the column {', '.join(twice)} more than once. Rename or drop one."
+        )
     return pa.table({str(name): _series(column) for name, column in given.items()})
 
 

@@ -95,7 +95,7 @@ def open_rebuilt(rebuilt: Path, bundle: LoadedBundle) -> tuple[EngineRunner, Tar
     if certificate.bundle_digest != bundle.digest:
         raise EngineError(
             f"the engine in {rebuilt} is of bundle {certificate.bundle_digest[:12]}, "
-            f"this one is {bundle.version}."
+            f"expected {bundle.version}."
         )
     return open_engine(rebuilt, bundle, certificate.engine_digest), certificate
 

@@ -125,8 +125,8 @@ def end_processes(place: Path) -> None:
                 os.kill(process, number)
         if number == signal.SIGKILL and time.monotonic() > deadline + _GRACE_S:
             raise UnavailableError(
-                f"processes {', '.join(map(str, found))} in {place} cannot be ended, expected "
-                "none. End them, then search again."
+                f"processes {', '.join(map(str, found))} still run in {place} after SIGKILL, "
+                "expected none. End them, then search again."
             )
         started = time.monotonic()
         while _processes(place) and time.monotonic() < (

@@ -101,7 +101,7 @@ class TrainingModule(pl.LightningModule):
         if not self.train_sums.totals:
             raise TrainingError(
                 f"every step of epoch {self.current_epoch + 1} was skipped, so nothing was "
-                "learned. See the lines above."
+                "learned. Correct the rows in the lines above, or lower train.learning_rate."
             )
         self.epoch_metrics = {
             "train/loss": self.train_sums.means()["loss"],

@@ -42,7 +42,7 @@ def one_process(what: str, stage: str) -> TrainingHost:
     if host.launch and host.launch.world_size > 1:
         started = f"{host.launch.launcher} started {host.launch.world_size}"
         raise UnavailableError(
-            f"{what} is one process, but {started}. Run `dvc repro {stage}` without it."
+            f"{what} runs in one process, but {started}. Run `dvc repro {stage}` without it."
         )
     return host
 

@@ -195,7 +195,7 @@ def test_error_gives_the_reference_models_column_that_the_table_lacks(
 @pytest.mark.parametrize(
     ("task", "classes", "said"),
     [
-        ("image_regression", [], "is for image_classification, data.task is image_regression"),
+        ("image_regression", [], "is for image_classification, expected image_regression"),
         (
             "image_classification",
             ["dark", "green", "grey"],

@@ -222,7 +222,7 @@ def test_parts_of_another_model_or_source_are_refused(
     with pytest.raises(DataError, match=r"another piece_rows. Remove '.*out.csv.parts' to start"):
         predict_files(table_model, source, out)
     write_csv(source, frame(41))
-    with pytest.raises(DataError, match="unfinished answers with another source"):
+    with pytest.raises(DataError, match="unfinished answers of a run with another source"):
         predict_files(table_model, source, out, piece_rows=10)
 
 

@@ -276,7 +276,7 @@ def test_an_expired_request_leaves_no_rows_in_the_queue(
             b"{}",
             {"content-type": "application/json; charset=latin-1"},
             "unsupported_media_type",
-            "JSON is UTF-8",
+            "expected UTF-8",
         ),
         (b"{}", {"content-type": "application/json; charset=UTF-8"}, "missing_value", "age"),
         (b"NaN", JSON, "malformed_json", "NaN"),

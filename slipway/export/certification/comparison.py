@@ -69,7 +69,7 @@ def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
     manifest = read_manifest(packed)
     if manifest.classes != classes:
         raise SchemaError(
-            f"{packed} has the classes {manifest.classes}, the network {classes}. "
+            f"{packed} has the classes {manifest.classes}, expected the network's {classes}. "
             "Run `dvc repro train`."
         )
     split = open_split(packed, manifest, "test", verify=True)

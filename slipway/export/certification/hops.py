@@ -292,7 +292,7 @@ def in_order_of(
     """
     if sorted(classes) != sorted(labels) or outputs.shape[1] != max(len(labels), 1):
         raise BundleError(
-            f"{outputs.shape[1]} columns called {labels}, the network has the classes {classes}. "
-            "Run `dvc repro export`."
+            f"found {outputs.shape[1]} columns called {labels}, expected the network's classes "
+            f"{classes}. Run `dvc repro export`."
         )
     return outputs[:, [labels.index(name) for name in classes]] if classes else outputs

@@ -179,8 +179,8 @@ def refuse_broken(
         case "value":
             if float(np.sqrt((difference**2).mean())) > max(float(expected.std()), 1e-6):
                 raise ParityError(
-                    f"the {variant} graph is off by {difference.max():.3g}, more than fp32's "
-                    f"answers spread. {_advice(variant)}"
+                    f"the {variant} graph differs from fp32 by up to {difference.max():.3g}, "
+                    f"more than fp32's answers vary. {_advice(variant)}"
                 )
             return float(difference.max())
         case kind:

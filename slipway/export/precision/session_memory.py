@@ -31,7 +31,8 @@ def session_peak_bytes(graph: Path, batch: NDArray[Any]) -> int | None:
             return pool.submit(_peak_growth, graph, batch).result()
     except BrokenProcessPool as error:
         raise BundleError(
-            f"the process that loaded {graph.name} was killed. Is there enough memory for it?"
+            f"the process that loaded {graph.name} was killed, probably for lack of memory. "
+            "Free memory, or choose a smaller network."
         ) from error
 
 

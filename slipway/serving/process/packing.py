@@ -48,8 +48,8 @@ def bento_labels(root: Path = ROOT) -> dict[str, str]:
     if other := other_version(certificate.versions):
         raise CertificateError(
             f"Slipway {other} made the certificate, and the bento would hold Slipway "
-            f"{installed_version()}; expected the one that was certified. Certify the model "
-            "again with `dvc repro`, or install the other one."
+            f"{installed_version()}; expected the same version. Certify the model again with "
+            f"`dvc repro`, or install Slipway {other}."
         )
     agreeing = [hop.name for hop in certificate.hops if hop.status == "agrees"]
     return {

@@ -123,7 +123,7 @@ async def read_json(
     if charset.lower() != b"utf-8":
         raise Refusal(
             "unsupported_media_type",
-            f"charset {charset.decode('latin-1')[:80]} was found, JSON is UTF-8",
+            f"charset {charset.decode('latin-1')[:80]} was found, expected UTF-8",
             field="content-type",
         )
     return await read_body(request, max_bytes, require_room)
@@ -220,7 +220,7 @@ def _receiver(request: Request, max_bytes: int) -> Receive:
         found = encoding.decode("latin-1")[:80]
         raise Refusal(
             "unsupported_media_type",
-            f"content-encoding {found} was found; compress the body with gzip or deflate, or not",
+            f"content-encoding {found} was found, expected gzip, deflate or an uncompressed body",
             field="content-encoding",
             headers=(("accept-encoding", "gzip, deflate"),),
         )

@@ -65,7 +65,7 @@ def propose(
     if list(plan.steps) != sorted(set(plan.steps)):
         raise RolloutError(
             f"the steps are {list(plan.steps)}, "
-            "expected shares that rise, as 0.01, 0.05, 0.25, 0.5, 1."
+            "expected rising shares, such as 0.01, 0.05, 0.25, 0.5, 1."
         )
     with command_lock(settings.state):
         _require_idle(read_rollout(settings.state))

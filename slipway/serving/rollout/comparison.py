@@ -15,8 +15,8 @@ def require_successor(candidate: Bundle, stable: Bundle, allowed: Allowed) -> No
     """Raise RolloutError with every reason why `candidate` may not replace `stable`."""
     if candidate.input.kind != stable.input.kind:
         raise RolloutError(
-            f"the candidate takes {candidate.input.kind}, the stable model {stable.input.kind}: "
-            "no running service changes that. "
+            f"the input of the candidate is {candidate.input.kind}, expected {stable.input.kind} "
+            "as for the stable model: a running service cannot change that. "
             "Point SLIPWAY_BUNDLE at it, and start the service again."
         )
     problems = []

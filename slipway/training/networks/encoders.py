@@ -99,7 +99,7 @@ class EncoderBackbone(nn.Module):
         if lacking := sorted(set(names) - set(state)):
             raise ParamsError(
                 f"train.pretrained lacks {', '.join(lacking[:5])}, which a "
-                f"{type(self.encoder).__name__} has. Name a whole model."
+                f"{type(self.encoder).__name__} has. Use a folder with all of its weights."
             )
         self.encoder.load_state_dict(given, strict=False)
 
@@ -135,7 +135,9 @@ def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
         described = transformers.AutoConfig.for_model(**config)
         encoder = transformers.AutoModel.from_config(described, attn_implementation="sdpa")
     except Exception as error:  # of any kind, for a config that does not fit together
-        raise ParamsError(f"the encoder's config.json cannot be used: {error}") from error
+        raise ParamsError(
+            f"transformers cannot build the encoder of config.json: {error}"
+        ) from error
     if hasattr(encoder, "pooler"):
         encoder.pooler = None  # it would be a part of the head, which is new
     padding = int(described.pad_token_id or 0)
@@ -187,7 +189,7 @@ def encoder_weights(folder: Path) -> Path:
     pickled = sorted(file.name for ending in _PICKLES for file in folder.glob(ending))
     if pickled:
         wrong += f"; {', '.join(pickled)} is not read, because loading it may run code"
-    raise ParamsError(f"{wrong}. Save it so where you trust it: {_SAVE}")
+    raise ParamsError(f"{wrong}. Convert it on a machine where you may run its code: {_SAVE}")
 
 
 def load_encoder(network: Network, folder: Path) -> None:

@@ -281,7 +281,7 @@ def _check_code(manifest: ModelManifest) -> None:
         if code not in manifest.user_code:
             raise IntegrityError(
                 f"the code of train.network {code.name!r} has the SHA-256 {code.sha256[:16]}..., "
-                "another one than when it was trained. Restore that code, or run `dvc repro train`."
+                "but it was trained with other code. Restore that code, or run `dvc repro train`."
             )
 
 

@@ -112,7 +112,7 @@ class UserLoss:
         found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
         raise TrainingError(
             f"{self._name} returned {found} ({definition_place(self._function)}). {given}. "
-            "Do not average."
+            "Return one loss per row, without averaging."
         )
 
 

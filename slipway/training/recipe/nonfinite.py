@@ -150,8 +150,8 @@ class NonFiniteGuard:
             )
         if self.num_skipped > limit:
             raise TrainingError(
-                f"{message} It is skipped step {self.num_skipped} of the run, "
-                f"train.max_skipped_steps is {limit}. {_REMEDIES}."
+                f"{message} The run has skipped {self.num_skipped} steps, expected at most "
+                f"{limit} (train.max_skipped_steps). {_REMEDIES}."
             )
         if trainer.is_global_zero:
             print(

@@ -560,5 +560,5 @@ def test_columns_are_reordered_by_name_to_the_networks_order() -> None:
 
 @pytest.mark.parametrize("labels", [["a", "c"], ["a", "b", "c"]])
 def test_labels_that_are_not_the_networks_classes_are_refused(labels: list[str]) -> None:
-    with pytest.raises(BundleError, match="the network has the classes"):
+    with pytest.raises(BundleError, match="expected the network's classes"):
         in_order_of(["a", "b"], labels, np.zeros((1, len(labels)), dtype=np.float32))

@@ -200,7 +200,7 @@ def test_a_broken_classifier_is_refused(found: NDArray[np.float32], message: str
 def test_a_broken_regressor_is_refused() -> None:
     reference = np.array([[100.0], [110.0], [120.0]], dtype=np.float32)
     assert refuse_broken("int8", answers(reference + 1), answers(reference), VALUE) == 1.0
-    with pytest.raises(ParityError, match="more than fp32's answers spread"):
+    with pytest.raises(ParityError, match="more than fp32's answers vary"):
         refuse_broken("int8", answers(reference + 50), answers(reference), VALUE)
 
 

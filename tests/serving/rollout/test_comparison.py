@@ -206,7 +206,7 @@ def test_a_successor_may_standardise_differently_but_must_accept_the_same_column
         with pytest.raises(RolloutError, match=reason):
             require_successor(with_columns(*columns), stable, Allowed())
         require_successor(with_columns(*columns), stable, Allowed(other_contract=True))
-    with pytest.raises(RolloutError, match="no running service changes that"):
+    with pytest.raises(RolloutError, match="a running service cannot change that"):
         require_successor(
             write_bundle(tmp_path / "images").manifest, stable, Allowed(other_contract=True)
         )

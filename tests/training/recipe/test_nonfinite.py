@@ -225,7 +225,7 @@ def test_on_nonfinite_fail_names_all_rows_if_only_the_gradient_is_nonfinite() ->
 
 def test_the_training_fails_after_max_skipped_steps() -> None:
     with pytest.raises(
-        TrainingError, match=r"in step 2 .* skipped step 2 of the run, train.max_skipped_steps is 1"
+        TrainingError, match=r"in step 2 .* has skipped 2 steps, expected at most 1 \(train"
     ):
         _fit(_with_bad_gradient(_module(max_skipped_steps=1), {0, 1}))
     module = _with_bad_gradient(_module(max_skipped_steps=2), {0, 1})
@@ -239,7 +239,7 @@ def test_the_number_of_skipped_steps_is_in_the_checkpoint() -> None:
     module.on_save_checkpoint(checkpoint)
     assert checkpoint["guard"] == {"num_skipped": 0}
     module.on_load_checkpoint({"guard": {"num_skipped": 1}})
-    with pytest.raises(TrainingError, match="skipped step 2 of the run"):
+    with pytest.raises(TrainingError, match="has skipped 2 steps"):
         _fit(_with_bad_gradient(module, {0}))
 
 

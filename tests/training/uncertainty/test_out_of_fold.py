@@ -150,7 +150,9 @@ def test_an_audit_in_processes_of_torchrun_is_refused(
     }
     for name, value in {**started, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UnavailableError, match="an audit is one process, but torchrun started 2"):
+    with pytest.raises(
+        UnavailableError, match="an audit runs in one process, but torchrun started 2"
+    ):
         planned(project)
 
 
