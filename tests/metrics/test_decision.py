@@ -40,14 +40,14 @@ def cost_of(threshold: float, costs: DecisionCosts) -> float:
 
 
 @pytest.mark.parametrize(("positive", "negative"), [(1, 1), (5, 1), (1, 9), (1, 0), (0, 1)])
-def test_no_threshold_costs_less_than_the_chosen_one(positive: float, negative: float) -> None:
+def test_chosen_threshold_has_the_lowest_cost_of_all(positive: float, negative: float) -> None:
     costs = DecisionCosts(false_positive=positive, false_negative=negative, abstain=None)
     chosen = cheapest_threshold(SHARES, OWN, positive, negative)
     tried = [cost_of(float(value), costs) for value in [*SHARES, 0.0, 1.5]]
     assert cost_of(chosen, costs) <= min(tried) + 1e-9
 
 
-def test_no_other_range_to_abstain_in_costs_less() -> None:
+def test_chosen_range_of_abstention_has_the_lowest_cost_of_all() -> None:
     def total(low: float, high: float) -> float:
         above, below = np.float32(high) <= SHARES, np.float32(low) > SHARES
         wrong = 4 * (above & ~OWN).sum() + 2 * (below & OWN).sum()
@@ -61,13 +61,13 @@ def test_no_other_range_to_abstain_in_costs_less() -> None:
     assert abstention(SHARES, OWN, 4, 2, 3.9) is None  # a person costs nearly as much as a mistake
 
 
-def test_without_rows_the_threshold_is_that_of_perfect_probabilities() -> None:
+def test_threshold_without_rows_is_that_of_perfect_probabilities() -> None:
     empty = SHARES[:0]
     assert cheapest_threshold(empty, OWN[:0], 3, 1) == 0.75
     assert abstention(empty, OWN[:0], 1, 1, 0.25) == (0.25, 0.75)
 
 
-def test_labels_metrics_and_flips_follow_the_threshold() -> None:
+def test_predicted_labels_metrics_and_flips_follow_the_threshold() -> None:
     thresholds = [NEVER, 0.375]
     assert (decided_classes(OUTPUTS, thresholds) == (SHARES >= 0.375)).all()
     found = measure(

@@ -63,7 +63,7 @@ def test_the_baseline_gives_the_labels_of_most_training_rows() -> None:
     assert found["hamming_loss"] == pytest.approx(np.minimum(prevalence, 1 - prevalence).mean())
 
 
-def test_equal_answers_have_a_difference_of_zero_without_width() -> None:
+def test_paired_difference_of_equal_label_answers_is_zero_without_width() -> None:
     same = paired_difference(
         TASK,
         "subset_accuracy",
@@ -92,7 +92,7 @@ def test_label_metrics_refuse_invalid_numbers_and_shapes(
         LabelAnswers(targets, shares)
 
 
-def test_no_threshold_has_a_larger_f1_than_the_chosen_one() -> None:
+def test_chosen_label_threshold_has_the_largest_f1_of_all() -> None:
     for label in range(5):
         own = TARGETS[:, label] > 0
         chosen = best_threshold(SHARES[:, label], own)

@@ -100,7 +100,7 @@ def test_undefined_resamples_are_left_out_unless_they_are_the_majority() -> None
         metric(first_row_only).measure("image_classification", TARGETS, OUTPUTS, RESAMPLING)
 
 
-def test_rows_that_do_not_define_a_metric_leave_it_out() -> None:
+def test_user_metric_that_the_rows_do_not_define_is_left_out() -> None:
     metrics = [metric(log_loss), metric(fails)]
     found = measure_user_metrics(metrics, "image_classification", TARGETS, OUTPUTS, RESAMPLING)
     assert list(found) == ["log_loss"]

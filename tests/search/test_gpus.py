@@ -85,7 +85,7 @@ def test_jobs_of_slurm_have_locks_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     assert lock_path("0") != here
 
 
-def test_only_gpus_that_the_search_may_use_are_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_gpus_visible_to_the_search_are_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway.search.gpus.why_no_cuda_driver", lambda: None)
     monkeypatch.setenv(VISIBLE, "2, 5")
     assert visible_gpus() == ["2", "5"]

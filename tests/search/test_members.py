@@ -64,7 +64,7 @@ def test_the_best_trials_become_members_with_the_values_that_differ(project: Pat
     assert len(load_params(Path("params.yaml")).ensemble.members) == 2
 
 
-def test_another_network_brings_all_its_arguments() -> None:
+def test_member_with_another_network_has_all_of_its_arguments() -> None:
     write_record(record(0, 0.8, {}))
     arguments: dict[str, Any] = {}
     values = {"train.network": "timm/resnet18", "train.network_arguments": arguments}
@@ -74,7 +74,7 @@ def test_another_network_brings_all_its_arguments() -> None:
     assert first.train == {"network": "timm/resnet18", "network_arguments": {}}
 
 
-def test_too_few_finished_trials_are_refused() -> None:
+def test_taking_more_members_than_finished_trials_is_refused() -> None:
     write_record(record(0, 0.8, {}))
     write_record(record(1, None, {"train.epochs": 3}, status="failed"))
     with pytest.raises(ParamsError, match=r"from 2 to the 1 finished trials of search-1\. Choose"):
@@ -89,7 +89,7 @@ def test_taking_members_of_an_unknown_or_missing_search_is_refused() -> None:
         write_members("other", 2)
 
 
-def test_a_trial_with_other_inputs_is_refused_and_params_stay(project: Path) -> None:
+def test_member_trained_on_other_inputs_is_refused_and_params_stay_unchanged(project: Path) -> None:
     before = (project / "params.yaml").read_text()
     write_record(record(0, 0.8, {}))
     write_record(record(1, 0.9, {"precompute.image_size_px": 24}))

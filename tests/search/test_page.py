@@ -56,7 +56,7 @@ def _ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Study, Spac
     return study, read_space(found, params)
 
 
-def test_the_page_has_the_winner_the_expected_score_and_every_trial(
+def test_search_page_shows_the_winner_its_expected_score_and_every_trial(
     ended: tuple[Study, Space],
 ) -> None:
     study, space = ended
@@ -69,7 +69,7 @@ def test_the_page_has_the_winner_the_expected_score_and_every_trial(
         assert part in html
 
 
-def test_a_page_without_any_score_names_the_causes(ended: tuple[Study, Space]) -> None:
+def test_search_page_without_scores_lists_the_causes(ended: tuple[Study, Space]) -> None:
     study, space = ended
     study.schedule.results = {0: study.schedule.results[0]}
     html = search_page(study, space, None)

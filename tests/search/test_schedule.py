@@ -125,14 +125,14 @@ def test_without_halving_every_trial_has_all_epochs() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_decisions_do_not_depend_on_the_order_in_which_jobs_end(workers: int) -> None:
+def test_search_decisions_do_not_depend_on_the_order_in_which_jobs_end(workers: int) -> None:
     expected = simulate(params(workers=workers))
     for seed in range(20):
         pick = random.Random(seed).choice
         assert decisions(simulate(params(workers=workers), pick=pick)) == decisions(expected)
 
 
-def test_a_search_that_lost_its_last_results_takes_the_same_decisions() -> None:
+def test_search_that_lost_its_last_results_makes_the_same_decisions() -> None:
     whole = simulate(params(workers=2))
     for count in range(len(whole.jobs)):
         kept = {number: whole.results[number] for number in range(count)}
@@ -154,7 +154,7 @@ def test_a_lower_score_is_better_if_the_metric_is_minimized() -> None:
     assert found.trial == min(range(9), key=quality)
 
 
-def test_a_budget_of_epochs_is_kept_and_ends_with_a_whole_trial() -> None:
+def test_epoch_budget_is_respected_and_ends_with_a_whole_trial() -> None:
     for limit in (9, 12, 20, 40):
         budget = BudgetParams(trials=None, epochs=limit, minutes=None)
         schedule = simulate(params(budget=budget))

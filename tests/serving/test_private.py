@@ -79,7 +79,7 @@ def test_the_service_of_the_verify_stage_creates_no_state(make_settings: MakeSet
     run(settings, work)
 
 
-def test_a_command_before_the_first_start_makes_the_same_state(tmp_path: Path) -> None:
+def test_rollout_command_before_the_first_start_creates_the_same_state(tmp_path: Path) -> None:
     with command_lock(tmp_path / "state"):
         assert mode(tmp_path / "state") == 0o700
 

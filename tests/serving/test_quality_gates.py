@@ -47,7 +47,7 @@ def judge(folder: Path, *gates: GateResult) -> Path:
 
 
 @FAILED
-def test_the_service_is_not_ready_and_says_which_gate_and_what_to_do(
+def test_service_with_a_missed_gate_is_not_ready_and_gives_the_remedy(
     certified: Path, make_settings: MakeSettings, failed: GateResult
 ) -> None:
     judge(certified, gate(name="f1_macro"), failed)
@@ -80,7 +80,7 @@ def test_a_model_with_passed_gates_or_without_gates_is_served_with_its_baseline(
     assert model.info()["baseline"] == {"accuracy": 0.4}
 
 
-def test_a_message_names_the_first_gates_and_counts_the_others(
+def test_error_lists_the_first_missed_gates_and_counts_the_others(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     judge(certified, *(gate(0.5, name=f"metric_{number}") for number in range(5)))
@@ -152,7 +152,7 @@ def test_a_shadow_with_passed_gates_is_promoted(
 
 
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_worker_judges_the_gates_of_a_canary_again(
+def test_worker_checks_the_gates_of_a_canary_again(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     """A copy that was taken for a shadow is named as a canary in the state."""
@@ -175,7 +175,7 @@ def test_a_worker_judges_the_gates_of_a_canary_again(
     run(settings, work)
 
 
-def test_the_store_takes_a_copy_for_shadowing_only(
+def test_store_copies_a_model_with_missed_gates_for_shadowing_only(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings, bundle = make_settings(), judge(certified, MISSED)

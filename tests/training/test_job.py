@@ -110,7 +110,7 @@ def test_a_training_resumed_on_fewer_cores_keeps_its_threads_and_weights(
 
 @needs_two_cores
 @pytest.mark.process
-def test_unavailable_threads_start_another_segment_with_a_note(killed: Path) -> None:
+def test_resume_with_unavailable_threads_starts_another_segment_with_a_note(killed: Path) -> None:
     code, output = run_forked(killed, with_one_thread_at_most)
     assert code == 0, output
     assert (

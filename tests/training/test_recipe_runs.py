@@ -161,7 +161,7 @@ def test_unfrozen_weights_have_changed(tmp_path: Path, strategy: str) -> None:
 
 
 @pytest.mark.nightly
-def test_another_file_of_weights_is_another_training(tmp_path: Path) -> None:
+def test_another_file_of_pretrained_weights_starts_another_training(tmp_path: Path) -> None:
     project = _pretrained(tmp_path, epochs=4)
     kill_after(project, "epoch 3/4")
     torch.manual_seed(6)

@@ -58,7 +58,7 @@ def test_exact_shapley_values_match_the_definition(num_players: int) -> None:
     assert not found.standard_errors.any()
 
 
-def test_a_game_without_players_has_no_values() -> None:
+def test_shapley_values_of_a_game_without_players_are_empty() -> None:
     planned = plan(0, 1, seed=0)
     assert planned is not None
     assert planned.coalitions.shape == (1, 0)
@@ -102,7 +102,7 @@ def test_a_plan_has_at_most_the_allowed_coalitions_without_duplicates(
     )  # nobody is one of them
 
 
-def test_a_plan_of_too_few_coalitions_is_none() -> None:
+def test_shapley_plan_with_too_few_coalitions_is_none() -> None:
     assert plan(200, 700, seed=0) is None
     assert plan(200, 800, seed=0) is not None
 

@@ -348,7 +348,7 @@ def test_a_batch_with_too_few_answers_fails_instead_of_answering_wrongly() -> No
     run(work())
 
 
-def test_close_finishes_the_queue() -> None:
+def test_closing_the_batcher_finishes_its_queue() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 2)

@@ -22,7 +22,7 @@ def test_equal_inputs_have_equal_fingerprints(project: Path) -> None:
     assert _take(project).digest == _take(project).digest
 
 
-def test_another_seed_is_another_training_and_is_listed_as_the_difference(project: Path) -> None:
+def test_another_seed_changes_the_fingerprint_and_is_listed(project: Path) -> None:
     assert _take(project).differences(_take(project, seed=8)) == ["seed: 7 -> 8"]
     assert _take(project).digest != _take(project, seed=8).digest
 
@@ -30,7 +30,7 @@ def test_another_seed_is_another_training_and_is_listed_as_the_difference(projec
 @pytest.mark.parametrize(
     "train", [{"learning_rate": 0.5}, {"batch_size": 16}, {"precision": "bf16-mixed"}]
 )
-def test_a_changed_parameter_is_another_training(project: Path, train: dict[str, Any]) -> None:
+def test_changed_parameter_changes_the_fingerprint(project: Path, train: dict[str, Any]) -> None:
     assert _take(project, **train).digest != _take(project).digest
 
 
@@ -50,7 +50,7 @@ def test_the_process_layout_does_not_change_the_fingerprint(
     assert _take(project, **train).digest == _take(project).digest
 
 
-def test_another_kind_of_device_is_another_training(project: Path) -> None:
+def test_another_kind_of_device_changes_the_fingerprint(project: Path) -> None:
     params = load_params(project / "params.yaml").train.model_copy(
         update={"accelerator": "auto", "strategy": "ddp", "precision": "32-true"}
     )
@@ -73,9 +73,7 @@ def _own_code(project: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["data/packed/manifest.json", "data/augmented/plan.json", "slipway/stages/train.py"]
 )
-def test_a_changed_file_is_another_training_and_is_listed_as_the_difference(
-    project: Path, name: str
-) -> None:
+def test_changed_file_changes_the_fingerprint_and_is_listed(project: Path, name: str) -> None:
     _own_code(project)
     before = _take(project)
     files.write_text(
@@ -87,7 +85,7 @@ def test_a_changed_file_is_another_training_and_is_listed_as_the_difference(
     assert difference.endswith(name)
 
 
-def test_a_changed_comment_is_the_same_training(project: Path) -> None:
+def test_changed_comment_does_not_change_the_fingerprint(project: Path) -> None:
     _own_code(project)
     before = _take(project)
     files.write_text(

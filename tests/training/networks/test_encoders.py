@@ -89,7 +89,7 @@ def one_step(network: Network, params: TrainParams, batch: torch.Tensor) -> None
 
 
 @pytest.mark.parametrize("family", SIZES)
-def test_states_are_those_of_transformers_and_padding_changes_nothing(
+def test_encoder_states_equal_those_of_transformers_whatever_the_padding(
     tmp_path: Path, family: str
 ) -> None:
     import transformers
@@ -273,7 +273,7 @@ def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
         loaded(folder)
 
 
-def test_another_tokenizer_than_the_folders_is_refused(tmp_path: Path) -> None:
+def test_packed_store_of_another_tokenizer_than_the_encoders_is_refused(tmp_path: Path) -> None:
     folder = tiny_encoder(tmp_path, tokenizer=word_piece())
     with pytest.raises(ParamsError, match="whose tokenizer is not that of the packed store"):
         loaded(folder)
@@ -287,7 +287,7 @@ def test_another_tokenizer_than_the_folders_is_refused(tmp_path: Path) -> None:
         ({"hidden_size": 15}, "config.json cannot be used"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(
+def test_encoder_config_that_does_not_fit_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     spec = spec_of(tiny_encoder(tmp_path), token_contract())

@@ -38,7 +38,7 @@ def ensemble(
     return network.eval(), members, torch.from_numpy(np.array(trees.data.val.inputs))
 
 
-def test_values_are_the_weighted_mean_of_the_members(tmp_path: Path) -> None:
+def test_ensemble_values_are_the_weighted_mean_of_the_members(tmp_path: Path) -> None:
     network, (trees, tabm), rows = ensemble(tmp_path)
     with torch.inference_mode():
         expected = 0.25 * trees(rows) + 0.75 * tabm(rows)
@@ -82,7 +82,7 @@ def test_a_stack_answers_a_sum_with_a_bias(tmp_path: Path) -> None:
         assert torch.allclose(network.eval()(rows), expected, rtol=1e-6)
 
 
-def test_the_stored_ensemble_answers_the_same(tmp_path: Path) -> None:
+def test_stored_ensemble_answers_like_the_original(tmp_path: Path) -> None:
     network, _, rows = ensemble(tmp_path)
     again = build_network(network.spec).eval()
     again.load_payload(network.payload())
@@ -90,7 +90,7 @@ def test_the_stored_ensemble_answers_the_same(tmp_path: Path) -> None:
         assert torch.equal(again(rows), network(rows))
 
 
-def test_a_file_without_the_trees_of_a_member_is_refused(tmp_path: Path) -> None:
+def test_weights_file_without_the_trees_of_a_member_is_refused(tmp_path: Path) -> None:
     network, members, _ = ensemble(tmp_path)
     spec = members[1].spec
     both = ensemble_spec([spec, spec], ["a", "b"], "average", [0.5, 0.5], [0.1, 0.2])
@@ -98,7 +98,7 @@ def test_a_file_without_the_trees_of_a_member_is_refused(tmp_path: Path) -> None
         build_network(network.spec).load_payload(EnsembleNetwork(both).payload())
 
 
-def test_the_size_is_that_of_all_members(tmp_path: Path) -> None:
+def test_ensemble_size_is_the_sum_of_its_members(tmp_path: Path) -> None:
     network, (trees, tabm), _ = ensemble(tmp_path)
     weights = sum(parameter.numel() for parameter in tabm.parameters())
     assert network.num_parameters == trees.num_parameters + weights

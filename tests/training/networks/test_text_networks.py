@@ -139,7 +139,7 @@ def test_upper_case_is_ignored_on_request_only() -> None:
         ("small_transformer", {"num_heads": 3}, "expected a divisor of width 16"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(
+def test_text_network_arguments_that_do_not_fit_are_refused(
     name: str, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ParamsError, match=message):

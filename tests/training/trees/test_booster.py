@@ -25,7 +25,7 @@ def test_the_same_seed_gives_the_same_text_on_any_number_of_threads(tmp_path: Pa
     assert fitted(data, seed=8).trees.text != one
 
 
-def test_the_text_holds_no_settings(tmp_path: Path) -> None:
+def test_stored_trees_do_not_contain_lightgbms_settings(tmp_path: Path) -> None:
     text = fitted(packed(tmp_path)).trees.text
     assert text.startswith("tree\nversion=v4")
     assert "parameters" not in text
