@@ -1,7 +1,7 @@
 """Sends the test rows to the running service over gRPC, with Triton's own client.
 
-The rows are those of the HTTP hop, as tensors of the Open Inference Protocol. Their datatypes are
-the ones that the service names in its metadata, as for any client.
+The rows are those of the HTTP hop, as tensors of the Open Inference Protocol. Their datatypes come
+from the service's metadata, as for any client.
 """
 
 import json
@@ -25,7 +25,7 @@ _BYTES = "BYTES"
 
 
 def why_no_grpc(packages: Sequence[str] = PACKAGES) -> str | None:
-    """Return why the service cannot be asked over gRPC here, or None."""
+    """Return why gRPC requests are not possible here, or None."""
     missing = [name for name in packages if find_spec(name) is None]
     if not missing:
         return None
@@ -36,7 +36,7 @@ def why_no_grpc(packages: Sequence[str] = PACKAGES) -> str | None:
 
 
 class GrpcClient(ServiceClient):
-    """As ServiceClient, with predictions over gRPC at `address`."""
+    """A ServiceClient that predicts over gRPC at `address`."""
 
     backend = "grpc"  # of its executions
 
@@ -56,9 +56,9 @@ class GrpcClient(ServiceClient):
     def predictions(
         self, what: str, payloads: list[RowPayload], is_list: bool = False
     ) -> Predictions:
-        """Ask for the predictions of the rows, and bring the tensors into the form of HTTP.
+        """Request the predictions of the rows, and convert the tensors to the form of HTTP.
 
-        BOOL has no missing value, so rows that lack other booleans go in another request.
+        BOOL has no missing value, so rows that lack different booleans need separate requests.
         """
         if not self._datatypes:
             metadata = self._call(what, self._over_grpc.get_model_metadata)
@@ -93,7 +93,7 @@ class GrpcClient(ServiceClient):
             raise ParityError(f"{what}: the service gave no answer over gRPC ({error}).") from error
 
     def _cells(self, payload: RowPayload) -> dict[str, Any]:
-        """The value of each input. Of an image, its encoded bytes."""
+        """Return the value of each input; for an image, its encoded bytes."""
         if input_kind(self.bundle.manifest.input.kind).takes_files:
             return dict.fromkeys(self._datatypes, payload.content)
         row = json.loads(payload.content)
@@ -119,7 +119,7 @@ class GrpcClient(ServiceClient):
     def _described(
         self, what: str, outputs: dict[str, NDArray[Any]], num_rows: int
     ) -> list[dict[str, Any]]:
-        """One prediction per row. The protocol has no intervals: their rule is applied here."""
+        """Return one prediction per row. The protocol lacks intervals: they are computed here."""
         labels = self.bundle.manifest.output.labels
         columns = {name: values.tolist() for name, values in outputs.items()}
         try:
@@ -148,5 +148,5 @@ class GrpcClient(ServiceClient):
 
 
 def _bytes(cell: Any) -> bytes:
-    """A missing text is empty."""
+    """Encode a cell as bytes; a missing text is empty."""
     return cell if isinstance(cell, bytes) else ("" if cell is None else str(cell)).encode()

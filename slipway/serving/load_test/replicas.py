@@ -1,7 +1,7 @@
-"""`slipway tune replicas`: the replicas for a rate and a latency, from the measured capacity.
+"""`slipway tune replicas`: computes the replicas for a rate and a latency from measured capacity.
 
-Reads the capacity card that `slipway tune serving` wrote, and starts nothing. Each replica is such
-a machine with such settings, behind a balancer that spreads the requests evenly.
+It reads the capacity card of `slipway tune serving`, and starts nothing. Each replica is assumed to
+be a machine like the measured one, behind a balancer that spreads requests evenly.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _MOST_MARGIN = 0.9
 
 @dataclass(frozen=True)
 class Sizing:
-    """The replicas for a load, and how busy they are."""
+    """The replicas for a load, and their utilisation."""
 
     rate: float  # requests per second of all
     carried: float  # requests per second that one replica sustains within the limit

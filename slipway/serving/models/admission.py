@@ -100,7 +100,7 @@ class Admission:
         shed: Callable[[int], None],
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`shed` gets the number of items that may stay queued when an overload begins."""
+        """Call `shed` with the number of items that may stay queued when an overload begins."""
         self._shed = shed
         self._max_requests = max_requests
         self._max_wait_s = max_wait_s

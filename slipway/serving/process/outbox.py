@@ -1,8 +1,8 @@
-"""Work beside the request path: a bounded queue with a thread, and a log of lines on top of it.
+"""Work outside the request path: a bounded queue with a thread, and a log of lines based on it.
 
-Neither ever costs a request its answer. What does not fit into the queue is dropped, what cannot
-be delivered has failed, and both are counted. A killed worker loses what waits in its queue, at
-most a tenth of a second's.
+Neither ever costs a request its answer. Items that do not fit into the queue are dropped, items
+that cannot be delivered have failed, and both are counted. A killed worker loses the items in its
+queue, those of a tenth of a second at most.
 """
 
 import logging
@@ -28,10 +28,10 @@ Item = TypeVar("Item")
 
 
 class Outbox(Generic[Item]):
-    """A bounded queue, and a thread that gives `deliver` what waits.
+    """A bounded queue, and a thread that calls `deliver` with the queued items.
 
     If `deliver` returns False, the thread rests for `retry_s`. It calls `deliver` at least every
-    `wake_s`, with an empty list if nothing waits, and `end` at the end.
+    `wake_s`, with an empty list if the queue is empty, and `end` at the end.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Outbox(Generic[Item]):
         return True
 
     def close(self) -> None:
-        """Deliver what waits and end the thread; do not wait for a delivery that hangs."""
+        """Deliver the queued items and end the thread; do not wait for a delivery that hangs."""
         self._closing.set()
         self._arrived.set()
         self._thread.join(_CLOSE_S)
@@ -90,9 +90,9 @@ class Outbox(Generic[Item]):
 
 
 class LineLog(Generic[Item]):
-    """Appends a line for each item to the segments of a folder. `count` gets each outcome.
+    """Appends a line for each item to the segments of a folder. `count` receives each outcome.
 
-    `what` names the items in messages. With `max_age_s` the writer's old segments are removed.
+    Messages call the items `what`. With `max_age_s` the writer's old segments are removed.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class LineLog(Generic[Item]):
             self._count("dropped", 1)
 
     def close(self) -> None:
-        """Write what waits; do not wait for a disk that hangs."""
+        """Write the queued items, without waiting for a disk that hangs."""
         self._outbox.close()
 
     def _write(self, taken: list[Item]) -> bool:

@@ -1,7 +1,7 @@
-"""Logs requests and answers beside the request path.
+"""Logs requests and answers outside the request path.
 
-Off unless SLIPWAY_REQUEST_LOG_DIRECTORY is set. If the queue is full, a request is dropped; if the
-disk refuses, it has failed; both are counted.
+Off unless SLIPWAY_REQUEST_LOG_DIRECTORY is set. A request is dropped if the queue is full, and
+failed if the disk refuses it; both are counted.
 """
 
 import logging
@@ -41,7 +41,7 @@ class RequestLogSettings(SettingsSection):
 
 
 class RequestLogger:
-    """One worker's request log. `count` gets each outcome: logged, dropped or failed."""
+    """One worker's request log. `count` receives each outcome: logged, dropped or failed."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class RequestLogger:
         )
 
     def offer(self, answered: Sequence[Noted], moment: float) -> None:
-        """Log the sampled requests. Never waits, never raises."""
+        """Queue the sampled requests. Never waits, never raises."""
         for one in answered:
             request_id = id_of(one)
             if not request_id.startswith(REPLAYED) and is_sampled(request_id, self._sampling_rate):
@@ -71,14 +71,14 @@ class RequestLogger:
                 self._log.put((moment, full), full.payload.num_bytes + full.inputs.nbytes)
 
     def close(self) -> None:
-        """Write what waits and end the thread; do not wait for a disk that hangs."""
+        """Write the queued requests and end the thread, without waiting for a disk that hangs."""
         self._log.close()
 
 
 def open_request_logger(
     settings: RequestLogSettings, num_workers: int, count: Count
 ) -> RequestLogger | None:
-    """Open the request log; None, with a warning for idle settings, if it has no folder."""
+    """Open the request log; None without a folder, with a warning for unused settings."""
     if settings.request_log_directory is None:
         idle = sorted(
             f"SLIPWAY_{name.upper()}"

@@ -226,7 +226,7 @@ class TrainingBatches(Dataset[Batch]):
     def _bucketed(
         self, order: NDArray[np.int64], lengths: NDArray[np.int64], epoch: int
     ) -> NDArray[np.int64]:
-        """Sort the rows of each few steps by length; then the steps come in a drawn order."""
+        """Sort rows by length within groups of a few steps, then draw the order of the steps."""
         size = self._shape.batch_size
         used, window = self.num_steps * size, _BUCKET_STEPS * size
         parts = [order[begin : min(begin + window, used)] for begin in range(0, used, window)]
@@ -341,7 +341,7 @@ def _with_partners(
 
 
 def _lengths(inputs: Inputs) -> NDArray[np.int64]:
-    """(N, L) -> (N,)"""
+    """Return the number of nonzero places of each row (N, L): (N,)."""
     parts = [
         np.count_nonzero(inputs[begin : begin + _LENGTH_ROWS], axis=1)
         for begin in range(0, len(inputs), _LENGTH_ROWS)

@@ -104,7 +104,7 @@ class EncoderBackbone(nn.Module):
         self.encoder.load_state_dict(given, strict=False)
 
     def _types(self, ids: Tensor) -> Tensor:
-        """(B, L) -> (B, L) 0 up to the first separator, 1 behind it."""
+        """Return token types (B, L): 0 up to the first separator, 1 after it."""
         is_separator = torch.eq(ids, self._separator or 0).to(torch.int64)
         return (is_separator.cumsum(dim=1) - is_separator).clamp(max=1)
 

@@ -30,7 +30,7 @@ class TextNetwork(Network):
     """
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, L) uint8 or int32 -> (B, K) float"""
+        """Map bytes or tokens (B, L) uint8 or int32 to outputs (B, K)."""
         places = self._places(rows.to(torch.int64))
         # A plan traces tensors without content, of a class of their own.
         if not torch.compiler.is_exporting() and type(rows) is Tensor:
@@ -57,7 +57,7 @@ class UserTextNetwork(TextNetwork):
     """Maps bytes or tokens to outputs of the user's module, which reads (rows, length) float32."""
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(B, L) uint8 or int32 -> (B, K) float"""
+        """Map bytes or tokens (B, L) uint8 or int32 to outputs (B, K)."""
         return self.to_target_unit(self.backbone(self._places(rows.to(torch.float32))))
 
 

@@ -219,7 +219,7 @@ def loss_scale(trainer: pl.Trainer) -> float | None:
 
 
 def _open_board(context: TelemetryContext, step: int) -> SummaryWriter:
-    """Continue the board of a killed run; a new board gets the epochs before `step`.
+    """Continue the board of a killed run; write the epochs before `step` to a new board.
 
     `purge_step` marks events after the checkpoint of the killed run as void. TensorBoard hides
     them, so no step appears twice.
@@ -240,7 +240,7 @@ def _write_scalars(writer: SummaryWriter, values: Mapping[str, float], step: int
 
 
 def _write_first_batch(writer: SummaryWriter, network: nn.Module) -> None:
-    """Write the first images that the network gets on this rank, after all augmentation.
+    """Write the first input images of the network on this rank, after all augmentation.
 
     They are shown in a grid, pixel for pixel, each with a frame of one pixel.
     """

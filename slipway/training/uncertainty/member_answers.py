@@ -27,7 +27,7 @@ def ensemble_answers(
     """Return the answers of an ensemble's members, and of its student if there is one.
 
     Args:
-        model: folder of the network `served`, with the ensemble or the student beside it.
+        model: folder of the network `served`, with the ensemble or the student next to it.
         measured: measures the speed of networks by name.
 
     Without an ensemble, the result is None. Raises what `load_network` raises.
