@@ -108,7 +108,7 @@ def test_the_version_of_params_is_the_current_one() -> None:
     assert f"`params.yaml` has version `{table().to}`" in PAGE
 
 
-def test_a_wrong_number_on_the_page_is_found() -> None:
+def test_check_reports_a_wrong_version_on_the_page() -> None:
     assert package_faults(PAGE.replace("bentoml==1.4.39", "bentoml==1.4.38")) == [
         "bentoml==1.4.38 is not in pyproject.toml"
     ]

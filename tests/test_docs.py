@@ -152,7 +152,7 @@ def missing_outputs(page: str) -> set[str]:
     return found
 
 
-def test_the_pipeline_page_names_every_output() -> None:
+def test_pipeline_page_lists_every_output() -> None:
     assert missing_outputs(PIPELINE) == set()
 
 
@@ -200,13 +200,13 @@ def missing_paths(text: str) -> list[str]:
     return [path for path in named if not (ROOT / path).exists() and not placeholders.search(path)]
 
 
-def test_every_file_that_a_page_names_exists() -> None:
+def test_every_file_mentioned_in_the_docs_exists() -> None:
     """Decisions are exempt: they may mention files of their time."""
     pages = [page for page in PAGES if page.parent.name != "decisions"]
     assert [path for page in pages for path in missing_paths(page.read_text())] == []
 
 
-def test_a_page_that_names_a_missing_file_is_reported() -> None:
+def test_check_reports_a_page_that_mentions_a_missing_file() -> None:
     text = "`slipway/gone.py`, `stages/NAME.py`, `tests/X/test_y.py` and `slipway/config/params.py`"
     assert missing_paths(text) == ["slipway/gone.py"]
 
@@ -233,14 +233,14 @@ def unknown_commands(page: str) -> set[str]:
     }
 
 
-def test_every_command_that_a_page_names_exists() -> None:
+def test_every_command_mentioned_in_the_docs_exists() -> None:
     """Decisions are exempt: they may mention commands of their time."""
     pages = [page for page in PAGES if page.parent.name != "decisions"]
     found = {page.name: unknown_commands(page.read_text()) for page in pages}
     assert {name: unknown for name, unknown in found.items() if unknown} == {}
 
 
-def test_a_command_that_does_not_exist_is_reported() -> None:
+def test_check_reports_a_command_that_does_not_exist() -> None:
     text = "`slipway fly`, `slipway version`\n```bash\nmake nothing\npython -m slipway.gone\n```\n"
     assert unknown_commands(text) == {"slipway fly", "make nothing", "python -m slipway.gone"}
 
@@ -282,7 +282,7 @@ def unnamed_rules(page: str, rules: Iterable[str]) -> set[str]:
     return {rule for rule in rules if f"`{rule}`" not in page}
 
 
-def test_the_pages_name_every_rule() -> None:
+def test_docs_list_every_cleaning_rule() -> None:
     assert unnamed_rules((ROOT / "docs/reference/data.md").read_text(), IMAGE_RULES) == set()
     assert unnamed_rules((ROOT / "docs/reference/tables.md").read_text(), TABLE_RULES) == set()
 
@@ -296,7 +296,7 @@ def unnamed_scripts(page: str) -> set[str]:
     return {path.name for path in (ROOT / "launch").iterdir() if f"launch/{path.name}" not in page}
 
 
-def test_the_page_about_scaling_names_every_file_of_launch() -> None:
+def test_scaling_page_mentions_every_file_of_launch() -> None:
     assert unnamed_scripts((ROOT / "docs/how-to/scaling.md").read_text()) == set()
 
 

@@ -83,7 +83,7 @@ def test_the_two_languages_of_a_page_link_to_each_other(page: Path) -> None:
     assert f"[中文]({page.name})" in english.read_text()
 
 
-def test_the_chinese_runbook_says_for_every_alert_what_to_check_decide_and_do() -> None:
+def test_chinese_runbook_has_checks_decisions_and_actions_for_every_alert() -> None:
     parts = ["检查", "判断", "处理"]
     assert chinese_runbook(OPERATIONS.read_text()) == dict.fromkeys(alerts(), parts)
 

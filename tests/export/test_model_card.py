@@ -79,7 +79,7 @@ def test_the_model_card_of_a_regressor_names_the_target_and_no_classes(
     assert "F1" not in text
 
 
-def test_the_model_card_quotes_the_purpose_or_says_that_it_is_missing(
+def test_model_card_quotes_the_purpose_or_states_that_it_is_missing(
     classifier: Project, export_params: Params
 ) -> None:
     facts = facts_of(classifier, export_params)

@@ -90,7 +90,7 @@ def test_csv_parquet_and_json_lines_contain_the_same_answers(
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
-def test_a_file_of_texts_gets_the_answers_of_predict_and_names_its_bad_rows(
+def test_predicted_file_of_texts_has_the_answers_or_faults_of_its_rows(
     text_model: LoadedModel, tmp_path: Path, ending: str
 ) -> None:
     texts = [sentence.replace(",", "") for _, sentence in sentences(40, seed=2)]

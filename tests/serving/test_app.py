@@ -170,7 +170,7 @@ def test_only_schema_json_reaches_bentoml(make_settings: MakeSettings) -> None:
     run(make_settings(), work)
 
 
-def test_bentoml_reads_no_body_so_its_response_says_that_the_connection_ends(
+def test_response_of_bentoml_closes_the_connection_because_it_reads_no_body(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -249,7 +249,7 @@ async def slow_down(worker: ModelWorker, seconds: float) -> list[int]:
     return sizes
 
 
-def test_a_full_queue_is_429_with_retry_after_and_the_others_are_answered(
+def test_full_queue_answers_429_with_retry_after_and_others_are_served(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -267,7 +267,7 @@ def test_a_full_queue_is_429_with_retry_after_and_the_others_are_answered(
     run(make_settings(max_queue=4), work)
 
 
-def test_a_request_that_expires_in_the_queue_is_504_and_never_reaches_the_model(
+def test_request_that_expires_in_the_queue_is_504_without_reaching_the_model(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -284,7 +284,7 @@ def test_a_request_that_expires_in_the_queue_is_504_and_never_reaches_the_model(
     run(make_settings(request_timeout_s=0.3), work)
 
 
-def test_a_body_that_never_arrives_is_408(make_settings: MakeSettings) -> None:
+def test_body_that_never_arrives_is_answered_408(make_settings: MakeSettings) -> None:
     async def drip() -> AsyncIterator[bytes]:
         yield b"\x89PNG"
         await asyncio.sleep(5)
@@ -323,7 +323,7 @@ def fail(batch: Any) -> Any:
     raise RuntimeError("planted")
 
 
-def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
+def test_failing_model_is_answered_500_in_the_common_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert worker._live
         put_in_place_of(worker._live, fail)
@@ -336,7 +336,7 @@ def test_a_model_that_fails_is_500_in_the_same_shape(make_settings: MakeSettings
 
 
 @pytest.mark.parametrize("path", ["/predict", "/explain"])
-def test_the_log_names_the_request_whose_batch_failed(
+def test_log_contains_the_request_id_whose_batch_failed(
     make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -356,7 +356,7 @@ def test_the_log_names_the_request_whose_batch_failed(
 
 
 @pytest.mark.parametrize("path", ["/predict", "/explain"])
-def test_the_log_names_the_request_that_has_an_invalid_answer(
+def test_log_contains_the_request_id_with_an_invalid_answer(
     certified: Path, make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
@@ -383,7 +383,7 @@ def test_the_log_names_the_request_that_has_an_invalid_answer(
     assert levels == {"WARNING"}  # what callers do wrong is no fault of the service
 
 
-def test_an_internal_fault_is_500_in_the_same_shape(make_settings: MakeSettings) -> None:
+def test_internal_fault_is_answered_500_in_the_common_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert worker._live
         del vars(worker._live.decoder)["_contract"]
@@ -455,7 +455,7 @@ def test_the_counters_equal_the_responses_that_callers_saw(make_settings: MakeSe
     run(make_settings(), work)
 
 
-def test_the_docs_name_every_error_and_every_metric(make_settings: MakeSettings) -> None:
+def test_docs_list_every_error_code_and_every_metric(make_settings: MakeSettings) -> None:
     text = Path("docs/reference/serving.md").read_text()
     assert dict(re.findall(r"^\| `(\w+)` \| (\d{3}) \|", text, re.MULTILINE)) == {
         code: str(status) for code, status in ERRORS.items()

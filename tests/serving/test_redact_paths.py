@@ -105,7 +105,7 @@ def test_the_reason_for_not_being_ready_contains_no_paths(
     assert f"not ready: {settings.bundle}/bundle.json is missing" in caplog.text
 
 
-def test_the_status_contains_no_paths_and_the_operators_rollout_does(
+def test_status_contains_no_paths_but_the_operators_rollout_does(
     make_settings: MakeSettings,
 ) -> None:
     settings = make_settings()

@@ -146,7 +146,7 @@ def undocumented_bounds(page: str) -> set[str]:
     return found
 
 
-def test_the_docs_name_the_bounds_of_every_setting() -> None:
+def test_docs_state_the_bounds_of_every_setting() -> None:
     page = DOCS.read_text()
     assert undocumented_bounds(page) == set()
     assert undocumented_bounds(page.replace("1 to 4,096", "4,0")) == {
@@ -157,7 +157,7 @@ def test_the_docs_name_the_bounds_of_every_setting() -> None:
     }
 
 
-def test_the_docs_name_every_setting_and_no_other() -> None:
+def test_docs_list_exactly_the_settings_of_the_service() -> None:
     documented = set(re.findall(r"^\| `SLIPWAY_(\w+)`", DOCS.read_text(), re.MULTILINE))
     assert documented == {name.upper() for name in all_fields()}
 

@@ -68,7 +68,7 @@ def run(
     return open_augmented(root / "data/augmented", manifest, verify=True)
 
 
-def test_a_table_is_not_augmented_and_the_stage_says_so(
+def test_augment_stage_reports_that_tables_are_not_augmented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = write_packed(

@@ -263,7 +263,7 @@ def answers_of_fp32(project: Project, inputs: Any) -> NDArray[np.float32]:
     )
 
 
-def test_export_names_and_refuses_a_layer_that_overflows_fp16(
+def test_export_refuses_a_layer_that_overflows_fp16_and_gives_its_name(
     classifier: Project,
 ) -> None:
     graph, rows = classifier.bundle().model_bytes("fp32"), classifier.split("train").inputs[:]

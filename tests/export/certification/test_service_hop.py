@@ -240,7 +240,7 @@ def test_equal_answers_to_single_and_grouped_rows_agree(
     assert (hop.status, hop.rows, hop.max_difference) == ("agrees", len(ROWS), 0.0)
 
 
-def test_rows_mixed_up_only_in_grouped_requests_differ_and_the_reason_says_so(
+def test_reason_reports_rows_mixed_up_only_in_grouped_requests(
     tmp_path: Path, export_params: Params
 ) -> None:
     mixed = outputs()

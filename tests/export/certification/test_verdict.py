@@ -126,7 +126,7 @@ def test_an_uncertified_variant_is_served_only_on_backends_that_verify_saw_agree
     assert why_uncertified(there, on_cpu) is not None
 
 
-def test_the_error_of_a_lossy_variant_names_its_budget_key_and_the_fixes(
+def test_error_of_a_lossy_variant_gives_its_budget_key_and_remedies(
     tmp_path: Path,
 ) -> None:
     bounds = HopBounds(max_difference=None, max_score_difference=None, max_metric_loss=0.01)
@@ -201,7 +201,7 @@ def test_the_metrics_have_numbers_for_each_executed_hop_and_no_empty_values(tmp_
     assert "tensorrt/fp16" not in hops
 
 
-def test_the_console_table_names_every_hop_and_once_why_some_did_not_run(tmp_path: Path) -> None:
+def test_console_table_lists_every_hop_and_each_reason_for_skipping_once(tmp_path: Path) -> None:
     second = GPU_HOP.model_copy(update={"name": "onnxruntime/cuda/fp16"})
     table = hop_table([*all_hops(), GPU_HOP, second], write_small_bundle(tmp_path)).splitlines()
     assert [line.split()[0] for line in table[1:4]] == ["torch", "onnxruntime/cpu/fp32", "http"]

@@ -419,7 +419,7 @@ def test_an_explanation_past_its_deadline_is_504_and_leaves_nothing_running(
     run(make_settings(request_timeout_s=0.4), work)
 
 
-def test_a_model_that_fails_during_an_explanation_is_a_standard_500(
+def test_model_failing_during_an_explanation_is_answered_500(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

@@ -181,7 +181,7 @@ def test_the_number_of_series_of_a_worker_is_limited_for_any_requests(
     run(make_settings(), work)
 
 
-def test_the_docs_name_the_flush_interval() -> None:
+def test_docs_state_the_flush_interval() -> None:
     assert f"at most {FLUSH_S:g} s old" in Path("docs/reference/serving.md").read_text()
 
 

@@ -324,7 +324,7 @@ def test_window_continues_after_a_restart_without_counting_rows_twice(
         assert connection.execute("SELECT count(*) FROM windows").fetchone() == (1,)
 
 
-def test_bundle_without_drift_reference_is_counted_and_says_so_in_the_status(
+def test_status_reports_a_bundle_without_drift_reference_and_counts_rows(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

@@ -24,7 +24,7 @@ def test_another_line_in_serving_env_is_refused_with_its_number(tmp_path: Path, 
         read_environment(path)
 
 
-def test_a_project_without_a_model_says_how_to_make_one(tmp_path: Path) -> None:
+def test_error_of_a_project_without_a_model_gives_the_command_to_make_one(tmp_path: Path) -> None:
     settings = Settings(bundle=tmp_path / "bundle", state=tmp_path / "state")
     with pytest.raises(UnavailableError, match=r"no model in .* yet, expected .*`slipway run`"):
         require_model(settings)

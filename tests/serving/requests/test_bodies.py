@@ -83,11 +83,11 @@ def refused(*arguments: Any, **options: Any) -> Refusal:
     "content_type",
     [b"image/png", b"image/jpeg; charset=binary", b"application/octet-stream", b"IMAGE/PNG"],
 )
-def test_a_raw_body_is_the_image(content_type: bytes) -> None:
+def test_raw_body_is_read_as_the_image(content_type: bytes) -> None:
     assert read(b"pixels", content_type) == (b"pixels",)
 
 
-def test_a_form_with_one_file_named_image_is_the_image() -> None:
+def test_form_with_one_file_called_image_is_read_as_the_image() -> None:
     assert read(form(part(content=b"pix\r\n--els"))) == (b"pix\r\n--els",)
 
 

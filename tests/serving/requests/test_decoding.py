@@ -73,7 +73,7 @@ def test_several_images_are_decoded_in_order() -> None:
     )
 
 
-def test_the_error_names_the_first_bad_image_in_order() -> None:
+def test_error_gives_the_first_bad_image_in_order() -> None:
     decoder = ImageDecoder(CONTRACT)
     refusal = refusal_or(
         lambda: asyncio.run(decoder.decode(picture(), b"", b"no image", picture()))

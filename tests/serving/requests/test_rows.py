@@ -211,7 +211,7 @@ def test_a_body_of_a_million_values_is_refused_before_parsing(
     assert parsed == [b"{}"]  # the twin: what is read is seen
 
 
-def test_a_column_may_be_named_rows() -> None:
+def test_table_column_may_be_called_rows() -> None:
     contract = ColumnContract(kind="columns", columns=[column("rows")])
     assert not decode({"rows": 3}, contract).is_list
     assert (

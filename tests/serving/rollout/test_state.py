@@ -152,7 +152,7 @@ def test_options_of_the_command_reach_the_proposed_candidate(
     assert f"no worker follows {state}" in remarks
 
 
-def test_a_command_without_slipway_state_says_that_it_uses_the_default(
+def test_rollout_command_without_slipway_state_warns_of_the_default(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.nice", lambda by: 0)

@@ -91,7 +91,7 @@ def test_colour_operations_have_no_line_for_grey_images() -> None:
     assert sheet(3, hue, 1).height < sheet(3, hue, 3).height
 
 
-def test_the_contact_sheet_of_a_table_says_that_tables_are_not_augmented() -> None:
+def test_contact_sheet_of_a_table_states_that_tables_are_not_augmented() -> None:
     manifest = PackedManifest(
         format_version=3,
         task="table_regression",

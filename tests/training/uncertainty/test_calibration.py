@@ -93,7 +93,7 @@ def test_without_calibration_the_temperature_is_one(classifier: Network) -> None
     assert fit(classifier, split(1)).calibration.temperature != 1.0
 
 
-def test_a_number_gets_an_interval_and_no_temperature() -> None:
+def test_numeric_target_has_an_interval_and_no_temperature() -> None:
     trained = network("image_regression")
     val = split(1, np.random.default_rng(1).normal(size=NUM_ROWS))
     fitted = fit(trained, val)
