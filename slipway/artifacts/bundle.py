@@ -209,7 +209,7 @@ class LoadedBundle:
         """Read the graph of `variant`; BundleError if it is missing or altered."""
         if variant not in self.manifest.models:
             found = ", ".join(sorted(self.manifest.models))
-            raise BundleError(f"{self.root} has no variant {variant!r}, it has {found}.")
+            raise BundleError(f"{self.root} has no variant {variant!r}, expected one of {found}.")
         model = self.manifest.models[variant]
         return self._verified(model.file, model.sha256)
 

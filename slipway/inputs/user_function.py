@@ -88,7 +88,9 @@ def run(function: str, sha256: str, image: Image.Image) -> tuple[Image.Image, Va
         )
     if min(made.size) == 0:
         raise ImageError(
-            _RULE, f"{function} returned an image of {made.width}x{made.height} pixels"
+            _RULE,
+            f"{function} returned an image of {made.width}x{made.height} pixels, "
+            "expected at least 1x1",
         )
     return made, {str(key): _scalar(function, key, value) for key, value in values.items()}
 

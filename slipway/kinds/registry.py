@@ -44,7 +44,7 @@ KINDS = {
 def kind_of(task: str) -> TaskKind:
     """The record of a task. ParamsError with the known tasks if there is none."""
     if task not in KINDS:
-        raise ParamsError(f"unknown task {task!r}. Known tasks: {', '.join(KINDS)}.")
+        raise ParamsError(f"unknown task {task!r}, expected one of {', '.join(KINDS)}.")
     return KINDS[task]
 
 
@@ -70,7 +70,9 @@ def input_kind(name: str) -> InputKind:
     for kind in KINDS.values():  # without a dictionary: called for each request
         if kind.input.name == name:
             return kind.input
-    raise ParamsError(f"unknown kind of input {name!r}. Known kinds: {', '.join(input_kinds())}.")
+    raise ParamsError(
+        f"unknown kind of input {name!r}, expected one of {', '.join(input_kinds())}."
+    )
 
 
 def are_trees(network: str) -> bool:

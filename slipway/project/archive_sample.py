@@ -79,7 +79,9 @@ def _write(member: Member, target: Path) -> int:
                 written += sink.write(chunk)
             is_cut = written >= _MOST_TABLE_BYTES and bool(source.read(1))
     except DAMAGE as error:
-        raise DataError(f"{member.name!r} in the archive is damaged: {error}.") from error
+        raise DataError(
+            f"{member.name!r} in the archive is damaged: {error}. Pack it again."
+        ) from error
     if is_cut and is_parquet(target):
         raise DataError(f"{member.name!r} is too large to inspect: unpack the archive first.")
     if is_cut and is_table_file(target.name):

@@ -56,8 +56,8 @@ def choose(
         )
     if target is not None and target not in names:
         raise ParamsError(
-            f"--target is {target!r}, {missing_column(target, names)} "
-            f"The columns are {', '.join(names)}."
+            f"--target: expected one of the columns {', '.join(names)}; "
+            f"found {target!r}, {missing_column(target, names)}"
         )
     roles = find_roles(columns, target)
     texts = _text_columns(summary, columns, roles, task, target)

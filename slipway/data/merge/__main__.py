@@ -63,7 +63,7 @@ def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
     kind = kind_of(data.task).input
     if "merge" not in kind.parts:
         raise DataError(
-            f"data.task is {data.task!r}, and collected {kind.name} are not merged. "
+            f"data.task is {data.task!r}, but collected {kind.name} cannot be merged. "
             "Append them to the table yourself."
         )
     run: Callable[[DataParams, Path, Path], MergeReport] = kind.load_part("merge")

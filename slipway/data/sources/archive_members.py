@@ -214,7 +214,7 @@ class _Forward:
 
     def seek(self, place: int, whence: int = 0) -> int:
         if whence or place < self._place:
-            raise tarfile.ReadError("a header that leads back")
+            raise tarfile.ReadError("a header that points backwards")
         if self._max_bytes is None:  # an uncompressed file needs no counting
             self._place = self._stream.seek(place)
         while self._place < place and self.read(min(CHUNK_BYTES, place - self._place)):
