@@ -221,6 +221,7 @@ TEXTS = InputKind(
         "contract": "slipway.inputs.texts:TextContract",
         "check_source": "slipway.data.texts.cleaning:check_texts",
         "clean": "slipway.data.texts.cleaning:clean_texts",
+        "merge": "slipway.data.merge.tables:merge_tables",
         "pack": "slipway.data.texts.packing:pack_texts",
         "raw_rows": "slipway.data.texts.source:raw_rows",
         "network": "slipway.training.networks.text_networks:text_network",

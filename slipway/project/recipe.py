@@ -287,4 +287,8 @@ def _search_space(content: Mapping[str, Any]) -> dict[str, Any]:
         space[f"{arguments}.width"] = {"choice": sorted({width // 2, width, 2 * width})}
         space[f"{arguments}.num_blocks"] = {"choice": [1, 2, 3]}
         space[f"{arguments}.dropout"] = {"choice": [0.0, 0.1, 0.2]}
+    elif network == "hashed_ngrams":
+        space[f"{arguments}.width"] = {"choice": sorted({max(1, width // 2), width, 2 * width})}
+        space[f"{arguments}.word_ngrams"] = {"choice": [1, 2, 3]}
+        space[f"{arguments}.dropout"] = {"choice": [0.0, 0.2, 0.5]}
     return space

@@ -3,14 +3,17 @@
 import copy
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from ruamel.yaml import YAML
 
 from slipway.config.params import parse_params
+from slipway.data.sources.raw_tables import stored_column
 from slipway.planning.search_space import read_space
 from slipway.project.params_text import search_text
-from slipway.project.recipe import proposed_search
+from slipway.project.recipe import proposed_search, text_values
 from tests.config.test_params import CONTENT, table_content
+from tests.project_params import of_kind
 from tests.training.trees.fitted import ARGUMENTS
 
 TABM = table_content()
@@ -22,6 +25,17 @@ LIGHTGBM["train"] |= {
     "label_smoothing": 0.0,
     "loggers": [],
 }
+
+
+def text_content() -> dict[str, Any]:
+    content = of_kind(CONTENT, "text_classification")
+    column = stored_column("text", pa.chunked_array([["some words", "and others"]]))
+    content["data"]["text_columns"] = ["text"]
+    content["augment"] = {}
+    for key, (value, _) in text_values([column]).items():
+        section, _, name = key.partition(".")
+        content[section][name] = value
+    return content
 
 
 @pytest.mark.parametrize("epochs", [4, 30])
@@ -46,3 +60,9 @@ def test_the_proposed_search_of_trees_stops_no_trial_and_holds_the_present_value
     assert params.halving is None
     assert "train.weight_decay" not in params.space, "trees have none"
     assert read_space(LIGHTGBM | {"search": found}, params).present() is not None
+
+
+def test_a_network_of_ngrams_searches_its_width_ngrams_and_dropout() -> None:
+    space = proposed_search(text_content())["space"]
+    assert space["train.network_arguments.width"] == {"choice": [8, 16, 32]}
+    assert {"train.network_arguments.word_ngrams", "train.network_arguments.dropout"} < set(space)

@@ -75,7 +75,7 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
             columns[name] = target_cells([*targets, *more], column, data)
         else:
             found = _added_cells(name, data, base, new, added)
-            if name in new.columns:
+            if name in new.columns and name not in data.text_columns:
                 found = spelled_as(column, found, data)
             columns[name] = concatenate(cells, found)
     columns[COLLECTED] = pa.array([*was_collected, *[True] * len(added.indices)])
@@ -119,6 +119,7 @@ def _match_rows(
     guesses = column_types({name: base.columns[name] for name in inputs}, data.columns)
     kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
     kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
+    kinds |= dict.fromkeys(data.text_columns, "category")  # never numbers or dates
     digests = input_digests(new, kinds)
     rows = NewRows(digests, table_labels(new, data), report)
     labels = [

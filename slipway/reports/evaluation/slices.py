@@ -19,6 +19,8 @@ from slipway.config.sections import DataParams
 from slipway.data.sources.joined import origin_of, source_names
 from slipway.data.store.packed import Inputs, PackedManifest, PackedSplit
 from slipway.data.tables.raw_columns import RawCells
+from slipway.data.texts.scripts import main_script
+from slipway.inputs.texts import TextContract, decode_row
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import IntegrityError
 
@@ -27,7 +29,7 @@ _QUARTILES = (0.25, 0.5, 0.75)
 _MAX_DISTINCT = 8  # with more distinct numbers these are cut at their quartiles
 _DIGITS = (3, 4, 6, 9, 17)  # significant digits of a bound: the fewest that separate the slices
 _MINUTES_PER_DAY = 1440
-_BLOCK_ROWS = 256  # images averaged at a time
+_BLOCK_ROWS = 256  # inputs read at a time
 
 Numbers = NDArray[np.float64]
 
@@ -69,6 +71,8 @@ def built_in_dimensions(
         width, height = (_floats(rows[name]) for name in ("width", "height"))
         found += [by_number("size", width * height, "px"), by_number("aspect", width / height)]
         found.append(by_number("brightness", brightness(test.inputs)))
+    elif isinstance(manifest.input, TextContract):
+        found += _of_texts(test.inputs, manifest.input)
     if rows["group"].null_count < len(rows):
         found.append(by_category("group", [text or "" for text in rows["group"].to_pylist()]))
     return [dimension for dimension in [*found, *_flags(rows)] if dimension.varies]
@@ -165,6 +169,17 @@ def _of_labels(test: PackedSplit, labels: list[str]) -> list[Dimension]:
         for place, label in enumerate(labels)
     ]
     return [*own, by_number("labels", test.targets.sum(axis=1, dtype=np.float64))]
+
+
+def _of_texts(inputs: Inputs, contract: TextContract) -> list[Dimension]:
+    """Cut by the length that the network sees, and by the script of most letters."""
+    unit = "tokens" if contract.tokenizer else "bytes"
+    lengths, scripts = [], []
+    for start in range(0, len(inputs), _BLOCK_ROWS):
+        block = np.asarray(inputs[start : start + _BLOCK_ROWS])
+        lengths.append(np.count_nonzero(block, axis=1))
+        scripts += [main_script(decode_row(row, contract, mark="")) for row in block]
+    return [by_number("length", np.concatenate(lengths), unit), by_category("script", scripts)]
 
 
 def _flags(rows: pa.Table) -> list[Dimension]:

@@ -13,6 +13,7 @@ from slipway.config.sections import Gate
 from slipway.data.engine.rows import SPLIT_ROWS
 from slipway.data.store.packed import PackedManifest, read_manifest
 from slipway.data.tables.raw_columns import RawCells
+from slipway.inputs.texts import encode_texts
 from slipway.kinds.registry import Task
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.gates import apply_slice_gates
@@ -36,6 +37,7 @@ from slipway.system.errors import IntegrityError
 from tests.data.raw_files import data_params
 from tests.packed_rows import packed_split
 from tests.reports.conftest import CLASSES, images, split_rows, targets
+from tests.tokens import token_contract
 
 RESAMPLING = Resampling(3, 400, 0.95)
 NUM_ROWS = 600
@@ -176,6 +178,32 @@ def test_images_are_cut_by_class_size_aspect_brightness_group_and_flag(
     assert members(found[4]) == {"north": 10, "south": 11}
     assert members(found[5]) == {"blurred": 3}
     assert brightness(pixels) == pytest.approx([image.mean() for image in pixels])
+
+
+@pytest.mark.parametrize("has_tokens", [False, True], ids=["bytes", "tokens"])
+def test_texts_are_cut_by_length_and_script(
+    packed_manifest: PackedManifest, *, has_tokens: bool
+) -> None:
+    contract = token_contract()
+    if not has_tokens:
+        contract = contract.model_copy(update={"tokenizer": None, "max_tokens": None})
+    texts = ["soup"] * 10 + ["a train, " * 9] * 5 + ["\u5f88\u597d\u5403"] * 6
+    test = packed_split(
+        encode_texts(texts, contract),
+        targets("image_classification"),
+        [f"{row:032x}" for row in range(21)],
+        ["x"] * 21,
+    )
+    task: Task = "text_classification"
+    manifest = packed_manifest.model_copy(update={"task": task, "input": contract})
+    found = {
+        dimension.name: dimension
+        for dimension in built_in_dimensions(test, manifest, split_rows("image_classification"))
+    }
+    assert members(found["script"]) == {"Han": 6, "Latin": 15}
+    lengths = found["length"]
+    assert len(set(lengths.codes[:10])) == len(set(lengths.codes[10:15])) == 1
+    assert lengths.values[-1] == ("16 tokens" if has_tokens else "64 bytes")
 
 
 def test_a_dimension_without_variation_has_no_slices(packed_manifest: PackedManifest) -> None:
