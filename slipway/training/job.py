@@ -37,6 +37,7 @@ from slipway.training.networks.initialization import (
     pretrained_file,
     pretrained_normalisation,
 )
+from slipway.training.networks.mapped_weights import MappedWeights
 from slipway.training.networks.networks import Network, NetworkSpec, RunSegment
 from slipway.training.recipe.losses import class_weights
 
@@ -191,9 +192,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     )
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)
-    network = initial_network(seed, params, spec)
-    if placement.strategy == "fsdp":
-        check_blocks(network, placement.strategy)
+    network = _initial_network(seed, params, spec, placement, paths.work)
     data.class_weights(params)  # refused here rather than after the start
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     fingerprint = take_fingerprint(
@@ -207,6 +206,20 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
         paths.further_data(),
     )
     return Job(seed, params, paths, placement, data, spec, shape, fingerprint), network
+
+
+def _initial_network(
+    seed: int, params: TrainParams, spec: NetworkSpec, placement: Placement, work: Path
+) -> Network:
+    """Initialize the network, in a file if each process will only hold a part of the weights."""
+    if not placement.divides_weights:
+        return initial_network(seed, params, spec)
+    with MappedWeights(work) as mapped:
+        network = initial_network(seed, params, spec)
+        network.mapped = mapped
+        if placement.strategy == "fsdp":
+            check_blocks(network, placement.strategy)
+    return network
 
 
 def placed(params: TrainParams) -> TrainParams:

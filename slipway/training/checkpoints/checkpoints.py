@@ -11,6 +11,7 @@ reported and skipped, never loaded. After success all are removed. Several nodes
 on a shared file system.
 """
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -226,8 +227,9 @@ def write_trainer_state(trainer: pl.Trainer, folder: Path) -> None:
     path = folder / _STATE
     try:
         trainer.save_checkpoint(path)
-    except RuntimeError as error:
-        if not any(part in str(error) for part in _WRITE_ERRORS):
+    except (RuntimeError, OSError) as error:
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        if not is_full and not any(part in str(error) for part in _WRITE_ERRORS):
             raise
         raise TrainingError(
             f"{path} could not be written, most likely because the disk is full ({error}). "

@@ -40,7 +40,7 @@ def consolidated_weights(state: Path) -> dict[str, Tensor]:
         with _without_output():
             weights = get_fp32_state_dict_from_zero_checkpoint(str(state), tag=_SHARDS)
     else:
-        weights = torch.load(state, map_location="cpu", weights_only=True)["state_dict"]
+        weights = _read(state)["state_dict"]
     return network_weights(weights) | averaged_weights(state)
 
 
@@ -59,11 +59,17 @@ def consolidated_state(state: Path) -> ConsolidatedState:
 
 
 def _from_file(path: Path) -> ConsolidatedState:
-    saved = torch.load(path, map_location="cpu", weights_only=True)
+    saved = _read(path)
     weights, optimizer = saved.pop("state_dict"), saved.pop("optimizer_states")[0]
     names = saved["optimizer_names"]  # see `TrainingModule.on_save_checkpoint`
     by_name = {names[index]: _tensors(state) for index, state in optimizer["state"].items()}
     return ConsolidatedState(weights, by_name, saved)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Map a file, whose pages are read when a tensor is used."""
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    return saved
 
 
 def _from_shards(folder: Path) -> ConsolidatedState:

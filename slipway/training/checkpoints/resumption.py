@@ -6,6 +6,7 @@ another order, so results may differ in the last bits.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytorch_lightning as pl
@@ -62,7 +63,8 @@ class Resumption(pl.Callback):
         """Load consolidated weights before the strategy shards the network."""
         if self._checkpoint and not self.is_exact:
             self._state = consolidated_state(self._store.state(self.position))
-            network.load_state_dict(network_weights(self._state.weights), strict=True)
+            with network.mapped or nullcontext():
+                network.load_state_dict(network_weights(self._state.weights), strict=True)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]

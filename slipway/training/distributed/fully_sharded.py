@@ -6,6 +6,7 @@ Checkpoints hold whole tensors in the format of `ddp`, so that any strategy resu
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,9 +14,10 @@ import torch
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from slipway.training.distributed.shards import divided_like, load_optimizer, local, whole
 from slipway.training.networks.blocks import parallel_blocks
@@ -69,19 +71,40 @@ class FullyShardedStrategy(ModelParallelStrategy):
                 reshard_after_forward=True,
                 mp_policy=policy,
             )
+            if network.mapped:
+                network.mapped.release()
+        network.mapped = None
         self.model_to_device()
         self.compute_dtype = _compute_dtype(network, self.root_device)
         self.setup_optimizers(trainer)
         self.setup_precision_plugin()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Gather the weights and buffers on rank 0."""
+        """Return the weights, still divided, and the buffers."""
         assert self.lightning_module is not None
-        return self._on_first_rank(self.lightning_module.state_dict())
+        return self.lightning_module.state_dict()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Gather the state on rank 0, in torch's own format."""
-        return self._on_first_rank(optimizer.state_dict())
+        """Return the state in torch's own format, still divided."""
+        return optimizer.state_dict()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Write the file of torch.save on rank 0, with whole tensors.
+
+        They are gathered one after the other, so that no process holds all of them.
+        """
+        places: list[int] = []
+        if self.is_global_zero:
+            places = _save_without_data(checkpoint, filepath)
+        tensors = [leaf for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor)]
+        with open(filepath, "r+b") if self.is_global_zero else nullcontext() as file:
+            for index, tensor in enumerate(tensors):
+                value = whole(tensor.detach())
+                if file is not None:
+                    file.seek(places[index])
+                    file.write(value.cpu().reshape(-1).view(torch.uint8).numpy().data)
 
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
@@ -106,19 +129,26 @@ class FullyShardedStrategy(ModelParallelStrategy):
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             load_optimizer(optimizer, saved)
 
-    def _on_first_rank(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Gather every tensor; other ranks drop it at once."""
-
-        def gather(tensor: Tensor) -> Tensor:
-            value = whole(tensor.detach())
-            return value.cpu() if self.is_global_zero else torch.empty(0)
-
-        gathered: dict[str, Any] = tree_map_only(Tensor, gather, state)
-        return gathered
-
 
 class ShardedPrecision(Precision):
     """Leaves casting to FSDP2, which gathers weights in half precision."""
+
+
+def _save_without_data(checkpoint: dict[str, Any], path: Any) -> list[int]:
+    """Write `checkpoint` with room for its tensors; return where the bytes of each one begin."""
+
+    def empty(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)  # of memory that is never used
+
+    with torch.serialization.skip_data():
+        torch.save(tree_map_only(Tensor, empty, checkpoint), path)
+    with FakeTensorMode():
+        saved = torch.load(path, weights_only=True)
+    return [
+        leaf.untyped_storage()._checkpoint_offset or 0
+        for leaf in tree_leaves(saved)
+        if isinstance(leaf, Tensor)
+    ]
 
 
 def _compute_dtype(network: Network, device: torch.device) -> torch.dtype:

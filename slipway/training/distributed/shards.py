@@ -31,8 +31,8 @@ def divided_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gathered_like(part: Tensor, like: Tensor) -> Tensor:
-    """Gather the whole value of which `part` is this rank's. Every rank has to call it."""
+def divided_from(part: Tensor, like: Tensor) -> Tensor:
+    """Return the divided tensor of which `part` is this rank's, divided as `like` is."""
     if not isinstance(like, DTensor):
         return part
     return DTensor.from_local(
@@ -42,7 +42,7 @@ def gathered_like(part: Tensor, like: Tensor) -> Tensor:
         run_check=False,
         shape=like.shape,
         stride=like.stride(),
-    ).full_tensor()
+    )
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

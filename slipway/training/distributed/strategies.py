@@ -20,13 +20,14 @@ from pytorch_lightning.strategies import (
     SingleDeviceStrategy,
     Strategy,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipway.config.sections import Offload, TrainParams
 from slipway.system.errors import ParamsError, TrainingError, UnavailableError
 from slipway.training.distributed.fully_sharded import FullyShardedStrategy, ShardedPrecision
 from slipway.training.distributed.launchers import Launch, cluster_environment, find_launch
-from slipway.training.networks.networks import TrainingSetup
+from slipway.training.networks.mapped_weights import MappedWeights
+from slipway.training.networks.networks import Network, TrainingSetup
 
 PrecisionName = Literal["16-mixed", "bf16-mixed", "32-true"]
 _DTYPES = {"16-mixed": "float16", "bf16-mixed": "bfloat16", "32-true": "float32"}
@@ -67,6 +68,11 @@ class Placement:
     def is_sharded(self) -> bool:
         """True with DeepSpeed and FSDP, which keep weights as flat parts in their own dtype."""
         return self.zero_stage is not None or self.strategy == "fsdp"
+
+    @property
+    def divides_weights(self) -> bool:
+        """True if no process holds all weights: with ZeRO-3 and FSDP."""
+        return self.zero_stage == 3 or self.strategy == "fsdp"
 
     @property
     def half_dtype(self) -> torch.dtype | None:
@@ -289,6 +295,38 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
             self._init_deepspeed_distributed()
         else:
             super().setup_distributed()
+
+    def _setup_model_and_optimizer(
+        self, model: nn.Module, optimizer: Any, lr_scheduler: Any = None
+    ) -> Any:
+        """Divide the weights one by one, before DeepSpeed would move all of them to the device.
+
+        The optimizer exists by now: it is made from the shapes of whole weights.
+        """
+        assert self.lightning_module is not None
+        network = self.lightning_module.network
+        assert isinstance(network, Network)
+        if self.zero_stage_3 and network.mapped:
+            self._divide(network, network.mapped)
+        return super()._setup_model_and_optimizer(model, optimizer, lr_scheduler)
+
+    def _divide(self, network: Network, mapped: MappedWeights) -> None:
+        from deepspeed import zero
+
+        plugin = self.precision_plugin
+        assert isinstance(plugin, _DeepSpeedPrecision)
+        dtype = getattr(torch, _DTYPES[plugin.precision])
+        first: Any = None
+        for weight in network.parameters():
+            weight.data = weight.data.to(dtype)
+            if first is None:
+                holder = nn.ParameterList([weight])
+                zero.Init(module=holder, config_dict_or_path=self.config, dtype=dtype)
+                first = weight
+            else:
+                first.convert_to_zero_parameters(param_list=[weight])
+            mapped.release()
+        network.mapped = None
 
 
 class _DeepSpeedPrecision(DeepSpeedPrecision):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from slipway.config.network_arguments import EncoderArguments
@@ -108,6 +109,24 @@ class EncoderBackbone(nn.Module):
         is_separator = torch.eq(ids, self._separator or 0).to(torch.int64)
         return (is_separator.cumsum(dim=1) - is_separator).clamp(max=1)
 
+    def load_file(self, path: Path) -> bool:
+        """Load the weights of the encoder tensor by tensor; False if the file has other names."""
+        prefix = f"{self.encoder.base_model_prefix}."
+        with safe_open(path, framework="pt") as file:
+            places = {name.removeprefix(prefix): name for name in list(file.keys())}
+        own = self.encoder.state_dict()
+        names = {name: name.replace(".base_layer.", ".") for name in own if ".lora_" not in name}
+        if not places.keys() >= set(names.values()):
+            return False
+        for name, plain in names.items():
+            # Opened for each tensor, because the pages of an open file stay in memory.
+            with safe_open(path, framework="pt") as file:
+                value = file.get_tensor(places[plain])
+            if value.shape != own[name].shape:
+                return False
+            own[name].copy_(value)
+        return True
+
     def _masks(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the mask (B, 1, 1, L) itself, or for ModernBERT one mask per kind of layer."""
         config: Any = self.encoder.config
@@ -203,6 +222,8 @@ def load_encoder(network: Network, folder: Path) -> None:
             f"train.pretrained is {str(folder)!r}, whose tokenizer is not that of the packed store."
             f" Set precompute.tokenizer to {str(folder)!r}, and run `dvc repro`."
         )
+    if backbone.load_file(folder / WEIGHTS):
+        return
     transformers = _import_transformers()
     try:
         donor = transformers.AutoModel.from_pretrained(

@@ -31,6 +31,7 @@ from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
 from slipway.system.user_code import UserCode
+from slipway.training.networks.mapped_weights import MappedWeights
 
 ENSEMBLE = "ensemble"  # `NetworkSpec.name` of several networks that answer together
 STUDENT = "student"  # folder of a student that is not served, in that of its ensemble
@@ -133,6 +134,7 @@ class Network(nn.Module):
         super().__init__()
         self.spec = spec
         self.backbone = backbone
+        self.mapped: MappedWeights | None = None  # holds the weights until they are divided
         scale = spec.target_scale or TargetScale(mean=0.0, std=1.0)
         # Not in the weights: model.json is their only source.
         self.register_buffer("target_mean", torch.tensor(scale.mean), persistent=False)

@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from slipway.training.distributed.collectives import num_ranks
-from slipway.training.distributed.shards import divided_like, gathered_like, local
+from slipway.training.distributed.shards import divided_from, divided_like, local
 
 _STATE_KEY = "WeightAverage"  # of the callback in the trainer's state
 # DeepSpeed's file of everything that is not sharded.
@@ -44,9 +44,9 @@ class WeightAverage(pl.Callback):
         return _STATE_KEY
 
     def state_dict(self) -> dict[str, Any]:
-        """Gather the whole average. Every rank has to call it."""
+        """Return the average, divided as the weights are."""
         like = self._network.state_dict()
-        values = {name: gathered_like(value, like[name]) for name, value in self._values.items()}
+        values = {name: divided_from(value, like[name]) for name, value in self._values.items()}
         return {"values": values, "num_updates": self._num_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

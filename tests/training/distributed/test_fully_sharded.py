@@ -1,4 +1,4 @@
-"""The strategy fsdp on two processes against one; other tests have it among the strategies."""
+"""Strategies that divide the weights, on two processes against one."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from slipway.training.networks.networks import load_network, read_model_manifest
 from tests.training.checkpoints.test_other_layouts import EXACT
 from tests.training.conftest import write_project
 from tests.training.real_runs import run_training
+from tests.training.text_projects import write_text_project
 
 pytestmark = pytest.mark.process
 TWO = {"strategy": "fsdp", "devices": 2}
@@ -46,3 +47,16 @@ def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -
     assert all(
         torch.allclose(found[name], value, rtol=0, atol=1e-4) for name, value in expected.items()
     )
+
+
+@pytest.mark.nightly(seconds=60)
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_3"])
+def test_a_transformer_in_parts_has_the_loss_of_one_process(tmp_path: Path, strategy: str) -> None:
+    # 72 rows: an epoch is one step.
+    one = write_text_project(tmp_path / "one", epochs=20, strategy="single")
+    two = write_text_project(tmp_path / "two", epochs=20, strategy=strategy, devices=2)
+    for project in (one, two):
+        done = run_training(project)
+        assert done.returncode == 0, done.stderr
+    assert len(_losses(two)) == 20
+    assert np.allclose(_losses(two), _losses(one), rtol=0, atol=1e-5)

@@ -1,0 +1,73 @@
+"""Weights in a file while a network is built: the same bits, little memory, nothing left over."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from slipway.system.errors import UnavailableError
+from slipway.system.memory import status_bytes
+from slipway.training.networks.mapped_weights import MappedWeights
+from slipway.training.networks.networks import Network, build_network
+from tests.training.conftest import spec
+from tests.training.networks.test_text_networks import network as text_network
+
+pytestmark = pytest.mark.unit
+
+
+def image_network() -> Network:
+    torch.manual_seed(1)
+    return build_network(spec())
+
+
+def transformer() -> Network:
+    return text_network("small_transformer")
+
+
+@pytest.mark.parametrize("build", [image_network, transformer])
+def test_mapped_weights_are_bit_for_bit_those_in_memory(tmp_path: Path, build: Any) -> None:
+    with MappedWeights(tmp_path) as mapped:
+        found = build()
+    expected = build()
+    assert all(map(mapped._is_mapped, found.parameters()))
+    assert not any(map(mapped._is_mapped, expected.parameters()))
+    assert found.state_dict().keys() == expected.state_dict().keys()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pages_leave_memory_while_weights_are_drawn_again(tmp_path: Path) -> None:
+    before = status_bytes("VmRSS")
+    with MappedWeights(tmp_path):
+        weights = nn.ParameterList(torch.empty(4096, 2048) for _ in range(12))
+        resident = 0
+        for weight in weights:  # 403 MB, as a network does that draws its weights at the end
+            weight.detach().fill_(1.0)
+            resident = max(resident, status_bytes("VmRSS"))
+    assert resident - before < 200e6
+    assert all(weight[0, 0].item() == 1.0 for weight in weights)
+
+
+def test_two_modules_that_share_a_weight_still_share_it(tmp_path: Path) -> None:
+    with MappedWeights(tmp_path):
+        first = nn.Linear(4, 4)
+        second = nn.Linear(4, 4)
+        second.weight = first.weight
+    assert second.weight is first.weight
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with (
+        pytest.raises(UnavailableError, match=r"initial weights need .* its disk is full"),
+        MappedWeights(tmp_path),
+    ):
+        nn.Linear(4, 4)
