@@ -1,6 +1,7 @@
 """The extensions of the service. Removing one from the list removes its feature and nothing else.
 
 They stop in this order, gRPC first. `GET /status` shows their parts in the same order.
+Requests are reported in it too: the access log needs the ids that the traces give.
 """
 
 from slipway.serving.access_log import extension as access_log
@@ -22,7 +23,7 @@ EXTENSIONS: tuple[Extension, ...] = (
     grpc_port.EXTENSION,
     auth.EXTENSION,
     request_log.EXTENSION,
-    tracing.EXTENSION,  # before the access log, which has its trace ids
+    tracing.EXTENSION,
     access_log.EXTENSION,
     monitoring.EXTENSION,
     rollout.EXTENSION,
