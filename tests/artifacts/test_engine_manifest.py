@@ -70,7 +70,7 @@ def test_error_names_the_difference_between_engine_and_bundle(
 
 
 @pytest.mark.parametrize("field", ["tensorrt_version", "gpu", "compute_capability"])
-def test_an_engine_of_another_machine_is_refused_with_both_values(
+def test_error_for_an_engine_of_a_different_machine_names_both_values(
     tmp_path: Path, field: str
 ) -> None:
     here = MACHINE.model_copy(update={field: "other"})
@@ -78,7 +78,7 @@ def test_an_engine_of_another_machine_is_refused_with_both_values(
         check_machine(engine_manifest_for(write_small_bundle(tmp_path), PLAN), here)
 
 
-def test_a_driver_update_alone_keeps_the_engine(tmp_path: Path) -> None:
+def test_a_driver_update_does_not_invalidate_the_engine(tmp_path: Path) -> None:
     check_machine(
         engine_manifest_for(write_small_bundle(tmp_path), PLAN),
         MACHINE.model_copy(update={"driver_version": "13.2"}),

@@ -122,7 +122,7 @@ def test_supported_pythons_pass(version: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 15)])
-def test_another_python_is_refused_with_those_that_are_supported(version: tuple[int, int]) -> None:
+def test_error_for_an_unsupported_python_lists_supported_versions(version: tuple[int, int]) -> None:
     with pytest.raises(UnavailableError, match=r"expected 3\.11 to 3\.14\. Make an environment"):
         check_python(version)
 

@@ -71,7 +71,7 @@ def edit(content: dict[str, Any], section: str, key: str, value: Any) -> None:
     write("params.yaml", {**content, section: {**content[section], key: value}})
 
 
-def test_a_changed_param_fails_the_stage_and_is_named(content: dict[str, Any]) -> None:
+def test_error_names_a_param_that_changed_during_the_stage(content: dict[str, Any]) -> None:
     with pytest.raises(SealError) as refused:
         run("train", content, lambda: edit(content, "train", "label_smoothing", 0.1))
     assert str(refused.value) == (
@@ -108,7 +108,7 @@ def test_a_missing_or_broken_params_yaml_fails_the_stage(content: dict[str, Any]
         (lambda: Path("raw/dogs").mkdir(), "raw/dogs"),
     ],
 )
-def test_changed_raw_data_fails_the_stage_and_its_folder_is_named(
+def test_error_names_the_folder_of_raw_data_that_changed_during_the_stage(
     content: dict[str, Any], act: Callable[[], object], named: str
 ) -> None:
     with pytest.raises(

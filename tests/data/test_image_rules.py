@@ -276,7 +276,7 @@ def test_near_duplicates_can_be_refused_or_ignored() -> None:
     assert unchecked.rows["cluster"].null_count == 3
 
 
-def test_near_duplicates_of_two_classes_are_named() -> None:
+def test_near_duplicates_with_different_classes_are_flagged_as_a_conflict() -> None:
     samples = [
         sample(f"{index}", payload, label)
         for index, (payload, label) in enumerate(zip(looks_same(1), "ccd", strict=True))

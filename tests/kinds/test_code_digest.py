@@ -219,7 +219,7 @@ def reached_by(root: Path, stage: str, task: str) -> set[str]:
     return {path.as_posix() for path in found}
 
 
-def test_the_code_of_tables_is_no_part_of_the_training_of_images(root: Path) -> None:
+def test_training_of_images_does_not_reach_the_code_of_tables(root: Path) -> None:
     reached = reached_by(root, "train", "image_classification")
     assert reached >= IMAGES
     assert not reached & TABLES
@@ -232,7 +232,7 @@ def test_the_table_of_renames_changes_no_digest(root: Path) -> None:
     assert [path for path in reached if "renames" in path] == []
 
 
-def test_the_networks_for_images_are_no_part_of_the_training_of_tables(root: Path) -> None:
+def test_training_of_tables_does_not_reach_the_networks_for_images(root: Path) -> None:
     reached = reached_by(root, "train", "table_regression")
     assert reached >= TABLES
     assert not reached & IMAGES
@@ -254,9 +254,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate", "export"])
-def test_the_code_of_numeric_targets_is_no_part_of_the_stages_of_classes(
-    root: Path, stage: str
-) -> None:
+def test_stages_of_classes_do_not_reach_the_code_of_numeric_targets(root: Path, stage: str) -> None:
     reached = reached_by(root, stage, "image_classification")
     assert reached & CLASSES
     assert not reached & NUMBERS

@@ -75,7 +75,7 @@ def test_an_unknown_target_is_refused_with_the_name_that_was_probably_meant() ->
         propose(inspect(wine(Path())), target="Cultivar", machine=LAPTOP)
 
 
-def test_a_task_of_another_input_is_refused() -> None:
+def test_a_task_for_a_different_kind_of_input_is_refused() -> None:
     expected = "expected table_classification, table_multilabel or table_regression"
     with pytest.raises(ParamsError, match=expected):
         propose(inspect(wine(Path())), "image_classification", "cultivar", machine=LAPTOP)

@@ -371,7 +371,7 @@ def test_a_slice_gate_names_the_slice_with_its_interval_and_rows(project: Projec
     assert all(path.is_file() for path in OUTPUTS)
 
 
-def test_a_missing_slice_column_is_named_before_anything_is_written(
+def test_error_names_a_missing_slice_column_before_anything_is_written(
     project: Project, tmp_path: Path
 ) -> None:
     project("image_classification")
@@ -586,7 +586,7 @@ def test_an_altered_test_row_is_refused(project: Project) -> None:
     assert not any(path.exists() for path in OUTPUTS)
 
 
-def test_a_checkpoint_of_other_classes_is_refused(project: Project) -> None:
+def test_a_checkpoint_of_different_classes_is_refused(project: Project) -> None:
     project("image_classification")
     path = Path("data/packed/manifest.json")
     path.write_text(path.read_text().replace("ape", "cow"))
@@ -620,7 +620,7 @@ def test_probabilities_are_float32_and_sum_to_one() -> None:
 @pytest.mark.parametrize(
     "text", ["", "not json", "{}", '{"metrics": [{"name": "accuracy"}]}', '{"metrics": 3}']
 )
-def test_a_metrics_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_missing_or_malformed_metrics_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "evaluate.json"
     with pytest.raises(SchemaError, match="is missing"):
         read_metrics(path)

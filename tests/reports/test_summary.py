@@ -265,7 +265,7 @@ def test_summary_names_a_missing_file_and_the_command_that_writes_it(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"read": 1}'])
-def test_summary_refuses_a_report_of_another_form(tmp_path: Path, text: str) -> None:
+def test_summary_refuses_a_malformed_report(tmp_path: Path, text: str) -> None:
     write_run(tmp_path, "image_classification", HOPS)
     (tmp_path / "reports/clean.json").write_text(text)
     with pytest.raises(SchemaError, match="dvc repro --force clean"):

@@ -72,6 +72,6 @@ def held_bytes(way: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
-def test_a_service_gives_the_memory_of_large_pictures_back() -> None:
+def test_a_service_returns_the_memory_of_large_pictures() -> None:
     assert held_bytes("given back") < 2_000_000
     assert held_bytes("as glibc likes") > 15_000_000  # otherwise there is nothing to give back

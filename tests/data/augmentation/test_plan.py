@@ -90,7 +90,7 @@ def test_a_table_gets_a_plan_without_operations() -> None:
     assert without_operations(plan(**ON)).is_identity
 
 
-def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_plan_survives_a_round_trip_through_its_file(tmp_path: Path) -> None:
     write_plan(tmp_path, plan(**ON))
     assert open_augmented(tmp_path, MANIFEST) == (plan(**ON), None)
 

@@ -65,7 +65,7 @@ def cartoon(seed: int) -> Image.Image:
 
 @pytest.mark.parametrize("make", [photograph, cartoon], ids=["photograph", "pure colours"])
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:0"])
-def test_a_copy_with_other_bytes_is_an_exact_duplicate(make: object, subsampling: str) -> None:
+def test_a_copy_with_different_bytes_is_an_exact_duplicate(make: object, subsampling: str) -> None:
     samples = []
     for seed in range(10):
         payload = jpeg(make(seed), subsampling=subsampling)  # type: ignore[operator]

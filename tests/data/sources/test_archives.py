@@ -515,7 +515,7 @@ def test_an_archive_cut_off_anywhere_is_refused(guarded: Path, ending: str) -> N
         assert "damaged" in refusal(path, guarded), size
 
 
-def test_a_damaged_member_of_a_zip_is_named(guarded: Path) -> None:
+def test_error_names_a_damaged_member_of_a_zip(guarded: Path) -> None:
     path = pack(guarded.parents[1] / "in.zip", list(FOLDER.items()))
     content = bytearray(path.read_bytes())
     content[content.find(b"b/1.png") + 40] ^= 0xFF

@@ -50,7 +50,7 @@ def test_listed_files_are_kept_and_the_list_itself_is_not_a_sample(data: DataPar
     assert (cleaned.num_read, cleaned.rows.num_rows, refused(cleaned)) == (4, 4, {})
 
 
-def test_altered_missing_and_unlisted_files_are_named(data: DataParams) -> None:
+def test_clean_reports_altered_missing_and_unlisted_files(data: DataParams) -> None:
     root = Path(data.path)
     (root / "cat" / "0.png").write_bytes(picture(7))
     (root / "dog" / "0.png").unlink()

@@ -350,9 +350,7 @@ def test_json_that_cannot_be_stored_is_one_bad_row(text: str, tmp_path: Path) ->
         ('{"file_name": {"path": 3}, "label": 1}', "missing_image"),
     ],
 )
-def test_json_of_another_kind_than_expected_is_one_bad_row(
-    line: str, rule: str, tmp_path: Path
-) -> None:
+def test_json_of_an_unexpected_type_is_one_bad_row(line: str, rule: str, tmp_path: Path) -> None:
     write_metadata(tmp_path, ["1.png"], [1], "jsonl")
     with (tmp_path / "metadata.jsonl").open("a") as file:
         file.write(f"\n{line}\n")

@@ -35,7 +35,7 @@ def test_stripped_column_names_must_be_unique(tmp_path: Path) -> None:
         read_raw_table(write_csv(tmp_path / "t.csv", "a, a\n1,2\n"))
 
 
-def test_rows_of_a_wrong_length_are_named_by_number_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_rows_of_a_wrong_length_are_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", 'a,b\n"1\n1",2\n3\n\n4,5\n6,7,8\n9,10\n'))
     assert table.malformed == [
         (1, "1 columns, the header has 2"),

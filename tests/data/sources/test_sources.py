@@ -84,7 +84,7 @@ def test_a_folder_with_one_table_at_its_top_is_that_table(tmp_path: Path) -> Non
     )
 
 
-def test_a_folder_with_two_tables_is_refused_and_both_are_named(tmp_path: Path) -> None:
+def test_error_for_a_folder_with_two_tables_names_both(tmp_path: Path) -> None:
     for name in ("a.csv", "b.parquet"):
         (tmp_path / name).write_text("")
     with pytest.raises(DataError, match=r"2 tables \(a.csv, b.parquet\), expected one") as error:
@@ -408,7 +408,9 @@ def test_a_folder_has_no_numeric_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_every_missing_column_is_named_with_the_closest_match(tmp_path: Path, ending: str) -> None:
+def test_error_names_each_missing_column_with_the_closest_match(
+    tmp_path: Path, ending: str
+) -> None:
     table = pa.table({"picture": ["a"], "labels": ["b"]})
     if ending == "csv":
         (tmp_path / "a.csv").write_text("picture,labels\na,b\n")

@@ -96,7 +96,7 @@ def test_a_forked_process_that_is_not_a_loader_has_its_own_threads(
     assert np.array_equal(inputs[:], expected)
 
 
-def test_a_damaged_image_is_named_by_its_number(folder: Path) -> None:
+def test_error_names_the_number_of_a_damaged_image(folder: Path) -> None:
     begin, end = np.load(folder / OFFSETS)[7:9]
     payload = bytearray((folder / JPEG).read_bytes())
     payload[begin:end] = bytes(end - begin)

@@ -330,7 +330,7 @@ def test_a_csv_and_the_same_parquet_give_the_same_ids_and_cells(tmp_path: Path) 
     assert one.cells.equals(other.cells)
 
 
-def test_all_unknown_columns_of_the_params_are_named_in_one_error(tmp_path: Path) -> None:
+def test_one_error_names_all_unknown_columns_of_the_params(tmp_path: Path) -> None:
     data = data_params(
         numbered_csv(tmp_path / "t.csv"),
         target="targt",

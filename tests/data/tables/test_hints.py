@@ -64,20 +64,20 @@ def test_hints_propose_the_format_of_dates_that_are_not_iso_8601(
     assert hints(tmp_path, cells, date_format=found) == []
 
 
-def test_codes_with_leading_zeros_are_named_with_the_kind_to_paste(tmp_path: Path) -> None:
+def test_hints_propose_a_kind_for_codes_with_leading_zeros(tmp_path: Path) -> None:
     (hint,) = hints(tmp_path, [f"0{1017 + 7 * (row % 9)}" for row in range(60)])
     assert "60 cells have leading zeros, which a number loses: '01017' is 1017" in hint
     assert pasted(hint) == {"a": {"kind": "category", "min": None, "max": None, "required": False}}
 
 
-def test_categories_that_differ_only_in_spelling_are_named(tmp_path: Path) -> None:
+def test_hints_name_categories_that_differ_only_in_spelling(tmp_path: Path) -> None:
     (hint,) = hints(tmp_path, ["Paris", "paris", "Rome", "Rome"] * 20 + ["paris"])
     assert hint == (
         "column 'a' has values that differ only in spelling: 'Paris' (20 rows) and 'paris' (21)"
     )
 
 
-def test_words_in_a_column_of_numbers_are_named_before_they_cost_rows(tmp_path: Path) -> None:
+def test_hints_name_words_in_a_column_of_numbers_that_would_cost_rows(tmp_path: Path) -> None:
     first, last = hints(tmp_path, [str(number % 17) for number in range(97)] + ["?"] * 3)
     assert first == "column 'a', a number: 97 of 100 cells are numbers. The others are '?' (3)"
     assert pasted(last) == {"missing_values": ["?"]}
@@ -130,7 +130,7 @@ def special_hints(folder: Path, cells: list[str], **changes: Any) -> list[str]:
     return cleaned(data_params(path, **changes), rules=QUIET).hints
 
 
-def test_a_time_column_in_another_format_is_named_with_the_format(tmp_path: Path) -> None:
+def test_hints_propose_the_format_of_a_time_column(tmp_path: Path) -> None:
     cells = [f"{row % 28 + 1:02}/12/2020" for row in range(60)]
     first, last = special_hints(tmp_path, cells, time_column="c")
     assert first == "column 'c': 60 of 60 cells are dates such as '01/12/2020'."
@@ -149,6 +149,6 @@ def test_hints_name_unreadable_cells_of_time_and_target_columns(tmp_path: Path) 
     assert hint == "column 'c', a number: 57 of 60 cells are numbers. The others are '1-2' (3)"
 
 
-def test_groups_that_differ_only_in_spelling_are_named(tmp_path: Path) -> None:
+def test_hints_name_groups_that_differ_only_in_spelling(tmp_path: Path) -> None:
     (hint,) = special_hints(tmp_path, ["Anna", "anna", "Ben", "10", "11"] * 10, group_column="c")
     assert hint.startswith("column 'c' has values that differ only in spelling: 'anna' (10 rows)")

@@ -69,7 +69,7 @@ def test_raw_columns_use_kinds_of_the_params_and_read_ignored_columns(
     assert found["place"].values.tolist() == ["south"]
 
 
-def test_every_unknown_column_is_named_with_the_closest_match(tmp_path: Path) -> None:
+def test_error_names_each_unknown_column_with_the_closest_match(tmp_path: Path) -> None:
     data = table(tmp_path)
     with pytest.raises(DataError) as caught:
         read_raw_columns(data, ["plase", "age", "zzz"], [], [], NOTHING)

@@ -164,7 +164,7 @@ def test_the_california_houses_have_no_suspicious_column(tmp_path: Path) -> None
     assert found(data_params(HOUSING, target="median_house_value"), tmp_path) == []
 
 
-def test_a_suspicious_column_is_named_with_its_score_on_console_and_page(tmp_path: Path) -> None:
+def test_console_and_page_name_a_suspicious_column_with_its_score(tmp_path: Path) -> None:
     scores = [ColumnScore("fee", 0.9912, 87), ColumnScore("age", 0.4, 87)]
     scored = score_report(scores, of_classes=True)
     described = scored["target_copies"]
