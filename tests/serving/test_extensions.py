@@ -50,7 +50,7 @@ def service_without(folder: Path, *names: str) -> Path:
     path = serving / "extensions.py"
     for name in names:
         text, num_lines = re.subn(
-            rf"^(from slipway\.serving\.{name} import .*|    {name}\.EXTENSION,)\n",
+            rf"^(from slipway\.serving\.{name} import .*|    {name}\.EXTENSION,.*)\n",
             "",
             path.read_text(),
             flags=re.MULTILINE,
