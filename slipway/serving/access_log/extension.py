@@ -38,22 +38,21 @@ class AccessLogSettings(SettingsSection):
 
 def encode_line(moment: float, exchange: Exchange) -> bytes:
     """Return the line of a request that ended at `moment`, in seconds since 1970."""
-    milliseconds: dict[str, float] = {}
-    for name, begin, end in exchange.trace.stages:
-        milliseconds[name] = round((end - begin) * 1000, 3)
+    trace = exchange.trace
+    # Whole numbers, and a time that orjson formats: a line costs less than half of the time.
     content: dict[str, Any] = {
-        "time": datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds"),
+        "time": datetime.fromtimestamp(moment, UTC),
         "request_id": exchange.request_id,
-        "trace_id": exchange.trace.trace_id,
+        "trace_id": trace.trace_id,
         "method": exchange.method[:_METHOD_CHARACTERS],
         "route": exchange.route,
         "status": exchange.status,
         "error": exchange.error,
         "key": exchange.caller,
-        "model_version": exchange.trace.model_version,
-        "rows": exchange.trace.num_rows,
-        "total_ms": round((exchange.ended - exchange.started) * 1000, 3),
-        "ms": milliseconds,
+        "model_version": trace.model_version,
+        "rows": trace.num_rows,
+        "total_us": int((exchange.ended - exchange.started) * 1e6),
+        "stages_us": {name: int((end - begin) * 1e6) for name, begin, end in trace.stages},
     }
     return orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
 

@@ -41,7 +41,7 @@ def test_a_prediction_has_its_id_key_model_version_and_the_parts_of_its_latency(
     run(make_settings(access_log_directory=tmp_path / "access", keys=tmp_path / "keys"), work)
     (line,) = lines(tmp_path / "access")
     assert datetime.fromisoformat(line.pop("time")).utcoffset() is not None
-    parts, total = line.pop("ms"), line.pop("total_ms")
+    parts, total = line.pop("stages_us"), line.pop("total_us")
     assert parts.keys() == {"read", "decode", "queue", "infer", "encode"}
     # A small image is decoded while its batch is assembled, so decoding is in the queue's time.
     assert 0 < parts["read"] + parts["queue"] + parts["infer"] + parts["encode"] <= total
@@ -80,7 +80,7 @@ def test_refused_and_failed_requests_have_their_code_and_no_path_of_the_caller(
         ("other", 503, "too_many_connections"),
     ]
     assert "secret" not in json.dumps(found)
-    assert found[2]["ms"].keys() >= {"read"}
+    assert found[2]["stages_us"].keys() >= {"read"}
     assert found[2]["model_version"]
     assert (found[3]["request_id"], found[3]["method"]) == ("unread", "")
 
