@@ -59,6 +59,11 @@ VERBS: Mapping[str, Verb] = {
         "replace the model under load, or roll back",
         extra="serve-cpu",
     ),
+    "history": Verb(
+        "slipway.serving.rollout.history:main",
+        "print what was served when, and who decided it",
+        extra="serve-cpu",
+    ),
     "replay": Verb("slipway.replay.__main__:main", "run a logged request again and compare"),
     "dataset": Verb(_DATASET, "build the next data set from the service's traffic"),
     "upgrade": Verb("slipway.cli.upgrade:upgrade", "move a project to this version of Slipway"),

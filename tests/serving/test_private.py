@@ -12,7 +12,8 @@ from slipway.serving.monitoring.labels import Prediction
 from slipway.serving.monitoring.proposals import write_proposal
 from slipway.serving.monitoring.settings import Limits
 from slipway.serving.monitoring.store import Part, Store
-from slipway.serving.rollout.state import FILE, change_rollout
+from slipway.serving.rollout.history import change_rollout
+from slipway.serving.rollout.state import FILE
 from slipway.serving.rollout.store import command_lock
 from slipway.serving.worker import ModelWorker
 from slipway.traffic.monitoring_records import DATABASE

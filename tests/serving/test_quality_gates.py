@@ -18,8 +18,9 @@ from slipway.serving.load_test.__main__ import tune
 from slipway.serving.models.loader import load_model
 from slipway.serving.process.packing import bento_labels
 from slipway.serving.rollout import commands
+from slipway.serving.rollout.history import change_rollout
 from slipway.serving.rollout.rehearsal import rehearse
-from slipway.serving.rollout.state import change_rollout, read_rollout
+from slipway.serving.rollout.state import read_rollout
 from slipway.serving.rollout.store import add_model, settings_of
 from slipway.serving.worker import ModelWorker
 from slipway.system.errors import CertificateError, GateMissedError

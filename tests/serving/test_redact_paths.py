@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from slipway.serving.engine_rebuild.extension import RebuildState
-from slipway.serving.rollout.state import change_rollout
+from slipway.serving.rollout.history import change_rollout
 from slipway.serving.settings import ROOT, redact_paths
 from slipway.serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings

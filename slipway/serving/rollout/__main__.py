@@ -5,13 +5,16 @@ SLIPWAY_STATE has to be that of the service. The command waits until the workers
 """
 
 import argparse
+import getpass
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
 from slipway.config.command import run_command
 from slipway.serving.rollout import commands
+from slipway.serving.rollout.history import Author
 from slipway.serving.rollout.reports import describe, read_reports
 from slipway.serving.rollout.state import (
     Allowed,
@@ -42,10 +45,11 @@ def _run(options: argparse.Namespace, settings: Settings) -> None:
         status = describe(read_rollout(settings.state), read_reports(settings.state))
         print(json.dumps({"state": str(settings.state)} | status, indent=2))
         return
+    author = Author(options.by, options.reason)
     if options.command in commands.BY_NAME:
-        proposed = commands.BY_NAME[options.command](settings)
+        proposed = commands.BY_NAME[options.command](settings, author)
     elif options.command == "rollback":
-        proposed = commands.rollback(settings, options.version)
+        proposed = commands.rollback(settings, options.version, author=author)
     else:
         proposed = commands.propose(
             settings,
@@ -55,6 +59,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> None:
             engine=options.engine,
             allowed=_allowed(options),
             plan=_plan(options) if options.command == "canary" else None,
+            author=author,
         )
     _finish(settings, proposed, options.wait)
 
@@ -131,6 +136,13 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--wait", type=float, default=120.0, metavar="SECONDS", help="for the workers; default: 120"
     )
+    parser.add_argument(
+        "--by",
+        default=f"{getpass.getuser()}@{socket.gethostname()}",
+        metavar="NAME",
+        help="who decides, for `slipway history`; default: user and machine",
+    )
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for `slipway history`")
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     bundle = _bundle_parser()
     verbs.add_parser("deploy", parents=[bundle], help="swap once every worker has checked it")

@@ -15,6 +15,7 @@ from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
 from slipway.predictor.loader import read_certified
 from slipway.serving.rollout.comparison import require_successor
 from slipway.serving.rollout.decision import decide
+from slipway.serving.rollout.history import Author, change_rollout
 from slipway.serving.rollout.rehearsal import rehearse
 from slipway.serving.rollout.reports import Report, iso, read_reports
 from slipway.serving.rollout.state import (
@@ -26,7 +27,6 @@ from slipway.serving.rollout.state import (
     Rollout,
     RolloutError,
     RolloutPlan,
-    change_rollout,
     name_of,
     read_rollout,
 )
@@ -42,6 +42,7 @@ from slipway.system import files
 from slipway.system.errors import SlipwayError
 
 _POLL_S = 0.1
+_UNKNOWN = Author("")
 CALM_S = 600.0  # after a candidate ended; until then `rollback` must name the version to leave
 
 
@@ -54,6 +55,7 @@ def propose(
     engine: Path | None = None,
     allowed: Allowed | None = None,
     plan: RolloutPlan | None = None,
+    author: Author = _UNKNOWN,
 ) -> Rollout:
     """Verify a bundle, copy it, rehearse it, and propose it to the workers.
 
@@ -82,7 +84,8 @@ def propose(
         except SlipwayError as error:
             name, reason = _version(bundle), str(error)
             change_rollout(
-                settings.state, lambda rollout: rollout.with_event("refused", name, reason)
+                settings.state,
+                lambda rollout: rollout.with_event("refused", name, reason, author.name),
             )
             prune_models(settings.state)
             raise
@@ -91,10 +94,11 @@ def propose(
             settings,
             lambda now: _candidate(now, mode, model, replaces=replaces, allowed=allowed, plan=plan),
             alive,
+            author,
         )
 
 
-def promote(settings: Settings) -> Rollout:
+def promote(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
     """Make the candidate the stable model now.
 
     A canary is in the memory of every worker already. A shadow is loaded again with all its
@@ -110,14 +114,16 @@ def promote(settings: Settings) -> Rollout:
         if candidate.mode == "shadow":
             copy = settings_of(settings, candidate.model)
             read_certified(copy.bundle, copy.certificate, accept_draft=False)  # checks the gates
-            return change_rollout(settings.state, _deploy_shadow)
+            return change_rollout(settings.state, lambda now: _deploy_shadow(now, author))
         return change_rollout(
             settings.state,
-            lambda rollout: _require_same(rollout, candidate).ended("promoted", "by command"),
+            lambda rollout: _require_same(rollout, candidate).ended(
+                "promoted", author.because, author.name
+            ),
         )
 
 
-def abort(settings: Settings) -> Rollout:
+def abort(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
     """End the candidate in any mode. The stable model continues to serve."""
     with command_lock(settings.state):
         rollout = read_rollout(settings.state)
@@ -127,11 +133,14 @@ def abort(settings: Settings) -> Rollout:
                 f"there is no candidate to end; {stable} is served."
                 f"{_describe_last(rollout)} Nothing was changed."
             )
-        return _end(settings, rollout.candidate)
+        return _end(settings, rollout.candidate, author)
 
 
 def rollback(
-    settings: Settings, version: str | None = None, clock: Callable[[], float] = time.time
+    settings: Settings,
+    version: str | None = None,
+    clock: Callable[[], float] = time.time,
+    author: Author = _UNKNOWN,
 ) -> Rollout:
     """Stop serving a version: end the candidate, or return to the former stable model.
 
@@ -146,7 +155,7 @@ def rollback(
         candidate, names = rollout.candidate, _stable_names(settings, rollout)
         stable = _describe_stable(rollout, names)
         if candidate and version in (None, candidate.name):
-            return _end(settings, candidate)
+            return _end(settings, candidate, author)
         if candidate:
             raise RolloutError(
                 f"{version} is not the candidate, which is {candidate.name} "
@@ -176,10 +185,11 @@ def rollback(
             settings,
             lambda now: _candidate(now, "deploy", before, replaces=now.stable, returns=True),
             _alive(settings.state),
+            author,
         )
 
 
-def reset(settings: Settings) -> Rollout:
+def reset(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
     """Return to SLIPWAY_BUNDLE, and clear the history."""
     with command_lock(settings.state):
         _require_idle(read_rollout(settings.state))
@@ -187,6 +197,7 @@ def reset(settings: Settings) -> Rollout:
             settings,
             lambda now: _candidate(now, "deploy", None, returns=True, clears=True),
             _alive(settings.state),
+            author,
         )
 
 
@@ -276,18 +287,30 @@ def _candidate(rollout: Rollout, mode: Mode, model: Model | None, **fields: obje
     return Candidate.model_validate(defaults | fields | new)
 
 
-def _deploy_shadow(rollout: Rollout) -> Rollout:
+def _deploy_shadow(rollout: Rollout, author: Author) -> Rollout:
     candidate = _require_candidate(rollout)
     same = {name: getattr(candidate, name) for name in ("replaces", "allowed", "plan")}
-    return rollout.changed(candidate=_candidate(rollout, "deploy", candidate.model, **same))
+    return _proposed(rollout, _candidate(rollout, "deploy", candidate.model, **same), author)
 
 
-def _put(settings: Settings, make: Callable[[Rollout], Candidate], alive: list[Report]) -> Rollout:
+def _proposed(rollout: Rollout, candidate: Candidate, author: Author) -> Rollout:
+    reason = f"{candidate.mode} {author.because}"
+    return rollout.changed(candidate=candidate).with_event(
+        "proposed", candidate.name, reason, author.name
+    )
+
+
+def _put(
+    settings: Settings,
+    make: Callable[[Rollout], Candidate],
+    alive: list[Report],
+    author: Author,
+) -> Rollout:
     """Propose a candidate to the workers; if none runs, the next start serves it."""
 
     def change(rollout: Rollout) -> Rollout:
         _require_idle(rollout)
-        proposed = rollout.changed(candidate=make(rollout))
+        proposed = _proposed(rollout, make(rollout), author)
         if alive:
             return proposed
         return proposed.ended("swapped", "no worker runs; the next start serves it")
@@ -297,9 +320,10 @@ def _put(settings: Settings, make: Callable[[Rollout], Candidate], alive: list[R
     return rollout
 
 
-def _end(settings: Settings, candidate: Candidate) -> Rollout:
+def _end(settings: Settings, candidate: Candidate, author: Author) -> Rollout:
     return change_rollout(
-        settings.state, lambda now: _require_same(now, candidate).ended("rolled_back", "by command")
+        settings.state,
+        lambda now: _require_same(now, candidate).ended("rolled_back", author.because, author.name),
     )
 
 

@@ -13,6 +13,7 @@ from slipway.serving.http.routes import READING, Operation, Request, Route, Rout
 from slipway.serving.http.strict_json import may_exceed, parse
 from slipway.serving.requests.bodies import BODY_ERRORS, read_json
 from slipway.serving.rollout import commands
+from slipway.serving.rollout.history import Author
 from slipway.serving.rollout.reconciler import RolloutReconciler
 from slipway.serving.rollout.state import Allowed, Mode, RolloutPlan
 from slipway.serving.schemas import ANYTHING, schema_of
@@ -38,6 +39,9 @@ ServerPath = Annotated[
 ]
 
 
+Reason = Annotated[str, Field(max_length=500)]  # for the history
+
+
 class Proposal(Contract):
     """A model to roll out. Paths are the server's; relative ones start at ROOT."""
 
@@ -47,12 +51,14 @@ class Proposal(Contract):
     engine: ServerPath | None = None
     allowed: Allowed = Allowed()
     plan: RolloutPlan = RolloutPlan()
+    reason: Reason = ""
 
 
 class Order(Contract):
     """A command without arguments."""
 
     command: Literal["promote", "abort", "reset"]
+    reason: Reason = ""
 
 
 class Rollback(Contract):
@@ -60,6 +66,7 @@ class Rollback(Contract):
 
     command: Literal["rollback"]
     version: Annotated[str, Field(max_length=64)] | None = None
+    reason: Reason = ""
 
 
 _TYPES: dict[str, type[Proposal | Order | Rollback]] = {
@@ -89,14 +96,14 @@ class _CommandThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-rollout")
         self._last: Future[None] | None = None
 
-    async def run(self, command: Proposal | Order | Rollback) -> None:
+    async def run(self, command: Proposal | Order | Rollback, caller: str | None) -> None:
         """Run a command. Raises SlipwayError or OSError; LockedError while another one runs."""
         if self._last is not None and not self._last.done():
             raise LockedError(
                 "this worker is still running another command. "
                 "Wait until GET /rollout shows its result, then try again."
             )
-        self._last = self._thread.submit(_run, self._settings, command)
+        self._last = self._thread.submit(_run, self._settings, command, caller)
         await asyncio.wrap_future(self._last)
 
 
@@ -109,7 +116,7 @@ def rollout_routes(settings: Settings, reconciler: RolloutReconciler) -> Routes:
             return json_response(await asyncio.to_thread(reconciler.status))
         command = _parse(await read_json(request, _MAX_BYTES, _ACCEPTED))
         try:
-            await thread.run(command)
+            await thread.run(command, request.caller)
         except (SlipwayError, OSError) as error:
             raise Refusal("rollout_refused", str(error)) from None
         # 202: the workers prepare now, and GET shows their progress.
@@ -145,11 +152,12 @@ def _parse(body: bytes) -> Proposal | Order | Rollback:
         ) from None
 
 
-def _run(settings: Settings, command: Proposal | Order | Rollback) -> None:
+def _run(settings: Settings, command: Proposal | Order | Rollback, caller: str | None) -> None:
+    author = Author(f"the key of {caller}" if caller else "HTTP without a key", command.reason)
     if isinstance(command, Order):
-        commands.BY_NAME[command.command](settings)
+        commands.BY_NAME[command.command](settings, author)
     elif isinstance(command, Rollback):
-        commands.rollback(settings, command.version)
+        commands.rollback(settings, command.version, author=author)
     else:
         commands.propose(
             settings,
@@ -159,4 +167,5 @@ def _run(settings: Settings, command: Proposal | Order | Rollback) -> None:
             engine=command.engine and ROOT / command.engine,
             allowed=command.allowed,
             plan=command.plan,
+            author=author,
         )

@@ -26,6 +26,7 @@ from slipway.serving.rollout.canary import Canary, SeenIds
 from slipway.serving.rollout.comparison import explained_disagreement, require_successor
 from slipway.serving.rollout.decision import decide
 from slipway.serving.rollout.evidence import SHADOWED, Evidence
+from slipway.serving.rollout.history import change_rollout, record_served
 from slipway.serving.rollout.reports import (
     Phase,
     Report,
@@ -45,7 +46,6 @@ from slipway.serving.rollout.state import (
     Event,
     Model,
     Rollout,
-    change_rollout,
     name_of,
     read_rollout,
 )
@@ -147,6 +147,7 @@ class RolloutReconciler:
         self._writing = threading.Lock()
         self._is_stopped = False
         self.num_reports = 0  # written so far
+        self._recorded = ""  # version of SLIPWAY_BUNDLE that the history has
         self._last_error = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -239,6 +240,7 @@ class RolloutReconciler:
         await self._follow_stable()
         await self._follow_candidate()
         await asyncio.to_thread(self._report_changes)
+        await self._record_served()
 
     async def _run(self) -> None:
         await self._worker.loaded()
@@ -259,6 +261,19 @@ class RolloutReconciler:
                         exc_info=not isinstance(error, SlipwayError | OSError),
                     )
             await asyncio.sleep(POLL_S)
+
+    async def _record_served(self) -> None:
+        """Record in the history that SLIPWAY_BUNDLE is served, once for each of its versions."""
+        model = self._worker.model
+        if self._stable is not None:
+            self._recorded = ""
+        if model is None or self._stable is not None or model.version == self._recorded:
+            return
+        self._recorded = model.version  # before: a failure is logged once
+        bundle, certificate = self._settings.bundle, self._settings.certificate
+        await asyncio.to_thread(
+            record_served, self._state_folder, model.version, bundle, certificate
+        )
 
     def _has_changed(self) -> bool:
         """Return True if the file changed since the last call."""

@@ -1,29 +1,22 @@
 """Desired state of the rollout: SLIPWAY_STATE/rollout.json, which every worker reconciles.
 
-Every change holds a lock, replaces the whole file and raises its revision. A file in an unknown
-format is refused. Without the file the service serves SLIPWAY_BUNDLE; a model in the file takes
-precedence, also at the next start.
+slipway/serving/rollout/history.py changes it. A file in an unknown format is refused. Without the
+file the service serves SLIPWAY_BUNDLE; a model in the file takes precedence, also at the next
+start.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
-from slipway.system import files
 from slipway.system.contract import Contract, parse_record
-from slipway.system.errors import LockedError, SlipwayError
+from slipway.system.errors import SlipwayError
 
 FILE = "rollout.json"
 MAX_EVENTS = 50
 MAX_HISTORY = 2  # with the stable model, three copies stay on disk
-_LOCK_WAIT_S = 10.0  # changes take milliseconds
-_LOCK_POLL_S = 0.02
-_threads = threading.Lock()  # the file lock excludes other processes only
 
 Outcome = Literal["swapped", "refused", "rolled_back", "promoted"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the labels of slipway_swaps_total
@@ -106,7 +99,7 @@ class Candidate(Contract):
         return name_of(self.model)
 
 
-EventKind = Literal["swapped", "refused", "rolled_back", "promoted", "began", "step"]
+EventKind = Literal["proposed", "swapped", "refused", "rolled_back", "promoted", "began", "step"]
 
 
 class Event(Contract):
@@ -117,6 +110,7 @@ class Event(Contract):
     what: EventKind
     model: str
     reason: str
+    by: str = ""  # the operator; "": the workers decided
 
 
 class Rollout(Contract):
@@ -133,10 +127,15 @@ class Rollout(Contract):
     num_events: int  # over all time
     num_logged: int = Field(alias="num_told")  # events that a worker has counted and logged
 
-    def with_event(self, what: EventKind, model: str, reason: str) -> "Rollout":
+    def with_event(self, what: EventKind, model: str, reason: str, by: str = "") -> "Rollout":
         """Return a copy with one more event."""
         event = Event(
-            number=self.num_events + 1, time=time.time(), what=what, model=model, reason=reason
+            number=self.num_events + 1,
+            time=time.time(),
+            what=what,
+            model=model,
+            reason=reason,
+            by=by,
         )
         return self.changed(events=[*self.events, event][-MAX_EVENTS:], num_events=event.number)
 
@@ -144,7 +143,7 @@ class Rollout(Contract):
         """Return a validated copy with changed fields."""
         return self.model_validate(dict(self) | changes)
 
-    def ended(self, what: Outcome, reason: str) -> "Rollout":
+    def ended(self, what: Outcome, reason: str, by: str = "") -> "Rollout":
         """Return a copy without the candidate; `promoted` and `swapped` make it stable."""
         candidate = self.candidate
         assert candidate is not None
@@ -157,7 +156,7 @@ class Rollout(Contract):
             else:
                 history = [*self.history, candidate.replaces][-MAX_HISTORY:]
             after = after.changed(stable=candidate.model, history=history)
-        return after.with_event(what, candidate.name, reason)
+        return after.with_event(what, candidate.name, reason, by)
 
     @property
     def folders(self) -> set[str]:
@@ -194,34 +193,3 @@ def read_rollout(folder: Path) -> Rollout:
     except OSError as error:
         raise RolloutError(f"cannot read {path}: {error}. {fix}") from None
     return parse_record(Rollout, path, payload, RolloutError, fix)
-
-
-def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollout:
-    """Apply `change` to the state under the lock, and write the result if it differs.
-
-    Raises LockedError if another process holds the lock for seconds.
-    """
-    with _state_lock(folder):
-        before = read_rollout(folder)
-        after = change(before)
-        if after == before:
-            return before
-        after = after.changed(revision=before.revision + 1)
-        text = files.canonical_json(after.model_dump(mode="json", by_alias=True))
-        files.write_text(folder / FILE, text, files.PRIVATE)  # because of the secret salt
-        return after
-
-
-@contextmanager
-def _state_lock(folder: Path) -> Iterator[None]:
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    with _threads:
-        while True:
-            try:
-                with files.lock(folder / "rollout.lock", "a change of the rollout"):
-                    yield
-                return
-            except LockedError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_LOCK_POLL_S)

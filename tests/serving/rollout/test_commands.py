@@ -14,7 +14,8 @@ import pytest
 from slipway.artifacts.bundle import load_bundle
 from slipway.serving.rollout import commands
 from slipway.serving.rollout.__main__ import main
-from slipway.serving.rollout.state import Model, Rollout, RolloutError, change_rollout, read_rollout
+from slipway.serving.rollout.history import change_rollout
+from slipway.serving.rollout.state import Model, Rollout, RolloutError, read_rollout
 from slipway.serving.settings import Settings
 from slipway.serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings

@@ -302,11 +302,7 @@ def test_a_canary_advances_step_by_step_and_becomes_the_stable_model(
     async def work(client: Any, worker: ModelWorker) -> None:
         callers = Callers(client, versions)
         await propose(worker, "canary", bundle, plan=QUICK)
-        while (
-            last_event(worker)[0] in ("began", "step")
-            if read_rollout(settings.state).events
-            else True
-        ):
+        while last_event(worker)[0] in ("proposed", "began", "step"):
             shares.append(metric(worker, "slipway_candidate_share"))
             await asyncio.sleep(0.02)
         await settle(

@@ -15,13 +15,13 @@ from slipway.artifacts.bundle import load_bundle
 from slipway.serving.requests.payload import Payload
 from slipway.serving.rollout import commands
 from slipway.serving.rollout.__main__ import main
+from slipway.serving.rollout.history import change_rollout
 from slipway.serving.rollout.rehearsal import rehearse
 from slipway.serving.rollout.state import (
     Allowed,
     Model,
     RolloutError,
     RolloutPlan,
-    change_rollout,
     read_rollout,
 )
 from slipway.serving.rollout.store import command_lock, settings_of

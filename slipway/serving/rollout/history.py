@@ -1,0 +1,336 @@
+"""Changes of the rollout's state, and SLIPWAY_STATE/history.jsonl, the record that they leave.
+
+Each line of the history is an entry as JSON, with the SHA-256 of the line before it. So the history
+shows if a line was changed, removed or added between others. That nothing was cut from its end, or
+all of it written again, shows only to who noted the last digest elsewhere. `slipway history` checks
+and prints it.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from slipway.artifacts.bundle import MANIFEST
+from slipway.config.command import run_command
+from slipway.serving.rollout.reports import iso
+from slipway.serving.rollout.state import (
+    FILE,
+    EventKind,
+    Model,
+    Rollout,
+    RolloutError,
+    name_of,
+    read_rollout,
+)
+from slipway.serving.rollout.store import BUNDLE, CERTIFICATE, copy_folder
+from slipway.serving.settings import read_settings
+from slipway.system import files
+from slipway.system.arguments import CommandParser
+from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.contract import Contract
+from slipway.system.errors import LockedError
+
+logger = logging.getLogger("bentoml.slipway")
+
+HISTORY = "history.jsonl"
+_LOCK_WAIT_S = 10.0  # changes take milliseconds
+_LOCK_POLL_S = 0.02
+_threads = threading.Lock()  # the file lock excludes other processes only
+_LONGEST_REASON = 500
+
+
+class Author(NamedTuple):
+    """The operator who gave a command, and the reason."""
+
+    name: str
+    reason: str = ""
+
+    @property
+    def because(self) -> str:
+        """Return the reason of an event that the command causes."""
+        reason = self.reason[:_LONGEST_REASON]
+        return f"by command: {reason}" if reason else "by command"
+
+
+class Served(Contract):
+    """A served model and its origin; null if its files were gone when the entry was written."""
+
+    version: str
+    certificate: str | None = None  # SHA-256 of certificate.json, in hex
+    gates: str | None = None  # "passed", "missed" or "none"
+    data: str | None = None  # digest of the data, as DVC has it
+    git_revision: str | None = None
+    git_dirty: bool | None = None
+
+
+class Entry(Contract):
+    """A line of the history: an event, and the models that answer from then on."""
+
+    format_version: Literal[1]
+    number: int
+    event: int | None  # of rollout.json; null for a start with SLIPWAY_BUNDLE
+    time: float  # seconds since 1970
+    what: EventKind | Literal["started"]
+    model: str
+    by: str  # the operator; "": the workers decided
+    reason: str
+    stable: Served | None  # null: SLIPWAY_BUNDLE, before a worker has loaded it
+    candidate: str | None
+    share: float  # of the live requests, which the candidate answers
+    previous: str  # SHA-256 of the line before, in hex; "" for the first
+
+
+def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollout:
+    """Apply `change` to the state under the lock, and write and record the result if it differs.
+
+    Raises LockedError if another process holds the lock for seconds. An unwritable history is
+    logged; the next change adds the missing entries.
+    """
+    with _state_lock(folder):
+        before = read_rollout(folder)
+        after = change(before)
+        if after == before:
+            return before
+        after = after.changed(revision=before.revision + 1)
+        text = files.canonical_json(after.model_dump(mode="json", by_alias=True))
+        files.write_text(folder / FILE, text, files.PRIVATE)  # because of the secret salt
+        try:
+            _record_events(folder, after)
+        except (OSError, RolloutError) as error:
+            logger.error("cannot write the history of rollouts: %s", error)
+        return after
+
+
+def record_served(folder: Path, version: str, bundle: Path, certificate: Path) -> None:
+    """Record that the workers serve SLIPWAY_BUNDLE, unless the last entry says so."""
+    with _state_lock(folder):
+        entries, candidate = read_history(folder / HISTORY), read_rollout(folder).candidate
+        if entries and entries[-1].stable and entries[-1].stable.version == version:
+            return
+        line = {
+            "event": None,
+            "time": time.time(),
+            "what": "started",
+            "model": version,
+            "by": "",
+            "reason": "SLIPWAY_BUNDLE is served",
+            "stable": _served(version, bundle, certificate),
+            "candidate": candidate.name if candidate else None,
+            "share": candidate.share if candidate else 0.0,
+        }
+        _append(folder / HISTORY, [line])
+
+
+def read_history(path: Path) -> list[Entry]:
+    """Return all entries but a last line without its end, which the next change writes again.
+
+    Raises RolloutError with the number of the first line that breaks the chain.
+    """
+    entries: list[Entry] = []
+    previous = ""
+    for number, line in enumerate(_complete_lines(path), start=1):
+        wrong = f"{path} was changed or damaged: line {number}"
+        fix = "Compare the file with a backup. The service goes on, but records no more there."
+        try:
+            entry = Entry.model_validate_json(line)
+        except ValidationError:
+            raise RolloutError(f"{wrong} is not an entry. {fix}") from None
+        if (entry.number, entry.previous) != (number, previous):
+            raise RolloutError(f"{wrong} does not follow line {number - 1} as it is. {fix}")
+        entries.append(entry)
+        previous = hashlib.sha256(line).hexdigest()
+    return entries
+
+
+def entry_at(entries: Sequence[Entry], moment: float) -> Entry | None:
+    """Return the last entry that is not later than `moment`."""
+    return next((entry for entry in reversed(entries) if entry.time <= moment), None)
+
+
+def _record_events(folder: Path, rollout: Rollout) -> None:
+    """Append the events that the history lacks, also those of a process that was killed."""
+    entries = read_history(folder / HISTORY)
+    recorded = max((entry.event or 0 for entry in entries), default=0)
+    stable = entries[-1].stable if entries else None
+    new = [event for event in rollout.events if event.number > recorded]
+    lines = []
+    for event in new:
+        if event.what in ("swapped", "promoted"):
+            stable = _served_copy(folder, rollout.stable)
+        candidate = rollout.candidate if event is new[-1] else None
+        lines.append(
+            event.model_dump(exclude={"number"})
+            | {
+                "event": event.number,
+                "stable": stable,
+                "candidate": candidate.name if candidate else None,
+                "share": candidate.share if candidate else 0.0,
+            }
+        )
+    _append(folder / HISTORY, lines)
+
+
+def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Append entries, with their numbers and digests, behind the last complete line."""
+    if not lines:
+        return
+    before = _complete_lines(path)
+    last, added = before[-1] if before else b"", b""
+    for number, line in enumerate(lines, start=len(before) + 1):
+        previous = hashlib.sha256(last).hexdigest() if last else ""
+        entry = Entry.model_validate(
+            {**line, "format_version": 1, "number": number, "previous": previous}
+        )
+        last = json.dumps(entry.model_dump(mode="json"), sort_keys=True).encode()
+        added += last + b"\n"
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, files.PRIVATE), "wb") as file:
+        file.truncate(sum(len(line) + 1 for line in before))
+        file.seek(0, os.SEEK_END)
+        file.write(added)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _complete_lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+
+
+def _served_copy(folder: Path, model: Model | None) -> Served | None:
+    if model is None:
+        return None
+    copy = copy_folder(folder, model)
+    return _served(model.version, copy / BUNDLE, copy / CERTIFICATE)
+
+
+def _served(version: str, bundle: Path, certificate: Path) -> Served:
+    """Describe a model whose files were verified before; only the version if they are gone."""
+    try:
+        lineage = json.loads((bundle / MANIFEST).read_bytes())["lineage"]
+        gates = json.loads(certificate.read_bytes())["gates"]
+        digest = files.sha256_file(certificate)
+    except (OSError, ValueError, KeyError, TypeError):
+        return Served(version=version)
+    data = lineage["data"]
+    return Served(
+        version=version,
+        certificate=digest,
+        gates=gates,
+        data=data["digest"] if data else None,
+        git_revision=lineage["git_revision"],
+        git_dirty=lineage["git_dirty"],
+    )
+
+
+@contextmanager
+def _state_lock(folder: Path) -> Iterator[None]:
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    with _threads:
+        while True:
+            try:
+                with files.lock(folder / "rollout.lock", "a change of the rollout"):
+                    yield
+                return
+            except LockedError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOCK_POLL_S)
+
+
+@quiet_when_unread()
+def main(arguments: list[str]) -> None:
+    """Run `slipway history`."""
+    options = _parser().parse_args(arguments)
+    run_command(lambda: _print(read_settings().state, options.at, as_json=options.json))
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="slipway history",
+        description="Print what was served when, and who decided it. See docs/how-to/rollout.md.",
+    )
+    parser.add_argument(
+        "--at",
+        type=_moment,
+        metavar="TIME",
+        help="what was served then: ISO 8601, such as 2026-11-26T15:00; UTC without an offset",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _moment(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a time, expected 2026-11-26T15:00") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _print(state: Path, moment: float | None, *, as_json: bool) -> None:
+    path = state / HISTORY
+    entries, rollout = read_history(path), read_rollout(state)
+    if not entries:
+        raise RolloutError(
+            f"there is no history in {state}. A service writes it when it starts; give this "
+            "command the SLIPWAY_STATE of the service."
+        )
+    if missing := rollout.num_events - max(entry.event or 0 for entry in entries):
+        raise RolloutError(
+            f"{path} lacks the last {missing} of {rollout.num_events} events in {FILE}: it was cut,"
+            " or could not be written. The next change of the rollout adds what is still known."
+        )
+    if moment is not None:
+        entry = entry_at(entries, moment)
+        if entry is None:
+            raise RolloutError(
+                f"the history begins at {iso(entries[0].time)}, after {iso(moment)}. Name a later "
+                "time."
+            )
+        print(entry.model_dump_json(indent=2) if as_json else _described(entries[: entry.number]))
+    elif as_json:
+        print(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2))
+    else:
+        print("\n".join(map(_in_one_line, entries)))
+        digest = hashlib.sha256(_complete_lines(path)[-1]).hexdigest()
+        print(f"each line follows the one before; digest of the last: {digest}")
+
+
+def _described(entries: Sequence[Entry]) -> str:
+    """Describe what was served after the last of `entries`, and who proposed it."""
+    last = entries[-1]
+    stable = last.stable or Served(version=name_of(None))
+    lines = [("served", stable.version)]
+    if last.candidate:
+        lines.append(("candidate", f"{last.candidate}, {100 * last.share:g} % of the requests"))
+    lines.append(("last entry", _in_one_line(last)))
+    for entry in reversed(entries):
+        if (entry.what, entry.model) == ("proposed", stable.version):
+            lines.append(("proposed by", f"{entry.by or 'unknown'}, {entry.reason}"))
+            break
+    code = stable.git_revision or "unknown"
+    lines += [
+        ("gates", stable.gates or "unknown"),
+        ("certificate", stable.certificate or "unknown"),
+        ("data", stable.data or "unknown"),
+        ("code", f"{code} with local changes" if stable.git_dirty else code),
+    ]
+    return "\n".join(f"{name:<12} {text}" for name, text in lines)
+
+
+def _in_one_line(entry: Entry) -> str:
+    what, by = entry.what.replace("_", " "), f" by {entry.by}" if entry.by else ""
+    return f"{iso(entry.time)}  {entry.model} {what}{by}: {entry.reason}"
