@@ -222,12 +222,6 @@ def positions_of(contract: ColumnContract) -> list[list[int]]:
 Cell = float | str | None  # a category as text, anything else as a number; None is missing
 
 
-def listed_rows(content: Mapping[str, Any]) -> list[Any] | None:
-    """Return the list of an object whose only key is `rows`; None for an object that is a row."""
-    rows = content.get("rows")
-    return rows if list(content) == ["rows"] and isinstance(rows, list) else None
-
-
 def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell]:
     """Read the typed cells of one JSON object; CellError with the column and the broken rule.
 

@@ -1,5 +1,6 @@
 """The base class of input contracts; the record of each kind of input names its own class."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -59,6 +60,12 @@ class InputContract(Contract):
 def input_name(contract: InputContract) -> str:
     """Return the name of a graph's input: "image", "row" or "text"."""
     return input_kind(contract.kind).graph_input
+
+
+def listed_rows(content: Mapping[str, Any]) -> list[Any] | None:
+    """Return the list of an object whose only key is `rows`; None for an object that is a row."""
+    rows = content.get("rows")
+    return rows if list(content) == ["rows"] and isinstance(rows, list) else None
 
 
 def _typed(content: Any) -> Any:

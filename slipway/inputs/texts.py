@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from slipway.inputs.columns import listed_rows
-from slipway.inputs.contract import InputContract
+from slipway.inputs.contract import InputContract, listed_rows
 from slipway.system.errors import BundleError, CellError, ParamsError, UnavailableError
 
 PersonalData = Literal["email", "phone", "card"]  # slipway/inputs/personal_data.py finds it

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import SCORE_NAME, Bundle, LoadedBundle
 from slipway.artifacts.certificate import Certificate, Execution
 from slipway.artifacts.uncertainty import Answers
-from slipway.inputs.columns import ColumnContract, encode_rows, listed_rows, read_row
-from slipway.inputs.contract import InputContract
+from slipway.inputs.columns import ColumnContract, encode_rows, read_row
+from slipway.inputs.contract import InputContract, listed_rows
 from slipway.inputs.images import ImageContract, array_from_bytes
 from slipway.inputs.multipart import decode_images
 from slipway.inputs.texts import TextContract, encode_texts, read_text

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.label_sets import named_label
-from slipway.inputs.columns import Column, ColumnContract, listed_rows
-from slipway.inputs.contract import InputContract
+from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.contract import InputContract, listed_rows
 from slipway.inputs.multipart import decode_images
 from slipway.inputs.texts import TextContract
 from slipway.traffic.monitoring_records import EARLY_S, DriftedSpan, GroundTruth

@@ -19,10 +19,10 @@ from slipway.inputs.columns import (
     Cell,
     ColumnContract,
     encode_rows,
-    listed_rows,
     read_cell,
     read_row,
 )
+from slipway.inputs.contract import listed_rows
 from slipway.inputs.texts import TextContract, encode_texts, read_text, text_faults
 from slipway.serving.http.responses import Refusal
 from slipway.serving.http.strict_json import may_exceed, parse
