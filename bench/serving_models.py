@@ -1,25 +1,31 @@
 """Certified bundles for bench/serving_speed.py, with random weights.
 
-They are resnet18 at 224 px and a small network at 28 px.
+They are resnet18 at 224 px, a small network at 28 px, and a transformer on the tokens of messages.
 """
 
+import csv
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
 from torch import Tensor, nn
 
 from slipway.artifacts.bundle import LoadedBundle, OutputContract
+from slipway.data.texts.packing import learned_tokenizer
 from slipway.export.graphs.graph import export_graph
+from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
+from slipway.system.assets import asset
 from slipway.training.networks.networks import NetworkSpec, build_network
 from tests.calibrations import calibrated
 from tests.serving.bundles import certify, write_bundle
 
 CLASSES = [f"class {number}" for number in range(10)]
 LARGEST_BATCH = 64
+NUM_TOKENS = 4000
 
 
 class SmallCnn(nn.Module):
@@ -81,11 +87,43 @@ def write_large(folder: Path) -> LoadedBundle:
     return _write(folder, build_network(spec), taken)
 
 
-def _write(folder: Path, network: nn.Module, taken: ImageContract) -> LoadedBundle:
+@cache
+def messages() -> list[str]:
+    """Return the embedded English messages."""
+    with asset("data/demo/messages.csv").open(newline="", encoding="utf-8") as file:
+        return [row["text"] for row in csv.DictReader(file)]
+
+
+def write_text(folder: Path) -> LoadedBundle:
+    """`folder`/bundle and its certificate, of a transformer of the size of small encoders."""
+    torch.manual_seed(7)
+    taken = TextContract(
+        kind="texts",
+        columns=["text"],
+        max_bytes=1024,
+        max_characters=None,
+        tokenizer=learned_tokenizer(messages(), NUM_TOKENS),
+        max_tokens=128,
+    )
+    arguments = {"width": 384, "num_layers": 6, "num_heads": 12, "patch": 1, "dropout": 0.0}
+    spec = NetworkSpec(
+        task="text_classification",
+        name="small_transformer",
+        arguments=arguments,
+        classes=CLASSES,
+        input=taken,
+        mean=[],
+        std=[],
+        target_scale=None,
+    )
+    return _write(folder, build_network(spec), taken)
+
+
+def _write(folder: Path, network: nn.Module, taken: InputContract) -> LoadedBundle:
     output = OutputContract(kind="probabilities", labels=CLASSES)
-    pixels = np.random.default_rng(7).integers(0, 256, (64, *taken.shape), dtype=np.uint8)
+    rows = taken.example_rows(64)
     graph = export_graph(
-        calibrated(network.eval(), pixels), taken, output, opset=18, max_batch_size=LARGEST_BATCH
+        calibrated(network.eval(), rows), taken, output, opset=18, max_batch_size=LARGEST_BATCH
     )
     model = onnx.load_model_from_string(graph)
     names = {"input_name": model.graph.input[0].name, "output_name": model.graph.output[0].name}

@@ -1,10 +1,10 @@
 """Compares the service with the bare runtime and with other servers.
 
-`BENCH_PEERS=VENV/bin/python python -m bench.serving_speed [small|large]...` starts them all on
+`BENCH_PEERS=VENV/bin/python python -m bench.serving_speed [small|large|text]...` starts them all on
 loopback, sends requests in turns over 32 connections and over one, and prints and writes one table
-for each model (bench/results/serving_speed_small.md and _large.md). BENCH_PEERS is a Python that
-has litserve and fastapi (bench/serving_peers.py). Without it the table says that they are missing.
-The client shares the cores with the services.
+for each model (bench/results/serving_speed_small.md, _large.md and _text.md). BENCH_PEERS is a
+Python that has litserve and fastapi (bench/serving_peers.py). Without it the table says that they
+are missing. They take no texts. The client shares the cores with the services.
 """
 
 import io
@@ -19,7 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -27,14 +29,16 @@ import uvloop
 from PIL import Image
 
 from bench.conditions import conditions
-from bench.serving_models import write_large, write_small
+from bench.serving_models import messages, write_large, write_small, write_text
 from bench.serving_overhead import Measured, http_request, one_round
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract, encode_texts, read_text
 from slipway.runtimes.runtime import OnnxRunner, open_onnx
 from slipway.system import files
 from tests.serving.server import environment, free_port
 
+Batch = np.typing.NDArray[Any]
 NUM_CONNECTIONS = 32
 NUM_ROUNDS = int(os.environ.get("BENCH_ROUNDS", "0"))  # 0: as many as the case has
 WARM_UP_S = 1.0  # and a third of what is measured at most
@@ -62,7 +66,7 @@ class Case:
 
     title: str
     write: Callable[[Path], LoadedBundle]
-    image: Callable[[], bytes]
+    body: Callable[[], bytes]
     media_type: str
     round_seconds: float
     num_rounds: (
@@ -84,7 +88,7 @@ class Bare:
     """The runtime without a service, in this process."""
 
     runner: OnnxRunner
-    contract: ImageContract
+    make_batch: Callable[[int], Callable[[], Batch]]  # of a size; images are decoded before
     rows_per_second: dict[int, list[float]] = field(
         default_factory=lambda: {size: [] for size in BATCH_SIZES}
     )
@@ -93,10 +97,7 @@ class Bare:
     def measure(self, seconds: float) -> None:
         """Measure one more round over all batch sizes."""
         for size, found in self.rows_per_second.items():
-            batch = np.random.default_rng(size).integers(
-                0, 256, (size, *self.contract.shape), dtype=np.uint8
-            )
-            times = self._times(batch, seconds / len(BATCH_SIZES))
+            times = self._times(self.make_batch(size), seconds / len(BATCH_SIZES))
             found.append(size * len(times) / sum(times))
             if size == 1:
                 self.one_row_ms.append(statistics.median(times) * 1000)
@@ -107,11 +108,11 @@ class Bare:
         size = max(medians, key=lambda one: medians[one])
         return size, medians[size]
 
-    def _times(self, batch: np.typing.NDArray[np.uint8], seconds: float) -> list[float]:
+    def _times(self, batch: Callable[[], Batch], seconds: float) -> list[float]:
         times: list[float] = []
         while sum(times) < seconds or len(times) < 3:
             started = time.perf_counter()
-            self.runner.run(batch)
+            self.runner.run(batch())
             times.append(time.perf_counter() - started)
         return times
 
@@ -134,9 +135,34 @@ def digit() -> bytes:
     return stream.getvalue()
 
 
+def message() -> bytes:
+    """The JSON of a message of usual length."""
+    texts = sorted(messages(), key=len)
+    return json.dumps({"text": texts[len(texts) // 2]}).encode()
+
+
+def image_batch(taken: ImageContract, size: int) -> Callable[[], Batch]:
+    """Return (size, ...) random pixels."""
+    pixels = np.random.default_rng(size).integers(0, 256, (size, *taken.shape), dtype=np.uint8)
+    return lambda: pixels
+
+
+def text_batch(taken: TextContract, size: int) -> Callable[[], Batch]:
+    """Tokenise `size` messages, those of `message`, as often as they are needed."""
+    rows = [json.loads(message())] * size
+    longest = np.count_nonzero(encode_texts([read_text(rows[0], taken)], taken))
+
+    def batch() -> Batch:
+        texts = [read_text(row, taken) for row in rows]
+        return np.ascontiguousarray(encode_texts(texts, taken)[:, :longest])
+
+    return batch
+
+
 CASES = {
     "small": Case("A small CNN, PNGs of 28 px", write_small, digit, "image/png", 0.7, 31),
     "large": Case("resnet18, JPEGs of 224 px", write_large, photograph, "image/jpeg", 10.0, 7),
+    "text": Case("A transformer on tokens", write_text, message, "application/json", 4.0, 9),
 }
 
 
@@ -183,7 +209,7 @@ def form(field_name: str, image: bytes, media_type: str) -> bytes:
 
 def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStack) -> list[Served]:
     """Start every server that is available here; yield each with its request."""
-    image = case.image()
+    image = case.body()
     peer = {
         "PEER_BUNDLE": str(bundle.root),
         "PEER_CONTRACT": bundle.manifest.input.model_dump_json(),
@@ -217,12 +243,16 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
             body,
             "/",
         ),
+    ]
+    if not case.media_type.startswith("image/"):
+        return found  # the peers take images
+    found.append(
         start(
             "BentoML, a batchable API",
             [*bentoml, "bench.batchable_service:Batchable", "--port", "PORT"],
             form("images", image, case.media_type),
-        ),
-    ]
+        )
+    )
     if PEERS:
         asked = form("image", image, case.media_type)
         found.append(
@@ -317,7 +347,7 @@ def run_case(case: Case) -> str:
         folder = Path(temporary)
         bundle = case.write(folder)
         taken = bundle.manifest.input
-        assert isinstance(taken, ImageContract)
+        assert isinstance(taken, (ImageContract, TextContract))
         bare = Bare(
             open_onnx(
                 bundle.model_bytes("fp32"),
@@ -326,7 +356,9 @@ def run_case(case: Case) -> str:
                 provider="cpu",
                 num_threads=0,
             ),
-            taken,
+            partial(image_batch, taken)
+            if isinstance(taken, ImageContract)
+            else partial(text_batch, taken),
         )
         all_served = start_all(case, folder, bundle, services)
         num_rounds = NUM_ROUNDS or case.num_rounds
@@ -361,7 +393,7 @@ def main() -> None:
         "loopback, the client (uvloop) on the same cores, metrics and every guard on. The empty "
         "application is uvicorn with httptools and "
         "uvloop, asked with the same bytes. Bodies are the image itself; peers take it in a form, "
-        "as they ask for it."
+        "as they ask for it. A text is a row of JSON, and the bare runtime tokenises it."
     )
     for name in sys.argv[1:] or CASES:
         case = CASES[name]

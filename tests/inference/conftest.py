@@ -26,12 +26,16 @@ def table_project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def text_model(tmp_path: Path) -> Iterator[LoadedModel]:
-    certify(
-        tmp_path / "text/certificate.json",
-        write_bundle(tmp_path / "text/bundle", text_classifier()),
-    )
-    with load(tmp_path / "text") as model:
+def text_project(tmp_path: Path) -> Path:
+    """A project whose stages ran, with a model for texts."""
+    artifacts = tmp_path / "text/artifacts"
+    certify(artifacts / "certificate.json", write_bundle(artifacts / "bundle", text_classifier()))
+    return tmp_path / "text"
+
+
+@pytest.fixture
+def text_model(text_project: Path) -> Iterator[LoadedModel]:
+    with load(text_project) as model:
         yield model
 
 

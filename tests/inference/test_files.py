@@ -296,11 +296,18 @@ print(done.seconds, done.resumed_rows)
 
 
 @pytest.mark.nightly(seconds=20)
-def test_kill_9_at_any_moment_loses_and_repeats_no_row(table_project: Path, tmp_path: Path) -> None:
-    source = write_csv(tmp_path / "in.csv", frame(6000))
+@pytest.mark.parametrize("kind", ["table", "text"])
+def test_kill_9_at_any_moment_loses_and_repeats_no_row(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    project = request.getfixturevalue(f"{kind}_project")
+    rows = frame(6000)
+    if kind == "text":
+        rows = pa.table({"text": [t.replace(",", "") for _, t in sentences(6000, seed=6)]})
+    source = write_csv(tmp_path / "in.csv", rows)
 
     def run(name: str, delay: float = 0) -> subprocess.CompletedProcess[str]:
-        places = map(str, (table_project, source, tmp_path / name))
+        places = map(str, (project, source, tmp_path / name))
         command = [sys.executable, "-c", RUN, *places, str(delay)]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True)
 
