@@ -116,12 +116,14 @@ def _write_parts(
     for number, piece in enumerate(rows.pieces(done, size, model.max_batch_size), num_parts):
         answers: list[Answer] = [None] * piece.carried.num_rows
         faults = piece.faults
+        num_rows = 0
         for positions, inputs in piece.batches:
             for position, row in zip(positions, model.answer_rows(inputs), strict=True):
                 answers[position] = row.answer
                 if row.answer is None:
                     faults[position] = _INVALID
-            on_progress(done + positions[-1] + 1, rows.num_rows)
+            num_rows += len(positions)
+            on_progress(done + num_rows, rows.num_rows)
         content = output.encode(piece.carried, answers, faults)
         done += len(answers)
         on_progress(done, rows.num_rows)

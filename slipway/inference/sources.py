@@ -230,9 +230,12 @@ class RowFile(ABC, Generic[RowContract]):
             position: RowFault("malformed_row", found) for position, found in rows.malformed.items()
         }
         good = ~np.isin(read.positions, list(rows.malformed))
-        positions, inputs = read.positions[good].tolist(), read.inputs[good]
+        positions, inputs = read.positions[good], read.inputs[good]
+        if self._contract.varies_in_length:  # a batch is as long as its longest row
+            order = np.argsort(np.count_nonzero(inputs, axis=1), kind="stable")
+            positions, inputs = positions[order], inputs[order]
         slices = (slice(start, start + batch_size) for start in range(0, len(inputs), batch_size))
-        batches = ((positions[part], inputs[part]) for part in slices)
+        batches = ((positions[part].tolist(), inputs[part]) for part in slices)
         return Piece(rows.carried, batches, faults)
 
 

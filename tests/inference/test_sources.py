@@ -20,6 +20,7 @@ from slipway.inference.sources import (
 from slipway.inputs.texts import TextContract, decode_row
 from slipway.system.errors import DataError
 from tests.serving.bundles import COLUMNS, CONTRACT, picture, table_row
+from tests.tokens import token_contract
 
 UTF8 = TextFormat()
 
@@ -254,3 +255,17 @@ def test_a_text_model_takes_one_file_a_table_or_a_folder_of_shards(tmp_path: Pat
     pair = TEXTS.model_copy(update={"columns": ["a", "b"]})
     with pytest.raises(DataError, match="takes a and b of each row: name a table"):
         text_source(pair, tmp_path / "1.txt", UTF8)
+
+
+def test_texts_of_similar_length_share_a_batch_of_tokens(tmp_path: Path) -> None:
+    contract = token_contract()
+    table = pa.table({"text": ["soup " * (1 + number * 7 % 10) for number in range(20)]})
+    source = TextFile(contract, write_csv(tmp_path / "t.csv", table), UTF8)
+    (piece,) = source.pieces(0, 100, 5)
+    batches = list(piece.batches)
+    longest = [int(np.count_nonzero(inputs, axis=1).max()) for _, inputs in batches]
+    assert longest == sorted(longest)
+    assert sorted(position for positions, _ in batches for position in positions) == [*range(20)]
+    for positions, inputs in batches:
+        texts = [decode_row(row, contract).split() for row in inputs]
+        assert [len(text) for text in texts] == [1 + place * 7 % 10 for place in positions]
