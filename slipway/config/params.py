@@ -266,6 +266,18 @@ def _tokens_that_do_not_fit(params: Params) -> Iterator[str]:
             f"precompute.tokenizer is {as_yaml(tokenizer)}, but train.network is {network!r}, "
             f"which has its own: set tokenizer to train.pretrained, {params.train.pretrained!r}"
         )
+    dropout, deletion = params.augment.token_dropout, params.augment.word_deletion
+    has_texts = kind_of(params.data.task).input.has_texts
+    if has_texts and dropout and tokenizer is None:
+        yield (
+            f"augment.token_dropout is {dropout}, but precompute.tokenizer is null: the network "
+            "reads bytes. Set it to 0, and use word_deletion"
+        )
+    if has_texts and deletion and tokenizer is not None:
+        yield (
+            f"augment.word_deletion is {deletion}, but precompute.tokenizer is {tokenizer!r}: the "
+            "network reads tokens. Set it to 0, and use token_dropout"
+        )
     patch = params.train.network_arguments.get("patch", 1)
     if network == "small_transformer" and tokenizer is not None and patch != 1:
         yield (

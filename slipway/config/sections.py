@@ -332,7 +332,7 @@ Range = Annotated[list[PositiveFloat], Field(min_length=2, max_length=2, example
 
 
 class AugmentParams(ParamsSection):
-    """Random changes of training images, drawn for each sample and epoch."""
+    """Random changes of training images and texts, drawn for each sample and epoch."""
 
     random_resized_crop: Range  # cropped area as a fraction of the image; [1, 1]: no crop
     crop_aspect: Range  # width over height of that area; without effect if nothing is cropped
@@ -353,6 +353,8 @@ class AugmentParams(ParamsSection):
     mix_probability: Fraction  # of a row to be mixed; without effect if both alphas are 0
     forbid: list[Operation]  # operations that would change the label; using one fails the stage
     offline_copies: NotNegativeInt  # augmented copies of each training row, written to disk
+    token_dropout: Fraction  # texts with a tokenizer: probability that a token is left out
+    word_deletion: Fraction  # texts without a tokenizer: probability that a word is left out
 
     def problems(self) -> Iterator[str]:
         for name in ("random_resized_crop", "crop_aspect", "scale", "erasing_area"):

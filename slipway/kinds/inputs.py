@@ -211,8 +211,12 @@ TEXTS = InputKind(
         "precompute.vocabulary_size": None,
         "precompute.max_tokens": None,
         "precompute.mask_personal_data": [],
+        "augment.token_dropout": 0.0,
+        "augment.word_deletion": 0.0,
     },
     requests={
+        "augment.token_dropout": 0.0,
+        "augment.word_deletion": 0.0,
         "data.text_columns": [],
         "precompute.tokenizer": None,
         "precompute.mask_personal_data": [],

@@ -37,6 +37,8 @@ _COMMENTS = {
     "precompute.tokenizer": "null: bytes; or bpe, or a folder or file with a tokenizer.json",
     "precompute.vocabulary_size": "tokens to learn; only for bpe",
     "precompute.max_tokens": "of a text; only with a tokenizer",
+    "augment.token_dropout": "probability that a token is left out; only with a tokenizer",
+    "augment.word_deletion": "probability that a word is left out; only without a tokenizer",
     "clean.rules.type_violation": "a cell of another kind; flag: it counts as missing",
     "precompute.max_categories": "of one column; rarer ones count as unknown",
     "precompute.num_quantiles": "pieces of the range of a number, at most",

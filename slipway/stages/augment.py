@@ -8,6 +8,7 @@ from slipway.data.augmentation.plan import (
     AugmentPlan,
     operations,
     plan_from_params,
+    text_operations,
     without_operations,
     write_plan,
 )
@@ -54,6 +55,8 @@ def _notes(
 ) -> list[str]:
     """Describe the augmentation, and name parameters without effect."""
     names, copies = operations(requested), params.augment.offline_copies
+    if kind_of(params.data.task).input.has_texts:
+        return [f"operations: {', '.join(text_operations(requested)) or 'none'}"]
     if not isinstance(contract, ImageContract):
         unused = [*names, "offline_copies"] if copies else names
         effect = f": without effect are {', '.join(unused)}" if unused else ""

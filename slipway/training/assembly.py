@@ -7,15 +7,17 @@ import pytorch_lightning as pl
 import torch
 
 from slipway.config.sections import TrainParams
-from slipway.data.augmentation.plan import AugmentPlan
+from slipway.data.augmentation.plan import AugmentPlan, text_operations
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
 from slipway.kinds.registry import kind_of
 from slipway.system.malloc import keep_freed_pages
 from slipway.system.user_code import is_user_code
 from slipway.training.batches.batches import (
     ImageChanges,
     StepShape,
+    TextChanges,
     TrainingBatches,
     ValidationBatches,
 )
@@ -81,8 +83,21 @@ def training_batches(
     changes = image_changes(data.plan, data.manifest.input, on_gpu)
     dtype = kind_of(data.manifest.task).target.dtype
     soft = data.soft.answers if data.soft else None
-    buckets = data.manifest.input.varies_in_length
-    return TrainingBatches(data.train, shape, rank, seed, changes, dtype, soft, buckets=buckets)
+    contract = data.manifest.input
+    texts = None
+    if isinstance(contract, TextContract) and text_operations(data.plan):
+        texts = TextChanges(data.plan, contract.pair_separator)
+    return TrainingBatches(
+        data.train,
+        shape,
+        rank,
+        seed,
+        changes,
+        dtype,
+        soft,
+        buckets=contract.varies_in_length,
+        texts=texts,
+    )
 
 
 def validation_batches(

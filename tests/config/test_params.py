@@ -580,3 +580,24 @@ def test_an_unknown_encoding_is_refused_with_the_one_that_was_probably_meant(
 def test_a_date_format_without_day_month_and_year_is_refused(wrong: str) -> None:
     changed = of_kind(content(data__date_format=wrong), "table_regression")
     assert f"data.date_format: found {wrong!r}, expected a day, a month" in message(changed)
+
+
+@pytest.mark.parametrize(
+    ("task", "tokenizer", "augment", "found"),
+    [
+        ("text_classification", None, {"token_dropout": 0.1}, "the network reads bytes"),
+        ("text_classification", "bpe", {"word_deletion": 0.1}, "the network reads tokens"),
+        ("image_classification", None, {"word_deletion": 0.1}, "augment.word_deletion is 0.1"),
+    ],
+)
+def test_augmentation_of_texts_that_the_network_does_not_read_is_refused(
+    task: str, tokenizer: str | None, augment: dict[str, float], found: str
+) -> None:
+    changed = of_kind(OWN, task)
+    changed["augment"] |= augment
+    if task == "text_classification":
+        changed["data"]["text_columns"] = ["text"]
+        size, most = (300, 24) if tokenizer else (None, None)
+        tokens = {"tokenizer": tokenizer, "vocabulary_size": size, "max_tokens": most}
+        changed["precompute"] |= tokens
+    assert found in message(changed)

@@ -92,7 +92,7 @@ def test_a_table_of_texts_and_classes_becomes_a_task_of_texts(
     )
     assert params["precompute"]["max_text_bytes"] == 64
     assert params["train"]["network"] == "hashed_ngrams"
-    assert params["augment"] == {}
+    assert params["augment"] == {"token_dropout": 0.0, "word_deletion": 0.0}
 
 
 def test_texts_beside_other_inputs_are_a_table_unless_the_task_says_texts(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ def text_content() -> dict[str, Any]:
     content = of_kind(CONTENT, "text_classification")
     column = stored_column("text", pa.chunked_array([["some words", "and others"]]))
     content["data"]["text_columns"] = ["text"]
-    content["augment"] = {}
     for key, (value, _) in text_values([column]).items():
         section, _, name = key.partition(".")
         content[section][name] = value

@@ -20,6 +20,7 @@ _YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.
 _YIQ_INVERSE = np.linalg.inv(_YIQ)
 LUMA = _YIQ[0]
 # Width over height; Zhong et al. 2020, "Random erasing data augmentation".
+_PLACE = np.uint64(0xD1B54A32D192ED03)  # between the keys of two places of a sample; odd
 _ERASED_ASPECT = (0.3, 1 / 0.3)
 
 
@@ -59,6 +60,16 @@ class Draw(NamedTuple):
         """True if any pixel changes colour."""
         factors = (self.brightness, self.contrast, self.saturation)
         return bool(self.hue.any()) or not all((factor == 1).all() for factor in factors)
+
+
+def draw_places(
+    plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], length: int, stream: str
+) -> NDArray[np.float64]:
+    """(N, length) in [0, 1), a number for each place of each sample."""
+    with np.errstate(over="ignore"):
+        places = keys[:, None] + np.arange(length, dtype=np.uint64) * _PLACE
+    numbers = uniform(plan.seed, epoch, places.reshape(-1), stream)
+    return numbers.reshape(len(keys), length)
 
 
 class MixDraw(NamedTuple):

@@ -1,4 +1,4 @@
-"""The augmentation plan: the random changes that training images may get.
+"""The augmentation plan: the random changes that training images and texts may get.
 
 An operation in `augment.forbid` is refused. `slipway.data.augmentation.draws` turns the plan into
 numbers, `slipway.training` applies them. Tables are not augmented.
@@ -20,7 +20,7 @@ from slipway.system.errors import ParamsError
 
 
 class AugmentPlan(Contract):
-    """The content of `plan.json`: the allowed changes of a training image.
+    """The content of `plan.json`: the allowed changes of a training image or text.
 
     Units are those of docs/reference/params.md.
     """
@@ -44,6 +44,8 @@ class AugmentPlan(Contract):
     mixup_alpha: float
     cutmix_alpha: float
     mix_probability: float
+    token_dropout: float = 0.0
+    word_deletion: float = 0.0
     offline: PackedSplitManifest | None  # the copies in `train/`, or null
 
     @property
@@ -82,6 +84,11 @@ def operations(plan: AugmentPlan) -> list[str]:
     return [name for name in names if plan.mixes or name not in ("mixup_alpha", "cutmix_alpha")]
 
 
+def text_operations(plan: AugmentPlan) -> list[str]:
+    """Return the names of the operations that can change a text."""
+    return [name for name in ("token_dropout", "word_deletion") if getattr(plan, name)]
+
+
 def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
     """Return the plan, without offline copies. ParamsError if it uses a forbidden operation."""
     values = params.model_dump(include=set(AugmentPlan.model_fields))
@@ -100,7 +107,7 @@ def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
 
 
 def without_operations(plan: AugmentPlan) -> AugmentPlan:
-    """Return the plan with every operation switched off, as for a table."""
+    """Return the plan with every operation on images switched off."""
     return plan.model_copy(update={**NEUTRAL, "offline": None})
 
 

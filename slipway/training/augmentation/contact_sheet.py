@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from slipway.data.augmentation.draws import Draw, MixDraw, draw, draw_mixing, unchanged
-from slipway.data.augmentation.plan import AugmentPlan, operations
+from slipway.data.augmentation.plan import AugmentPlan, operations, text_operations
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
 from slipway.training.augmentation.host import Pixels, StoredRows, changed_images, mixed_images
 
 _NUM_IMAGES = 8
@@ -58,7 +59,10 @@ class _Samples(NamedTuple):
 def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifest) -> bytes:
     """Draw a PNG of up to 8 training images, spread over the targets; for a table, a text line."""
     if not isinstance(manifest.input, ImageContract):
+        names = text_operations(plan)
         text = "Only images are augmented: the section augment of params.yaml has no effect here."
+        if isinstance(manifest.input, TextContract):
+            text = f"Operations on texts: {', '.join(names) or 'none'}."
         return _png(_text_picture(text))
     chosen = _spread(train.target_keys)
     samples = _Samples(

@@ -25,6 +25,7 @@ from slipway.data.augmentation.draws import (
     erased_bounds,
 )
 from slipway.data.store.packed import Inputs
+from slipway.inputs.texts import SEPARATOR, TRUNCATED
 from slipway.training.augmentation.batch import GREY, samples_per_pixel
 
 Pixels = NDArray[np.uint8]
@@ -240,3 +241,41 @@ def _threads(count: int, process: int) -> ThreadPoolExecutor:
 def _forbid_inner_threads(process: int) -> None:
     """Turn off OpenCV's threads, which would compete with ours and not survive a fork."""
     cv2.setNumThreads(0)
+
+
+def without_tokens(
+    rows: NDArray[Any], drawn: NDArray[np.float64], fraction: float, separator: int | None
+) -> NDArray[Any]:
+    """Leave out the tokens whose number in `drawn` (B, L) is below `fraction`: (B, L) as `rows`.
+
+    The first and the last token of a text stay, and each `separator`.
+    """
+    is_there = rows != 0
+    places, last = np.arange(rows.shape[1]), is_there.sum(axis=1, keepdims=True) - 1
+    stays = (drawn >= fraction) | (places == 0) | (places == last)
+    if separator is not None:
+        stays |= np.abs(rows) == separator + 1
+    return _closed_up(rows, is_there & stays)
+
+
+def without_words(rows: NDArray[Any], drawn: NDArray[np.float64], fraction: float) -> NDArray[Any]:
+    """Leave out the words of texts in bytes, with the space behind them: (B, L) as `rows`.
+
+    `drawn` is (B, L) numbers, of which the n-th is that of the n-th word. A word is a run without
+    white space. The one with the largest number stays, and so do line breaks.
+    """
+    is_text, is_break = (rows != 0) & (rows != TRUNCATED), rows == ord(SEPARATOR)
+    is_inside = is_text & ~is_break & (rows != ord(" "))
+    begins = is_inside & ~np.pad(is_inside, ((0, 0), (1, 0)))[:, :-1]
+    words = np.maximum(begins.cumsum(axis=1) - 1, 0)
+    is_word = np.arange(rows.shape[1]) < begins.sum(axis=1, keepdims=True)
+    largest = np.where(is_word, drawn, -1.0).argmax(axis=1)[:, None]
+    own = np.take_along_axis(drawn, words, axis=1)
+    return _closed_up(rows, is_text & ((own >= fraction) | (words == largest) | is_break))
+
+
+def _closed_up(rows: NDArray[Any], stays: NDArray[np.bool_]) -> NDArray[Any]:
+    order = np.argsort(~stays, axis=1, kind="stable")
+    moved = np.take_along_axis(rows, order, axis=1)
+    moved[~np.take_along_axis(stays, order, axis=1)] = 0
+    return moved

@@ -7,7 +7,7 @@ them. So the loader has no state: a resumed run gets the same batches, with any 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from slipway.data.augmentation.draws import draw, draw_mixing
-from slipway.data.augmentation.plan import AugmentPlan
+from slipway.data.augmentation.draws import draw, draw_mixing, draw_places
+from slipway.data.augmentation.plan import AugmentPlan, text_operations
 from slipway.data.engine.randomness import permutation, uniform
 from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.system.errors import ParamsError
 from slipway.training.augmentation.batch import Changes, device_changes
-from slipway.training.augmentation.host import StoredRows, changed_images, mixed_images
+from slipway.training.augmentation.host import (
+    StoredRows,
+    changed_images,
+    mixed_images,
+    without_tokens,
+    without_words,
+)
 from slipway.training.distributed.stop_signals import ignore_signals_in_worker
 
 _BUCKET_STEPS = 32  # whose rows are sorted by length
@@ -58,6 +64,24 @@ class ImageChanges:
     plan: AugmentPlan
     size_px: int  # that the network takes; images may be stored larger
     on_device: bool  # the device gets stored pixels and augments them
+
+
+@dataclass(frozen=True)
+class TextChanges:
+    """Augmentation of training texts: words or tokens that are left out."""
+
+    plan: AugmentPlan
+    separator: int | None  # the token between the texts of a pair
+
+    def apply(self, rows: NDArray[Any], epoch: int, keys: NDArray[np.uint64]) -> NDArray[Any]:
+        """(B, L) bytes or tokens -> (B, L)"""
+        for name in text_operations(self.plan):
+            drawn = draw_places(self.plan, epoch, keys, rows.shape[1], name)
+            if name == "token_dropout":
+                rows = without_tokens(rows, drawn, self.plan.token_dropout, self.separator)
+            else:
+                rows = without_words(rows, drawn, self.plan.word_deletion)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -107,6 +131,7 @@ class TrainingBatches(Dataset[Batch]):
         soft: (N, K) float32 soft answers of a teacher to the rows of all splits.
         buckets: the rows of a step have nearly the same number of tokens, so that little of it is
             padding. The inputs are (N, L), 0 for none.
+        texts: changes of texts; None if there are none.
     """
 
     def __init__(
@@ -120,13 +145,14 @@ class TrainingBatches(Dataset[Batch]):
         soft: Tensor | None = None,
         *,
         buckets: bool = False,
+        texts: TextChanges | None = None,
     ) -> None:
         self._inputs = StoredRows([split.inputs for split in splits])
         self._keys = np.concatenate([split.keys for split in splits])
         self._targets = torch.cat([_target_tensor(split, target_dtype) for split in splits])
         self._weights = torch.cat([_weight_tensor(split) for split in splits])
         self._shape, self._rank, self._seed = shape, rank, seed
-        self._changes, self._soft = changes, soft
+        self._changes, self._soft, self._texts = changes, soft, texts
         if changes and changes.plan.is_identity and self._inputs.shape[0] == changes.size_px:
             self._changes = None
         self._order: tuple[int, NDArray[np.int64]] | None = None
@@ -159,7 +185,10 @@ class TrainingBatches(Dataset[Batch]):
             soft=self._soft[rows] if self._soft is not None else None,
         )
         if self._changes is None:
-            return batch._replace(inputs=torch.from_numpy(self._inputs.gather(rows)))
+            inputs = self._inputs.gather(rows)
+            if self._texts is not None:
+                inputs = self._texts.apply(inputs, epoch, self._keys[rows])
+            return batch._replace(inputs=torch.from_numpy(inputs))
         partner_rows = self._partners(self._changes.plan, epoch, step, positions)
         return self._augmented(batch, self._changes, epoch, rows, partner_rows)
 

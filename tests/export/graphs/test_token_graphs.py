@@ -19,6 +19,7 @@ from slipway.export.graphs.variants import make_variant
 from slipway.inputs.texts import encode_texts
 from slipway.kinds.targets import CLASS
 from slipway.training.networks.encoders import read_config
+from slipway.training.networks.ensemble import EnsembleNetwork, ensemble_spec
 from slipway.training.networks.features import last_layer
 from slipway.training.networks.networks import NetworkSpec, build_network
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
@@ -101,3 +102,36 @@ def test_an_encoder_is_exported_for_every_length_and_precision(tmp_path: Path, f
         "config": read_config(tiny_encoder(tmp_path / "folder", family)),
     }
     check_every_precision(spec_of("encoder", arguments), tmp_path)
+
+
+def test_an_average_of_two_networks_of_ngrams_is_one_graph_from_the_text_on() -> None:
+    contract = CONTRACT.model_copy(update={"tokenizer": None, "max_tokens": None})
+    arguments = {
+        "buckets": 512,
+        "width": 8,
+        "word_ngrams": 2,
+        "byte_ngrams": [3, 4],
+        "lowercase": True,
+        "dropout": 0.0,
+    }
+    spec = spec_of("hashed_ngrams", arguments).model_copy(update={"input": contract})
+    torch.manual_seed(1)
+    members = [build_network(spec).eval() for _ in range(2)]
+    specs = [member.spec for member in members]
+    network = EnsembleNetwork(
+        ensemble_spec(specs, ["first", "second"], "average", [0.25, 0.75], [0.2, 0.1])
+    )
+    network.adopt(members)
+    rows = encode_texts([text for _, text in sentences(20, seed=3)], contract)
+    layer = last_layer(network.eval(), torch.from_numpy(rows[:1]))
+    width = next(network.get_submodule(layer).parameters()).shape[1]
+    features = np.random.default_rng(2).normal(size=(50, width)).astype(np.float32)
+    calibrated_network = CalibratedNetwork(
+        network, CLASS.load_part("head"), 1.0, fit_ood_score(layer, features)
+    ).eval()
+    graph = export_graph(calibrated_network, contract, OUTPUT, opset=18, max_batch_size=8)
+    with torch.inference_mode():
+        own = [member(torch.from_numpy(rows)).softmax(dim=1) for member in members]
+    expected = 0.25 * own[0] + 0.75 * own[1]
+    np.testing.assert_allclose(onnx_answers(graph, rows).outputs, expected, atol=1e-5)
+    assert not torch.allclose(own[0], own[1], atol=1e-3)
