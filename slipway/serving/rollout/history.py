@@ -2,8 +2,8 @@
 
 Each line of the history is an entry as JSON, with the SHA-256 of the line before it. So the history
 shows if a line was changed, removed or added between others. That nothing was cut from its end, or
-all of it written again, shows only to who noted the last digest elsewhere. `slipway history` checks
-and prints it.
+all of it written again, shows only to who noted the last digest elsewhere.
+`slipway/serving/history.py` prints it.
 """
 
 import hashlib
@@ -12,32 +12,24 @@ import logging
 import os
 import threading
 import time
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from slipway.artifacts.bundle import MANIFEST
-from slipway.config.command import run_command
-from slipway.serving.rollout.reports import iso
 from slipway.serving.rollout.state import (
     FILE,
     EventKind,
     Model,
     Rollout,
     RolloutError,
-    name_of,
     read_rollout,
 )
 from slipway.serving.rollout.store import BUNDLE, CERTIFICATE, copy_folder
-from slipway.serving.settings import read_settings
 from slipway.system import files
-from slipway.system.arguments import CommandParser
-from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.contract import Contract
 from slipway.system.errors import LockedError
 
@@ -139,7 +131,7 @@ def read_history(path: Path) -> list[Entry]:
     """
     entries: list[Entry] = []
     previous = ""
-    for number, line in enumerate(_complete_lines(path), start=1):
+    for number, line in enumerate(complete_lines(path), start=1):
         wrong = f"{path} was changed or damaged: line {number}"
         fix = "Compare the file with a backup. The service goes on, but records no more there."
         try:
@@ -185,7 +177,7 @@ def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Append entries, with their numbers and digests, behind the last complete line."""
     if not lines:
         return
-    before = _complete_lines(path)
+    before = complete_lines(path)
     last, added = before[-1] if before else b"", b""
     for number, line in enumerate(lines, start=len(before) + 1):
         previous = hashlib.sha256(last).hexdigest() if last else ""
@@ -202,7 +194,8 @@ def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         os.fsync(file.fileno())
 
 
-def _complete_lines(path: Path) -> list[bytes]:
+def complete_lines(path: Path) -> list[bytes]:
+    """Return the lines of the history without one that was not written to its end."""
     try:
         return path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
@@ -248,89 +241,3 @@ def _state_lock(folder: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(_LOCK_POLL_S)
-
-
-@quiet_when_unread()
-def main(arguments: list[str]) -> None:
-    """Run `slipway history`."""
-    options = _parser().parse_args(arguments)
-    run_command(lambda: _print(read_settings().state, options.at, as_json=options.json))
-
-
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="slipway history",
-        description="Print what was served when, and who decided it. See docs/how-to/rollout.md.",
-    )
-    parser.add_argument(
-        "--at",
-        type=_moment,
-        metavar="TIME",
-        help="what was served then: ISO 8601, such as 2026-11-26T15:00; UTC without an offset",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
-
-
-def _moment(text: str) -> float:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a time, expected 2026-11-26T15:00") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _print(state: Path, moment: float | None, *, as_json: bool) -> None:
-    path = state / HISTORY
-    entries, rollout = read_history(path), read_rollout(state)
-    if not entries:
-        raise RolloutError(
-            f"there is no history in {state}. A service writes it when it starts; give this "
-            "command the SLIPWAY_STATE of the service."
-        )
-    if missing := rollout.num_events - max(entry.event or 0 for entry in entries):
-        raise RolloutError(
-            f"{path} lacks the last {missing} of {rollout.num_events} events in {FILE}: it was cut,"
-            " or could not be written. The next change of the rollout adds what is still known."
-        )
-    if moment is not None:
-        entry = entry_at(entries, moment)
-        if entry is None:
-            raise RolloutError(
-                f"the history begins at {iso(entries[0].time)}, after {iso(moment)}. Name a later "
-                "time."
-            )
-        print(entry.model_dump_json(indent=2) if as_json else _described(entries[: entry.number]))
-    elif as_json:
-        print(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2))
-    else:
-        print("\n".join(map(_in_one_line, entries)))
-        digest = hashlib.sha256(_complete_lines(path)[-1]).hexdigest()
-        print(f"each line follows the one before; digest of the last: {digest}")
-
-
-def _described(entries: Sequence[Entry]) -> str:
-    """Describe what was served after the last of `entries`, and who proposed it."""
-    last = entries[-1]
-    stable = last.stable or Served(version=name_of(None))
-    lines = [("served", stable.version)]
-    if last.candidate:
-        lines.append(("candidate", f"{last.candidate}, {100 * last.share:g} % of the requests"))
-    lines.append(("last entry", _in_one_line(last)))
-    for entry in reversed(entries):
-        if (entry.what, entry.model) == ("proposed", stable.version):
-            lines.append(("proposed by", f"{entry.by or 'unknown'}, {entry.reason}"))
-            break
-    code = stable.git_revision or "unknown"
-    lines += [
-        ("gates", stable.gates or "unknown"),
-        ("certificate", stable.certificate or "unknown"),
-        ("data", stable.data or "unknown"),
-        ("code", f"{code} with local changes" if stable.git_dirty else code),
-    ]
-    return "\n".join(f"{name:<12} {text}" for name, text in lines)
-
-
-def _in_one_line(entry: Entry) -> str:
-    what, by = entry.what.replace("_", " "), f" by {entry.by}" if entry.by else ""
-    return f"{iso(entry.time)}  {entry.model} {what}{by}: {entry.reason}"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slipway.artifacts.bundle import load_bundle
+from slipway.serving.history import main
 from slipway.serving.rollout import commands
 from slipway.serving.rollout.history import (
     HISTORY,
@@ -17,7 +18,6 @@ from slipway.serving.rollout.history import (
     Served,
     change_rollout,
     entry_at,
-    main,
     read_history,
     record_served,
 )

@@ -1,0 +1,109 @@
+"""`slipway history`: prints what a service served when, and who decided it."""
+
+import hashlib
+import json
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from slipway.config.command import run_command
+from slipway.serving.rollout.history import (
+    HISTORY,
+    Entry,
+    Served,
+    complete_lines,
+    entry_at,
+    read_history,
+)
+from slipway.serving.rollout.reports import iso
+from slipway.serving.rollout.state import FILE, RolloutError, name_of, read_rollout
+from slipway.serving.settings import read_settings
+from slipway.system.arguments import CommandParser
+from slipway.system.broken_pipe import quiet_when_unread
+
+
+@quiet_when_unread()
+def main(arguments: list[str]) -> None:
+    """Run `slipway history`."""
+    options = _parser().parse_args(arguments)
+    run_command(lambda: _print(read_settings().state, options.at, as_json=options.json))
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="slipway history",
+        description="Print what was served when, and who decided it. See docs/how-to/rollout.md.",
+    )
+    parser.add_argument(
+        "--at",
+        type=_moment,
+        metavar="TIME",
+        help="what was served then: ISO 8601, such as 2026-11-26T15:00; UTC without an offset",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _moment(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a time, expected 2026-11-26T15:00") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _print(state: Path, moment: float | None, *, as_json: bool) -> None:
+    path = state / HISTORY
+    entries, rollout = read_history(path), read_rollout(state)
+    if not entries:
+        raise RolloutError(
+            f"there is no history in {state}. A service writes it when it starts; give this "
+            "command the SLIPWAY_STATE of the service."
+        )
+    if missing := rollout.num_events - max(entry.event or 0 for entry in entries):
+        raise RolloutError(
+            f"{path} lacks the last {missing} of {rollout.num_events} events in {FILE}: it was cut,"
+            " or could not be written. The next change of the rollout adds what is still known."
+        )
+    if moment is not None:
+        entry = entry_at(entries, moment)
+        if entry is None:
+            raise RolloutError(
+                f"the history begins at {iso(entries[0].time)}, after {iso(moment)}. Name a later "
+                "time."
+            )
+        print(entry.model_dump_json(indent=2) if as_json else _described(entries[: entry.number]))
+    elif as_json:
+        print(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2))
+    else:
+        print("\n".join(map(_in_one_line, entries)))
+        digest = hashlib.sha256(complete_lines(path)[-1]).hexdigest()
+        print(f"each line follows the one before; digest of the last: {digest}")
+
+
+def _described(entries: Sequence[Entry]) -> str:
+    """Describe what was served after the last of `entries`, and who proposed it."""
+    last = entries[-1]
+    stable = last.stable or Served(version=name_of(None))
+    lines = [("served", stable.version)]
+    if last.candidate:
+        lines.append(("candidate", f"{last.candidate}, {100 * last.share:g} % of the requests"))
+    lines.append(("last entry", _in_one_line(last)))
+    for entry in reversed(entries):
+        if (entry.what, entry.model) == ("proposed", stable.version):
+            lines.append(("proposed by", f"{entry.by or 'unknown'}, {entry.reason}"))
+            break
+    code = stable.git_revision or "unknown"
+    lines += [
+        ("gates", stable.gates or "unknown"),
+        ("certificate", stable.certificate or "unknown"),
+        ("data", stable.data or "unknown"),
+        ("code", f"{code} with local changes" if stable.git_dirty else code),
+    ]
+    return "\n".join(f"{name:<12} {text}" for name, text in lines)
+
+
+def _in_one_line(entry: Entry) -> str:
+    what, by = entry.what.replace("_", " "), f" by {entry.by}" if entry.by else ""
+    return f"{iso(entry.time)}  {entry.model} {what}{by}: {entry.reason}"
