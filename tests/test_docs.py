@@ -223,7 +223,7 @@ def unknown_commands(page: str) -> set[str]:
     """List verbs of `slipway`, modules after `python -m` and make targets that do not exist."""
     code = "\n".join(block or span for block, span in CODE.findall(page))
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    verbs = re.findall(r"(?:^|&& |; )slipway ([a-z]+)", code, flags=re.MULTILINE)
+    verbs = re.findall(r"(?:^|&& |; )slipway ([a-z][a-z-]*)", code, flags=re.MULTILINE)
     made = re.findall(r"(?:^|&& )make ([a-z-]+)", code, flags=re.MULTILINE)
     modules = re.findall(r"python -m ([\w.]+)", code)
     return {

@@ -1,20 +1,35 @@
 """`slipway export` and `slipway release`."""
 
+from pathlib import Path
+
 import click
 
 from slipway.cli.command import is_quiet
 from slipway.export.again import export_again
 from slipway.export.release import release as release_bundle
+from slipway.export.release import verify_bundle as verify_release
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command()
-def release() -> None:
+@click.option("--sign", type=_FILE, metavar="KEY", help="Sign it with this private key (PEM).")
+def release(sign: Path | None) -> None:
     """Save the certified bundle as the reference model of later runs.
 
     It is copied to artifacts/reference_model. A bundle that is not certified, or that missed a
     quality gate, is refused.
     """
-    click.echo(release_bundle())
+    click.echo(release_bundle(sign))
+
+
+@click.command()
+@click.argument("folder", type=_FOLDER)
+@click.option("--key", type=_FILE, metavar="KEY", help="Require a signature by this public key.")
+def verify_bundle(folder: Path, key: Path | None) -> None:
+    """Check a bundle: its files, its certificate, its gates and its signature."""
+    click.echo(verify_release(folder, key))
 
 
 @click.command()

@@ -45,6 +45,9 @@ VERBS: Mapping[str, Verb] = {
     ),
     "export": Verb("slipway.cli.model:export", "export and certify the trained model again"),
     "release": Verb("slipway.cli.model:release", "save the model as the reference of later runs"),
+    "verify-bundle": Verb(
+        "slipway.cli.model:verify_bundle", "check the files, certificate and signature of a model"
+    ),
     "predict": Verb(
         "slipway.cli.answers:predict",
         "answer a folder of images, a table or texts",
@@ -60,7 +63,7 @@ VERBS: Mapping[str, Verb] = {
         extra="serve-cpu",
     ),
     "history": Verb(
-        "slipway.serving.rollout.history:main",
+        "slipway.serving.history:main",
         "print what was served when, and who decided it",
         extra="serve-cpu",
     ),

@@ -4,7 +4,8 @@ In `artifacts/reference_model/`:
 bundle.json, model_*.onnx   the bundle, with its model card and golden rows
 certificate.json            its certificate
 known_rows.parquet          ids of its training and validation rows, if known
-release.json                digests of bundle, certificate and rows; written last
+release.json                digests of bundle, certificate and rows
+model.sig                   with `--sign`: a signature of all of these
 
 The folder is written as a whole or not at all; a later release replaces it. A bundle that is not
 certified or did not pass its quality gates is refused. `evaluate.reference_model` names the folder.
@@ -22,6 +23,7 @@ from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import check_certificate, read_certificate
 from slipway.data.engine.rows import read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
+from slipway.export.signature import SIGNATURE, sign, verify
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import BundleError, IntegrityError
@@ -45,13 +47,16 @@ class Release(Contract):
     rows_digest: str | None  # hex SHA-256 of known_rows.parquet; null if there is none
 
 
-def release() -> str:
+def release(key: Path | None = None) -> str:
     """Copy bundle and certificate to `artifacts/reference_model/`; return a line for the terminal.
+
+    Signs the folder with the private key in `key`, if given.
 
     Raises:
         CertificateError: the certificate is of another bundle, or does not certify it.
         GateMissedError: the bundle did not pass its quality gates.
         BundleError: a file of the bundle was altered.
+        SlipwayError: the key cannot be used.
     """
     bundle = load_bundle(BUNDLE)
     bundle.verify()
@@ -71,13 +76,45 @@ def release() -> str:
             rows_digest=None if known_ids is None else files.sha256_file(folder / ROWS),
         )
         files.write_json(folder / RECORD, record.model_dump())
+        if key is not None:
+            sign(folder, key)
     if known_ids is None:
         rows = f"without the ids of its training rows: {PACKED} was packed again"
     else:
         rows = f"with the ids of its {len(known_ids)} training and validation rows"
     return (
-        f"released {bundle.version} to {RELEASED}, {rows}. "
+        f"released {bundle.version} to {RELEASED}, {rows}{', and signed' * (key is not None)}. "
         f"To compare with it, set evaluate.reference_model: {RELEASED}"
+    )
+
+
+def verify_bundle(folder: Path, key: Path | None = None) -> str:
+    """Check a released folder, and its signature by the public key in `key`; return a summary.
+
+    Without a certificate in the folder, that beside it is read, as the service does.
+
+    Raises:
+        IntegrityError: the signature is missing or does not hold.
+        BundleError: a file of the bundle was altered.
+        CertificateError: the certificate is of another bundle, or does not certify it.
+        GateMissedError: the bundle did not pass its quality gates.
+    """
+    if key is not None:
+        verify(folder, key)
+    bundle = load_bundle(folder)
+    bundle.verify()
+    own = folder / CERTIFICATE.name
+    certificate = read_certificate(own if own.exists() else folder.parent / CERTIFICATE.name)
+    check_certificate(certificate, bundle, accept_draft=False)
+    if key is not None:
+        signed = f"signed with the key of {key}"
+    elif (folder / SIGNATURE).exists():
+        signed = "its signature was not checked: give --key"
+    else:
+        signed = "not signed"
+    return (
+        f"{bundle.version}: {len(bundle.file_names)} files as they were certified, gates "
+        f"{certificate.gates}, {signed}"
     )
 
 
