@@ -1,9 +1,9 @@
 """Memory of each process on its device, for each strategy.
 
-`ddp` and `single` replicate everything. ZeRO shards the optimizer's state with a float32 master of
-every weight (stage 1), gradients too (2), parameters too (3): Rajbhandari et al., arXiv 1910.02054,
-section 5. The additions of DeepSpeed 0.19 and Lightning 2.6 (buckets, gathered parameters) were
-read off running engines.
+`ddp` and `single` replicate everything. `fsdp` shards all of it, and gathers block by block. ZeRO
+shards the optimizer's state with a float32 master of every weight (stage 1), gradients too (2),
+parameters too (3): Rajbhandari et al., arXiv 1910.02054, section 5. The additions of DeepSpeed 0.19
+and Lightning 2.6 (buckets, gathered parameters) were read off running engines.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,23 @@ import torch
 from slipway.config.sections import Offload, TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.strategies import Placement
+from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.networks.networks import Network
 
-STRATEGIES = ("single", "ddp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
+STRATEGIES = (
+    "single",
+    "ddp",
+    "deepspeed_stage_1",
+    "deepspeed_stage_2",
+    "deepspeed_stage_3",
+    "fsdp",
+)
 _MASTER_BYTES = 4  # DeepSpeed keeps one even of float32 parameters
 _BUCKET_ELEMENTS = 200_000_000  # Lightning's reduce_bucket_size
 _MAX_GATHERED_ELEMENTS = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
+# In a backward pass of FSDP2: the weights of a block and of the next one, and the buffer in which
+# these arrive; the gradients of a block, and the buffer in which they leave.
+_GATHERED_WEIGHTS, _GATHERED_GRADIENTS = 3, 2
 _SUBGROUP_ELEMENTS = 1_000_000_000  # DeepSpeed's sub_group_size: what stage 3 updates at a time
 
 
@@ -29,6 +40,7 @@ class Traces(NamedTuple):
     full: StepMemory  # float32
     autocast: StepMemory  # to bfloat16 or float16, which take the same memory
     cast: StepMemory  # parameters in half precision, without the optimizer
+    block: int = 0  # float32 bytes of the largest weights that `fsdp` gathers together
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,7 @@ def trace_all(network: Network, params: TrainParams, rows: int, *, accumulates: 
         cast=trace_step(
             network, params, rows, half=half, casts_parameters=True, accumulates=accumulates
         ),
+        block=_largest_block(network),
     )
 
 
@@ -78,6 +91,8 @@ def device_memory(
     below stage 3 parameters stay on the device.
     """
     mixed = precision != "32-true"
+    if strategy == "fsdp":
+        return _fully_sharded(traces, world_size, itemsize=2 if mixed else 4)
     if not strategy.startswith("deepspeed"):
         step = traces.autocast if mixed else traces.full
         # DDP has buckets besides the gradients.
@@ -112,6 +127,29 @@ def device_memory(
         float32_gradients=copied * _MASTER_BYTES,
         host=host,
     )
+
+
+def _fully_sharded(traces: Traces, world_size: int, itemsize: int) -> DeviceMemory:
+    """Parts stay float32; `itemsize` is that of the gathered weights."""
+    full, half = traces.full, traces.cast
+    weights = _GATHERED_WEIGHTS * traces.block * itemsize // 4
+    return DeviceMemory(
+        parameters=full.parameters // world_size,
+        gradients=full.parameters // world_size,
+        optimizer=full.optimizer // world_size,
+        buffers=full.buffers,
+        activations=full.activations if itemsize == 4 else half.activations,
+        buckets=weights + _GATHERED_GRADIENTS * traces.block,
+    )
+
+
+def _largest_block(network: Network) -> int:
+    """Return the float32 bytes of the largest block, or of the weights outside all blocks."""
+    sizes = [
+        4 * sum(weight.numel() for weight in block.parameters())
+        for block in parallel_blocks(network)
+    ]
+    return max([*sizes, 4 * network.num_parameters - sum(sizes)])
 
 
 def planned_memory(traces: Traces, placement: Placement) -> DeviceMemory:

@@ -5,14 +5,15 @@ real steps, the time. Lists every mismatch with this machine, and then ends with
 a training it also compares its prediction with the actual costs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.kinds.registry import are_trees
+from slipway.planning.gpu_choice import choose_gpus, describe_choices, parse_prices
 from slipway.planning.memory_plan import STRATEGIES, device_memory
 from slipway.planning.resource_plan import PlannedMemory, PlannedSeconds, ResourcePlan, make_plan
-from slipway.planning.step_memory import parameter_counts
+from slipway.planning.step_memory import parameter_counts, step_flop
 from slipway.planning.tree_plan import plan_trees
 from slipway.reports.console import size, text_table
 from slipway.system.arguments import CommandParser
@@ -108,6 +109,20 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def describe_gpus(plan: ResourcePlan, params: Params, prices: Mapping[str, float]) -> str:
+    """Tabulate the smallest setting of each GPU type; a note if the plan lacks its figures."""
+    if not (plan.network and plan.shape and plan.memory and plan.steps_per_epoch):
+        return (
+            "note      the smallest settings of GPUs need the packed store: run `dvc repro augment`"
+        )
+    train, shape = params.train, plan.shape
+    rows = plan.steps_per_epoch * train.epochs * shape.batch_size
+    flop = step_flop(plan.network, train, shape.per_device) / shape.per_device * rows
+    precision = "bf16-mixed" if train.precision == "auto" else train.precision
+    choices = choose_gpus(plan.memory.traces, precision, shape.batch_size, flop, prices)
+    return describe_choices(choices, prices)
+
+
 def compare_costs(plan: ResourcePlan, params: Params, paths: Paths) -> str:
     """Compare the plan with the costs of the last training; "" if either is missing."""
     costs, placement = read_costs(paths.costs), plan.placement
@@ -159,6 +174,18 @@ def _parser() -> CommandParser:
         default=20.0,
         help="maximum time of the real steps that are timed; 0 for none",
     )
+    parser.add_argument(
+        "--gpus",
+        action="store_true",
+        help="tabulate the smallest setting of each type of GPU on which the training fits",
+    )
+    parser.add_argument(
+        "--price-per-gpu-hour",
+        action="append",
+        default=[],
+        metavar="NAME=PRICE",
+        help="hourly price of one GPU of a type, for the price of the whole run; repeatable",
+    )
     return parser
 
 
@@ -168,6 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
 
     def run(params: Params) -> None:
+        prices = parse_prices(given.price_per_gpu_hour)
         if members := params.ensemble.members:
             print(f"ensemble  {len(members)} members in turn; this is the plan of `train` alone")
         if are_trees(params.train.network):
@@ -175,6 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         plan = make_plan(params, PROJECT_PATHS, this_host(), given.seconds)
         texts = [describe(plan, params), compare_costs(plan, params, PROJECT_PATHS)]
+        if given.gpus or prices:
+            texts.append(describe_gpus(plan, params, prices))
         print("\n".join(filter(None, texts)), flush=True)
         if problems := plan.findings.mismatches:
             listed = "\n".join(f"  {problem}" for problem in problems)

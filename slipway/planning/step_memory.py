@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.config.sections import TrainParams
 from slipway.kinds.registry import kind_of
@@ -117,6 +118,16 @@ def trace_step(
             "buffers": _bytes(copied.buffers()),
         }
         return StepMemory(**held, activations=live.peak - sum(held.values()))
+
+
+def step_flop(network: Network, params: TrainParams, rows: int) -> int:
+    """Count the floating-point operations of forward and backward of `rows` rows."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(fake):
+        copied = copy.deepcopy(network)
+    with fake, FlopCounterMode(display=False) as counter:
+        _forward_backward(copied, params, rows, nullcontext(), accumulates=False)
+    return int(counter.get_total_flops())
 
 
 def _cast(network: Network, half: torch.dtype) -> None:

@@ -97,6 +97,11 @@ def _allocated(rehearsal: Rehearsal) -> int:
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         rehearsal.step(4)
+    return peak_of_events(profiler)
+
+
+def peak_of_events(profiler: Any) -> int:
+    """Return the peak of the tensors above the memory before the profile."""
     events = [
         event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
     ]

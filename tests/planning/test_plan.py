@@ -158,7 +158,7 @@ def test_each_zero_stage_shards_the_state_that_its_paper_names() -> None:
     )
     traces = Traces(full, full, half)
     found = {
-        name: device_memory(traces, name, "bf16-mixed", 2, on_gpu=False) for name in STRATEGIES[2:]
+        name: device_memory(traces, name, "bf16-mixed", 2, on_gpu=False) for name in STRATEGIES[2:5]
     }
     assert [memory.parameters + memory.optimizer for memory in list(found.values())[:2]] == [
         80_000_000,
@@ -187,6 +187,30 @@ TRACES = Traces(  # 10,000,000 parameters, and activations smaller than any stat
 def zero(stage: int, offload: Offload | None, world_size: int = 2) -> DeviceMemory:
     name = f"deepspeed_stage_{stage}"
     return device_memory(TRACES, name, "bf16-mixed", world_size, on_gpu=False, offload=offload)
+
+
+def test_fsdp_shards_everything_and_gathers_blocks() -> None:
+    traces = TRACES._replace(block=8_000_000)
+    full, half = (
+        device_memory(traces, "fsdp", precision, 4, on_gpu=False)
+        for precision in ("32-true", "bf16-mixed")
+    )
+    assert (full.parameters, full.gradients, full.optimizer) == (10_000_000, 10_000_000, 20_000_000)
+    assert (half.parameters, half.gradients, half.optimizer) == (10_000_000, 10_000_000, 20_000_000)
+    assert full.buckets == 5 * 8_000_000  # three of weights, two of gradients
+    assert half.buckets == 3 * 4_000_000 + 2 * 8_000_000
+    assert (full.activations, half.activations) == (1_000_000, 500_000)
+
+
+@pytest.mark.nightly(seconds=40)
+def test_the_planned_memory_of_fsdp_is_close_to_that_of_real_steps() -> None:
+    shards = ["tests.planning.measured_shards", "512", "8", "8"]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
+    done = run_fresh([*launcher, *shards], ROOT, environment(), 300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["allocated"] > 100e6
+    assert found["predicted"] == pytest.approx(found["allocated"], rel=0.1)
 
 
 @pytest.mark.parametrize(("stage", "on_device"), [(1, 20_000_000), (2, 0), (3, 0)])

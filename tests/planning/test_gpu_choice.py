@@ -1,0 +1,115 @@
+"""The smallest GPUs for a training, their price, and published figures of memory."""
+
+import pytest
+
+from slipway.planning.gpu_choice import choose_gpus, describe_choices, parse_prices
+from slipway.planning.memory_plan import Traces, device_memory
+from slipway.planning.step_memory import StepMemory, step_flop
+from slipway.system.errors import ParamsError
+from slipway.training.networks.blocks import parallel_blocks
+from tests.project_params import PROJECT
+from tests.training.networks.test_text_networks import network
+
+pytestmark = pytest.mark.unit
+GIB = 2**30
+
+
+def traces(num_parameters: int, activations: int = 0, block: int = 0) -> Traces:
+    """States of Adam without a step."""
+    full = StepMemory(4 * num_parameters, 4 * num_parameters, 8 * num_parameters, 0, activations)
+    cast = StepMemory(2 * num_parameters, 2 * num_parameters, 0, 0, activations)
+    return Traces(full, full, cast, block)
+
+
+def test_a_larger_network_needs_more_gpus_and_shards_more() -> None:
+    small = {each.name: each for each in choose_gpus(traces(10**9), "bf16-mixed", 64, 1e18, {})}
+    large = {each.name: each for each in choose_gpus(traces(8 * 10**9), "bf16-mixed", 64, 1e18, {})}
+    assert (small["H100"].num_gpus, small["H100"].strategy) == (1, "single")
+    assert large["H100"].num_gpus > 1
+    assert large["H100"].strategy in ("deepspeed_stage_2", "fsdp", "deepspeed_stage_3")
+    assert large["H100"].memory.total <= 0.9 * 80e9
+    assert large["A100-40GB"].num_gpus > large["H100"].num_gpus
+    assert "T4" not in small  # it has no bfloat16
+
+
+def test_the_price_is_that_of_all_gpus_for_all_hours_and_a_missing_one_is_named() -> None:
+    prices = parse_prices(["H100=2.5"])
+    flop = 989e12 * 0.4 * 3600  # an hour
+    choices = choose_gpus(traces(10**9), "bf16-mixed", 64, flop, prices)
+    chosen = {choice.name: choice for choice in choices}
+    assert chosen["H100"].price == pytest.approx(2.5)
+    assert chosen["A100-80GB"].price is None
+    text = describe_choices(choices, prices)
+    assert "cheapest  1 x H100, 2.50" in text
+    missing = ", ".join(choice.name for choice in choices if choice.name != "H100")
+    assert f"no price for {missing}: add --price-per-gpu-hour NAME=PRICE" in text
+
+
+def test_a_training_that_fits_nowhere_is_named() -> None:
+    assert choose_gpus(traces(10**9, activations=10**12), "bf16-mixed", 64, 1e18, {}) == []
+    assert "fits on none of T4, L4" in describe_choices([], {})
+
+
+@pytest.mark.parametrize("text", ["H100", "H100=cheap", "H100=-1", "H100=inf", "GTX=1"])
+def test_a_wrong_price_is_refused(text: str) -> None:
+    with pytest.raises(ParamsError, match=r"--price-per-gpu-hour .* Write for example"):
+        parse_prices([text])
+
+
+def test_the_operations_of_a_transformer_are_six_per_weight_and_position() -> None:
+    built = network("small_transformer", width=64, num_layers=4, num_heads=2)
+    weights = sum(value.numel() for block in parallel_blocks(built) for value in block.parameters())
+    positions = 17  # 64 bytes in patches of 4, and the first one
+    assert step_flop(built, PROJECT.train, 8) == pytest.approx(6 * weights * 8 * positions, rel=0.2)
+
+
+@pytest.mark.parametrize("num_gpus", [2, 8, 64])
+def test_states_of_zero_are_those_of_deepspeeds_estimators(num_gpus: int) -> None:
+    from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+    num_parameters = 7 * 10**9
+
+    def states(strategy: str) -> int:
+        memory = device_memory(
+            traces(num_parameters), strategy, "bf16-mixed", num_gpus, on_gpu=True
+        )
+        return memory.gradients + memory.optimizer + memory.float32_gradients
+
+    _, of_stage_2 = estimate_zero2_model_states_mem_needs(num_parameters, num_gpus, 1, False)
+    found = 2 * num_parameters + states("deepspeed_stage_2")
+    assert found == pytest.approx(of_stage_2, rel=0.1)
+    # The estimator of stage 3 leaves out half-precision gradients, and updates all at once.
+    _, of_stage_3, _ = estimate_zero3_model_states_mem_needs(num_parameters, 0, num_gpus, 1, False)
+    memory = device_memory(
+        traces(num_parameters), "deepspeed_stage_3", "bf16-mixed", num_gpus, on_gpu=True
+    )
+    copied = 4 * num_parameters // num_gpus
+    found = 2 * num_parameters // num_gpus + memory.optimizer + copied
+    assert found == pytest.approx(of_stage_3, rel=0.1)
+
+
+def test_the_host_takes_what_deepspeed_publishes_for_7_billion_parameters_and_offload() -> None:
+    # ZeRO-3 with both offloads: 18 bytes a parameter over all processes
+    # (deepspeed.readthedocs.io, "Memory Requirements", without its factor for buffers).
+    memory = device_memory(
+        traces(7 * 10**9),
+        "deepspeed_stage_3",
+        "bf16-mixed",
+        8,
+        on_gpu=True,
+        offload="optimizer_and_parameters",
+    )
+    assert 8 * memory.host == pytest.approx(18 * 7e9, rel=0.01)
+
+
+def test_fsdp_shrinks_with_more_gpus_as_torchtitan_measured() -> None:
+    # Llama 3.1 8B, 2 rows on each GPU: 82.4 GiB on 8 GPUs and 67.0 on 128; with torch.compile 77.0
+    # and 62.0 (github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1
+    # and 3). Activations and gathered weights are the same in both.
+    eight, many = (
+        device_memory(traces(8_030_000_000), "fsdp", "bf16-mixed", num_gpus, on_gpu=True).total
+        for num_gpus in (8, 128)
+    )
+    for measured in (82.4 - 67.0, 77.0 - 62.0):
+        assert (eight - many) / GIB == pytest.approx(measured, rel=0.1)
