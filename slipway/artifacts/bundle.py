@@ -123,7 +123,7 @@ class DataSource(Contract):
 
 
 class Lineage(Contract):
-    """Origin of a bundle."""
+    """Git revision, params and data that a bundle was made from."""
 
     git_revision: str | None  # null outside a git work tree
     git_dirty: bool

@@ -43,7 +43,7 @@ class HopBounds(Contract):
 
 
 class BatchCheck(Contract):
-    """The same rows in batches of another size, compared with the same reference."""
+    """The answers in batches of one size, compared with the hop's reference."""
 
     batch_size: int
     rows: int  # every test row, or as many as `verify.batch_seconds` allowed

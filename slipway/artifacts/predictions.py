@@ -15,7 +15,7 @@ def prediction_columns(
     """Return a prediction as numbers: probabilities by `labels`, or the value; then the OOD score.
 
     Raises:
-        KeyError, TypeError: the prediction has another form.
+        KeyError, TypeError: a field is missing or of a wrong type.
         ValueError: parts of it contradict each other.
     """
     score = np.float32(prediction["ood_score"])

@@ -24,7 +24,7 @@ class Verb:
     first: tuple[str, ...] = ()  # arguments of a `main` before those of the user
 
     def command(self, name: str) -> click.Command:
-        """Import the verb."""
+        """Import the verb and return its click command."""
         if not isinstance(self.target, str):
             return LazyGroup(self.target, name=name, help=self.help)
         module, _, attribute = self.target.partition(":")
@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the verb that was probably meant instead of an unknown one."""
+        """Suggest the verb that was probably meant if there is no such verb."""
         if args[0] not in self.verbs and not args[0].startswith("-"):
             from slipway.config.mistakes import hint  # pydantic comes with it
 

@@ -1,4 +1,4 @@
-"""The verbs of `slipway`, in the order of a first day with it. At most 25."""
+"""The verbs of `slipway`, in the order of first use. At most 25."""
 
 from collections.abc import Mapping
 

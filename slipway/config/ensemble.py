@@ -119,7 +119,7 @@ class _Content(ParamsSection):
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """The settings of one member."""
+    """Name, seed and `train` of one member; trains without the fold `without_fold`, if any."""
 
     name: str  # for reports: "tabm, seed 8"
     seed: int

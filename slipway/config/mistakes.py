@@ -89,7 +89,7 @@ def _range(field: FieldInfo) -> str:
 
 
 def _example(kind: Any) -> Any:
-    """Return a value that the type takes: the example of its field, or one within its bounds."""
+    """Return a value that the type accepts: the example of its field, or one within its bounds."""
     core, field = _parts(kind)
     arguments, bounds = get_args(core), _bounds(field)
     if field.examples:

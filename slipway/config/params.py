@@ -93,7 +93,7 @@ class Params(ParamsSection):
 def misfits(params: Params) -> list[str]:
     """List the contradictions between sections that are valid on their own.
 
-    `params` may lack sections (`sound_part`); rules that need one of them are skipped.
+    `params` may lack sections (`sound_part`); a rule that needs a missing section is skipped.
     """
     problems: list[str] = []
     for rule in _RULES:
@@ -161,7 +161,7 @@ def _splits_of_two_kinds(params: Params) -> Iterator[str]:
 
 
 def _too_few_epochs(params: Params) -> Iterator[str]:
-    """Name every key that is too large for the epochs, with a value to paste."""
+    """List every key that is too large for the epochs, with a value to paste."""
     train, audit = params.train, params.audit
     limits = {"epochs": train.epochs} | ({"audit.epochs": audit.epochs} if audit.folds else {})
     name, least = min(limits.items(), key=itemgetter(1))
@@ -539,7 +539,7 @@ def value_at(content: Any, key: str) -> Any:
 
 
 def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
-    """Check the content of `params.yaml`; ParamsError with every mistake in it."""
+    """Check the content of `params.yaml`. Raises ParamsError that lists every mistake."""
     content = _with_keys_of_other_kinds(content)
     try:
         return Params.model_validate(content)

@@ -66,7 +66,7 @@ class FeatureVerdict(Contract):
 
 
 class Verdict(Contract):
-    """Verdict on one window."""
+    """Drift verdict on one window of traffic, with its features."""
 
     verdict: Literal["clean", "drifted", "too_small"]
     rows: int

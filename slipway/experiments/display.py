@@ -29,7 +29,7 @@ class ReportHandler(SimpleHTTPRequestHandler):
         return super().send_head()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Write nothing."""
+        """Do not log requests."""
 
 
 def write_index() -> Path:

@@ -30,7 +30,7 @@ class ExperimentPair:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names of both."""
+        """The names of both experiments."""
         return self.first.name, self.second.name
 
     @cached_property
@@ -44,7 +44,7 @@ class ExperimentPair:
 
     @cached_property
     def metrics(self) -> list[tuple[str, Metric | None, Metric | None]]:
-        """Each metric of either experiment."""
+        """The name and both values of each metric; None for an experiment that lacks it."""
         first, second = (
             found.metrics if found else _headline(record)
             for found, record in zip(self.answers, (self.first, self.second), strict=True)

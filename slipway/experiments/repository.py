@@ -55,7 +55,7 @@ def commit_time(commit: str) -> str:
 
 
 def write_files(commit: str, paths: list[str], folder: Path) -> None:
-    """Write files as a commit has them below `folder`, without those that it lacks."""
+    """Write the commit's version of each file below `folder`; skip files that it lacks."""
     for path in paths:
         if text := _git("show", f"{commit}:./{path}"):
             files.write_text(folder / path, text)

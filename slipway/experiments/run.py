@@ -52,7 +52,7 @@ class ExperimentRequest:
 
     @property
     def stages(self) -> list[str]:
-        """The other arguments: names of stages."""
+        """The arguments without "=", which name stages."""
         return [word for word in self.words if "=" not in word]
 
     def stage(self, pipeline: Pipeline) -> str | None:

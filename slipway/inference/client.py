@@ -65,7 +65,7 @@ class Client:
         self._max_items, self._max_rows, self._max_bytes = max_items, max_rows, max_bytes
 
     def predict(self, given: Any) -> Any:
-        """Return the answer to an image or row; a list of them for a list or a DataFrame.
+        """Return the answer to an image or row; a list of answers for a list or a DataFrame.
 
         Raises ServiceError if the service refuses an item, UnavailableError if it does not answer.
         """

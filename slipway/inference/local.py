@@ -76,7 +76,7 @@ class LoadedModel:
     @overload
     def predict(self, given: Any) -> Any: ...
     def predict(self, given: Any) -> Any:
-        """Return the prediction for an item, or a list of them for a list, an array or a DataFrame.
+        """Return the prediction for an item, or a list for a list, array or DataFrame of items.
 
         An image is a path, encoded bytes, a PIL image, or an array of uint8 (height, width) or
         (height, width, channels). A row is a dict. Raises DataError for an item that the model does

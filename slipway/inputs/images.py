@@ -326,7 +326,7 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
         if num_bands > 1:
             raise ImageError(
                 "undecodable",
-                f"its pixels have {num_bands} bands of {numbers}, which is no colour format; "
+                f"its pixels have {num_bands} bands of {numbers}, which is not a colour format; "
                 "expected grey, RGB or RGBA: save it as one of these",
             ) from error
         raise ImageError(

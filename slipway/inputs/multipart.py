@@ -33,7 +33,7 @@ def decode_images(content_type: str, body: bytes) -> list[bytes]:
     parts = (b"\r\n" + body).split(f"\r\n--{boundary}".encode())[1:-1]
     images = [part.partition(b"\r\n\r\n")[2] for part in parts]
     if encode_images(images) != (content_type, body):
-        raise ValueError("not a form written by Slipway")
+        raise ValueError("its multipart body is not as Slipway writes it to the request log")
     return images
 
 

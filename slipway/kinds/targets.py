@@ -56,7 +56,7 @@ class TargetKind:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def load_part(self, part: TargetPart) -> Any:
-        """Import a part."""
+        """Import the function or class of a part."""
         return import_part(self.parts[part])
 
     @property

@@ -75,7 +75,7 @@ def _candidates(
 ) -> tuple[Float, NDArray[np.int64], NDArray[np.int64]]:
     """Return the candidate thresholds, falling, and the rows and hits of each; all (C,).
 
-    `rows` counts the rows that reach the threshold, `hits` those of them that have the label. The
+    `rows` counts the rows that reach the threshold, `hits` those rows that also have the label. The
     first threshold is above every row.
     """
     order = np.argsort(-probabilities, kind="stable")

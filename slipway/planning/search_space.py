@@ -42,7 +42,7 @@ _SAMPLES, _SHOWN = 100, 5
 
 @dataclass(frozen=True)
 class SearchDimension:
-    """One key of the space."""
+    """A key of params.yaml and the values that the search tries for it."""
 
     key: str
     params: DimensionParams
@@ -50,12 +50,12 @@ class SearchDimension:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The values of a choice by their text."""
+        """The values of a choice, by their YAML text; empty for a range."""
         return {as_yaml(value): value for value in self.params.choice or ()}
 
     @property
     def distribution(self) -> "BaseDistribution":
-        """The same for Optuna."""
+        """The values to try, as a distribution of Optuna."""
         from optuna.distributions import (
             CategoricalDistribution,
             FloatDistribution,
@@ -71,7 +71,7 @@ class SearchDimension:
         return FloatDistribution(low, high, log=log, step=step)
 
     def external(self, value: Any) -> Any:
-        """Return a value as Optuna knows it."""
+        """Return a value in Optuna's terms: the YAML text of a choice, or the number."""
         return as_yaml(value) if self.params.bounds is None else value
 
     def suggest(self, trial: "Trial") -> Any:
@@ -102,7 +102,7 @@ class SearchDimension:
         return low <= value <= high
 
     def points(self) -> list[Any]:
-        """List all values of a choice or of a range with a step; of another one the bounds."""
+        """List all values of a choice or of a stepped range; only the bounds of any other range."""
         bounds, step = self.params.bounds, self.params.step
         if bounds is None:
             return list(self.params.choice or ())
@@ -398,7 +398,7 @@ def _is_integer(content: dict[str, Any], key: str, params: DimensionParams) -> b
 
 
 def _refused_values(space: Space) -> Iterator[str]:
-    """Describe values that params.yaml refuses, each with one combination that has it."""
+    """Describe values that params.yaml refuses, each with one combination that causes it."""
     present = mistakes_in(dict(space.content))
     seen: dict[str, Values] = {}
     for values in space.samples():

@@ -46,7 +46,7 @@ class LoaderProbe:
         self._streams = {number: _endless_batches(dataset, number) for number in NUM_WORKERS}
 
     def time_round(self) -> LoaderTimes:
-        """Time everything once."""
+        """Time one round: batches by number of loader processes, reading and handover."""
         batch_ms = {number: self._batch_ms(number) for number in NUM_WORKERS}
         # Wait until the loader process has batches ready.
         time.sleep(0.05 + batch_ms[1] * AHEAD_PER_WORKER / 1000)

@@ -115,7 +115,7 @@ def prove(
 
 
 def describe_machine() -> str:
-    """Name cores, GPUs, versions and the load."""
+    """Describe the machine: cores, GPUs, versions and the load."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     devices = f"{num_cores()} cores of {cpu_model()}, {', '.join(gpus) or 'no GPU'}"
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"

@@ -62,7 +62,7 @@ class Clock:
         self.start(None)
 
     def start(self, wait_for_device: Callable[[], None] | None) -> None:
-        """Begin a round."""
+        """Begin a round with all times at 0; each `end` first calls `wait_for_device`, if given."""
         self._wait_for_device = wait_for_device
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._queued_begin = queued_seconds()

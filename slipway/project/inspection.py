@@ -169,7 +169,7 @@ def _given_by_folders(part: TablePart, images: RawColumn, num_rows: int) -> Coun
 
 
 def _images(parts: Sequence[TablePart], raw: RawTable) -> tuple[str | None, ImageSample | None]:
-    """Return the column that holds or names images, and a sample of them."""
+    """Return the column that holds or names images, and a sample of the images."""
     first = parts[0].path
     if is_parquet(first):
         with parquet_errors(first):

@@ -214,7 +214,7 @@ def network_values(weights: Weights | None, width: int, size_px: int) -> Values:
 def augmentation(
     images: ImageSample, classes: Iterable[str], size_px: int, counts_matter: bool
 ) -> tuple[dict[str, Any], list[str], str]:
-    """Return operations, those to forbid, and the reason for the latter.
+    """Return the operations to use, the operations to forbid, and the reason to forbid them.
 
     Signs lose their meaning in a mirror, and a crop may change a number.
     """

@@ -24,10 +24,10 @@ Answer = Mapping[str, NDArray[np.float32]]  # (rows, ...) by output name
 class AnswerTolerance:
     """Largest allowed difference between two answers.
 
-    `relative` applies to probabilities as it is, and to values and scores times the largest number
-    if that is above 1; `absolute`, by output name, is added. If `relative` is None, only outputs in
-    `absolute` are bounded. Labels must be equal unless the two best probabilities are within
-    twice the sum of both.
+    `relative` bounds the difference of probabilities. For values and scores it is multiplied by the
+    largest expected number if that is above 1. `absolute`, by output name, is added. If `relative`
+    is None, only outputs in `absolute` are bounded. Labels must be equal unless the two best
+    probabilities are within twice the sum of both.
     """
 
     relative: float | None
@@ -36,7 +36,7 @@ class AnswerTolerance:
 
 @dataclass(frozen=True)
 class BackendResult:
-    """Result of one backend."""
+    """Status of one backend, and its largest difference from the reference."""
 
     name: str  # "decode", "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "recorded", "service"
     status: Literal["reference", "equal", "diverged", "not_executed"]

@@ -62,7 +62,7 @@ def outputs_of(answers: list[dict[str, Any]], manifest: Bundle) -> Answer:
         scores = [_score(answer, manifest) for answer in answers]
     except (KeyError, TypeError, ValueError) as error:
         raise ParityError(
-            f"the answer {str(answers)[:_SHOWN]} does not have this bundle's form ({error!r})"
+            f"the answer {str(answers)[:_SHOWN]} is not an answer of this bundle ({error!r})"
         ) from error
     return {
         manifest.output.kind: np.array(rows, np.float32).reshape(len(rows), -1),

@@ -95,7 +95,7 @@ def _entries(path: Path, *keys: str) -> list[Any]:
 
 
 def _hints(root: Path, train: Mapping[str, Any]) -> list[str]:
-    """Name too few optimizer steps or rows, which explain a weak model, and failed loggers.
+    """List reasons for a weak model (too few optimizer steps or rows), and failed loggers.
 
     `train` has the params of that section.
     """

@@ -40,7 +40,7 @@ class CrossValidation:
 
     @property
     def scores(self) -> list[float]:
-        """The score of each fold."""
+        """The score of each fold, on its held-out rows; without failed folds."""
         return [line.score for line in self.folds.values() if line.score is not None]
 
 

@@ -49,7 +49,7 @@ def visible_gpus() -> list[str]:
 def reserved_gpus(
     gpus: Sequence[str], count: int, stop: threading.Event
 ) -> Iterator[ReservedGpus | None]:
-    """Wait until `count` of the GPUs are free, and reserve them for the block.
+    """Wait until `count` of the GPUs are free, and reserve them for the `with` block.
 
     Yields None if `stop` is set first.
     """

@@ -45,7 +45,7 @@ class JobLine(Contract):
 
 
 class ResultLine(Contract):
-    """The end of a job."""
+    """The result of a job: its status, last epoch and score."""
 
     event: Literal["result"]
     job: int
@@ -72,7 +72,7 @@ class Journal:
 
     @property
     def study(self) -> StudyLine:
-        """The first line."""
+        """The first line, which describes the search."""
         first = self.lines[0] if self.lines else None
         if not isinstance(first, StudyLine):
             raise SchemaError(

@@ -64,12 +64,12 @@ class Study:
         return f"{self.name}-{trial:03d}"
 
     def add_job(self, line: JobLine) -> None:
-        """Record a decision."""
+        """Append a job to the journal and the schedule."""
         self.journal.append(line)
         self.schedule.jobs.append(line)
 
     def add_result(self, line: ResultLine) -> None:
-        """Record a result."""
+        """Append the result of a job to the journal and the schedule."""
         self.journal.append(line)
         self.schedule.results[line.job] = line
 
@@ -100,7 +100,7 @@ def later_metrics(pipeline: Pipeline) -> list[str]:
 
 
 def shared_lock(text: str, shared: Sequence[str]) -> str:
-    """Return the text of a dvc.lock with the shared stages only."""
+    """Return the text of dvc.lock with only the stages in `shared`, which all trials share."""
     import io
 
     content = parse_yaml(text.encode(), "dvc.lock")

@@ -61,7 +61,7 @@ class TrialPlan:
 
 @dataclass(frozen=True)
 class JobResult:
-    """The end of a job."""
+    """Status, last epoch and score of a job."""
 
     status: str  # stopped, done or failed
     epoch: int

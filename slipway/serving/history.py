@@ -63,8 +63,9 @@ def _print(state: Path, moment: float | None, *, as_json: bool) -> None:
         )
     if missing := rollout.num_events - max(entry.event or 0 for entry in entries):
         raise RolloutError(
-            f"{path} lacks the last {missing} of {rollout.num_events} events in {FILE}: it was cut,"
-            " or could not be written. The next change of the rollout adds what is still known."
+            f"{path} lacks the last {missing} of {rollout.num_events} events that {FILE} counts: "
+            f"{HISTORY} was cut, or could not be written. The next change of the rollout adds the "
+            "events that are still known."
         )
     if moment is not None:
         entry = entry_at(entries, moment)

@@ -28,7 +28,7 @@ TRIED_COLUMNS = Path(".work/clean/columns.yaml")  # so does this
 def run(params: Params) -> None:
     """Clean `data.path`.
 
-    DataError if too much of it is bad; `.work/clean/quarantine.parquet` then has the refused rows.
+    DataError if too many samples are bad; `.work/clean/quarantine.parquet` then lists them.
     """
     limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
     data, layout = sources.with_given_split(unpacked(params.data, limits))

@@ -250,7 +250,7 @@ def _chosen(
 def _soup(
     params: Params, members: Sequence[TrainedMember], paths: Paths, rows: PackedSplit
 ) -> tuple[Network, list[int]]:
-    """Return the soup and the positions of its members."""
+    """Average weights greedily; return the network and the positions of the members in it."""
     measure = _measure(params, members[0].network, rows)
     train = open_data(paths.packed, paths.augmented).train[0]
     shape = tuple(members[0].network.spec.input.shape)

@@ -121,7 +121,7 @@ class _Edit(TextEdit):
         return any(inner.value == name for inner, _ in mapping.value)
 
     def rename(self, key: str, new: str) -> None:
-        """Give a key another name in its section."""
+        """Rename a key within its section."""
         node, _ = self._entry(key)
         self._put(node, new.rpartition(".")[2])
         self.renamed[key] = new

@@ -195,7 +195,7 @@ def _texts(folder: Path) -> Iterator[Path]:
 
 
 def _leftovers(folder: Path) -> Iterator[str]:
-    """Name outputs of the former version; the user's reference model has to be released again."""
+    """List outputs of the former version; the user's reference model has to be released again."""
     for old, new in renames.table().artifact.items():
         if not (folder / old).exists():
             continue

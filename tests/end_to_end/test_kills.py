@@ -29,7 +29,9 @@ def test_a_training_killed_three_ways_ends_with_the_digests_of_an_uninterrupted_
 
 
 @pytest.mark.nightly(seconds=150)
-def test_a_project_killed_during_and_between_stages_ends_with_equal_digests(tmp_path: Path) -> None:
+def test_killed_and_resumed_stages_end_with_the_digests_of_an_undisturbed_run(
+    tmp_path: Path,
+) -> None:
     whole, killed = (small_project(tmp_path / name) for name in ("whole", "killed"))
     whole.shell("dvc repro evaluate")
     kills = run_killed(killed, 3, ("split", "train", "evaluate"), targets="evaluate")

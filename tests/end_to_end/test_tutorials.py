@@ -116,7 +116,7 @@ def follow(reader: Reader, page: str) -> str:
 
 
 @pytest.mark.nightly(seconds=400)
-def test_the_tutorial_about_photographs_ends_with_answers_and_a_comparison(reader: Reader) -> None:
+def test_the_photographs_tutorial_certifies_predicts_and_compares_two_runs(reader: Reader) -> None:
     said = follow(reader, (ROOT / "docs/tutorials/photographs.md").read_text())
     assert '"label":"7"' in said.replace(" ", "")
     assert "certified" in said

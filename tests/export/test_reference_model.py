@@ -78,7 +78,7 @@ def images(tmp_path: Path) -> tuple[DataParams, PackedSplit, NDArray[np.uint8]]:
     return data_params(tmp_path / "raw", "image_classification"), test, own
 
 
-def test_reference_model_of_equal_input_answers_packed_rows_in_the_new_class_order(
+def test_reference_model_with_the_same_input_answers_in_the_new_order_of_classes(
     tmp_path: Path,
 ) -> None:
     pixels = np.random.default_rng(0).integers(

@@ -51,5 +51,5 @@ def test_boundary_avoids_bytes_that_occur_in_an_image() -> None:
 )
 def test_decode_images_refuses_forms_of_other_writers(spoil) -> None:  # type: ignore[no-untyped-def]  # a lambda
     content_type, body = encode_images([b"one", b"two"])
-    with pytest.raises(ValueError, match="not a form written by Slipway"):
+    with pytest.raises(ValueError, match="is not as Slipway writes it"):
         decode_images(content_type, spoil(body))

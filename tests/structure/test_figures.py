@@ -150,7 +150,7 @@ LINE = "| 260 | 19.9% | 1,234.6 (0.251 to 9) |"
         ("9 <!-- x: 19.9% ... to 9 -->", False),
     ],
 )
-def test_a_wrong_figure_is_found(text: str, is_right: bool) -> None:
+def test_only_numbers_that_match_their_results_line_are_accepted(text: str, is_right: bool) -> None:
     (quote,) = quotes("page", text)
     assert (is_quoted(quote, LINE) and is_true(quote)) == is_right
 

@@ -62,7 +62,7 @@ def test_no_code_outside_the_kinds_decides_by_the_name_of_a_task_or_kind(root: P
         "if kind.input in (COLUMNS, IMAGES): pass",
     ],
 )
-def test_a_branch_by_name_or_record_is_found(source: str) -> None:
+def test_an_if_on_the_name_or_record_of_a_kind_is_reported(source: str) -> None:
     assert branches(source)
 
 
@@ -75,5 +75,5 @@ def test_a_branch_by_name_or_record_is_found(source: str) -> None:
         "if COLUMNS is None: pass",
     ],
 )
-def test_facts_of_a_record_and_kinds_of_columns_are_no_branch_by_name(source: str) -> None:
+def test_an_if_on_a_fact_of_a_kind_or_on_the_kind_of_a_column_is_allowed(source: str) -> None:
     assert branches(source) == []

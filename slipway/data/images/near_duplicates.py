@@ -185,12 +185,16 @@ def _weights() -> NDArray[np.float32]:
 
 
 def _places_of(crop: float) -> list[tuple[float, float]]:
-    """Return begin and end of a cropped window: at one side, in the middle, at the other."""
+    """Return begin and end, in 0 to 1, of a crop at one side, in the middle and at the other."""
     return [(crop * shift, 1 - crop * (1 - shift)) for shift in (0.0, 0.5, 1.0)]
 
 
 def _resampling(begin: float, end: float) -> NDArray[np.float64]:
-    """Return (16, 16) weights: each cell of a window averages cells of the whole, by overlap."""
+    """Return (16, 16) weights that crop one side of a thumbnail and resize it back to 16 pixels.
+
+    The crop is from `begin` to `end`, as fractions of the side. Row i has the shares of the 16 old
+    pixels in the new pixel i, by their overlap with it; its sum is 1.
+    """
     edges = np.linspace(begin, end, THUMBNAIL_PX + 1) * THUMBNAIL_PX
     cells = np.arange(THUMBNAIL_PX)
     overlap = np.clip(
@@ -246,7 +250,7 @@ class _Band:
         np.cumsum(sizes, out=sizes)
 
     def candidates(self, known: Hashes, max_bits: int) -> Iterator[Codes]:
-        """Yield pairs as one number each (see `_pair_codes`), some of them repeatedly."""
+        """Yield pairs as one number each (see `_pair_codes`), some pairs repeatedly."""
         if not self.number:
             yield from self._neighbours(max_bits)
         for part in slices(len(self.order), _CHUNK_ROWS):

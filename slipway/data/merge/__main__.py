@@ -63,8 +63,8 @@ def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
     kind = kind_of(data.task).input
     if "merge" not in kind.parts:
         raise DataError(
-            f"data.task is {data.task!r}, but collected {kind.name} cannot be merged. "
-            "Append them to the table yourself."
+            f"data.task is {data.task!r}, but `slipway dataset merge` cannot merge {kind.name}. "
+            "Add the collected rows to data.path yourself."
         )
     run: Callable[[DataParams, Path, Path], MergeReport] = kind.load_part("merge")
     return run(data, new, out)

@@ -25,7 +25,7 @@ def variants(counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def class_hints(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list[str]:
-    """Name the classes that are probably one, and a large imbalance; `counts` are rows by class."""
+    """Report probably equal classes, and a large imbalance; `counts` are rows by class."""
     hints = []
     if found := variants(counts):
         shown = listed_variants(found, counts)

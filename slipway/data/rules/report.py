@@ -36,7 +36,7 @@ class Example(Contract):
 
 
 class RuleCount(Contract):
-    """The number of samples that broke a rule, and the first of them by source."""
+    """The number of samples that broke a rule, and the first few, ordered by source."""
 
     count: NonNegativeInt
     severity: Literal["error", "duplicate", "flag"]

@@ -48,7 +48,7 @@ class Cleaned:
         )
 
     def _named_refused(self) -> str:
-        """Name the first refused samples with their rules, bad ones before duplicates."""
+        """List the first refused samples with their rules, bad ones before duplicates."""
         order = [("severity", "descending"), ("source", "ascending")]
         rows = self.quarantine.sort_by(order).slice(0, _MAX_SHOWN).to_pylist()
         named = ", ".join(f"{row['source']} ({row['rule']})" for row in rows)
@@ -81,7 +81,7 @@ def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
         raise DataError(
             f"all {cleaned.rows.num_rows} kept samples have {distinct[0].as_py()} or no label, "
             "expected at least two different labels. Check data.target_column and "
-            "data.label_separator; for a single label use a task of classes."
+            "data.label_separator; for a single label use a classification task."
         )
     if len(distinct) < 2:
         raise DataError(

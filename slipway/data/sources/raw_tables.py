@@ -308,7 +308,10 @@ def _read_bytes(path: Path, size: int = -1) -> bytes:
 
 
 def csv_header(path: Path, payload: bytes, encoding: str) -> tuple[CsvStart, list[str]]:
-    """Return the start and the column names; DataError if there is no header."""
+    """Return the position of the header with the delimiter, and the column names.
+
+    Raises DataError if there is no header.
+    """
     start = find_csv_start(payload[:START_CHARACTERS].decode(errors="replace"))
     lines = io.TextIOWrapper(io.BytesIO(payload), encoding="utf-8", newline="")
     lines.seek(start.num_bytes)
@@ -371,7 +374,7 @@ def _without_lists(name: str, column: pa.ChunkedArray, written: TextFormat) -> p
 
 
 def without_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of lists as the text of JSON lists, and any other as it is."""
+    """Return a column of lists as the text of JSON lists, and any other column unchanged."""
     is_list = any(
         is_type(column.type)
         for is_type in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)

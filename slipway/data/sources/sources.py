@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     note: str = ""  # for the user: why names that could be splits are not read as such
 
     def class_roots(self) -> list[Path]:
-        """Return the folders that hold the folders of classes."""
+        """Return the folders whose sub-folders are the classes: one for each joined source."""
         return [layout.root for layout in self.joined.values()] or [self.root]
 
     def described(self, rows: pa.Table) -> str:
@@ -321,12 +321,11 @@ def existing_path(data: DataParams, expected: str) -> Path:
 
 
 def table_in(folder: Path, data: DataParams) -> Path | None:
-    """Return the table at the top of a folder, if any; not the file `data.split_file`.
+    """Return the table at the top of a folder, None without one; ignores `data.split_file`.
 
-    The folder itself if it holds several Parquet shards of one schema. Its only sub-folder counts
-    as the top if it holds nothing but tables: a clone of a Hugging Face data set has its shards in
-    `data/`, beside a README.md. DVC tracks the images that a table names if they lie in the same
-    folder.
+    Several Parquet shards of one schema are one table, and the folder itself is returned. Without a
+    table at the top, the only sub-folder is searched if it holds nothing but tables: a clone of a
+    Hugging Face data set has its shards in `data/`, beside a README.md.
     """
     entries = [entry for entry in visible_entries(folder) if not is_about_samples(entry.path, data)]
     tables = [Path(entry.path) for entry in entries if _is_table(entry)]

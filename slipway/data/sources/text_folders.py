@@ -64,8 +64,8 @@ def text_files(data: DataParams) -> Iterator[RawSample]:
 def read_text_folder(data: DataParams, only: Collection[str] | None = None) -> RawTable:
     """Read every file: all columns, or `only` these. Split folders also give GIVEN_SPLIT.
 
-    A file that is too large, is no text or cannot be read is malformed. DataError if the folder has
-    no class folders, or if the params name other columns.
+    A file that is too large, is not text or cannot be read is malformed. DataError if the folder
+    has no class folders, or if the params name other columns.
     """
     text, label = text_folder_columns(data)
     names = [text, label, *([GIVEN_SPLIT] if find_layout(data).folders else [])]
@@ -108,14 +108,14 @@ def _batch(rows: list[tuple[str, str | None, str | None]], schema: pa.Schema) ->
 
 
 def _content(sample: RawSample, encoding: str) -> tuple[str, str]:
-    """Return the text of a file, and "" or what is wrong with it."""
+    """Return the text of a file and its fault, "" for none."""
     if sample.fault or sample.path is None:
         return "", sample.fault.detail if sample.fault else "it has no file"
     return read_text_file(sample.path, encoding)
 
 
 def read_text_file(path: str, encoding: str) -> tuple[str, str]:
-    """Return the text of a file, and "" or a sentence that says why there is none."""
+    """Return the text of a file, and "" or the reason why it cannot be read, as a sentence."""
     try:
         num_bytes = os.stat(path).st_size
     except OSError:

@@ -26,10 +26,10 @@ def audited_rows(rows: pa.Table) -> pa.Table:
 
 
 def audit_folds(rows: pa.Table, num_folds: int, seed: int) -> NDArray[np.int64]:
-    """Return (N,) the fold of each row of `rows.SPLIT_ROWS`, from 0; spreads each class evenly.
+    """Return the fold of each row of `rows.SPLIT_ROWS`, (N,) from 0; spreads each class evenly.
 
-    DataError naming classes with all rows in one fold: a network that never saw a class would find
-    every label of it wrong.
+    DataError naming classes with all rows in one fold: a network that never saw a class would
+    report every label of that class as wrong.
     """
     folds = assign_exact(rows, find_units(rows, seed), [1 / num_folds] * num_folds, seed, "audit")
     _check_classes(rows, folds)

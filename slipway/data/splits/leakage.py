@@ -27,7 +27,7 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True)
 class Overlap:
-    """The number of distinct values that two splits share in a column, and the first of them."""
+    """The number of distinct values that two splits share in a column, and the first few."""
 
     values: int
     examples: list[str]

@@ -61,7 +61,7 @@ def find_units(rows: pa.Table, seed: int) -> Units:
 
 
 def codes(column: pa.ChunkedArray) -> tuple[Int, pa.Array]:
-    """Return (N,) the index of each value among the distinct ones, -1 for null; and the latter."""
+    """Return (N,) indices into the distinct values, -1 for null, and the distinct values."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     indices = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
     return indices.astype(np.int64), encoded.dictionary

@@ -322,7 +322,7 @@ def kept_rows(
 
 
 def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListArray:
-    """Return a list for each of the rows at `order`, most of them empty."""
+    """Return the texts of each row in `order`, as lists; empty for a row that `texts` lacks."""
     lengths = np.zeros(len(order) + 1, np.int32)
     flat: list[str] = []
     for position in np.flatnonzero(np.isin(order, list(texts))):

@@ -45,7 +45,7 @@ class ColumnGuess:
 def column_types(
     raw: Mapping[str, RawColumn], given: Mapping[str, ColumnParams]
 ) -> list[ColumnGuess]:
-    """Return the kind of each column, in order; `given` are the user's."""
+    """Return the kind of each column, in order: from the user's `data.columns`, or inferred."""
     guesses = []
     for name, column in raw.items():
         kind = given[name].kind if name in given else None

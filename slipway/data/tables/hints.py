@@ -89,7 +89,7 @@ def written_as(
 
 
 def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:
-    """Name the number of cells in another encoding and the first of them."""
+    """Report the number of cells that are not in `data.encoding`, and the first such cell."""
     num_cells, first = 0, []
     for column in raw.columns.values():
         if column.stored == "text" and pc.any(found := pc.match_substring(column.values, NOT_UTF8)):
@@ -176,7 +176,7 @@ def _other_dates(
 
 
 def _codes_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]) -> list[str]:
-    """Name a column of numbers with leading zeros, which are probably codes."""
+    """Report a column of numbers with leading zeros, which are probably codes."""
     if guess.kind != "number":
         return []
     found = pc.match_substring_regex(raw.values, "^0[0-9]+$").to_numpy(zero_copy_only=False)

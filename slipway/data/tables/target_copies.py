@@ -206,7 +206,7 @@ def _ranks(values: Float) -> Float:
 
 
 def _mean_by_value(keys: Int, ranks: Float) -> Float:
-    """Return (N,) means of the other rows with the same value; of all rows if there are none."""
+    """Return (N,) means over the other rows with the same key, or else over all rows."""
     counts, sums = np.bincount(keys)[keys], np.bincount(keys, ranks)[keys]
     return np.where(counts > 1, (sums - ranks) / np.maximum(counts - 1, 1), ranks.mean())
 

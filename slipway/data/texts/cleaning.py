@@ -154,7 +154,7 @@ def _apply_rules(columns: Sequence[TextColumn], clean: CleanParams, ledger: Ledg
 
 
 def _apply_personal_rule(column: TextColumn, action: Action, ledger: Ledger) -> None:
-    """Name the kinds of personal data, never the data."""
+    """Apply the rule `personal_data`; details name the kinds of personal data, never the data."""
     found = take(column.personal, column.raw.codes)
     words = [
         f"{column.raw.name}: "

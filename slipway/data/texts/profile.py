@@ -190,7 +190,10 @@ def _joined_passages(
 
 
 def _are_own_halves(text: str, sample: Sequence[SampledText], is_own: NDArray[np.bool_]) -> bool:
-    """Tell a passage of one class from a word of it beside a passage that all classes have."""
+    """Return True if each half of a class's passage, too, is rare in the other classes.
+
+    Otherwise the passage is a word of this class beside a passage that all classes have.
+    """
     for half in (text[: len(text) // 2], text[len(text) // 2 :]):
         has_half = np.array([half in each.text for each in sample])
         if has_half[~is_own].mean() > _HALF_ELSEWHERE * has_half[is_own].mean():

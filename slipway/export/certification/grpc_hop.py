@@ -141,8 +141,8 @@ class GrpcClient(ServiceClient):
                     prediction["label"] = prediction["label"].decode()
         except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise ParityError(
-                f"{what}: the outputs over gRPC are {', '.join(outputs)}, which are not of the "
-                f"form in docs/reference/serving.md ({error!r})."
+                f"{what}: the outputs over gRPC are {', '.join(outputs)}, which are not in the "
+                f"format of docs/reference/serving.md ({error!r})."
             ) from error
         return predictions
 

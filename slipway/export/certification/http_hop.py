@@ -221,7 +221,7 @@ class ServiceClient:
         except (KeyError, TypeError, ValueError) as error:
             raise ParityError(
                 f"{what}: the service answered {str(answer)[:_MAX_SHOWN]}, "
-                "which is not of the form in docs/reference/serving.md."
+                "which is not in the format of docs/reference/serving.md."
             ) from error
         return np.array(columns, np.float32)
 

@@ -209,7 +209,7 @@ def _warm_up(
 
 
 def _block(runner: Runner, batch: NDArray[Any], expected_s: float) -> float:
-    """Return the mean seconds of as many calls as fill `_BLOCK_S`."""
+    """Call the model for about `_BLOCK_S`, at most `_MAX_CALLS` times; return seconds per call."""
     num_calls = max(1, min(_MAX_CALLS, int(_BLOCK_S / max(expected_s, 1e-6))))
     start = time.perf_counter()
     for _ in range(num_calls):

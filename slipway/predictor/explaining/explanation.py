@@ -45,7 +45,7 @@ async def explain_item(
 ) -> dict[str, Any]:
     """Explain the output at `place` of the model's `outputs` (outputs,) for an encoded `item`.
 
-    `run` runs the model on changed copies of the item, about `most_rows` of them.
+    `run` runs the model on about `most_rows` changed copies of the item.
     """
     explain: Explain = input_kind(manifest.input.kind).load_part("explain")
     labels = manifest.output.labels

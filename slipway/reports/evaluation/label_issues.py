@@ -93,7 +93,7 @@ class LabelIssues:
 
     @property
     def fold_accuracies(self) -> list[float]:
-        """The accuracy in each fold."""
+        """For each fold, the fraction of rows whose given label is the most probable one."""
         right = (self.suggested == self.given).astype(np.float64)
         return [float(value) for value in np.bincount(self.folds, right) / np.bincount(self.folds)]
 

@@ -76,7 +76,7 @@ class MemberScore(Contract):
 
     @property
     def verdict(self) -> str:
-        """The gain in words."""
+        """The gain in words; "within noise" if its interval contains 0."""
         if self.gain.low <= 0 <= self.gain.high:
             return "within noise"
         return "the ensemble is better" if self.gain.low > 0 else "the ensemble is worse"

@@ -114,7 +114,7 @@ class Evaluation:
         return np.asarray(different if different.ndim == 1 else different.any(axis=1))
 
     def worst(self, num_rows: int) -> list[int]:
-        """Return the rows with the largest loss, worst first; of classes only wrong ones."""
+        """Return the rows with the largest loss, worst first; for classes only wrong rows."""
         severities = self.results.severities(self)
         worst_first = np.argsort(-severities, kind="stable")[:num_rows]
         return [int(row) for row in worst_first if severities[row] > 0]

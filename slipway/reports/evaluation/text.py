@@ -130,7 +130,7 @@ def _decision_sentences(report: UncertaintyReport) -> list[str]:
 
 
 def temperature_text(calibration: Calibration) -> str:
-    """Name the temperature, or the range of those of the labels."""
+    """Return the temperature as text, or the range of the labels' temperatures."""
     factor = calibration.temperature
     if isinstance(factor, float):
         return f"the temperature {number(factor)}"

@@ -54,7 +54,7 @@ class BarGroup:
 
 @dataclass(frozen=True)
 class LogBar:
-    """A name and its number, 0 or more; 0 and None have no bar."""
+    """One row of `log_bars`. Its value is 0 or more; for 0 and None no bar is drawn."""
 
     name: str
     value: float | None

@@ -254,7 +254,7 @@ def _training(curves: dict[str, list[Series]]) -> Html:
 
 
 def _title(name: str, lines: list[Series]) -> str:
-    """Name a chart. A single line has no legend, so its title says if it is train or val."""
+    """Return a chart's title. A single line has no legend: its title says if it is train or val."""
     is_single = len(lines) == 1 and lines[0].name != name
     return (f"{lines[0].name} {name}" if is_single else name).replace("_", " ")
 
@@ -274,7 +274,7 @@ def _all_metrics(evaluation: Evaluation) -> Html:
 
 
 def _words(name: str) -> str:
-    """Name a metric: "f1_macro" -> "F1, macro", "rmse" -> "RMSE", "log_loss" -> "Log loss"."""
+    """Spell out a metric: "f1_macro" -> "F1, macro", "rmse" -> "RMSE", "log_loss" -> "Log loss"."""
     first, *averaged = name.split("_")
     is_averaged = averaged in (["macro"], ["micro"], ["weighted"])
     words = (", " if is_averaged else " ").join([first, *averaged]).capitalize()

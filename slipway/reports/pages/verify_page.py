@@ -62,7 +62,7 @@ class HopAnswers:
         return np.asarray(np.eye(len(self.classes), dtype=np.int64)[int(target)])
 
     def named(self, labels: NDArray[np.int64]) -> str:
-        """Name the labels of a row that are 1."""
+        """Return the names of the labels that are 1 in a row."""
         return ", ".join(self.classes[int(k)] for k in np.flatnonzero(labels)) or "no label"
 
     def of_both(self, hop: Hop, rows: int | Sequence[int]) -> tuple[NDArray[np.float64], ...]:

@@ -62,7 +62,7 @@ class _Explanations:
 
 
 def explain_routes(worker: ModelWorker) -> Routes:
-    """Return the route `/explain`."""
+    """Return the route `/explain`, which explains the answer to one image, row or text."""
     explanations, settings = _Explanations(worker), worker.settings
 
     async def explain(request: Request) -> Response:

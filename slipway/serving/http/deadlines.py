@@ -43,7 +43,7 @@ class Deadlines:
 
 
 class Deadline:
-    """The deadline of one block of code."""
+    """Context that cancels its block with TimeoutError after the seconds of `deadlines`."""
 
     __slots__ = ("_all", "_is_expired", "_task")
 

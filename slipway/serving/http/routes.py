@@ -126,8 +126,9 @@ def always(operation: Operation) -> Describe:
 def find_route(routes: Routes, path: str) -> str | None:
     """Return the key of a path's route, or None if nothing matches.
 
-    Tried in order: the path itself, `/*/` before its last part, `/*` in place of the last part, and
-    the `/*` below its first part. If the latter exists, trailing slashes make no difference.
+    The keys tried for `/v2/models/m/infer`, in order: the path itself, `/v2/models/*/infer`,
+    `/v2/models/m/*` and `/v2/*`. Without the last key, only the path itself is tried; with it,
+    trailing slashes are ignored.
     """
     if path in routes:
         return path

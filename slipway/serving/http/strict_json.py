@@ -49,7 +49,7 @@ def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
             depth += 1 if bracket in _OPENING else -1
             deepest = max(deepest, depth)
     if deepest > max_depth:
-        raise _malformed(f"it is nested more than {max_depth} deep")
+        raise _malformed(f"it is nested more than {max_depth} levels deep")
     return False
 
 
@@ -85,7 +85,7 @@ def parse(body: bytes) -> Any:
     except JSONDecodeError as error:
         raise _malformed(str(error)) from None
     except RecursionError:
-        raise _malformed(f"it is nested more than {MAX_DEPTH} deep") from None
+        raise _malformed(f"it is nested more than {MAX_DEPTH} levels deep") from None
     if _LONE_SURROGATE.search(body):
         _require_text(content)
     return content

@@ -49,7 +49,7 @@ class Services:
 
     @contextmanager
     def __call__(self, candidate: SettingsCandidate) -> Iterator[Bench]:
-        """Run the service."""
+        """Run the service with the settings of a candidate."""
         self._num_opened += 1
         with running(
             self._settings, candidate, os.environ, self._folder / str(self._num_opened)

@@ -15,7 +15,7 @@ LOWEST = RESOLUTION**-14  # requests a second: about one in two seconds
 
 
 class LoadTrial(NamedTuple):
-    """The results of one rate."""
+    """A tried rate; `holds` is True if the service held it."""
 
     rate: float  # requests a second
     holds: bool

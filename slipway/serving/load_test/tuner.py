@@ -70,7 +70,7 @@ class Goal:
 
 @dataclass
 class Tried:
-    """Results of one candidate."""
+    """Measured rates of one candidate."""
 
     candidate: SettingsCandidate
     most: float = 0.0  # closed-loop answers per second

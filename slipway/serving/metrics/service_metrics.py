@@ -169,7 +169,7 @@ class ServiceMetrics:
             self._flush_soon()
 
     def expired(self) -> None:
-        """Count a request whose deadline passed before the model took any of it."""
+        """Count a request whose deadline passed before the model took any of its rows."""
         self._expired.total += 1
 
     def add_slots(self, *slots: str) -> None:

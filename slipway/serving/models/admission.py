@@ -136,7 +136,7 @@ class Admission:
     def enter(self, num_items: int | None = 1) -> int:
         """Admit a request of `num_items` items, or raise Refusal. Returns the number of items.
 
-        None if its body is not parsed yet: then it is admitted with the usual number.
+        `num_items` is None if the body is not parsed yet: the usual number is admitted instead.
         """
         expected = round(self._usual_items) if num_items is None else num_items
         demand = self.num_items + expected

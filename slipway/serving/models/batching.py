@@ -85,7 +85,7 @@ class Submission(Generic[Row]):
         ]
 
     def waited(self) -> float:
-        """Seconds in the queue so far, if no batch has taken any of it."""
+        """Return the seconds in the queue so far, for a request that no batch has started."""
         return perf_counter() - self._started
 
     def has(self, rows: Sequence[Row], first: int, started: float, ended: float) -> None:
@@ -146,7 +146,7 @@ class MicroBatcher(Generic[Row]):
         return self.submit_unread(lambda: inputs, len(inputs))
 
     def submit_unread(self, read: Callable[[], NDArray[Any]], num_rows: int) -> Submission[Row]:
-        """Queue rows that `read` decodes when a batch takes the first of them.
+        """Queue rows that `read` decodes when a batch takes the first row.
 
         An error of `read` is raised in this request only. Decoding all requests of a batch in
         succession takes half the time, because code and tables stay in the processor's cache.

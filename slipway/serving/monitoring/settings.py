@@ -31,7 +31,7 @@ class MonitoringSettings(SettingsSection):
 
     @property
     def limits(self) -> Limits:
-        """The limits, in seconds."""
+        """The limits of windows and of feedback, with times in seconds."""
         return Limits(
             self.window_rows,
             self.window_minutes * 60,

@@ -107,8 +107,8 @@ def _described(name: str, datatype: str, *sizes: int) -> dict[str, Any]:
 def is_quickly_read(num_bytes: int, head_length: int | None, manifest: Bundle) -> bool:
     """Return True if the event loop can convert a body without delaying other requests.
 
-    `head_length` bytes of it are JSON; None: all of them. Images as bytes are only sliced, while
-    every value of a table is converted.
+    The first `head_length` bytes are JSON; None: the whole body. Images as bytes are only sliced,
+    while every value of a table is converted.
     """
     head = num_bytes if head_length is None else head_length
     most = INLINE_IMAGE_BYTES if input_kind(manifest.input.kind).takes_files else INLINE_BYTES
@@ -162,7 +162,7 @@ def _requested(
         return tensor
     if output.name != "probabilities":
         raise mismatch(
-            f"{output.name!r} has no classes, expected 'probabilities'",
+            f"{output.name!r} cannot be ranked by class, expected 'probabilities'; leave this out",
             f"outputs[{position}].parameters.classification",
         )
     return _classified(tensor, labels, output.num_classes)
@@ -346,7 +346,7 @@ def _cell(value: Any, field: str) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise mismatch("it is no UTF-8", field) from None
+            raise mismatch("it is not UTF-8", field) from None
     if isinstance(value, float) and math.isnan(value):
         return None  # the only way to send a missing value; a required column refuses it
     if isinstance(value, float) and math.isinf(value):

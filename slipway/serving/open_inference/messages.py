@@ -283,7 +283,7 @@ def _object(content: Any, field: str | None, known: set[str]) -> dict[str, Any]:
     """Require a JSON object with only known keys; `field` None is the body."""
     name = field or "the body"
     if not isinstance(content, dict):
-        raise Refusal("malformed_body", f"{name} is no JSON object", field=field)
+        raise Refusal("malformed_body", f"{name} is not a JSON object", field=field)
     unknown = sorted(set(content) - known)
     if unknown:
         key = unknown[0][:80]

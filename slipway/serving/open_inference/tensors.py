@@ -89,7 +89,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any, field
     values = np.empty(count, object if datatype == BYTES else NUMPY[datatype])
     for position, value in enumerate(flat):
         if not _is_of(value, datatype):
-            raise mismatch(f"{value!r:.80} is no {datatype}", f"{field}.data[{position}]")
+            raise mismatch(f"{value!r:.80} is not {datatype}", f"{field}.data[{position}]")
         values[position] = value.encode() if datatype == BYTES else value
     return Tensor(name, datatype, shape, values.reshape(shape), is_text=True)
 

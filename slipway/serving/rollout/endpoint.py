@@ -108,7 +108,7 @@ class _CommandThread:
 
 
 def rollout_routes(settings: Settings, reconciler: RolloutReconciler) -> Routes:
-    """Return the route `/rollout`."""
+    """Return the route `/rollout`: GET returns the status, POST runs a command."""
     thread = _CommandThread(settings)
 
     async def rollout(request: Request) -> Response:

@@ -1,9 +1,9 @@
 """Changes of the rollout's state, and SLIPWAY_STATE/history.jsonl, the record that they leave.
 
 Each line of the history is an entry as JSON, with the SHA-256 of the line before it. So the history
-shows if a line was changed, removed or added between others. That nothing was cut from its end, or
-all of it written again, shows only to who noted the last digest elsewhere.
-`slipway/serving/history.py` prints it.
+shows if a line was changed, removed or added between others. A cut end, or a rewritten history,
+shows only by comparison with a last digest that was noted elsewhere. `slipway/serving/history.py`
+prints it.
 """
 
 import hashlib

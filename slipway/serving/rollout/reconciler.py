@@ -62,7 +62,7 @@ _REPORT_S = 1.0  # between two reports that differ only in counts
 
 
 class RolloutSettings(SettingsSection):
-    """Settings of rollouts."""
+    """Settings of rollouts: the share of requests that a candidate answers in the shadow."""
 
     shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # requests copied to a candidate
 
@@ -180,7 +180,7 @@ class RolloutReconciler:
         }
 
     def start(self) -> None:
-        """Start to follow the state."""
+        """Start to poll the state, unless the service is the one of the verify stage."""
         if not self._settings.accept_draft:
             self._task = asyncio.create_task(self._run())
 

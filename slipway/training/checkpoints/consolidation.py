@@ -67,7 +67,7 @@ def _from_file(path: Path) -> ConsolidatedState:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Map a file, whose pages are read when a tensor is used."""
+    """Load a checkpoint file memory-mapped: a tensor is read from disk only when it is used."""
     saved: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     return saved
 
@@ -76,7 +76,7 @@ def _from_shards(folder: Path) -> ConsolidatedState:
     """Merge DeepSpeed's shards.
 
     DeepSpeed's function merges only weights. The optimizer's states have the same layout, so it is
-    called once more with each of them in place of the weights.
+    called once more for each state, in place of the weights.
     """
     from deepspeed.utils import zero_to_fp32
 

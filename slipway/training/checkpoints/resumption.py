@@ -56,7 +56,7 @@ class Resumption(pl.Callback):
 
     @property
     def trainer_state(self) -> str | None:
-        """The path of the state that the trainer loads itself; None if the layout differs."""
+        """The saved state for Lightning to load; None at the start or after a layout change."""
         return str(self._store.state(self.position)) if self.is_exact else None
 
     def load_weights(self, network: Network) -> None:

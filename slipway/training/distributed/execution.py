@@ -41,7 +41,7 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
 
 
 def missing_compiler(accelerator: str) -> str:
-    """Name the compiler that torch lacks for a "cpu" or "gpu"; "" if it has one."""
+    """Describe the compiler that torch lacks for a "cpu" or "gpu"; "" if none is missing."""
     if accelerator == "gpu":
         if importlib.util.find_spec("triton"):
             return ""

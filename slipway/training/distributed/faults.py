@@ -36,7 +36,7 @@ _keep_alive: list[object] = []  # C holds only a pointer to the handler
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Tell whether another rank disappeared, so that the cause is there and not here."""
+    """Return True if the error says that another rank disappeared: the cause is in that rank."""
     is_network = isinstance(error, distributed.DistError | RuntimeError | ConnectionError)
     return is_network and bool(_LOST_RANK.search(str(error)))
 

@@ -47,7 +47,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     @property
     def is_sharded(self) -> bool:
-        """Tell whether every weight is divided over all processes."""
+        """Return True if every weight is divided over all processes."""
         assert self.lightning_module is not None
         return all(
             isinstance(weight, DTensor) and weight.device_mesh.size() == self.world_size

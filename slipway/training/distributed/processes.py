@@ -32,12 +32,12 @@ _EXPECTED_CODES = {None, 0, PAUSED, *(128 + number for number in SIGNALS)}
 
 
 def is_first_process() -> bool:
-    """Tell whether this is rank 0; works before there is a trainer."""
+    """Return True on rank 0; works before there is a trainer."""
     return launched_rank()[0] == 0
 
 
 def was_started_by_another() -> bool:
-    """Tell whether a launcher (the trainer itself, torchrun) started this process."""
+    """Return True if LOCAL_RANK is above 0: then the trainer or torchrun started this process."""
     return int(os.environ.get("LOCAL_RANK") or 0) > 0
 
 

@@ -33,7 +33,7 @@ class ChosenWeights:
 
 
 def equal_weights(num_members: int) -> ChosenWeights:
-    """Return equal weights."""
+    """Return the weight 1 / `num_members` for each member."""
     return ChosenWeights([1 / num_members] * num_members)
 
 

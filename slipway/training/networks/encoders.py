@@ -155,7 +155,7 @@ def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
         encoder = transformers.AutoModel.from_config(described, attn_implementation="sdpa")
     except Exception as error:  # of any kind, for a config that does not fit together
         raise ParamsError(
-            f"transformers cannot build the encoder of config.json: {error}"
+            f"transformers cannot build the encoder described by config.json: {error}"
         ) from error
     if hasattr(encoder, "pooler"):
         encoder.pooler = None  # it would be a part of the head, which is new

@@ -67,7 +67,7 @@ class NetworkSpec(Contract):
 
 
 class TrainingSetup(Contract):
-    """The requested or the actual setup of a training."""
+    """Strategy, precision, devices and sharding of a training, as requested or as run."""
 
     strategy: str  # "single", "ddp", "fsdp", "deepspeed_stage_2"
     precision: str  # "32-true", "bf16-mixed", "16-mixed"

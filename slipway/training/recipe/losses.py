@@ -168,7 +168,7 @@ def _check_names(requested: Mapping[str, float], classes: Sequence[str]) -> None
         if name not in classes:
             close = difflib.get_close_matches(name, classes, n=1, cutoff=0.5)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            problems.append(f"{name!r} is no class{hint}")
+            problems.append(f"{name!r} is not a class{hint}")
     if problems:
         raise ParamsError(
             "train.class_weights needs a number for each of the classes "

@@ -18,7 +18,7 @@ from slipway.training.telemetry.telemetry import is_on_gpu, peak_bytes
 
 
 class Costs(Contract):
-    """The content of the file."""
+    """The content of `costs.json`: times, memory and bytes of one training."""
 
     format_version: Literal[2]
     run: str  # name of the training's fingerprint

@@ -298,6 +298,6 @@ def _deepspeed_norm(trainer: pl.Trainer) -> float | None:
 
 
 def _last_loss(outputs: Any, num_accumulated: int) -> float | None:
-    """Return the loss of this rank's last batch; Lightning has divided it by `num_accumulated`."""
+    """Return the loss of this rank's last batch; undoes the division by `num_accumulated`."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return float(loss) * num_accumulated if isinstance(loss, Tensor) else None

@@ -140,7 +140,7 @@ def test_labels_probabilities_and_sets_have_to_go_together(tmp_path: Path) -> No
         serving(
             bundle, lambda x: probabilities(x) | {"probabilities": ("FP32", [1, 3], swapped)}
         ) as (client, _),
-        pytest.raises(ParityError, match=r"row id0: the service answered .*not of the form"),
+        pytest.raises(ParityError, match=r"row id0: the service answered .*not in the format"),
     ):
         client.predict(payload)
     with (

@@ -146,7 +146,7 @@ def test_the_sets_of_a_pruned_variant_are_judged_by_its_own_calibration(tmp_path
 
     payload = RowPayload(0, "0", PAYLOADS[0], "image/png")
     with service(load_bundle(tmp_path), answer=answer) as client:
-        with pytest.raises(ParityError, match="not of the form"):
+        with pytest.raises(ParityError, match="not in the format"):
             client.predict(payload)
         client.choice()
         assert client.predict(payload)[-1] == 0.5
@@ -166,23 +166,23 @@ def test_the_client_reads_requested_and_actual_execution_from_the_service(tmp_pa
     ("change", "message"),
     [
         (lambda answer: answer | {"model_version": "other"}, "answered as model 'other'"),
-        (lambda answer: answer | {"label": "cat"}, "not of the form"),
-        (lambda answer: answer | {"label": "yak"}, "not of the form"),
-        (lambda answer: answer | {"probabilities": {"cat": 1.0}}, "not of the form"),
+        (lambda answer: answer | {"label": "cat"}, "not in the format"),
+        (lambda answer: answer | {"label": "yak"}, "not in the format"),
+        (lambda answer: answer | {"probabilities": {"cat": 1.0}}, "not in the format"),
         (
             lambda answer: answer | {"probabilities": answer["probabilities"] | {"yak": 0.0}},
-            "not of the form",
+            "not in the format",
         ),
-        (lambda answer: answer | {"probabilities": [1, 0, 0]}, "not of the form"),
+        (lambda answer: answer | {"probabilities": [1, 0, 0]}, "not in the format"),
         (
             lambda answer: answer | {"prediction_set": answer["prediction_set"][1:]},
-            "not of the form",
+            "not in the format",
         ),
-        (lambda answer: answer | {"prediction_set": LABELS}, "not of the form"),
-        (lambda answer: answer | {"is_ood": not answer["is_ood"]}, "not of the form"),
+        (lambda answer: answer | {"prediction_set": LABELS}, "not in the format"),
+        (lambda answer: answer | {"is_ood": not answer["is_ood"]}, "not in the format"),
         (
             lambda answer: {key: value for key, value in answer.items() if key != "ood_score"},
-            "not of the form",
+            "not in the format",
         ),
         (lambda answer: [answer], "expected one object"),
         (lambda answer: b"<html>", "expected JSON"),
@@ -358,8 +358,8 @@ def test_images_are_sent_one_per_request(tmp_path: Path) -> None:
     [
         (lambda answer: answer | {"predictions": answer["predictions"][1:]}, "gave 2 predictions"),
         (lambda answer: answer | {"predictions": answer["predictions"] * 2}, "gave 6 predictions"),
-        (lambda answer: answer | {"predictions": [{"value": 1.0}] * 3}, "not of the form"),
-        (lambda answer: {"model_version": answer["model_version"]}, "not of the form"),
+        (lambda answer: answer | {"predictions": [{"value": 1.0}] * 3}, "not in the format"),
+        (lambda answer: {"model_version": answer["model_version"]}, "not in the format"),
         (lambda answer: answer | {"model_version": "other"}, "answered as model 'other'"),
     ],
 )

@@ -79,9 +79,9 @@ def test_valid_json_is_parsed_as_by_the_standard_library(content: Any, ascii_onl
         (b'{"\\uDFFF": 1}', "half of a surrogate pair"),
         (b'{"rows": ["\\ud800"]}', "half of a surrogate pair"),
         (b'{"a": "\\ud800", "a": 1}', "is repeated"),
-        (b"[" * 100_000, f"more than {MAX_DEPTH} deep"),
-        (b'{"a":' * 100_000, f"more than {MAX_DEPTH} deep"),
-        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} deep"),
+        (b"[" * 100_000, f"more than {MAX_DEPTH} levels deep"),
+        (b'{"a":' * 100_000, f"more than {MAX_DEPTH} levels deep"),
+        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} levels deep"),
     ],
 )
 def test_invalid_json_is_refused_with_the_reason(body: bytes, reason: str) -> None:

@@ -69,7 +69,7 @@ def test_class_weights_for_other_classes_are_refused_with_every_name() -> None:
     with pytest.raises(ParamsError) as error:
         class_weights({"above": 1.0, "belwo": 2.0}, ["above", "below"], TARGETS)
     assert "'below' has none" in str(error.value)
-    assert "'belwo' is no class; did you mean 'below'?" in str(error.value)
+    assert "'belwo' is not a class; did you mean 'below'?" in str(error.value)
 
 
 def test_the_loss_of_a_row_is_multiplied_by_its_class_weight() -> None:
