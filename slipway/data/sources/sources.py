@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     note: str = ""  # for the user: why names that could be splits are not read as such
 
     def class_roots(self) -> list[Path]:
-        """Return the folders whose sub-folders are the classes: one for each joined source."""
+        """Return the folders with one sub-folder per class: `root`, or one per joined source."""
         return [layout.root for layout in self.joined.values()] or [self.root]
 
     def described(self, rows: pa.Table) -> str:

@@ -67,7 +67,7 @@ class TypedColumn:
 
     @cached_property
     def cells(self) -> NDArray[np.float64] | NDArray[np.object_]:
-        """The typed values of all rows, (N,), with `values` spread from distinct cells to rows."""
+        """The typed value of each row, (N,): `values` indexed by the codes of the raw column."""
         if self.values.dtype == np.float64:
             return take(self.values, self.raw.codes)
         return self.values[self.raw.codes]

@@ -2,8 +2,8 @@
 
 Pure arithmetic on answers that were already measured. Answers that are not finite, have another
 shape or come from another execution than requested never agree. Metrics are compared row by row
-with those of the first hop; the paired interval of a change shows how far it may
-differ on other test rows.
+with those of the first hop; the paired interval of a change shows how far it may differ on other
+test rows.
 """
 
 from collections.abc import Sequence
