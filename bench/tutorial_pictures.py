@@ -2,7 +2,8 @@
 
 `python -m bench.tutorial_pictures photographs PROJECT IMAGE` opens the project's evaluation and its
 service in Chromium, and lets the model answer IMAGE. `... table PROJECT` and `... texts PROJECT`
-let it answer a row. All write docs/tutorials/pictures/NAME_*.png.
+let it answer a row. `... a-better-model PROJECT` opens the members of an ensemble. All write
+docs/tutorials/pictures/NAME_*.png.
 """
 
 import asyncio
@@ -27,6 +28,10 @@ CELLS = {
     "table": {0: "14.2", 12: "1065"},
     "texts": {0: "Congratulations! Your number won a prize. Call now, see you soon."},
 }
+SHOW_MEMBERS = (
+    "[...document.querySelectorAll('h2')].find(title => title.textContent === 'Members')"
+    ".parentElement.scrollIntoView()"
+)
 SUBMIT = "document.querySelector('form.form').requestSubmit()"
 
 
@@ -57,9 +62,22 @@ async def take_all(name: str, evaluation: Path, service: str, image: Path | None
             await photograph(tab, f"{name}_service")
 
 
+async def take_members(name: str, evaluation: Path) -> None:
+    """Take the picture of an evaluation's section on members."""
+    with tempfile.TemporaryDirectory() as profile:
+        async with browsing(Path(profile)) as tab:
+            await tab.look(WIDTH_PX, HEIGHT_PX // 2)
+            await tab.open(evaluation.as_uri())
+            await tab.run(SHOW_MEMBERS)
+            await photograph(tab, f"{name}_members")
+
+
 def main() -> None:
     """Run the command."""
     name, project = sys.argv[1], Path(sys.argv[2]).absolute()
+    if name == "a-better-model":
+        asyncio.run(take_members(name, project / "reports/evaluate.html"))
+        return
     image = Path(sys.argv[3]).absolute() if len(sys.argv) > 3 else None
     PICTURES.mkdir(parents=True, exist_ok=True)
     log = project / ".work/tutorial_pictures.log"

@@ -1,6 +1,7 @@
 """The commands of the tutorials, run in their order by somebody who has only Slipway."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -143,6 +144,17 @@ def test_the_tutorial_about_texts_ends_with_answers_in_two_languages(reader: Rea
     assert said.count("certified") >= 3
     answers = (reader.folder / "answers.csv").read_text().splitlines()
     assert (len(answers), reader.folder.name) == (601, "my_reviews")
+
+
+@pytest.mark.nightly(seconds=420)
+def test_the_tutorial_about_a_better_model_ends_with_members_in_the_report(reader: Reader) -> None:
+    said = follow(reader, (ROOT / "docs/tutorials/a-better-model.md").read_text())
+    assert "the best of 4 trials is" in said
+    assert said.count(", certified") >= 2
+    assert "gain over the best member" in said
+    record = json.loads((reader.folder / "metrics/evaluate.json").read_text())
+    assert len(record["members"][0]["members"]) >= 2
+    assert "<h2>Members" in (reader.folder / "reports/evaluate.html").read_text()
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.name)

@@ -53,7 +53,7 @@ def members_section(found: MemberComparison) -> Html:
         )
         notes.append(paragraph(text, "note"))
     verdict = paragraph(found.gain_text(), "good" if best.gain.low > 0 else "soft")
-    numeric = ["weight", name, "gain of the ensemble", "size", *speed]
+    numeric = ["weight", name, "gain of the ensemble", "it is", "size", *speed]
     parts = [verdict, table(columns, rows, numeric=numeric), *notes]
     return section("Members", *parts, *(_student(found, student, name) if student else []))
 
