@@ -65,6 +65,7 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
         {
             "data": {"text_columns": ["text"]},
             "precompute": {"max_text_bytes": 128, "mask_personal_data": ["email", "phone"]},
+            "augment": {"word_deletion": 0.05},
         }
     )
     (project.path / "dvc.lock").unlink(missing_ok=True)  # of a run in this checkout
@@ -94,6 +95,11 @@ def service(verified: Project) -> Iterator[str]:
 def test_a_blank_text_is_refused_and_the_others_are_kept(verified: Project) -> None:
     report = json.loads((verified.path / "reports/clean.json").read_text())
     assert (report["kept"], report["refused"]["missing_value"]["count"]) == (400, 1)
+
+
+def test_the_texts_of_each_script_are_a_slice(verified: Project) -> None:
+    slices = json.loads((verified.path / "metrics/evaluate.json").read_text())["slices"]
+    assert {each["rows"] for each in slices if each["by"] == "script"} == {48}  # 12 are too few
 
 
 def test_every_hop_agrees_from_the_text_to_http(verified: Project) -> None:

@@ -192,3 +192,26 @@ def test_a_column_of_lists_is_refused_by_its_type(tmp_path: Path) -> None:
 def test_an_unreadable_number_as_target_names_the_task_of_texts(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"set data\.task to text_classification"):
         result(tmp_path, [("a", "x"), ("b", "y")], {"task": "text_regression"})
+
+
+def test_huge_and_broken_texts_are_refused_by_name_and_the_others_stay(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"label": label, "text": text}) for label, text in PLAIN]
+    lines += [
+        json.dumps({"label": "bad", "text": "long " * 2_000_000}),
+        '{"label": "bad", "text": "half a pair \\ud83d"}',
+        json.dumps({"label": "bad", "text": "<script>alert(1)</script> \u202eback"}),
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    found = clean_texts(of_texts(path), clean_params())
+    assert refused(found) == {
+        5: ("too_long", "9,999,999 characters, expected at most 1000000"),
+        6: ("malformed_row", "the line is not a JSON object of UTF-8 text"),
+    }
+    assert flagged(found) == {7: ["control_characters"]}
+
+
+def test_the_only_text_of_a_script_is_flagged(tmp_path: Path) -> None:
+    rows = [(("good", "bad")[n % 2], f"a text with number {n}, {n * 7919}") for n in range(120)]
+    found = result(tmp_path, [*rows, ("bad", "\u5f88\u597d\u5403\u7684\u4e1c\u897f")])
+    assert flagged(found)[120] == ["rare_script"]
