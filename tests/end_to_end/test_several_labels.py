@@ -133,7 +133,8 @@ def test_the_certificate_names_each_row_whose_labels_flip_and_http_flips_none(
     hops = {hop.name: hop for hop in certificate.hops}
     assert certificate.status == "certified"
     assert hops["http"].status == hops["onnxruntime/cpu/fp32"].status == "agrees"
-    assert hops["http"].flipped == []
+    assert hops["http"].flipped == hops["grpc"].flipped == []
+    assert hops["grpc"].status == "agrees"
     ids = set(pq.read_table(verified.path / "artifacts/predictions.parquet")["id"].to_pylist())
     assert ids.issuperset(hops["onnxruntime/cpu/int8"].flipped)
 
@@ -220,7 +221,9 @@ def test_pictures_with_several_labels_are_certified_with_a_threshold_for_each(
     run_stages(project)
     certificate = read_certificate(project.path / "artifacts/certificate.json")
     assert certificate.status == "certified"
-    assert {hop.name: hop for hop in certificate.hops}["http"].flipped == []
+    hops = {hop.name: hop for hop in certificate.hops}
+    assert hops["http"].flipped == hops["grpc"].flipped == []
+    assert hops["grpc"].status == "agrees"
     record = json.loads((project.path / "metrics/evaluate.json").read_text())
     assert [entry["label"] for entry in record["per_label"]] == ["left", "right"]
 
@@ -251,7 +254,9 @@ def test_a_decision_by_cost_is_certified_and_reaches_the_files(tmp_path: Path) -
     run_stages(project)
     certificate = read_certificate(project.path / "artifacts/certificate.json")
     assert certificate.status == "certified"
-    assert {hop.name: hop for hop in certificate.hops}["http"].flipped == []
+    hops = {hop.name: hop for hop in certificate.hops}
+    assert hops["http"].flipped == hops["grpc"].flipped == []
+    assert hops["grpc"].status == "agrees"
     manifest = load_bundle(project.path / "artifacts/bundle").manifest
     assert manifest.calibration.decision is not None
     assert manifest.calibration.decision.positive == "spam"

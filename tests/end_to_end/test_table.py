@@ -36,6 +36,7 @@ def test_every_executed_hop_agrees_and_http_is_one_of_them(finished_table: Proje
         "onnxruntime/cpu/fp16",
         "onnxruntime/cpu/int8",
         "http",
+        "grpc",
     } <= agreeing
 
 

@@ -106,7 +106,7 @@ def test_every_hop_agrees_from_the_text_to_http(verified: Project) -> None:
     certificate = read_certificate(verified.path / "artifacts/certificate.json")
     agreeing = {hop.name for hop in certificate.hops if hop.status == "agrees"}
     assert certificate.status == "certified"
-    assert {"torch", "onnxruntime/cpu/fp32", "http"} <= agreeing
+    assert {"torch", "onnxruntime/cpu/fp32", "http", "grpc"} <= agreeing
 
 
 def test_the_service_distinguishes_sentences_in_both_languages(service: str) -> None:
