@@ -15,7 +15,13 @@ from slipway.system.errors import ParamsError
 _USABLE, _UTILISATION = 0.9, 0.4
 _MOST_GPUS = 64
 # From the least communication to the most.
-_ORDER = ("ddp", "deepspeed_stage_1", "deepspeed_stage_2", "fsdp", "deepspeed_stage_3")
+STRATEGIES_BY_TRAFFIC = (
+    "ddp",
+    "deepspeed_stage_1",
+    "deepspeed_stage_2",
+    "fsdp",
+    "deepspeed_stage_3",
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def _smallest(
 ) -> tuple[int, str, DeviceMemory] | None:
     usable, num_gpus = _USABLE * kind.memory_gb * 1e9, 1
     while num_gpus <= min(_MOST_GPUS, batch_size):
-        for strategy in _ORDER if num_gpus > 1 else ("single",):
+        for strategy in STRATEGIES_BY_TRAFFIC if num_gpus > 1 else ("single",):
             if batch_size % num_gpus or (strategy == "fsdp" and precision == "16-mixed"):
                 continue
             memory = device_memory(traces, strategy, precision, num_gpus, on_gpu=True)

@@ -1,8 +1,15 @@
 """The smallest GPUs for a training, their price, and published figures of memory."""
 
+from pathlib import Path
+
 import pytest
 
-from slipway.planning.gpu_choice import choose_gpus, describe_choices, parse_prices
+from slipway.planning.gpu_choice import (
+    STRATEGIES_BY_TRAFFIC,
+    choose_gpus,
+    describe_choices,
+    parse_prices,
+)
 from slipway.planning.memory_plan import Traces, device_memory
 from slipway.planning.step_memory import StepMemory, step_flop
 from slipway.system.errors import ParamsError
@@ -12,6 +19,8 @@ from tests.training.networks.test_text_networks import network
 
 pytestmark = pytest.mark.unit
 GIB = 2**30
+ROOT = Path(__file__).parents[2]
+GPUS_OF_THE_HOW_TO = [(1, 24), (8, 24), (1, 80), (8, 80), (64, 80)]
 
 
 def traces(num_parameters: int, activations: int = 0, block: int = 0) -> Traces:
@@ -48,6 +57,26 @@ def test_the_price_is_that_of_all_gpus_for_all_hours_and_a_missing_one_is_named(
 def test_a_training_that_fits_nowhere_is_named() -> None:
     assert choose_gpus(traces(10**9, activations=10**12), "bf16-mixed", 64, 1e18, {}) == []
     assert "fits on none of T4, L4" in describe_choices([], {})
+
+
+def test_the_how_to_names_the_strategies_of_the_plan() -> None:
+    page = (ROOT / "docs/how-to/scaling.md").read_text()
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if " billion | " in line]
+    assert len(lines) == 7
+    for name, *cells in lines:
+        num_parameters = int(float(name.split()[0]) * 1e9)
+        states = traces(num_parameters, block=4 * num_parameters // 32)
+        for cell, (num_gpus, memory_gb) in zip(cells, GPUS_OF_THE_HOW_TO, strict=True):
+            assert cell == smallest_cell(states, num_gpus, memory_gb), (name, num_gpus, memory_gb)
+
+
+def smallest_cell(states: Traces, num_gpus: int, memory_gb: int) -> str:
+    """Return the first strategy of the plan that leaves a quarter of each GPU free."""
+    for strategy in STRATEGIES_BY_TRAFFIC if num_gpus > 1 else ("single",):
+        memory = device_memory(states, strategy, "bf16-mixed", num_gpus, on_gpu=True)
+        if memory.total <= 0.75 * memory_gb * 1e9:
+            return f"`{strategy}` {memory.total / 1e9:.1f}"
+    return "none"
 
 
 @pytest.mark.parametrize("text", ["H100", "H100=cheap", "H100=-1", "H100=inf", "GTX=1"])
