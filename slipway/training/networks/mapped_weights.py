@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -43,20 +44,12 @@ class MappedWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._used, self._touched = 0, 0
 
     def __enter__(self) -> "MappedWeights":
-        self._register = nn.Module.register_parameter
-        register, move = self._register, self._move
-
-        def register_in_file(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-            register(module, name, param)
-            if param is not None:
-                move(param)
-
-        nn.Module.register_parameter = register_in_file  # type: ignore[method-assign,assignment]
+        self._hook = register_module_parameter_registration_hook(self._move)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        nn.Module.register_parameter = self._register  # type: ignore[method-assign]
+        self._hook.remove()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.release()
 
@@ -80,7 +73,7 @@ class MappedWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         return self._begin <= tensor.untyped_storage().data_ptr() < self._begin + self._used
 
-    def _move(self, param: nn.Parameter) -> None:
+    def _move(self, _module: nn.Module, _name: str, param: nn.Parameter) -> None:
         """Copy a parameter into the file; UnavailableError if the disk is full."""
         if type(param.data) is not Tensor or param.device.type != "cpu" or not param.numel():
             return
