@@ -15,6 +15,7 @@ from slipway.data.augmentation.plan import (
 from slipway.data.engine.rows import SPLITS
 from slipway.data.store.packed import PackedSplit, open_split, read_manifest
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
 from slipway.kinds.registry import kind_of
 from slipway.reports.pages.data_page import data_page
 from slipway.system import files
@@ -55,7 +56,7 @@ def _notes(
 ) -> list[str]:
     """Describe the augmentation, and name parameters without effect."""
     names, copies = operations(requested), params.augment.offline_copies
-    if kind_of(params.data.task).input.has_texts:
+    if isinstance(contract, TextContract):
         return [f"operations: {', '.join(text_operations(requested)) or 'none'}"]
     if not isinstance(contract, ImageContract):
         unused = [*names, "offline_copies"] if copies else names

@@ -139,7 +139,7 @@ def read_history(path: Path) -> list[Entry]:
         except ValidationError:
             raise RolloutError(f"{wrong} is not an entry. {fix}") from None
         if (entry.number, entry.previous) != (number, previous):
-            raise RolloutError(f"{wrong} does not follow line {number - 1} as it is. {fix}")
+            raise RolloutError(f"{wrong} does not fit line {number - 1}. {fix}")
         entries.append(entry)
         previous = hashlib.sha256(line).hexdigest()
     return entries
