@@ -163,7 +163,7 @@ def median_ratio(ratios: Sequence[float], confidence: float) -> Ratio:
             break
     if rank == 0:
         raise ValueError(
-            f"a {confidence:.0%} confidence interval needs at least {fewest_rounds(confidence)} "
+            f"a {100 * confidence:g} % confidence interval needs at least {fewest_rounds(confidence)} "
             f"ratios, but there are {number}: measure more rounds"
         )
     return Ratio(

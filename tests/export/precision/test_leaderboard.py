@@ -225,7 +225,7 @@ def test_the_bounds_of_a_median_are_the_order_statistics_that_enclose_it() -> No
 def test_fewest_rounds_is_the_smallest_number_with_an_interval(confidence: float) -> None:
     fewest = fewest_rounds(confidence)
     median_ratio([1.0] * fewest, confidence)
-    with pytest.raises(ValueError, match=f"expected at least {fewest}"):
+    with pytest.raises(ValueError, match=f"needs at least {fewest} ratios"):
         median_ratio([1.0] * (fewest - 1), confidence)
 
 
