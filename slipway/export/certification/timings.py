@@ -163,8 +163,8 @@ def median_ratio(ratios: Sequence[float], confidence: float) -> Ratio:
             break
     if rank == 0:
         raise ValueError(
-            f"a {100 * confidence:g} % confidence interval needs at least {fewest_rounds(confidence)} "
-            f"ratios, but there are {number}: measure more rounds"
+            f"a {100 * confidence:g} % confidence interval needs at least "
+            f"{fewest_rounds(confidence)} ratios, but there are {number}: measure more rounds"
         )
     return Ratio(
         value=statistics.median(ordered), low=ordered[rank - 1], high=ordered[number - rank]
