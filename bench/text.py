@@ -169,7 +169,7 @@ def main() -> None:
     differences: dict[str, list[float]] = {}
     kinds: dict[str, dict[str, Any]] = {"hashed_ngrams": {}, "small_transformer": TOKENS}
     known: dict[str, Any] = {}
-    for data, seed, name in product(map(Path, sys.argv[1:]), SEEDS, kinds):
+    for name, data, seed in product(kinds, map(Path, sys.argv[1:]), SEEDS):
         with tempfile.TemporaryDirectory() as folder:
             row, difference = compare(data, seed, Path(folder) / "project", kinds[name], known)
         lines.append("| " + " | ".join(row) + " |")

@@ -93,10 +93,12 @@ class GrpcClient(ServiceClient):
             raise ParityError(f"{what}: the service gave no answer over gRPC ({error}).") from error
 
     def _cells(self, payload: RowPayload) -> dict[str, Any]:
-        """Return the value of each input; for an image, its encoded bytes."""
+        """Return the value of each input: a file's bytes, a cell, or a row that has no names."""
         if input_kind(self.bundle.manifest.input.kind).takes_files:
             return dict.fromkeys(self._datatypes, payload.content)
         row = json.loads(payload.content)
+        if not isinstance(row, dict):
+            return dict.fromkeys(self._datatypes, row)
         return {
             name: row.get(name)
             for name, datatype in self._datatypes.items()
@@ -104,6 +106,8 @@ class GrpcClient(ServiceClient):
         }
 
     def _tensor(self, name: str, column: list[Any]) -> Any:
+        from tritonclient.utils import triton_to_np_dtype
+
         datatype = self._datatypes[name]
         values: NDArray[Any] = np.empty(len(column), object)
         if datatype == _BYTES:
@@ -111,8 +115,9 @@ class GrpcClient(ServiceClient):
         elif datatype == "BOOL":
             values = np.array(column, bool)
         else:
-            values = np.array([math.nan if cell is None else cell for cell in column], np.float64)
-        tensor = self._triton.InferInput(name, [len(column)], datatype)
+            numbers = [math.nan if cell is None else cell for cell in column]
+            values = np.array(numbers, triton_to_np_dtype(datatype))
+        tensor = self._triton.InferInput(name, list(values.shape), datatype)
         tensor.set_data_from_numpy(values)
         return tensor
 

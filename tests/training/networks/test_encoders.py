@@ -282,9 +282,9 @@ def test_packed_store_of_another_tokenizer_than_the_encoders_is_refused(tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab_size": 300}, "has 400 tokens, but the encoder in train.pretrained has 300"),
+        ({"vocab_size": 300}, "has 400 tokens, but the encoder in train.pretrained has only 300"),
         ({"max_position_embeddings": 10}, "reads at most 10. Set it to 10 or less"),
-        ({"hidden_size": 15}, "config.json cannot be used"),
+        ({"hidden_size": 15}, "cannot build the encoder described by config.json"),
     ],
 )
 def test_encoder_config_that_does_not_fit_is_refused(
