@@ -8,7 +8,7 @@ import pytest
 from tests import plain_http
 from tests.end_to_end.project import START_TIMEOUT_S, Project, copy_finished
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly(seconds=150), pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,7 @@ def test_a_stage_fails_if_params_that_it_reads_change_while_it_runs(
     assert not seal.exists()
 
 
+@pytest.mark.nightly(seconds=25)
 def test_train_with_restored_params_ends_without_another_step(project: Project) -> None:
     before = (project.path / "params.yaml").read_bytes()
     code, said = run_and(project, "train", edit_of(project, "train.label_smoothing", 0.1))

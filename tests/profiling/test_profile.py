@@ -47,6 +47,7 @@ def _profiled(
     return project, profile_project(project, trials=False, num_rounds=num_rounds)
 
 
+@pytest.mark.nightly(seconds=20)
 def test_profile_of_a_slow_transform_names_it_and_proposes_loader_processes(tmp_path: Path) -> None:
     _, found = _profiled(tmp_path, "transform", num_rounds=2)
     assert found.bottleneck.name == "making batches"
