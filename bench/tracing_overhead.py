@@ -30,8 +30,8 @@ from tests.serving.tracing.test_extension import collector
 
 RESULT = Path("bench/results/tracing_overhead.md")
 ORDER = (True, False, False, True)
-NUM_ORDERS, REQUESTS, TOGETHER = 9, 192, 32
-SETTLE_S = 0.35  # the threads gather for a tenth of a second
+NUM_ORDERS, REQUESTS, TOGETHER = 9, 3200, 32
+SETTLE_S = 1.3  # the threads gather for up to a second
 PACKAGES = ("bentoml", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "orjson")
 CASES: dict[str, dict[str, object]] = {
     "access log of every request": {"access_log_sampling_rate": 1.0},

@@ -112,7 +112,9 @@ class Application:
         seconds = perf_counter() - request.started
         self._worker.metrics.answered(label, response.status, seconds)
         if headers := self._worker.ended(request, label, response.status, error):
-            response = replace(response, headers=(*response.headers, *headers))
+            # Without dataclasses.replace, which takes longer than the tracing of most requests.
+            every = (*response.headers, *headers)
+            response = Response(response.status, response.body, response.content_type, every)
         return response
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:

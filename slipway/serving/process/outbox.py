@@ -2,7 +2,7 @@
 
 Neither ever costs a request its answer. Items that do not fit into the queue are dropped, items
 that cannot be delivered have failed, and both are counted. A killed worker loses the items in its
-queue, those of a tenth of a second at most.
+queue: those of a tenth of a second, or of a second for traces.
 """
 
 import logging
@@ -18,7 +18,7 @@ from slipway.traffic.request_log import SegmentWriter
 logger = logging.getLogger("bentoml.slipway")
 
 OUTCOMES = ("logged", "dropped", "failed")
-_GATHER_S = 0.1  # items of this time are delivered together
+_GATHER_S = 0.1  # by default, items of this time are delivered together
 _TIDY_S = 600.0  # longest interval with an age limit
 _CHUNK_BYTES = 1 << 20  # written at once
 _CLOSE_S = 5.0  # that the end of a worker waits for its disk
@@ -30,8 +30,9 @@ Item = TypeVar("Item")
 class Outbox(Generic[Item]):
     """A bounded queue, and a thread that calls `deliver` with the queued items.
 
-    If `deliver` returns False, the thread rests for `retry_s`. It calls `deliver` at least every
-    `wake_s`, with an empty list if the queue is empty, and `end` at the end.
+    Items of `gather_s` are delivered together. If `deliver` returns False, the thread rests for
+    `retry_s`. It calls `deliver` at least every `wake_s`, with an empty list if the queue is empty,
+    and `end` at the end.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class Outbox(Generic[Item]):
         max_bytes: float = float("inf"),
         retry_s: float = 1.0,
         wake_s: float | None = None,
+        gather_s: float = _GATHER_S,
         end: Callable[[], None] = lambda: None,
     ) -> None:
         self._deliver, self._end = deliver, end
         self._max_items, self._max_bytes = max_items, max_bytes
-        self._retry_s, self._wake_s = retry_s, wake_s
+        self._retry_s, self._wake_s, self._gather_s = retry_s, wake_s, gather_s
         self._lock = threading.Lock()
         self._waiting: deque[Item] = deque()
         self._waiting_bytes = 0
@@ -78,7 +80,7 @@ class Outbox(Generic[Item]):
         is_last = False
         while not is_last:
             self._arrived.wait(self._wake_s)
-            is_last = self._closing.wait(_GATHER_S)
+            is_last = self._closing.wait(self._gather_s)
             self._arrived.clear()
             with self._lock:
                 taken = list(self._waiting)
@@ -112,7 +114,7 @@ class LineLog(Generic[Item]):
         self._is_failing = False
         name = f"slipway-{what.replace(' ', '-')}"
         self._outbox: Outbox[Item] = Outbox(
-            name, self._write, max_items, max_bytes, retry_s, self._tidy_s, writer.close
+            name, self._write, max_items, max_bytes, retry_s, self._tidy_s, end=writer.close
         )
 
     def put(self, item: Item, num_bytes: int = 0) -> None:

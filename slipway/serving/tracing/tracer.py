@@ -22,7 +22,8 @@ from slipway.system.version import installed_version
 
 logger = logging.getLogger("bentoml.slipway")
 
-MAX_WAITING = 2048  # requests
+MAX_WAITING = 8192  # requests
+GATHER_S = 1.0  # an export takes milliseconds of processor time, however few its spans are
 EXPORT_S = 5.0  # for one export, retries included
 _REQUESTS_PER_EXPORT = 128
 _FAULT = 500
@@ -63,7 +64,9 @@ class Tracer:
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come before our own.
         self._resource = Resource.create(own).merge(OTELResourceDetector().detect())
         self._scope = InstrumentationScope("slipway", version)
-        self._outbox: Outbox[_Traced] = Outbox("slipway-tracing", self._export, MAX_WAITING)
+        self._outbox: Outbox[_Traced] = Outbox(
+            "slipway-tracing", self._export, MAX_WAITING, gather_s=GATHER_S
+        )
 
     def note(self, exchange: Exchange) -> tuple[tuple[str, str], ...]:
         """Trace a request if it is sampled. Returns its `traceparent`."""
