@@ -184,11 +184,12 @@ def write(lines: list[str], differences: dict[str, list[float]]) -> None:
         f"* {name}: mean difference {np.mean(found):+.4f} over {len(found)} splits"
         for name, found in differences.items()
     )
+    has_tokens = any(name.startswith("small_transformer") for name in differences)
+    tokens = "; small_transformer reads tokens, with the settings in bench/text.py" * has_tokens
     note = (
         "One run for each seed, which divides the rows differently. hashed_ngrams has the settings "
-        "that `slipway init` proposes; small_transformer reads tokens, with the settings in "
-        "bench/text.py. Seconds are those of the processor, of all threads; training includes its "
-        f"start. {conditions('scikit-learn', 'torch')}"
+        f"that `slipway init` proposes{tokens}. Seconds are those of the processor, of all "
+        f"threads; training includes its start. {conditions('scikit-learn', 'torch')}"
     )
     title = "# Networks for texts, and TF-IDF with logistic regression"
     table = "\n".join(lines)
