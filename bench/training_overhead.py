@@ -212,7 +212,12 @@ def measure(case: Case) -> Turns:
     own = build_network(job.spec)
     apply_execution(own, job.params, job.placement, job.spec.task)
     batches = training_batches(
-        job.data, job.shape, 0, job.seed, on_gpu=job.placement.accelerator == "gpu"
+        job.data,
+        job.params,
+        job.shape,
+        0,
+        job.seed,
+        on_gpu=job.placement.accelerator == "gpu",
     )
     on_gpu = job.placement.accelerator == "gpu"
     turns = Turns(

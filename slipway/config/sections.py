@@ -408,6 +408,9 @@ class TrainParams(ParamsSection):
     early_stopping_patience: Positive | None
     batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
     max_batch_per_device: Positive  # above it gradients are accumulated over smaller batches
+    shuffle: Literal["rows", "blocks"]  # blocks are read whole: for data larger than memory
+    # MiB per node, of the rows in use and those read ahead. Only for blocks.
+    shuffle_buffer_mib: Positive | None
     # auto: cross_entropy, bce or mse.
     loss: Literal["auto", "cross_entropy", "bce", "asymmetric", "mse", "huber"] | UserName
     # Error, in standard deviations of the target, above which the Huber loss is linear.
@@ -480,6 +483,8 @@ class TrainParams(ParamsSection):
         yield from _named_twice("loggers", self.loggers)
         yield from _belongs_to("loss", self.loss, "huber", huber_delta=self.huber_delta)
         yield from _belongs_to("optimizer", self.optimizer, "sgd", momentum=self.momentum)
+        buffer = {"shuffle_buffer_mib": self.shuffle_buffer_mib}
+        yield from _belongs_to("shuffle", self.shuffle, "blocks", **buffer)
         steps = {"step_epochs": self.step_epochs, "step_factor": self.step_factor}
         yield from _belongs_to("schedule", self.schedule, "step", **steps)
         if self.nesterov and not self.momentum:

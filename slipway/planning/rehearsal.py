@@ -38,7 +38,7 @@ class Rehearsal:
         network = initial_network(seed, params, network_spec(params, data.manifest))
         placement = _in_one_process(placement)
         prepare_process(params, placement, network)
-        self.batches = training_batches(data, shape, 0, seed, on_gpu=self._on_gpu)
+        self.batches = training_batches(data, params, shape, 0, seed, on_gpu=self._on_gpu)
         self.module = training_module(network, params, seed, data, self.batches).to(self.device)
         self.optimizer = self.module.configure_optimizers()["optimizer"]
         half_dtypes = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

@@ -135,7 +135,7 @@ def _time_steps(
 
 def _batches(job: Job, rank: int) -> TrainingBatches:
     on_gpu = job.placement.accelerator == "gpu"
-    return training_batches(job.data, job.shape, rank, job.seed, on_gpu=on_gpu)
+    return training_batches(job.data, job.params, job.shape, rank, job.seed, on_gpu=on_gpu)
 
 
 class _Rounds:

@@ -21,6 +21,7 @@ from slipway.training.batches.batches import (
     TrainingBatches,
     ValidationBatches,
 )
+from slipway.training.batches.shuffled_blocks import BlockShuffle, block_shuffle
 from slipway.training.distributed.execution import apply_execution
 from slipway.training.distributed.strategies import (
     Placement,
@@ -77,7 +78,13 @@ def step_arguments(
 
 
 def training_batches(
-    data: TrainingData, shape: StepShape, rank: int, seed: int, *, on_gpu: bool
+    data: TrainingData,
+    params: TrainParams,
+    shape: StepShape,
+    rank: int,
+    seed: int,
+    *,
+    on_gpu: bool,
 ) -> TrainingBatches:
     """Make the augmented training batches of one rank."""
     changes = image_changes(data.plan, data.manifest.input, on_gpu)
@@ -97,7 +104,15 @@ def training_batches(
         soft,
         buckets=contract.varies_in_length,
         texts=texts,
+        blocks=shuffled_blocks(data, params),
     )
+
+
+def shuffled_blocks(data: TrainingData, params: TrainParams) -> BlockShuffle | None:
+    """Return the sizes of the blocks that are shuffled; None if single rows are."""
+    if params.shuffle_buffer_mib is None:
+        return None
+    return block_shuffle([split.inputs for split in data.train], params.shuffle_buffer_mib)
 
 
 def validation_batches(

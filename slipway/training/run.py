@@ -198,7 +198,7 @@ def _fit(
         enable_progress_bar=bool(bars),
     )
     rank, on_gpu = trainer.global_rank, placement.accelerator == "gpu"
-    batches = training_batches(data, shape, rank, job.seed, on_gpu=on_gpu)
+    batches = training_batches(data, params, shape, rank, job.seed, on_gpu=on_gpu)
     validation = validation_batches(data, params, placement.world_size, rank)
     resumption.load_weights(network)
     disable_lightning_signals(trainer)

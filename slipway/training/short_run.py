@@ -63,7 +63,7 @@ def train_short(
     prepare_process(params, placement, network)
     shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
     on_gpu = placement.accelerator == "gpu"
-    batches = training_batches(data, shape, 0, seed, on_gpu=on_gpu)
+    batches = training_batches(data, params, shape, 0, seed, on_gpu=on_gpu)
     validation = validation_batches(data, params, 1, 0)
     averages = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
     trainer = pl.Trainer(

@@ -19,8 +19,9 @@ from slipway.training.trees.booster import FittedTrees, History, fit_trees
 
 # Keys of the section train that configure gradient steps, their devices and their checkpoints.
 WITHOUT_EFFECT = (
-    *("batch_size", "max_batch_per_device", "optimizer", "momentum", "nesterov", "weight_decay"),
-    *("l1", "schedule", "warmup_epochs", "step_epochs", "step_factor", "gradient_clip_norm"),
+    *("batch_size", "max_batch_per_device", "shuffle", "shuffle_buffer_mib"),
+    *("optimizer", "momentum", "nesterov", "weight_decay", "l1"),
+    *("schedule", "warmup_epochs", "step_epochs", "step_factor", "gradient_clip_norm"),
     *("num_workers", "deterministic", "on_nonfinite", "max_skipped_steps"),
     *("checkpoint_every_epochs", "checkpoint_every_minutes", "log_every_steps"),
 )

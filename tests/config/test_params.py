@@ -371,6 +371,11 @@ def test_the_projects_own_params_are_valid() -> None:
             "train: schedule is 'step', which needs step_epochs\n"
             "  train: schedule is 'step', which needs step_factor",
         ),
+        ({"train__shuffle": "blocks"}, "shuffle is 'blocks', which needs shuffle_buffer_mib"),
+        (
+            {"train__shuffle_buffer_mib": 512},
+            "shuffle_buffer_mib is 512, but shuffle is 'rows': set it to null",
+        ),
         ({"train__step_factor": 0.5}, "step_factor is 0.5, but schedule is 'cosine'"),
         (
             {"train__schedule": "one_cycle", "train__warmup_epochs": 0.0},

@@ -15,7 +15,7 @@ from slipway.training import assembly
 from slipway.training import run as training
 from slipway.training.distributed.strategies import Placement, trainer_arguments
 from slipway.training.networks.networks import load_network, read_model_manifest
-from slipway.training.telemetry.progress import without_effect
+from slipway.training.telemetry.progress import memory_notes, without_effect
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked
@@ -280,6 +280,19 @@ def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) 
         assert run_training(project).returncode == 0
         losses.append(json.loads((project / "metrics/train.json").read_text())["train_loss"])
     assert np.isclose(losses[0], losses[1], rtol=0, atol=1e-5)
+
+
+def test_rows_that_exceed_the_free_memory_are_noted_at_the_start() -> None:
+    rows = PROJECT.train
+    blocks = rows.model_copy(update={"shuffle": "blocks", "shuffle_buffer_mib": 2048})
+    (note,) = memory_notes(rows, stored=5 << 30, free=1 << 30)
+    assert "the training rows take 5.4 GB, more than the 1.1 GB of free memory" in note
+    assert "train.shuffle: blocks" in note
+    (note,) = memory_notes(blocks, stored=5 << 30, free=1 << 30)
+    assert "train.shuffle_buffer_mib is 2,048" in note
+    assert memory_notes(blocks, stored=1 << 20, free=1 << 30) == []
+    assert memory_notes(rows, stored=1 << 20, free=1 << 30) == []
+    assert memory_notes(rows, stored=1 << 40, free=None) == []
 
 
 def test_label_smoothing_of_a_numeric_target_is_noted_as_without_effect() -> None:

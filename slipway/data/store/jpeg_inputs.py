@@ -50,7 +50,7 @@ class JpegInputs:
     def __init__(self, folder: Path, row_shape: tuple[int, ...]) -> None:
         self._folder, self._row_shape = folder, row_shape
         try:
-            self._blob: NDArray[np.uint8] = np.memmap(folder / JPEG, np.uint8, "r")
+            self._blob = np.memmap(folder / JPEG, np.uint8, "r")
             self._offsets: NDArray[np.int64] = np.load(
                 folder / OFFSETS, mmap_mode="r", allow_pickle=False
             )
@@ -74,6 +74,14 @@ class JpegInputs:
     @property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint8)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._blob)
+
+    def file_bytes(self, begin: int, end: int) -> tuple["np.memmap[Any, Any]", int, int]:
+        """Return the mapped file, and the first byte and the end of rows `begin` to `end`."""
+        return self._blob, int(self._offsets[begin]), int(self._offsets[end])
 
     def __len__(self) -> int:
         return len(self._offsets) - 1

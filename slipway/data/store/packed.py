@@ -12,10 +12,11 @@ data/packed/SPLIT/transform.parquet    the values that `precompute.transform` fo
 The store trades disk space for time: it is as large as the raw pixels.
 """
 
+import mmap
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +59,15 @@ class Inputs(Protocol):
 
     def __getitem__(self, rows: Any) -> Any:
         """Return one row by number, or (B, ...) the rows of a slice or an array."""
+
+
+class FileSpan(NamedTuple):
+    """Consecutive bytes of a file that is mapped into memory from its first byte."""
+
+    path: Path
+    begin: int
+    end: int
+    mapping: mmap.mmap
 
 
 class TargetScale(Contract):
@@ -192,6 +202,28 @@ def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
     if (folder / JPEG).exists():
         return JpegInputs(folder, row_shape)
     return _mapped(folder / _PIXELS)
+
+
+def stored_bytes(inputs: Inputs) -> int:
+    """Return the bytes of all rows, as they are stored."""
+    if isinstance(inputs, JpegInputs):
+        return inputs.num_bytes
+    return int(len(inputs) * np.prod(inputs.shape[1:], dtype=np.int64) * inputs.dtype.itemsize)
+
+
+def file_span(inputs: Inputs, begin: int, end: int) -> FileSpan | None:
+    """Return where the rows from `begin` to before `end` are stored; None if not in one file."""
+    if isinstance(inputs, JpegInputs):
+        mapped, first, last = inputs.file_bytes(begin, end)
+    elif isinstance(inputs, np.memmap):
+        mapped, row_bytes = inputs, inputs.strides[0]
+        first, last = (inputs.offset + row * row_bytes for row in (begin, end))
+    else:
+        return None
+    mapping: Any = mapped.base
+    if not isinstance(mapping, mmap.mmap):  # a part of a mapped array
+        return None
+    return FileSpan(Path(str(mapped.filename)), first, last, mapping)
 
 
 def _mapped(path: Path) -> NDArray[Any]:

@@ -1,8 +1,9 @@
 """Batches, straight from the memory map of the packed store.
 
 The rows of each step, and the pairs that are mixed, are pure functions of the seed, the epoch, the
-ids and the lengths of texts. The division of a step over processes and accumulation does not change
-them. So the loader has no state: a resumed run gets the same batches, with any number of workers.
+ids, the lengths of texts and the sizes of shuffled blocks. The division of a step over processes
+and accumulation does not change them. So the loader has no state: a resumed run gets the same
+batches, with any number of workers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from slipway.training.augmentation.host import (
     without_tokens,
     without_words,
 )
+from slipway.training.batches.shuffled_blocks import BlockShuffle, ReadAhead
 from slipway.training.distributed.stop_signals import ignore_signals_in_worker
 
 _BUCKET_STEPS = 32  # whose rows are sorted by length
@@ -132,6 +134,7 @@ class TrainingBatches(Dataset[Batch]):
         buckets: the rows of a step have nearly the same number of tokens, so that little of it is
             padding. The inputs are (N, L), 0 for none.
         texts: changes of texts; None if there are none.
+        blocks: shuffle blocks of rows, and read them ahead; None shuffles single rows.
     """
 
     def __init__(
@@ -146,6 +149,7 @@ class TrainingBatches(Dataset[Batch]):
         *,
         buckets: bool = False,
         texts: TextChanges | None = None,
+        blocks: BlockShuffle | None = None,
     ) -> None:
         self._inputs = StoredRows([split.inputs for split in splits])
         self._keys = np.concatenate([split.keys for split in splits])
@@ -155,7 +159,7 @@ class TrainingBatches(Dataset[Batch]):
         self._changes, self._soft, self._texts = changes, soft, texts
         if changes and changes.plan.is_identity and self._inputs.shape[0] == changes.size_px:
             self._changes = None
-        self._order: tuple[int, NDArray[np.int64]] | None = None
+        self._orders: dict[int, NDArray[np.int64]] = {}  # of two epochs at most
         self._lengths: NDArray[np.int64] | None = None
         if buckets:
             self._lengths = np.concatenate([_lengths(split.inputs) for split in splits])
@@ -166,6 +170,13 @@ class TrainingBatches(Dataset[Batch]):
                 f"train.batch_size is {shape.batch_size}, but there are only {len(self._keys)} "
                 f"training rows. Use at most {len(self._keys)}, or more data."
             )
+        self._blocks, self._part_rows = blocks, [len(split) for split in splits]
+        # Steps whose rows are in memory together.
+        self._steps_together = self.num_steps
+        self._read_ahead: ReadAhead | None = None
+        if blocks:
+            self._steps_together = max(1, blocks.window // shape.batch_size)
+            self._read_ahead = ReadAhead([split.inputs for split in splits], blocks.block)
 
     def __len__(self) -> int:
         return self.num_steps * self._shape.num_accumulated
@@ -174,6 +185,8 @@ class TrainingBatches(Dataset[Batch]):
         epoch, (step, accumulated) = place[0], divmod(place[1], self._shape.num_accumulated)
         positions = self._shape.rows(step, accumulated, self._rank)
         rows = self._epoch_order(epoch)[positions]
+        if self._read_ahead is not None:
+            self._await_rows(self._read_ahead, epoch, step)
         batch = Batch(
             inputs=torch.empty(0),
             targets=self._targets[rows],
@@ -244,26 +257,61 @@ class TrainingBatches(Dataset[Batch]):
         rows: NDArray[np.int64] = self._epoch_order(epoch)[start + (within_step + distance) % size]
         return rows
 
+    def _await_rows(self, read_ahead: ReadAhead, epoch: int, step: int) -> None:
+        """Wait for the rows of a step; let those of the steps after it be read meanwhile."""
+        group, last = (number // self._steps_together for number in (step, self.num_steps - 1))
+        if read_ahead.place != (epoch, group):
+            following = (epoch, group + 1) if group < last else (epoch + 1, 0)
+            now, later = self._rows_together(epoch, group), self._rows_together(*following)
+            read_ahead.move((epoch, group), now, later)
+        read_ahead.wait()
+
+    def _rows_together(self, epoch: int, group: int) -> NDArray[np.int64]:
+        """Return the rows that this rank reads in a group of steps."""
+        shape, begin = self._shape, group * self._steps_together
+        steps = range(begin, min(begin + self._steps_together, self.num_steps))
+        order = self._epoch_order(epoch)[begin * shape.batch_size : steps.stop * shape.batch_size]
+        if self._changes and self._changes.plan.mixes:  # with rows of other ranks
+            return order
+        cut = len(steps), shape.num_accumulated, shape.world_size, shape.per_device
+        return order.reshape(cut)[:, :, self._rank].reshape(-1)
+
     def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        if self._order is None or self._order[0] != epoch:
+        if epoch not in self._orders:
+            for other in [other for other in self._orders if abs(other - epoch) > 1]:
+                del self._orders[other]
+            self._orders[epoch] = self._drawn_order(epoch)
+        return self._orders[epoch]
+
+    def _drawn_order(self, epoch: int) -> NDArray[np.int64]:
+        if self._blocks is None:
             order = permutation(self._seed, epoch, self._keys)
-            if self._lengths is not None:
-                order = self._bucketed(order, self._lengths, epoch)
-            self._order = (epoch, order)
-        return self._order[1]
+        else:
+            order = self._blocks.order(self._seed, epoch, self._keys, self._part_rows)
+        if self._lengths is not None:
+            order = self._bucketed(order, self._lengths, epoch)
+        if self._blocks is not None:
+            # Each process then reads few blocks, the same part of every step.
+            used = self.num_steps * self._shape.batch_size
+            order[:used].reshape(self.num_steps, -1).sort(axis=1)
+        return order
 
     def _bucketed(
         self, order: NDArray[np.int64], lengths: NDArray[np.int64], epoch: int
     ) -> NDArray[np.int64]:
-        """Sort rows by length within groups of a few steps, then draw the order of the steps."""
+        """Sort rows by length within groups of a few steps, then draw the order of the steps.
+
+        With shuffled blocks a step stays near its blocks.
+        """
         size = self._shape.batch_size
-        used, window = self.num_steps * size, _BUCKET_STEPS * size
+        used, window = self.num_steps * size, min(_BUCKET_STEPS, self._steps_together) * size
         parts = [order[begin : min(begin + window, used)] for begin in range(0, used, window)]
         by_length = [part[np.argsort(lengths[part], kind="stable")] for part in parts]
         steps = np.concatenate(by_length).reshape(self.num_steps, size)
         numbers = np.arange(self.num_steps, dtype=np.uint64)
         draws = uniform(self._seed, epoch, numbers, "buckets")
-        return steps[np.argsort(draws, kind="stable")].reshape(-1)
+        groups = numbers // self._steps_together
+        return steps[np.lexsort((draws, groups))].reshape(-1)
 
 
 class ValidationBatches(Dataset[Batch]):

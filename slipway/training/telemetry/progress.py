@@ -20,8 +20,11 @@ from pytorch_lightning.loggers import Logger
 from scmrepo.exceptions import SCMError
 
 from slipway.config.sections import TrainParams
+from slipway.data.store.packed import stored_bytes
 from slipway.reports.console import size
 from slipway.system.errors import UnavailableError
+from slipway.system.memory import free_bytes
+from slipway.training.assembly import shuffled_blocks
 from slipway.training.checkpoints.callback import CheckpointCallback
 from slipway.training.checkpoints.checkpoints import Checkpoint, TrainingPosition
 from slipway.training.job import Job
@@ -49,6 +52,12 @@ def print_start(
         f"process{'es' * (shape.world_size > 1)} x {shape.num_accumulated} accumulated; "
         f"{job.steps_per_epoch} steps per epoch"
     )
+    blocks = shuffled_blocks(job.data, job.params)
+    if blocks:
+        print(
+            f"order     blocks of {blocks.block:,} rows, of which {blocks.window:,} rows are "
+            "shuffled together"
+        )
     print(
         f"runs as   {placement.strategy}, {placement.precision}, "
         f"{placement.world_size} on {placement.accelerator}"
@@ -60,7 +69,9 @@ def print_start(
         print(f"weights   {job.params.pretrained}, SHA-256 {digest[:12]}{pixels}")
     for reason in placement.reasons:
         print(f"  auto    {reason}")
-    for note in [*notes, *without_effect(job.params, spec.classes)]:
+    stored = sum(stored_bytes(split.inputs) for split in job.data.train)
+    memory = memory_notes(job.params, stored, free_bytes())
+    for note in [*notes, *memory, *without_effect(job.params, spec.classes)]:
         print(f"note      {note}")
     if resumed:
         _print_resumed(job, resumed)
@@ -87,6 +98,31 @@ def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
         smoothing = f"train.label_smoothing {params.label_smoothing:g}"
         return [f"{smoothing} is without effect for a numeric target"]
     return []
+
+
+def memory_notes(params: TrainParams, stored: int, free: int | None) -> list[str]:
+    """Compare the bytes of the training rows or of their buffer with the free memory."""
+    if free is None:
+        return []
+    if params.shuffle_buffer_mib is not None:
+        buffer = params.shuffle_buffer_mib << 20
+        return (
+            [
+                f"train.shuffle_buffer_mib is {params.shuffle_buffer_mib:,}, more than the "
+                f"{size(free)} of free memory: rows would be read again. Use less"
+            ]
+            if min(buffer, stored) > free
+            else []
+        )
+    return (
+        [
+            f"the training rows take {size(stored)}, more than the {size(free)} of free memory, "
+            "and train.shuffle: rows reads each at a random place of the disk. On a slow disk use "
+            "train.shuffle: blocks"
+        ]
+        if stored > free
+        else []
+    )
 
 
 def describe_position(position: TrainingPosition) -> str:

@@ -28,7 +28,13 @@ def test_another_seed_changes_the_fingerprint_and_is_listed(project: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "train", [{"learning_rate": 0.5}, {"batch_size": 16}, {"precision": "bf16-mixed"}]
+    "train",
+    [
+        {"learning_rate": 0.5},
+        {"batch_size": 16},
+        {"precision": "bf16-mixed"},
+        {"shuffle": "blocks", "shuffle_buffer_mib": 64},
+    ],
 )
 def test_changed_parameter_changes_the_fingerprint(project: Path, train: dict[str, Any]) -> None:
     assert _take(project, **train).digest != _take(project).digest
