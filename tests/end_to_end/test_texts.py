@@ -44,7 +44,11 @@ PARAMS: dict[str, dict[str, Any]] = {
         "learning_rate": 0.02,
         "label_smoothing": 0.0,
     },
-    "evaluate": {"gates": {"accuracy": {"min": 0.9, "max": None}}, "bootstrap_samples": 100},
+    "evaluate": {
+        "gates": {"accuracy": {"min": 0.9, "max": None}},
+        "slices": ["language"],
+        "bootstrap_samples": 100,
+    },
     "export": {"variants": ["fp32", "int8_dynamic"], "max_batch_size": 8},
     "compile": {"variant": "fp32", "optimal_batch_size": 8},
     "verify": {"timing_rounds": 5},
@@ -56,9 +60,10 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = copy_checkout(tmp_path_factory.mktemp("texts"))
     with (project.path / "data/sentences.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["label", "text"])
-        writer.writerows(sentences(400, seed=1))
-        writer.writerow(["food", "  "])
+        writer.writerow(["label", "text", "language"])
+        for label, text in sentences(400, seed=1):
+            writer.writerow([label, text, "en" if text.isascii() else "zh"])
+        writer.writerow(["food", "  ", "en"])
     project.set_params(PARAMS)
     project.keep_own_keys()
     project.set_params(
@@ -97,9 +102,15 @@ def test_a_blank_text_is_refused_and_the_others_are_kept(verified: Project) -> N
     assert (report["kept"], report["refused"]["missing_value"]["count"]) == (400, 1)
 
 
-def test_the_texts_of_each_script_are_a_slice(verified: Project) -> None:
+@pytest.mark.parametrize(
+    ("by", "values"), [("script", ("Latin", "Han")), ("language", ("en", "zh"))]
+)
+def test_texts_of_each_script_and_language_are_a_slice(
+    verified: Project, by: str, values: tuple[str, str]
+) -> None:
     slices = json.loads((verified.path / "metrics/evaluate.json").read_text())["slices"]
-    assert {each["rows"] for each in slices if each["by"] == "script"} == {48}  # 12 are too few
+    rows = {each["value"]: each["rows"] for each in slices if each["by"] == by}
+    assert rows == dict(zip(values, (38, 22), strict=True))
 
 
 def test_every_hop_agrees_from_the_text_to_http(verified: Project) -> None:
