@@ -1,6 +1,7 @@
 """Shared by all tests: temporary folders inside the checkout, test tiers and common fixtures."""
 
 import functools
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its tier before `-m` selects by it."""
     settle_tiers(items)
+
+
+def pytest_collection_finish() -> None:
+    """Spare what was imported from each later search for garbage: a twentieth of the time."""
+    gc.freeze()
 
 
 class SharedFixtureScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from slipway.config.seals import check_inputs, sealed, sealed_params
 from slipway.kinds.code_digest import stage_digest
@@ -36,13 +36,14 @@ PIPELINE: dict[str, Any] = {
         "outs": ["artifacts/bundle"],
     },
 }
+SECTIONS = ("version", "seed", "data", "clean", "split", "train", "export")
 
 
 @pytest.fixture(name="content")
 def _content(
     tmp_path: Path, params_content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """The real params and a pipeline of four stages with raw data, in the working folder."""
+    """The real params of a pipeline of four stages with raw data, in the working folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -51,15 +52,16 @@ def _content(
         for name, stage in PIPELINE.items()
     }
     write("dvc.yaml", {"stages": stages})
-    params_content["data"]["path"] = "raw"
-    write("params.yaml", params_content)
+    content = {name: params_content[name] for name in SECTIONS}
+    content["data"]["path"] = "raw"
+    write("params.yaml", content)
     Path("raw/cats").mkdir(parents=True)
     Path("raw/cats/1.png").write_text("1")
-    return params_content
+    return content
 
 
 def write(name: str, content: Any) -> None:
-    YAML(typ="safe", pure=True).dump(content, Path(name))
+    Path(name).write_text(yaml.dump(content, Dumper=yaml.CSafeDumper, sort_keys=False))
 
 
 def run(stage: str, content: dict[str, Any], act: Callable[[], object] = lambda: None) -> None:

@@ -68,6 +68,7 @@ def digests(folder: Path, *names: str) -> dict[str, str]:
     return {str(path.relative_to(folder)): files.sha256_file(path) for path in paths}
 
 
+@pytest.mark.nightly(seconds=21)
 def test_two_runs_of_the_data_stages_on_the_digits_are_identical(tmp_path: Path) -> None:
     prepare(tmp_path, DIGITS, augment__offline_copies=1)
     run(tmp_path, "clean", "split", "precompute", "augment")

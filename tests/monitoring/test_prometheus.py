@@ -152,6 +152,7 @@ def test_no_alert_fires_for_a_healthy_service(prometheus: Prometheus) -> None:
     assert [rule["name"] for rule in found if rule.get("lastError")] == []
 
 
+@pytest.mark.nightly(seconds=18)
 def test_alerts_fire_while_the_service_is_not_ready_or_gone_and_resolve_when_it_is_back(
     tmp_path: Path,
 ) -> None:

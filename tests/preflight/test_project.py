@@ -446,12 +446,8 @@ def _remove_code_stage(project: Project) -> None:
     path.write_text(yaml.safe_dump(content, sort_keys=False))
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(
-    "checks",
-    [True, pytest.param(False, marks=pytest.mark.nightly(seconds=14))],
-    ids=["with the check", "without it"],
-)
+@pytest.mark.nightly(seconds=14)
+@pytest.mark.parametrize("checks", [True, False], ids=["with the check", "without it"])
 def test_dvc_repro_with_a_mistake_keeps_the_reports_only_if_the_check_runs_first(
     checks: bool, tmp_path: Path
 ) -> None:

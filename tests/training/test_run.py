@@ -86,7 +86,7 @@ def test_a_mistake_of_the_user_is_reported_in_one_message(
 @pytest.mark.parametrize(
     ("strategy", "precision", "offload", "command"),
     [
-        ("ddp", "32-true", None, TRAIN),
+        pytest.param("ddp", "32-true", None, TRAIN, marks=pytest.mark.nightly),
         ("deepspeed_stage_1", "16-mixed", "optimizer", []),
         pytest.param("deepspeed_stage_2", "bf16-mixed", None, [], marks=pytest.mark.nightly),
         pytest.param(
