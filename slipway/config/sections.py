@@ -434,6 +434,7 @@ class TrainParams(ParamsSection):
         "single",
         "ddp",
         "fsdp",
+        "tensor_parallel",
         "deepspeed_stage_1",
         "deepspeed_stage_2",
         "deepspeed_stage_3",

@@ -175,7 +175,7 @@ def _shape(
             f"rows. Use at most {data.num_train}."
         )
     try:
-        return cut_step(train.batch_size, placement.world_size, train.max_batch_per_device)
+        return cut_step(train.batch_size, placement.num_readers, train.max_batch_per_device)
     except SlipwayError as error:
         findings.mismatches.append(str(error))
         return None
@@ -234,8 +234,8 @@ def _seconds(
     one_batch = StepShape(shape.per_device, shape.per_device, 1, 1)
     rehearsal = Rehearsal(seed, train, data, placement, one_batch)
     step = rehearsal.step_seconds(_TIMED_STEPS, max_seconds * 0.8) * shape.num_accumulated
-    rows = min(train.max_batch_per_device, -(-len(data.val) // placement.world_size))
+    rows = min(train.max_batch_per_device, -(-len(data.val) // placement.num_readers))
     forward = rehearsal.forward_seconds(_TIMED_STEPS, max_seconds * 0.2) / shape.per_device * rows
-    num_batches = -(-len(data.val) // (rows * placement.world_size))
+    num_batches = -(-len(data.val) // (rows * placement.num_readers))
     competing = placement.devices if placement.accelerator == "cpu" else 1  # for the cores
     return PlannedSeconds(step * competing, forward * num_batches * competing)

@@ -68,7 +68,7 @@ def machine_mistakes(params: Params) -> list[str]:
         placement = check_placement(train, this_host(), findings)
         if placement is not None:
             check_deepspeed(placement, findings)
-            cut_step(train.batch_size, placement.world_size, train.max_batch_per_device)
+            cut_step(train.batch_size, placement.num_readers, train.max_batch_per_device)
             check_execution(train, placement, params.data.task)
     except SlipwayError as error:
         findings.mismatches.append(str(error))

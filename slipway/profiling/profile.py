@@ -150,7 +150,7 @@ def _measure(
     account = step_account(
         rounds["plain"], train.batch_size, rounds["synchronised"], rounds["silent"]
     )
-    shape = cut_step(train.batch_size, placement.world_size, train.max_batch_per_device)
+    shape = cut_step(train.batch_size, placement.num_readers, train.max_batch_per_device)
     facts = Facts(
         step_ms=account.step_ms.median,
         data_ms=account.parts_ms["data"].median,

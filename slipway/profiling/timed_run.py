@@ -125,12 +125,16 @@ def _time_steps(
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    batches = _batches(job, trainer.global_rank)
+    batches = _batches(job, job.placement.reader(trainer.global_rank))
     loader: Any = training_loader(wrap_batches(batches), num_workers, pin_memory=on_gpu)
     if request.fixed_batch:
         first = next(iter(DataLoader(batches, batch_size=None, sampler=[(0, 0)])))
         loader = _RepeatedBatch(first, len(loader))
-    trainer.fit(training_module(network, job.params, job.seed, job.data, batches), loader)
+    shares_rows = job.placement.shares_rows
+    trainer.fit(
+        training_module(network, job.params, job.seed, job.data, batches, shares_rows=shares_rows),
+        loader,
+    )
 
 
 def _batches(job: Job, rank: int) -> TrainingBatches:

@@ -124,7 +124,13 @@ def validation_batches(
 
 
 def training_module(
-    network: Network, params: TrainParams, seed: int, data: TrainingData, batches: TrainingBatches
+    network: Network,
+    params: TrainParams,
+    seed: int,
+    data: TrainingData,
+    batches: TrainingBatches,
+    *,
+    shares_rows: bool = False,
 ) -> TrainingModule:
     return TrainingModule(
         network,
@@ -135,6 +141,7 @@ def training_module(
         data.mean_weight,
         data.class_weights(params),
         data.soft.distillation if data.soft else None,
+        shares_rows=shares_rows,
     )
 
 

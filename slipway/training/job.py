@@ -31,6 +31,7 @@ from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.processes import is_first_process
 from slipway.training.distributed.strategies import Placement, place, this_host
 from slipway.training.networks.blocks import check_blocks
+from slipway.training.networks.divided_layers import check_layers
 from slipway.training.networks.encoders import read_config
 from slipway.training.networks.initialization import (
     initial_network,
@@ -194,7 +195,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     check_execution(params, placement, spec.task)
     network = _initial_network(seed, params, spec, placement, paths.work)
     data.class_weights(params)  # refused here rather than after the start
-    shape = cut_step(params.batch_size, placement.world_size, params.max_batch_per_device)
+    shape = cut_step(params.batch_size, placement.num_readers, params.max_batch_per_device)
     fingerprint = take_fingerprint(
         seed,
         params,
@@ -216,9 +217,11 @@ def _initial_network(
         return initial_network(seed, params, spec)
     with MappedWeights(work) as mapped:
         network = initial_network(seed, params, spec)
-        network.mapped = mapped
         if placement.strategy == "fsdp":
             check_blocks(network, placement.strategy)
+    if placement.strategy == "tensor_parallel":
+        check_layers(network, placement.world_size)
+    network.mapped = mapped
     return network
 
 

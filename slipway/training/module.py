@@ -32,6 +32,7 @@ class TrainingModule(pl.LightningModule):
         mean_weight: mean weight of all training rows.
         class_weights: (classes,) float32, or None if all classes count the same.
         distillation: settings of the soft answers in the batches, if there are any.
+        shares_rows: all ranks compute the same rows.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class TrainingModule(pl.LightningModule):
         mean_weight: float = 1.0,
         class_weights: Tensor | None = None,
         distillation: Distillation | None = None,
+        *,
+        shares_rows: bool = False,
     ) -> None:
         super().__init__()
         self.network = network
@@ -52,6 +55,7 @@ class TrainingModule(pl.LightningModule):
         self.optimizer_names: list[str] = []  # names of the weights, in the optimizer's order
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
+        self._shares_rows = shares_rows
         self._headline = kind_of(network.spec.task).target.headline
         self._losses = RowLosses(network, params, class_weights, distillation)
         self.train_sums, self._val_sums = EpochSums(), EpochSums()
@@ -62,9 +66,9 @@ class TrainingModule(pl.LightningModule):
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Return the weighted mean loss of a batch, () float32."""
         # Dropout depends only on (seed, epoch, batch, rank), so a resumed run draws the same.
-        torch.manual_seed(
-            _derived_seed(self._seed, self.current_epoch, batch_index, self.global_rank)
-        )
+        # Ranks that compute the same rows draw the same, too.
+        rank = 0 if self._shares_rows else self.global_rank
+        torch.manual_seed(_derived_seed(self._seed, self.current_epoch, batch_index, rank))
         self.nonfinite_guard.start_batch()
         inputs = batch.inputs
         if batch.changes is not None:
@@ -82,7 +86,7 @@ class TrainingModule(pl.LightningModule):
         self.nonfinite_guard.before_step(self.trainer)
         super().optimizer_step(*arguments, **named)
         for batch in self.nonfinite_guard.after_step(self.trainer):
-            self.train_sums.add(loss=batch.losses, counted=batch.counted)
+            self.train_sums.add(loss=batch.losses, counted=self._counted(batch.counted))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.nonfinite_guard.clip(self.trainer, optimizer)
@@ -115,7 +119,7 @@ class TrainingModule(pl.LightningModule):
         self._val_sums.add(
             loss=self._losses(answers, batch.targets),
             score=self._losses.of_target.scores(answers, batch.targets),
-            counted=batch.counted,
+            counted=self._counted(batch.counted),
         )
 
     def on_validation_epoch_end(self) -> None:
@@ -131,6 +135,11 @@ class TrainingModule(pl.LightningModule):
         self.epoch_metrics["learning_rate"] = max(
             float(group["lr"]) for group in self.trainer.optimizers[0].param_groups
         )
+
+    def _counted(self, counted: Tensor) -> Tensor:
+        """Leave out rows that another rank counts, (B,) bool."""
+        is_first = not self._shares_rows or self.global_rank == 0
+        return counted if is_first else torch.zeros_like(counted)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         configured = optimizer_and_schedule(self.network, self._params, self._steps_per_epoch)

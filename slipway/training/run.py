@@ -197,14 +197,16 @@ def _fit(
         profiler=profiler,
         enable_progress_bar=bool(bars),
     )
-    rank, on_gpu = trainer.global_rank, placement.accelerator == "gpu"
+    rank, on_gpu = placement.reader(trainer.global_rank), placement.accelerator == "gpu"
     batches = training_batches(data, params, shape, rank, job.seed, on_gpu=on_gpu)
-    validation = validation_batches(data, params, placement.world_size, rank)
+    validation = validation_batches(data, params, placement.num_readers, rank)
     resumption.load_weights(network)
     disable_lightning_signals(trainer)
     with terminate_ranks_together(trainer), _handle_stop_signals(checkpoints, signals):
         trainer.fit(
-            training_module(network, params, job.seed, data, batches),
+            training_module(
+                network, params, job.seed, data, batches, shares_rows=placement.shares_rows
+            ),
             training_loader(
                 batches, params.num_workers, pin_memory=on_gpu, **resumption.first_batch
             ),

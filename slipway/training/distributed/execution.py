@@ -36,6 +36,12 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
             "each layer as it is called, which Slipway does not compile. Use false, or another "
             "strategy."
         )
+    if placement.strategy == "tensor_parallel":
+        raise ParamsError(
+            "train.compile is true, but train.strategy is 'tensor_parallel', which exchanges parts "
+            "between the layers of a block; Slipway does not compile that. Use false, or another "
+            "strategy."
+        )
     if missing := missing_compiler(placement.accelerator):
         raise UnavailableError(f"train.compile is true, but {missing}. Install it, or use false.")
 

@@ -3,12 +3,13 @@
 A tensor that is not divided is its own whole and its own part.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.utils import get_total_norm
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -43,6 +44,19 @@ def divided_from(part: Tensor, like: Tensor) -> Tensor:
         shape=like.shape,
         stride=like.stride(),
     )
+
+
+def by_division(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Group tensors that one operation may take together: divided ones, and the others."""
+    divided = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+    others = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
+    return [group for group in (divided, others) if group]
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of all whole values, (). Every rank has to call it."""
+    norms = [whole(get_total_norm(group)) for group in by_division(tensors)]
+    return norms[0] if len(norms) == 1 else get_total_norm(norms)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

@@ -24,8 +24,10 @@ from torch import Tensor, nn
 
 from slipway.config.sections import Offload, TrainParams
 from slipway.system.errors import ParamsError, TrainingError, UnavailableError
+from slipway.training.distributed.divided import DividedStrategy
 from slipway.training.distributed.fully_sharded import FullyShardedStrategy, ShardedPrecision
 from slipway.training.distributed.launchers import Launch, cluster_environment, find_launch
+from slipway.training.distributed.tensor_parallel import TensorParallelStrategy
 from slipway.training.networks.mapped_weights import MappedWeights
 from slipway.training.networks.networks import Network, TrainingSetup
 
@@ -60,6 +62,20 @@ class Placement:
         return self.devices * self.num_nodes
 
     @property
+    def shares_rows(self) -> bool:
+        """True if all processes compute the same rows, each with its share of the layers."""
+        return self.strategy == "tensor_parallel"
+
+    @property
+    def num_readers(self) -> int:
+        """The number of processes that compute different rows."""
+        return 1 if self.shares_rows else self.world_size
+
+    def reader(self, rank: int) -> int:
+        """Return the place of `rank` among the processes that compute different rows."""
+        return 0 if self.shares_rows else rank
+
+    @property
     def zero_stage(self) -> int | None:
         """1, 2 or 3 with DeepSpeed, else None."""
         return int(self.strategy[-1]) if self.strategy.startswith("deepspeed") else None
@@ -71,8 +87,8 @@ class Placement:
 
     @property
     def divides_weights(self) -> bool:
-        """True if no process holds all weights: with ZeRO-3 and FSDP."""
-        return self.zero_stage == 3 or self.strategy == "fsdp"
+        """True if no process holds all weights: with ZeRO-3, FSDP and tensor_parallel."""
+        return self.zero_stage == 3 or self.strategy in ("fsdp", "tensor_parallel")
 
     @property
     def half_dtype(self) -> torch.dtype | None:
@@ -206,8 +222,7 @@ def _strategy(params: TrainParams, accelerator: str, devices: int, reasons: list
     if params.strategy == "single" and world_size > 1:
         raise ParamsError(
             "train.strategy is 'single', but train.devices and train.num_nodes make "
-            f"{world_size} processes. Use 'ddp', 'fsdp' or a deepspeed strategy, or one device on "
-            "one node."
+            f"{world_size} processes. Use another strategy, or one device on one node."
         )
     if params.strategy != "auto":
         return params.strategy
@@ -227,11 +242,11 @@ def _precision(
 ) -> PrecisionName:
     if params.precision == "auto":
         return _auto_precision(host, accelerator, strategy, reasons)
-    if params.precision == "16-mixed" and strategy == "fsdp":
+    if params.precision == "16-mixed" and strategy in ("fsdp", "tensor_parallel"):
         raise UnavailableError(
-            "train.precision is '16-mixed', but strategy 'fsdp' has no loss scaling, without which "
-            "small gradients vanish in fp16. Use 'bf16-mixed' or '32-true', or a deepspeed "
-            "strategy."
+            f"train.precision is '16-mixed', but strategy {strategy!r} has no loss scaling, "
+            "without which small gradients vanish in fp16. Use 'bf16-mixed' or '32-true', or a "
+            "deepspeed strategy."
         )
     is_deepspeed = strategy.startswith("deepspeed")
     if params.precision == "16-mixed" and accelerator == "cpu" and not is_deepspeed:
@@ -254,11 +269,11 @@ def _auto_precision(
     if accelerator == "cpu":
         reasons.append("precision 32-true: training on the cpu")
         return "32-true"
-    if strategy in ("single", "fsdp") and host.has_bfloat16:
+    if strategy in ("single", "fsdp", "tensor_parallel") and host.has_bfloat16:
         reasons.append("precision bf16-mixed: this GPU computes in it, and it needs no loss scale")
         return "bf16-mixed"
-    if strategy == "fsdp":
-        reasons.append("precision 32-true: fsdp has no loss scale, and this GPU no bfloat16")
+    if strategy in ("fsdp", "tensor_parallel"):
+        reasons.append(f"precision 32-true: {strategy} has no loss scale, and this GPU no bfloat16")
         return "32-true"
     reasons.append("precision 16-mixed: training on the gpu")
     return "16-mixed"
@@ -361,6 +376,11 @@ def trainer_arguments(
         arguments["plugins"].append(ShardedPrecision())
         arguments["inference_mode"] = False  # its tensors could not be gathered for training again
         return arguments
+    if placement.strategy == "tensor_parallel":
+        arguments["strategy"] = TensorParallelStrategy(placement.world_size)
+        arguments["precision"] = placement.precision
+        arguments["inference_mode"] = False  # its tensors could not be used for training again
+        return arguments
     if placement.zero_stage is None:
         arguments["precision"] = placement.precision
         arguments["strategy"] = "auto"
@@ -433,8 +453,9 @@ def _actual_strategy(strategy: Strategy, stage: int | None) -> str:
         return f"deepspeed_stage_{stage}"
     if isinstance(strategy, DDPStrategy):
         return "ddp"
-    if isinstance(strategy, FullyShardedStrategy):
-        return "fsdp" if strategy.is_sharded else "fsdp, of which a process holds whole weights"
+    if isinstance(strategy, DividedStrategy):
+        name = "fsdp" if isinstance(strategy, FullyShardedStrategy) else "tensor_parallel"
+        return name if strategy.is_divided else f"{name}, of which a process holds whole weights"
     return "single" if isinstance(strategy, SingleDeviceStrategy) else type(strategy).__name__
 
 

@@ -9,7 +9,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -18,12 +18,38 @@ from torch import Tensor, nn
 from slipway.config.network_arguments import EncoderArguments
 from slipway.inputs.texts import TextContract, read_tokenizer
 from slipway.system.errors import ParamsError, UnavailableError
+from slipway.training.networks.divided_layers import DividedLayer
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 
 # Families of transformers whose encoders are exported and tested.
 FAMILIES = (
     *("bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"),
 )
+# Of a layer, by family: the linear layers that processes can share, see DividedLayer.
+_BERT_LAYERS: list[tuple[str, Literal["outputs", "inputs"], Literal["heads", "columns"], int]] = [
+    ("attention.self.query", "outputs", "heads", 1),
+    ("attention.self.key", "outputs", "heads", 1),
+    ("attention.self.value", "outputs", "heads", 1),
+    ("attention.output.dense", "inputs", "heads", 1),
+    ("intermediate.dense", "outputs", "columns", 1),
+    ("output.dense", "inputs", "columns", 1),
+]
+_DIVIDED: dict[str, Any] = {
+    "distilbert": [
+        ("attention.q_lin", "outputs", "heads", 1),
+        ("attention.k_lin", "outputs", "heads", 1),
+        ("attention.v_lin", "outputs", "heads", 1),
+        ("attention.out_lin", "inputs", "heads", 1),
+        ("ffn.lin1", "outputs", "columns", 1),
+        ("ffn.lin2", "inputs", "columns", 1),
+    ],
+    "modernbert": [
+        ("attn.Wqkv", "outputs", "heads", 3),
+        ("attn.Wo", "inputs", "heads", 1),
+        ("mlp.Wi", "outputs", "columns", 2),
+        ("mlp.Wo", "inputs", "columns", 1),
+    ],
+}
 _BEHIND_PADDING = ("camembert", "roberta", "xlm-roberta")  # positions begin behind its id
 WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
@@ -91,6 +117,27 @@ class EncoderBackbone(nn.Module):
             is_before = name.startswith("encoder.embeddings")
             parts[owner.get(name, 0 if is_before else -1)].append(name)
         return parts
+
+    def parallel_blocks(self) -> list[nn.Module]:
+        """Return the layers of the encoder."""
+        return list(_layers(self.encoder))
+
+    def parallel_layers(self) -> list[DividedLayer]:
+        """Return the linear layers of a block that processes can share, and their adapters."""
+        config, block = self.encoder.config, _layers(self.encoder)[0]
+        found = []
+        for name, by, unit, parts in _DIVIDED.get(config.model_type, _BERT_LAYERS):
+            module: Any = block.get_submodule(name)
+            size = module.out_features // parts if by == "outputs" else module.in_features
+            groups = config.num_attention_heads if unit == "heads" else size
+            if not hasattr(module, "base_layer"):
+                found.append(DividedLayer(name, by, groups, unit, parts))
+                continue
+            # Of an adapter only the side that meets the divided one is divided.
+            adapter = "lora_B" if by == "outputs" else "lora_A"
+            for part in ("base_layer", f"{adapter}.default"):
+                found.append(DividedLayer(f"{name}.{part}", by, groups, unit, parts))
+        return found
 
     def load_body(self, state: Mapping[str, Tensor]) -> None:
         """Load the weights of the encoder without adapters."""

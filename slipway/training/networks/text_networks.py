@@ -14,6 +14,7 @@ from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import input_kind
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code
+from slipway.training.networks.divided_layers import DividedLayer
 from slipway.training.networks.networks import Network, NetworkSpec, parse_arguments
 from slipway.training.networks.user_network import user_backbone
 
@@ -138,6 +139,7 @@ class SmallTransformer(nn.Module):
     ) -> None:
         super().__init__()
         width, self._patch = arguments.width, arguments.patch
+        self._num_heads = arguments.num_heads
         self._num_patches = -(-contract.shape[0] // self._patch)
         # 0 is padding; a byte stands for itself, a token for the row behind its id.
         num_values = contract.vocabulary_size + contract.varies_in_length
@@ -168,6 +170,20 @@ class SmallTransformer(nn.Module):
         logits: Tensor = self.head(self.norm(tokens[:, 0]))
         return logits
 
+    def parallel_blocks(self) -> list[nn.Module]:
+        """Return the blocks in order."""
+        return list(self.blocks)
+
+    def parallel_layers(self) -> list[DividedLayer]:
+        """Return the layers of a block that processes can share."""
+        heads, columns = self._num_heads, 2 * self.norm.normalized_shape[0]
+        return [
+            DividedLayer("queries_keys_values", "outputs", heads, "heads", parts=3),
+            DividedLayer("attended", "inputs", heads, "heads"),
+            DividedLayer("layer.0", "outputs", columns),
+            DividedLayer("layer.2", "inputs", columns),
+        ]
+
 
 class _TransformerBlock(nn.Module):
     """Attention and a feed-forward layer of twice the width, with normalisation before each."""
@@ -175,7 +191,7 @@ class _TransformerBlock(nn.Module):
     def __init__(self, arguments: SmallTransformerArguments) -> None:
         super().__init__()
         width = arguments.width
-        self._num_heads = arguments.num_heads
+        self._head_width = width // arguments.num_heads
         self.attention_norm, self.layer_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.attended = nn.Linear(width, width)
@@ -187,7 +203,7 @@ class _TransformerBlock(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Map tokens (B, T, W) to (B, T, W); `mask` (B, 1, 1, T) is added to attention scores."""
         split = self.queries_keys_values(self.attention_norm(tokens)).chunk(3, dim=2)
-        shape = (*tokens.shape[:2], self._num_heads, -1)
+        shape = (*tokens.shape[:2], -1, self._head_width)
         queries, keys, values = (part.reshape(shape).transpose(1, 2) for part in split)
         mask = mask.to(queries.dtype)
         attended = F.scaled_dot_product_attention(queries, keys, values, mask).transpose(1, 2)

@@ -15,13 +15,13 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from slipway.config.sections import TrainParams
 from slipway.system.errors import TrainingError
 from slipway.training.batches.batches import Batch
 from slipway.training.distributed.collectives import gather_objects
-from slipway.training.distributed.shards import whole
+from slipway.training.distributed.shards import by_division, total_norm
 
 # DeepSpeed's floor. torch's scaler has none, and would sink until nothing is left of the gradient.
 _MIN_LOSS_SCALE = 1.0
@@ -99,14 +99,15 @@ class NonFiniteGuard:
         if isinstance(trainer.strategy, DeepSpeedStrategy):
             return
         parameters = [value for group in optimizer.param_groups for value in group["params"]]
-        norm = whole(get_total_norm([value.grad for value in parameters if value.grad is not None]))
+        norm = total_norm([value.grad for value in parameters if value.grad is not None])
         self.gradient_norm, self._is_finite = norm, bool(torch.isfinite(norm))
         if not self._is_finite:
             self._scaler = _LossScaler(getattr(trainer.precision_plugin, "scaler", None))
             # Without a gradient torch's optimizers change neither a weight nor their own state.
             optimizer.zero_grad(set_to_none=True)
         elif self._params.gradient_clip_norm:
-            clip_grads_with_norm_(parameters, self._params.gradient_clip_norm, norm)
+            for group in by_division(parameters):
+                clip_grads_with_norm_(group, self._params.gradient_clip_norm, norm)
 
     def before_step(self, trainer: Trainer) -> None:
         """Save the state of DeepSpeed's loss scaler."""
@@ -164,8 +165,9 @@ class NonFiniteGuard:
         finite = torch.isfinite(torch.cat([batch.losses for batch in batches])).tolist()
         own_bad = [row for row, is_finite in zip(rows, finite, strict=True) if not is_finite]
         ranks = gather_objects((own_bad, rows))
-        bad = [row for rank_bad, _ in ranks for row in rank_bad]
-        every = [row for _, rank_rows in ranks for row in rank_rows]
+        # Ranks may have computed the same rows.
+        bad = list(dict.fromkeys(row for rank_bad, _ in ranks for row in rank_bad))
+        every = list(dict.fromkeys(row for _, rank_rows in ranks for row in rank_rows))
         return _BadStep(bool(bad), len(every), [self._ids[row] for row in bad or every])
 
 

@@ -47,10 +47,12 @@ def print_start(
     outputs = f"{len(spec.classes)} classes" if spec.classes else "a number"
     print(f"network   {spec.name}, {num_parameters:,} parameters, {inputs} -> {outputs}")
     print(f"rows      {job.data.num_train:,} for training, {len(job.data.val):,} for validation")
+    devices = f"per device x {shape.world_size} process{'es' * (shape.world_size > 1)}"
+    if placement.shares_rows:
+        devices = "on all devices together"
     print(
-        f"step      {shape.batch_size} rows = {shape.per_device} per device x {shape.world_size} "
-        f"process{'es' * (shape.world_size > 1)} x {shape.num_accumulated} accumulated; "
-        f"{job.steps_per_epoch} steps per epoch"
+        f"step      {shape.batch_size} rows = {shape.per_device} {devices} x "
+        f"{shape.num_accumulated} accumulated; {job.steps_per_epoch} steps per epoch"
     )
     blocks = shuffled_blocks(job.data, job.params)
     if blocks:

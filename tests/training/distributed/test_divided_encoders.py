@@ -29,7 +29,7 @@ from tests.training.real_runs import run_training
 
 pytestmark = pytest.mark.nightly(seconds=60)
 NUM_STEPS = 5
-STRATEGIES = ("ddp", "deepspeed_stage_2", "deepspeed_stage_3", "fsdp")
+STRATEGIES = ("ddp", "deepspeed_stage_2", "deepspeed_stage_3", "fsdp", "tensor_parallel")
 
 
 def encoder_project(root: Path, lora_rank: int | None = None, **train: Any) -> Path:

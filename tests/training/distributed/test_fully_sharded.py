@@ -23,7 +23,7 @@ RECIPE = {
 }
 
 
-def _losses(project: Path) -> list[float]:
+def epoch_losses(project: Path) -> list[float]:
     """The training loss of each epoch."""
     lines = (project / "reports/live/plots/metrics/train/loss.tsv").read_text().splitlines()
     return [float(line.split("\t")[1]) for line in lines[1:]]
@@ -38,8 +38,8 @@ def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -
     for project in (one, two):
         done = run_training(project)
         assert done.returncode == 0, done.stderr
-    assert len(_losses(two)) == num_steps
-    assert np.allclose(_losses(two), _losses(one), rtol=0, atol=1e-5)
+    assert len(epoch_losses(two)) == num_steps
+    assert np.allclose(epoch_losses(two), epoch_losses(one), rtol=0, atol=1e-5)
     actual = read_model_manifest(two / "artifacts/model").actual
     assert (actual.strategy, actual.world_size, actual.parameter_dtype) == ("fsdp", 2, "float32")
     expected = load_network(one / "artifacts/model").state_dict()
@@ -58,5 +58,5 @@ def test_a_transformer_in_parts_has_the_loss_of_one_process(tmp_path: Path, stra
     for project in (one, two):
         done = run_training(project)
         assert done.returncode == 0, done.stderr
-    assert len(_losses(two)) == 20
-    assert np.allclose(_losses(two), _losses(one), rtol=0, atol=1e-5)
+    assert len(epoch_losses(two)) == 20
+    assert np.allclose(epoch_losses(two), epoch_losses(one), rtol=0, atol=1e-5)

@@ -49,6 +49,11 @@ def _params(**changes: Any) -> TrainParams:
         (OLD_GPU, {}, ("single", "16-mixed", "gpu", 1)),
         (NO_GPU, {"devices": 2, "strategy": "fsdp"}, ("fsdp", "32-true", "cpu", 2)),
         (TWO_GPUS, {"strategy": "fsdp"}, ("fsdp", "bf16-mixed", "gpu", 2)),
+        (
+            OLD_GPU,
+            {"strategy": "tensor_parallel"},
+            ("tensor_parallel", "32-true", "gpu", 1),
+        ),
         (OLD_GPU, {"strategy": "fsdp"}, ("fsdp", "32-true", "gpu", 1)),
         (
             NO_GPU,

@@ -1,0 +1,133 @@
+"""Strategies that divide weights over processes as torch's DTensors: what they share.
+
+Checkpoints hold whole tensors in the format of `ddp`, so that any strategy resumes them.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from slipway.training.distributed.shards import divided_like, load_optimizer, local, whole
+from slipway.training.networks.networks import Network
+
+
+class DividedStrategy(ModelParallelStrategy):
+    """Divides `TrainingModule.network` over a mesh of processes.
+
+    Args:
+        data_parallel_size: processes that compute different rows.
+        tensor_parallel_size: processes that compute the same rows.
+    """
+
+    def __init__(self, data_parallel_size: int, tensor_parallel_size: int) -> None:
+        super().__init__(
+            data_parallel_size=data_parallel_size,
+            tensor_parallel_size=tensor_parallel_size,
+            save_distributed_checkpoint=False,
+        )
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    @property
+    def network(self) -> Network:
+        """The network that is trained."""
+        assert self.lightning_module is not None
+        network = self.lightning_module.network
+        assert isinstance(network, Network)
+        return network
+
+    @property
+    @abstractmethod
+    def is_divided(self) -> bool:
+        """True if this process holds only its parts of the weights that the strategy divides."""
+
+    @abstractmethod
+    def divide(self, network: Network) -> None:
+        """Keep this process's parts of the weights; `network.mapped` may hold the whole ones."""
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Divide the network before it moves to the device, where it may not fit whole."""
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        self.divide(self.network)
+        self.network.mapped = None
+        self.model_to_device()
+        self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the weights, still divided, and the buffers."""
+        assert self.lightning_module is not None
+        return self.lightning_module.state_dict()
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state in torch's own format, still divided."""
+        return optimizer.state_dict()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Write the file of torch.save on rank 0, with whole tensors.
+
+        They are gathered one after the other, so that no process holds all of them.
+        """
+        places: list[int] = []
+        if self.is_global_zero:
+            places = _save_without_data(checkpoint, filepath)
+        tensors = [leaf for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor)]
+        with open(filepath, "r+b") if self.is_global_zero else nullcontext() as file:
+            for index, tensor in enumerate(tensors):
+                value = whole(tensor.detach())
+                if file is not None:
+                    file.seek(places[index])
+                    file.write(value.cpu().reshape(-1).view(torch.uint8).numpy().data)
+
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Map the file, of which each rank then reads its parts."""
+        saved: dict[str, Any] = torch.load(
+            checkpoint_path, map_location="cpu", mmap=True, weights_only=True
+        )
+        return saved
+
+    @torch.no_grad()
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.lightning_module is not None
+        saved = checkpoint["state_dict"]
+        current = self.lightning_module.state_dict()
+        if saved.keys() != current.keys():
+            raise RuntimeError(f"other weights: {sorted(saved.keys() ^ current.keys())}")
+        for name, value in current.items():
+            local(value).copy_(local(divided_like(saved[name], value)))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            load_optimizer(optimizer, saved)
+
+
+def _save_without_data(checkpoint: dict[str, Any], path: Any) -> list[int]:
+    """Write `checkpoint` with room for its tensors; return where the bytes of each one begin."""
+
+    def empty(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)  # of memory that is never used
+
+    with torch.serialization.skip_data():
+        torch.save(tree_map_only(Tensor, empty, checkpoint), path)
+    with FakeTensorMode():
+        saved = torch.load(path, weights_only=True)
+    return [
+        leaf.untyped_storage()._checkpoint_offset or 0
+        for leaf in tree_leaves(saved)
+        if isinstance(leaf, Tensor)
+    ]

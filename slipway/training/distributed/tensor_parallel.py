@@ -1,0 +1,93 @@
+"""The strategy `tensor_parallel`: processes share the linear layers of each block.
+
+All processes compute the same rows. Each holds its columns of the layers that the network names
+(`parallel_layers()`), and everything else whole: Shoeybi et al. 2019, arXiv:1909.08053.
+"""
+
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from slipway.training.distributed.divided import DividedStrategy
+from slipway.training.distributed.shards import local
+from slipway.training.networks.blocks import parallel_blocks
+from slipway.training.networks.divided_layers import DividedLayer, parallel_layers
+from slipway.training.networks.networks import Network
+
+
+class TensorParallelStrategy(DividedStrategy):
+    """Divides the layers of `TrainingModule.network` over all processes."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(data_parallel_size=1, tensor_parallel_size=world_size)
+
+    @property
+    def is_divided(self) -> bool:
+        """True if each process holds only its share of the named layers."""
+        return all(
+            isinstance(weight, DTensor)
+            and weight.device_mesh.size() == self.world_size
+            and local(weight).numel() * self.world_size == weight.numel()
+            for block in parallel_blocks(self.network)
+            for layer in parallel_layers(self.network)
+            for weight in [block.get_submodule(layer.name).weight]
+        )
+
+    def divide(self, network: Network) -> None:
+        mesh = self.device_mesh["tensor_parallel"]
+        layers = parallel_layers(network)
+        for block in parallel_blocks(network):
+            plan = {layer.name: _style(layer) for layer in layers}
+            parallelize_module(block, mesh, plan, src_data_rank=None)
+            if network.mapped:
+                network.mapped.release()
+        for weight in network.parameters():
+            weight.data = weight.data.clone()  # out of the file, where it is not divided
+
+
+def _style(layer: DividedLayer) -> ParallelStyle:
+    if layer.by == "inputs":
+        return RowwiseParallel()
+    return ColwiseParallel() if layer.parts == 1 else PartwiseParallel(layer.parts)
+
+
+class PartwiseParallel(ParallelStyle):
+    """Divides each of several equal ranges of a linear layer's outputs: queries, keys, values.
+
+    The rows of the whole weight keep their order, so that checkpoints have one process's format.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Linear)
+        for name, weight in list(module.named_parameters()):
+            ranges = weight.detach().unflatten(0, (self._parts, -1))
+            # The order survives in the placement of the flat tensor.
+            divided = distribute_tensor(ranges, device_mesh, [Shard(1)], src_data_rank=None)
+            weight = nn.Parameter(divided.flatten(0, 1), requires_grad=weight.requires_grad)
+            module.register_parameter(name, weight)
+        module.forward = partial(_forward, module, device_mesh)  # type: ignore[method-assign]
+        return module
+
+
+def _forward(module: nn.Linear, mesh: DeviceMesh, inputs: Tensor) -> Tensor:
+    """Compute this process's outputs of a divided layer; DTensor would gather the weight."""
+    # Backward adds up the gradients of all processes.
+    shared = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
+    own = shared.to_local(grad_placements=[Partial()])
+    weight, bias = (
+        value.to_local() if isinstance(value, DTensor) else value
+        for value in (module.weight, module.bias)
+    )
+    return F.linear(own, weight, bias)

@@ -1,0 +1,132 @@
+"""The linear layers of a network's blocks that processes share: strategy `tensor_parallel`.
+
+A layer is divided by its outputs, the next one by its inputs, so that a block adds up the parts of
+all processes twice: Shoeybi et al. 2019, arXiv:1909.08053. A backbone names these layers with a
+method `parallel_layers()`.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+from slipway.system.errors import ParamsError
+from slipway.training.networks.blocks import parallel_blocks
+from slipway.training.networks.networks import Network, example_rows
+
+_MOST_PROCESSES = 64  # that a message proposes
+
+
+@dataclass(frozen=True)
+class DividedLayer:
+    """A linear layer of each block."""
+
+    name: str  # within a block
+    by: Literal["outputs", "inputs"]
+    groups: int  # of these, each of which stays whole: the number of heads, or of columns
+    unit: Literal["heads", "columns"] = "columns"
+    parts: int = 1  # equal ranges of outputs, of which each process takes its share: 3 for q, k, v
+
+
+def parallel_layers(network: Network) -> list[DividedLayer]:
+    """Return the layers of each block that processes can share; none if the backbone names none."""
+    named = getattr(network.backbone, "parallel_layers", None)
+    return list(named()) if callable(named) else []
+
+
+def check_layers(network: Network, num_processes: int) -> None:
+    """Raise a ParamsError if `num_processes` cannot share the layers of `network`."""
+    problem, remedy = _unnamed_layer(network) or _uneven_layer(network, num_processes)
+    if not problem:
+        problem, remedy = _unusable_share(network, num_processes)
+    if problem:
+        raise ParamsError(
+            f"train.strategy is 'tensor_parallel', but {problem} in train.network "
+            f"{network.spec.name!r}. {remedy}, or 'fsdp', which divides any network."
+        )
+
+
+def _unnamed_layer(network: Network) -> tuple[str, str] | None:
+    """Describe layers that are not named or not there, and the remedy."""
+    layers, blocks = parallel_layers(network), parallel_blocks(network)
+    if not layers or not blocks:
+        return (
+            "no method parallel_layers() names layers that processes can share",
+            "Expected 'small_transformer', 'encoder', or a network of your own with that method "
+            "(docs/how-to/own_network.md). Use one of these",
+        )
+    for block in blocks:
+        modules = dict(block.named_modules())
+        for layer in layers:
+            module: Any = modules.get(layer.name)
+            if isinstance(module, nn.Linear):
+                size = module.out_features if layer.by == "outputs" else module.in_features
+                if size % (layer.groups * layer.parts) == 0:
+                    continue
+            return (
+                f"a {type(block).__name__} has no nn.Linear {layer.name!r} with {layer.parts} x "
+                f"{layer.groups} equal groups of {layer.by}",
+                "Correct parallel_layers()",
+            )
+    return None
+
+
+def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str]:
+    """Describe a layer that the processes cannot share equally, and the remedy; "" for none."""
+    layers = parallel_layers(network)
+    for layer in layers:
+        if layer.groups % num_processes:
+            common = math.gcd(*(each.groups for each in layers))
+            fitting = [
+                str(number)
+                for number in range(2, min(common, _MOST_PROCESSES) + 1)
+                if common % number == 0
+            ]
+            use = f"{' or '.join(fitting)} processes" if fitting else "other network_arguments"
+            return (
+                f"{num_processes} processes cannot equally share the {layer.groups} {layer.unit} "
+                f"of {layer.name!r}",
+                f"Use {use}",
+            )
+    return "", ""
+
+
+def _unusable_share(network: Network, num_processes: int) -> tuple[str, str]:
+    """Describe why a block cannot compute with its share, and the remedy; "" if it can."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        share = narrowed(network, num_processes, fake)
+        try:
+            with torch.no_grad():
+                share.eval()(example_rows(network.spec))
+        except (RuntimeError, AssertionError, ValueError) as error:
+            return (
+                f"a block cannot compute with its share of the layers ({error})",
+                "Take the numbers of heads and columns from the tensors' shapes",
+            )
+    return "", ""
+
+
+def narrowed(network: Network, num_processes: int, fake: FakeTensorMode) -> Network:
+    """Return a copy without data of one process's share of `network`."""
+    with FakeCopyMode(fake):
+        copied = copy.deepcopy(network)
+    for block in parallel_blocks(copied):
+        for layer in parallel_layers(network):
+            module: Any = block.get_submodule(layer.name)
+            inputs, outputs = module.in_features, module.out_features
+            if layer.by == "outputs":
+                outputs //= num_processes
+            else:
+                inputs //= num_processes
+            module.weight = _empty_like(module.weight, (outputs, inputs))
+            if module.bias is not None:
+                module.bias = _empty_like(module.bias, (outputs,))
+    return copied
+
+
+def _empty_like(weight: nn.Parameter, shape: tuple[int, ...]) -> nn.Parameter:
+    return nn.Parameter(weight.detach().new_empty(shape), requires_grad=weight.requires_grad)

@@ -1,0 +1,117 @@
+"""The layers that processes can share, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from slipway.system.errors import ParamsError
+from slipway.training.networks.blocks import parallel_blocks
+from slipway.training.networks.divided_layers import DividedLayer, check_layers, narrowed
+from slipway.training.networks.networks import Network
+from slipway.training.networks.text_networks import TextNetwork
+from tests.encoder_folders import SIZES, tiny_encoder
+from tests.training.networks.test_encoders import loaded
+from tests.training.networks.test_text_networks import network
+
+pytestmark = pytest.mark.unit
+TRANSFORMER: dict[str, Any] = {"width": 32, "num_heads": 4, "num_layers": 2}
+
+
+def transformer(**changes: Any) -> TextNetwork:
+    return network("small_transformer", **(TRANSFORMER | changes))
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry, self.exit = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        answer: Tensor = rows + self.exit(self.entry(rows).relu())
+        return answer
+
+
+class _FixedBlock(_Block):
+    def forward(self, rows: Tensor) -> Tensor:
+        answer: Tensor = self.exit(self.entry(rows).reshape(len(rows), 16))
+        return answer
+
+
+class _Named(nn.Module):
+    """A network of one's own that names the layers of its blocks."""
+
+    def __init__(self, entry: str = "entry", block: type[_Block] = _Block) -> None:
+        super().__init__()
+        self._entry = entry
+        self.first = nn.Linear(64, 8)
+        self.blocks = nn.ModuleList([block() for _ in range(2)])
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, places: Tensor) -> Tensor:
+        rows = self.first(places.float())
+        for block in self.blocks:
+            rows = block(rows)
+        answer: Tensor = self.head(rows)
+        return answer
+
+    def parallel_blocks(self) -> list[nn.Module]:
+        return list(self.blocks)
+
+    def parallel_layers(self) -> list[DividedLayer]:
+        return [DividedLayer(self._entry, "outputs", 16), DividedLayer("exit", "inputs", 16)]
+
+
+def own(backbone: nn.Module) -> Network:
+    return TextNetwork(backbone, network().spec)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_a_share_of_a_transformer_has_all_heads_over_the_number_of_processes(
+    num_processes: int,
+) -> None:
+    whole = transformer()
+    check_layers(whole, num_processes)
+    share = narrowed(whole, num_processes, FakeTensorMode(allow_non_fake_inputs=True))
+    block: Any = parallel_blocks(share)[0]
+    assert block.queries_keys_values.weight.shape == (96 // num_processes, 32)
+    assert block.attended.weight.shape == (32, 32 // num_processes)
+    assert block.layer[0].bias.shape == (64 // num_processes,)
+    assert block.layer[2].bias.shape == (32,)
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("family", SIZES)
+def test_each_family_of_encoders_can_be_shared(
+    tmp_path: Path, family: str, rank: int | None
+) -> None:
+    encoder, _ = loaded(tiny_encoder(tmp_path, family), lora_rank=rank)
+    check_layers(encoder, 2)
+    with pytest.raises(ParamsError, match="4 processes cannot equally share the 2 heads"):
+        check_layers(encoder, 4)
+
+
+def test_the_message_names_the_numbers_of_processes_that_would_do() -> None:
+    with pytest.raises(ParamsError, match=r"5 processes .* 12 heads .* Use 2 or 3 or 4 or 6 or 12"):
+        check_layers(transformer(width=48, num_heads=12), 5)
+
+
+def test_other_networks_are_refused_by_name() -> None:
+    with pytest.raises(ParamsError, match=r"'hashed_ngrams'.*'small_transformer', 'encoder'"):
+        check_layers(network(), 2)
+
+
+def test_a_network_of_ones_own_names_its_layers() -> None:
+    check_layers(own(_Named()), 2)
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ParamsError, match=r"a _Block has no nn.Linear 'entrance' with 1 x 16"):
+        check_layers(own(_Named(entry="entrance")), 2)
+
+
+def test_a_block_that_needs_all_columns_is_refused() -> None:
+    with pytest.raises(ParamsError, match="cannot compute with its share of the layers"):
+        check_layers(own(_Named(block=_FixedBlock)), 2)
