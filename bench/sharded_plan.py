@@ -1,7 +1,7 @@
-"""Compares the plan's memory of fsdp with the tensors of real steps in two processes.
+"""Compares the plan's memory of divided networks with the tensors of real steps in two processes.
 
-`python -m bench.sharded_plan` runs each transformer in processes of their own on the CPU, and
-writes one table.
+`python -m bench.sharded_plan` runs each transformer and strategy in processes of their own on the
+CPU, and writes one table.
 """
 
 import json
@@ -13,20 +13,21 @@ from bench.conditions import conditions
 from slipway.system import files
 
 RESULT = Path("bench/results/sharded_plan.md")
+STRATEGIES = ("fsdp", "tensor_parallel")
 SHAPES = [(256, 12, 4), (512, 8, 8), (512, 24, 4), (768, 4, 64), (1024, 6, 8)]
 
 
-def line(width: int, num_layers: int, rows: int) -> str:
+def line(strategy: str, width: int, num_layers: int, rows: int) -> str:
     """One row of the table."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
-        *("-m", "tests.planning.measured_shards", str(width), str(num_layers), str(rows)),
+        *("-m", "tests.planning.measured_shards", strategy, *map(str, (width, num_layers, rows))),
     ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     predicted, allocated = (found[name] / 1e6 for name in ("predicted", "allocated"))
     return (
-        f"| {width} | {num_layers} | {rows} | {predicted:.0f} | {allocated:.0f} "
+        f"| {strategy} | {width} | {num_layers} | {rows} | {predicted:.0f} | {allocated:.0f} "
         f"| {predicted / allocated - 1:+.1%} |"
     )
 
@@ -34,19 +35,19 @@ def line(width: int, num_layers: int, rows: int) -> str:
 def main() -> None:
     """All shapes, one after the other."""
     lines = [
-        "| Width | Layers | Rows | Predicted, MB | Allocated, MB | Error |",
-        "|---|---|---|---|---|---|",
+        "| Strategy | Width | Layers | Rows | Predicted, MB | Allocated, MB | Error |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for shape in SHAPES:
-        lines.append(line(*shape))
-        print(lines[-1], flush=True)
+    for strategy in STRATEGIES:
+        for shape in SHAPES:
+            lines.append(line(strategy, *shape))
+            print(lines[-1], flush=True)
     text = "\n".join(lines)
-    note = (
-        "A transformer of texts of 64 bytes under fsdp in float32; one of two processes over gloo."
-    )
+    note = "A transformer of texts of 64 bytes in float32; one of two processes over gloo."
     files.write_text(
         RESULT,
-        f"# Predicted and real memory of fsdp\n\n{text}\n\n{note}\n{conditions('torch')}\n",
+        f"# Predicted and real memory of divided networks\n\n{text}\n\n{note}\n"
+        f"{conditions('torch')}\n",
     )
 
 

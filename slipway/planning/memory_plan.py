@@ -1,9 +1,10 @@
 """Memory of each process on its device, for each strategy.
 
-`ddp` and `single` replicate everything. `fsdp` shards all of it, and gathers block by block. ZeRO
-shards the optimizer's state with a float32 master of every weight (stage 1), gradients too (2),
-parameters too (3): Rajbhandari et al., arXiv 1910.02054, section 5. The additions of DeepSpeed 0.19
-and Lightning 2.6 (buckets, gathered parameters) were read off running engines.
+`ddp` and `single` replicate everything. `fsdp` shards all of it, and gathers block by block. With
+`tensor_parallel` a step is traced on the layers of one process. ZeRO shards the optimizer's state
+with a float32 master of every weight (stage 1), gradients too (2), parameters too (3): Rajbhandari
+et al., arXiv 1910.02054, section 5. The additions of DeepSpeed 0.19 and Lightning 2.6 (buckets,
+gathered parameters) were read off running engines.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from slipway.config.sections import Offload, TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.strategies import Placement
 from slipway.training.networks.blocks import parallel_blocks
+from slipway.training.networks.divided_layers import can_share
 from slipway.training.networks.networks import Network
 
 STRATEGIES = (
@@ -24,6 +26,7 @@ STRATEGIES = (
     "deepspeed_stage_2",
     "deepspeed_stage_3",
     "fsdp",
+    "tensor_parallel",
 )
 _MASTER_BYTES = 4  # DeepSpeed keeps one even of float32 parameters
 _BUCKET_ELEMENTS = 200_000_000  # Lightning's reduce_bucket_size
@@ -41,6 +44,8 @@ class Traces(NamedTuple):
     autocast: StepMemory  # to bfloat16 or float16, which take the same memory
     cast: StepMemory  # parameters in half precision, without the optimizer
     block: int = 0  # float32 bytes of the largest weights that `fsdp` gathers together
+    # Of one process with `tensor_parallel`: float32, then autocast. None if that is refused.
+    shared: tuple[StepMemory, StepMemory] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,17 @@ class DeviceMemory:
         return state + max(self.activations, self.float32_gradients)
 
 
-def trace_all(network: Network, params: TrainParams, rows: int, *, accumulates: bool) -> Traces:
+def trace_all(
+    network: Network, params: TrainParams, rows: int, *, accumulates: bool, world_size: int = 1
+) -> Traces:
     """Trace steps of `rows` rows at a time; bfloat16 stands for both half precisions."""
     half = torch.bfloat16
+
+    def share(half: torch.dtype | None) -> StepMemory:
+        return trace_step(
+            network, params, rows, half=half, accumulates=accumulates, num_sharing=world_size
+        )
+
     return Traces(
         full=trace_step(network, params, rows, accumulates=accumulates),
         autocast=trace_step(network, params, rows, half=half, accumulates=accumulates),
@@ -73,6 +86,7 @@ def trace_all(network: Network, params: TrainParams, rows: int, *, accumulates: 
             network, params, rows, half=half, casts_parameters=True, accumulates=accumulates
         ),
         block=_largest_block(network),
+        shared=(share(None), share(half)) if can_share(network, world_size) else None,
     )
 
 
@@ -85,7 +99,7 @@ def device_memory(
     on_gpu: bool,
     offload: Offload | None = None,
 ) -> DeviceMemory:
-    """Predict the memory of one of `world_size` processes.
+    """Predict the memory of one of `world_size` processes, which are those of the traces.
 
     On the CPU a bucket takes only the pages that were written. `offload` only concerns DeepSpeed;
     below stage 3 parameters stay on the device.
@@ -95,6 +109,8 @@ def device_memory(
         return _fully_sharded(traces, world_size, itemsize=2 if mixed else 4)
     if not strategy.startswith("deepspeed"):
         step = traces.autocast if mixed else traces.full
+        if strategy == "tensor_parallel" and traces.shared:
+            step = traces.shared[mixed]
         # DDP has buckets besides the gradients.
         buckets = step.parameters if strategy == "ddp" and world_size > 1 else 0
         return DeviceMemory(

@@ -80,6 +80,8 @@ def _strategy_table(memory: PlannedMemory, placement: Placement) -> str:
     world_size, on_gpu = placement.world_size, placement.accelerator == "gpu"
     rows = []
     for strategy in STRATEGIES[1:] if world_size > 1 else STRATEGIES:
+        if strategy == "tensor_parallel" and not memory.traces.shared:
+            continue
         plans = [
             device_memory(
                 memory.traces,

@@ -26,6 +26,7 @@ from slipway.system.memory import free_bytes, own_bytes
 from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.distributed.strategies import Placement, TrainingHost
 from slipway.training.job import Paths, TrainingData, network_spec, open_data
+from slipway.training.networks.divided_layers import check_layers
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from slipway.training.telemetry.costs import folder_bytes
 
@@ -91,7 +92,15 @@ def make_plan(
     if not (plan.network and plan.shape and plan.placement):
         return plan
     accumulates = plan.shape.num_accumulated > 1
-    traces = trace_all(plan.network, train, plan.shape.per_device, accumulates=accumulates)
+    world_size = plan.placement.world_size
+    if plan.placement.strategy == "tensor_parallel":
+        try:
+            check_layers(plan.network, world_size)
+        except SlipwayError as error:
+            plan.findings.mismatches.append(str(error))
+    traces = trace_all(
+        plan.network, train, plan.shape.per_device, accumulates=accumulates, world_size=world_size
+    )
     process = process_bytes(traces, plan.placement, base_bytes)
     plan.memory = PlannedMemory(traces, planned_memory(traces, plan.placement), process)
     batch_bytes = _batch_bytes(plan.network, plan.shape)

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.config.sections import TrainParams
 from slipway.kinds.registry import kind_of
+from slipway.training.networks.divided_layers import narrowed
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses
 from slipway.training.recipe.optimizers import optimizer_and_schedule
@@ -88,6 +89,7 @@ def trace_step(
     half: torch.dtype | None = None,
     casts_parameters: bool = False,
     accumulates: bool = False,
+    num_sharing: int = 1,
 ) -> StepMemory:
     """Trace a step of `rows` rows at a time, on a copy of `network`.
 
@@ -95,10 +97,10 @@ def trace_step(
         half: dtype of autocast, or of the parameters with `casts_parameters`.
         casts_parameters: as DeepSpeed does; its optimizer is sharded and not included.
         accumulates: gradients stay from one batch to the next.
+        num_sharing: processes that share the layers of each block; the step is that of one.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(fake):
-        copied = copy.deepcopy(network)
+    copied = narrowed(network, num_sharing, fake)
     with fake:
         if half and casts_parameters:
             _cast(copied, half)

@@ -73,7 +73,7 @@ def tune_batch(
     print(f"largest that fits or that there are rows for: {best_size}; fastest: {best_rate}")
     changes: dict[str, int | float] = {"train.max_batch_per_device": best_size}
     if changes_step:
-        changes["train.batch_size"] = best_rate * placement.world_size
+        changes["train.batch_size"] = best_rate * placement.num_readers
     return changes
 
 
@@ -85,7 +85,9 @@ def _batch_trials(
     network = build_network(network_spec(params.train, data.manifest))
 
     def predict(rows: int) -> int:
-        traces = trace_all(network, params.train, rows, accumulates=True)
+        traces = trace_all(
+            network, params.train, rows, accumulates=True, world_size=placement.world_size
+        )
         return (process_bytes(traces, placement, base_bytes) - base_bytes) * placement.devices
 
     def step_seconds(rows: int, max_steps: int) -> float:
@@ -94,7 +96,7 @@ def _batch_trials(
         rehearsal = Rehearsal(params.seed, params.train, data, placement, shape)
         return rehearsal.step_seconds(max_steps, seconds)
 
-    sizes = candidate_sizes(data.num_train // placement.world_size)
+    sizes = candidate_sizes(data.num_train // placement.num_readers)
     # On the CPU the system would kill a process that takes too much, so its memory is predicted.
     return search(sizes, None if on_gpu else predict, available_bytes(on_gpu=on_gpu), step_seconds)
 

@@ -1,7 +1,8 @@
-"""Measures the memory of real FSDP steps of a small transformer in two processes.
+"""Measures the memory of real steps of a small transformer that two processes divide.
 
-`torchrun --nproc_per_node 2 -m tests.planning.measured_shards WIDTH LAYERS ROWS` prints as JSON, on
-rank 0, the bytes that torch's profiler saw allocated at the peak, and the plan's.
+`torchrun --nproc_per_node 2 -m tests.planning.measured_shards STRATEGY WIDTH LAYERS ROWS`
+prints as JSON, on rank 0, the bytes that torch's profiler saw allocated at the peak, and the
+plan's.
 """
 
 import json
@@ -10,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 
 from slipway.planning.memory_plan import device_memory, trace_all
 from slipway.training.distributed.shards import local
+from slipway.training.distributed.tensor_parallel import share_layers
 from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.recipe.losses import RowLosses
 from slipway.training.recipe.optimizers import optimizer_and_schedule
@@ -23,15 +26,18 @@ from tests.project_params import PROJECT
 from tests.training.networks.test_text_networks import network
 
 
-def measure(width: int, num_layers: int, rows: int) -> dict[str, int]:
+def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, int]:
     """Return predicted and allocated bytes of one of two processes."""
     built = network(
         "small_transformer", width=width, num_layers=num_layers, num_heads=4, patch=4, dropout=0.0
     )
-    traces = trace_all(built, PROJECT.train, rows, accumulates=False)
-    predicted = device_memory(traces, "fsdp", "32-true", 2, on_gpu=False)
-    for module in (*parallel_blocks(built), built):
-        fully_shard(module, reshard_after_forward=True)
+    traces = trace_all(built, PROJECT.train, rows, accumulates=False, world_size=2)
+    predicted = device_memory(traces, strategy, "32-true", 2, on_gpu=False)
+    if strategy == "tensor_parallel":
+        share_layers(built, init_device_mesh("cpu", (2,)))
+    else:
+        for module in (*parallel_blocks(built), built):
+            fully_shard(module, reshard_after_forward=True)
     optimizer: Any = optimizer_and_schedule(built, PROJECT.train, 1)["optimizer"]
     losses = RowLosses(built, PROJECT.train)
     texts = torch.randint(1, 200, (rows, 64), dtype=torch.uint8)
@@ -53,7 +59,7 @@ def measure(width: int, num_layers: int, rows: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
-    found = measure(*map(int, sys.argv[1:]))
+    found = measure(sys.argv[1], *map(int, sys.argv[2:]))
     if distributed.get_rank() == 0:
         print(json.dumps(found))
     distributed.destroy_process_group()

@@ -33,6 +33,7 @@ from slipway.training.telemetry.costs import read_costs
 from tests import warm_starts
 from tests.project_params import PROJECT
 from tests.training.conftest import ROOT, spec, write_project
+from tests.training.networks.test_text_networks import network as text_network
 from tests.training.real_runs import environment, run_command
 
 NO_GPU = TrainingHost(num_gpus=0, has_bfloat16=True, launch=None)
@@ -202,9 +203,33 @@ def test_fsdp_shards_everything_and_gathers_blocks() -> None:
     assert (full.activations, half.activations) == (1_000_000, 500_000)
 
 
+def test_a_process_that_shares_layers_has_its_part_of_them_and_of_their_values() -> None:
+    built = text_network("small_transformer", width=64, num_heads=4, num_layers=4)
+    one, two, four = (
+        trace_all(built, PROJECT.train, 16, accumulates=False, world_size=size).shared
+        for size in (1, 2, 4)
+    )
+    assert one
+    assert two
+    assert four
+    # Of each block: queries, keys, values, their answer, and twice the wide layer.
+    layers = 4 * 4 * (3 * 64 * 64 + 64 * 64 + 2 * 64 * 128)
+    biases = 4 * 4 * (3 * 64 + 128)  # those of the layers by inputs are whole
+    for share, size in ((two, 2), (four, 4)):
+        expected = one[0].parameters - (layers + biases) * (size - 1) // size
+        assert share[0].parameters == expected
+        assert share[0].optimizer - one[0].optimizer == 2 * (expected - one[0].parameters)
+    assert four[0].activations < two[0].activations < one[0].activations
+    traces = trace_all(built, PROJECT.train, 16, accumulates=False, world_size=2)
+    planned = device_memory(traces, "tensor_parallel", "32-true", 2, on_gpu=False)
+    assert planned.total == two[0].peak
+    assert trace_all(built, PROJECT.train, 16, accumulates=False, world_size=3).shared is None
+
+
 @pytest.mark.nightly(seconds=40)
-def test_the_planned_memory_of_fsdp_is_close_to_that_of_real_steps() -> None:
-    shards = ["tests.planning.measured_shards", "512", "8", "8"]
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
+def test_the_planned_memory_of_parts_is_close_to_that_of_real_steps(strategy: str) -> None:
+    shards = ["tests.planning.measured_shards", strategy, "512", "8", "8"]
     launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
     done = run_fresh([*launcher, *shards], ROOT, environment(), 300)
     assert done.returncode == 0, done.stderr

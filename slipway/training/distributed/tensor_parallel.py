@@ -43,15 +43,19 @@ class TensorParallelStrategy(DividedStrategy):
         )
 
     def divide(self, network: Network) -> None:
-        mesh = self.device_mesh["tensor_parallel"]
-        layers = parallel_layers(network)
-        for block in parallel_blocks(network):
-            plan = {layer.name: _style(layer) for layer in layers}
-            parallelize_module(block, mesh, plan, src_data_rank=None)
-            if network.mapped:
-                network.mapped.release()
-        for weight in network.parameters():
-            weight.data = weight.data.clone()  # out of the file, where it is not divided
+        share_layers(network, self.device_mesh["tensor_parallel"])
+
+
+def share_layers(network: Network, mesh: DeviceMesh) -> None:
+    """Keep this process's share of the layers, in place."""
+    layers = parallel_layers(network)
+    for block in parallel_blocks(network):
+        plan = {layer.name: _style(layer) for layer in layers}
+        parallelize_module(block, mesh, plan, src_data_rank=None)
+        if network.mapped:
+            network.mapped.release()
+    for weight in network.parameters():
+        weight.data = weight.data.clone()  # out of the file, where it is not divided
 
 
 def _style(layer: DividedLayer) -> ParallelStyle:

@@ -40,14 +40,26 @@ def parallel_layers(network: Network) -> list[DividedLayer]:
 
 def check_layers(network: Network, num_processes: int) -> None:
     """Raise a ParamsError if `num_processes` cannot share the layers of `network`."""
-    problem, remedy = _unnamed_layer(network) or _uneven_layer(network, num_processes)
-    if not problem:
-        problem, remedy = _unusable_share(network, num_processes)
-    if problem:
+    if found := _problem(network, num_processes):
+        what, remedy = found
         raise ParamsError(
-            f"train.strategy is 'tensor_parallel', but {problem} in train.network "
+            f"train.strategy is 'tensor_parallel', but {what} in train.network "
             f"{network.spec.name!r}. {remedy}, or 'fsdp', which divides any network."
         )
+
+
+def can_share(network: Network, num_processes: int) -> bool:
+    """Return True if `num_processes` can share the layers of `network`."""
+    return _problem(network, num_processes) is None
+
+
+def _problem(network: Network, num_processes: int) -> tuple[str, str] | None:
+    """Describe why the processes cannot share the layers, and the remedy."""
+    return (
+        _unnamed_layer(network)
+        or _uneven_layer(network, num_processes)
+        or _unusable_share(network, num_processes)
+    )
 
 
 def _unnamed_layer(network: Network) -> tuple[str, str] | None:
@@ -75,8 +87,8 @@ def _unnamed_layer(network: Network) -> tuple[str, str] | None:
     return None
 
 
-def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str]:
-    """Describe a layer that the processes cannot share equally, and the remedy; "" for none."""
+def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str] | None:
+    """Describe a layer that the processes cannot share equally, and the remedy."""
     layers = parallel_layers(network)
     for layer in layers:
         if layer.groups % num_processes:
@@ -92,11 +104,11 @@ def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str]:
                 f"of {layer.name!r}",
                 f"Use {use}",
             )
-    return "", ""
+    return None
 
 
-def _unusable_share(network: Network, num_processes: int) -> tuple[str, str]:
-    """Describe why a block cannot compute with its share, and the remedy; "" if it can."""
+def _unusable_share(network: Network, num_processes: int) -> tuple[str, str] | None:
+    """Describe why a block cannot compute with its share, and the remedy."""
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         share = narrowed(network, num_processes, fake)
         try:
@@ -107,13 +119,15 @@ def _unusable_share(network: Network, num_processes: int) -> tuple[str, str]:
                 f"a block cannot compute with its share of the layers ({error})",
                 "Take the numbers of heads and columns from the tensors' shapes",
             )
-    return "", ""
+    return None
 
 
 def narrowed(network: Network, num_processes: int, fake: FakeTensorMode) -> Network:
     """Return a copy without data of one process's share of `network`."""
     with FakeCopyMode(fake):
         copied = copy.deepcopy(network)
+    if num_processes == 1:
+        return copied
     for block in parallel_blocks(copied):
         for layer in parallel_layers(network):
             module: Any = block.get_submodule(layer.name)
