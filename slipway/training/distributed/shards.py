@@ -48,7 +48,7 @@ def divided_from(part: Tensor, like: Tensor) -> Tensor:
 
 def by_division(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Group tensors that one operation may take together: divided ones, and the others."""
-    divided = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+    divided: list[Tensor] = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     others = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     return [group for group in (divided, others) if group]
 

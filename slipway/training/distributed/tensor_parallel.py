@@ -76,7 +76,7 @@ class PartwiseParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Linear)
         for name, weight in list(module.named_parameters()):
-            ranges = weight.detach().unflatten(0, (self._parts, -1))
+            ranges = weight.detach().reshape(self._parts, -1, *weight.shape[1:])
             # The order survives in the placement of the flat tensor.
             divided = distribute_tensor(ranges, device_mesh, [Shard(1)], src_data_rank=None)
             weight = nn.Parameter(divided.flatten(0, 1), requires_grad=weight.requires_grad)

@@ -14,8 +14,8 @@ from tests.training.real_runs import kill_at_step, run_training, weights_digest
 from tests.training.text_projects import write_text_project
 
 pytestmark = pytest.mark.process
-TWO = {"strategy": "tensor_parallel", "devices": 2}
-RECIPE = {"gradient_clip_norm": 0.5, "l1": 1e-4, "ema_decay": 0.9}
+TWO: dict[str, Any] = {"strategy": "tensor_parallel", "devices": 2}
+RECIPE: dict[str, Any] = {"gradient_clip_norm": 0.5, "l1": 1e-4, "ema_decay": 0.9}
 
 
 def trained(project: Path) -> Path:
@@ -27,7 +27,7 @@ def trained(project: Path) -> Path:
 @pytest.mark.parametrize("num_steps", [4, pytest.param(20, marks=pytest.mark.nightly)])
 def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -> None:
     # 72 rows: an epoch is one step.
-    settings = {**RECIPE, "epochs": num_steps}
+    settings: dict[str, Any] = {**RECIPE, "epochs": num_steps}
     one = trained(write_text_project(tmp_path / "one", **settings, strategy="single"))
     two = trained(write_text_project(tmp_path / "two", **settings, **TWO))
     assert len(epoch_losses(two)) == num_steps
@@ -59,7 +59,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, precision:
         "max_batch_per_device": 8,
     }
     whole = trained(write_text_project(tmp_path / "whole", **settings))
-    killed = write_text_project(tmp_path / "killed", **settings, **EVERY_STEP)
+    killed = write_text_project(tmp_path / "killed", **(settings | EVERY_STEP))
     kill_at_step(killed, 5)
     resumed = run_training(killed)
     assert "steps of the next" in resumed.stdout, resumed.stderr
@@ -80,9 +80,9 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, precision:
 def test_two_processes_resume_in_turn_under_each_strategy(
     tmp_path: Path, strategies: list[str]
 ) -> None:
-    settings = {"epochs": 5, "batch_size": 16, "devices": 2}
+    settings: dict[str, Any] = {"epochs": 5, "batch_size": 16, "devices": 2}
     whole = trained(write_text_project(tmp_path / "whole", **settings, strategy="ddp"))
-    moved = write_text_project(tmp_path / "moved", **settings, **EVERY_STEP)
+    moved = write_text_project(tmp_path / "moved", **(settings | EVERY_STEP))
     for index, strategy in enumerate(strategies):
         change(moved, strategy=strategy)
         if index + 1 < len(strategies):
