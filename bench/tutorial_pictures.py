@@ -3,7 +3,8 @@
 `python -m bench.tutorial_pictures photographs PROJECT IMAGE` opens the project's evaluation and its
 service in Chromium, and lets the model answer IMAGE. `... table PROJECT` and `... texts PROJECT`
 let it answer a row. `... a-better-model PROJECT` opens the members of an ensemble. All write
-docs/tutorials/pictures/NAME_*.png.
+docs/tutorials/pictures/NAME_*.png. `... browser PROJECT IMAGE` opens the page that
+`slipway export browser` wrote, from the disk, and writes docs/how-to/pictures/export_browser.png.
 """
 
 import asyncio
@@ -20,7 +21,9 @@ from slipway.export.certification.service_process import running_service, serve_
 from tests.serving.browser import Tab, browsing
 
 PICTURES = Path.cwd() / "docs/tutorials/pictures"
+EXPORT_PICTURE = Path.cwd() / "docs/how-to/pictures/export_browser.png"
 WIDTH_PX, HEIGHT_PX = 1000, 760
+EXPORT_HEIGHT_PX = 1180
 COLOURS = 128
 READY = "document.getElementById('state').dataset.state === 'ready'"
 CELLS = {
@@ -35,12 +38,12 @@ SHOW_MEMBERS = (
 SUBMIT = "document.querySelector('form.form').requestSubmit()"
 
 
-async def photograph(tab: Tab, name: str) -> None:
+async def photograph(tab: Tab, path: Path) -> None:
     """Write the visible part of the page as a PNG with few colours."""
     answer = await tab.call("Page.captureScreenshot")
     picture = Image.open(io.BytesIO(base64.b64decode(answer["data"]))).convert("RGB")
     few_colours = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    few_colours.save(PICTURES / f"{name}.png", optimize=True)
+    few_colours.save(path, optimize=True)
 
 
 async def take_all(name: str, evaluation: Path, service: str, image: Path | None) -> None:
@@ -49,7 +52,7 @@ async def take_all(name: str, evaluation: Path, service: str, image: Path | None
         async with browsing(Path(profile)) as tab:
             await tab.look(WIDTH_PX, HEIGHT_PX)
             await tab.open(evaluation.as_uri())
-            await photograph(tab, f"{name}_evaluate")
+            await photograph(tab, PICTURES / f"{name}_evaluate.png")
             await tab.open(service + "/")
             await tab.wait_for(READY)
             if image is None:
@@ -59,7 +62,7 @@ async def take_all(name: str, evaluation: Path, service: str, image: Path | None
             else:
                 await tab.choose_files("#pictures", image)
             await tab.wait_for("document.querySelector('.explanation')")
-            await photograph(tab, f"{name}_service")
+            await photograph(tab, PICTURES / f"{name}_service.png")
 
 
 async def take_members(name: str, evaluation: Path) -> None:
@@ -69,7 +72,21 @@ async def take_members(name: str, evaluation: Path) -> None:
             await tab.look(WIDTH_PX, HEIGHT_PX // 2)
             await tab.open(evaluation.as_uri())
             await tab.run(SHOW_MEMBERS)
-            await photograph(tab, f"{name}_members")
+            await photograph(tab, PICTURES / f"{name}_members.png")
+
+
+async def take_export(page: Path, image: Path) -> None:
+    """Take the picture of an exported page that answered IMAGE."""
+    with tempfile.TemporaryDirectory() as profile:
+        async with browsing(Path(profile)) as tab:
+            await tab.look(WIDTH_PX, EXPORT_HEIGHT_PX)
+            await tab.open(page.as_uri())
+            await tab.wait_for(READY)
+            await tab.choose_files("#file", image)
+            await tab.wait_for("document.querySelector('#answer .label')")
+            await tab.run("document.querySelector('details').open = true")
+            await tab.run("scrollTo(0, 0)")
+            await photograph(tab, EXPORT_PICTURE)
 
 
 def main() -> None:
@@ -79,6 +96,11 @@ def main() -> None:
         asyncio.run(take_members(name, project / "reports/evaluate.html"))
         return
     image = Path(sys.argv[3]).absolute() if len(sys.argv) > 3 else None
+    if name == "browser":
+        assert image
+        EXPORT_PICTURE.parent.mkdir(parents=True, exist_ok=True)
+        asyncio.run(take_export(project / "artifacts/exports/browser/index.html", image))
+        return
     PICTURES.mkdir(parents=True, exist_ok=True)
     log = project / ".work/tutorial_pictures.log"
     with contextlib.chdir(project), running_service(serve_command(), {}, log) as service:

@@ -26,7 +26,9 @@ _MAX_GATES_SHOWN = 3  # in one message; the certificate has all
 class Execution(Contract):
     """A model's execution, as requested or as it actually ran."""
 
-    backend: Literal["torch", "onnxruntime", "tensorrt", "http", "grpc"]
+    backend: Literal[
+        "torch", "onnxruntime", "tensorrt", "http", "grpc", "browser", "edge", "openvino"
+    ]
     provider: str  # "cpu", "cuda", "tensorrt"
     precision: str  # "fp32", "fp16", "int8"
     variant: str  # the bundle's variant, or "weights" for torch

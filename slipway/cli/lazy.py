@@ -15,24 +15,26 @@ class Verb:
     """A row of the table of verbs.
 
     `target` is "module:name" of a click command. If the name is `main`, it is a function that
-    parses its arguments itself. A mapping is a group of further verbs.
+    parses its arguments itself. A mapping is a group of further verbs; `alone` is the click command
+    of such a group without one of them.
     """
 
     target: "str | Mapping[str, Verb]"
     help: str
     extra: str = "train"  # of the distribution, which holds the packages that the verb needs
     first: tuple[str, ...] = ()  # arguments of a `main` before those of the user
+    alone: str = ""
 
     def command(self, name: str) -> click.Command:
         """Import the verb and return its click command."""
         if not isinstance(self.target, str):
+            if self.alone:
+                return _group_with(_imported(self.alone), self.target, name)
             return LazyGroup(self.target, name=name, help=self.help)
         module, _, attribute = self.target.partition(":")
         if attribute == "main":
             return _forwarded(name, module, self)
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        return _imported(self.target)
 
 
 class LazyGroup(click.Group):
@@ -72,6 +74,38 @@ class LazyGroup(click.Group):
             if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _imported(target: str) -> click.Command:
+    module, _, attribute = target.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    return command
+
+
+def _group_with(alone: click.Command, verbs: Mapping[str, Verb], name: str) -> click.Command:
+    """Return a group that runs `alone` if no verb of its own is given."""
+
+    def run(**given: Any) -> Any:
+        context = click.get_current_context()
+        verb = context.invoked_subcommand
+        if verb is None:
+            return context.invoke(alone, **given)
+        if any(given.values()):
+            context.fail(
+                f"options of `{context.command_path}` were given before {verb}, expected none. "
+                f"Give those of `{context.command_path} {verb} --help` after it."
+            )
+        return None
+
+    return LazyGroup(
+        verbs,
+        name=name,
+        callback=run,
+        params=alone.params,
+        help=alone.help,
+        invoke_without_command=True,
+    )
 
 
 def _forwarded(name: str, module: str, verb: Verb) -> click.Command:

@@ -37,6 +37,7 @@ def verify_bundle(folder: Path, key: Path | None) -> None:
 def export(force: bool) -> None:
     """Export, compile and certify the trained model again; train nothing.
 
-    Runs the stages export, compile and verify, such as after a change of export.variants.
+    Runs the stages export, compile and verify, such as after a change of export.variants. With the
+    name of a place, writes the certified model for it instead, and certifies it there.
     """
     export_again(force=force, is_quiet=is_quiet())

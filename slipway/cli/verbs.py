@@ -24,6 +24,9 @@ _TUNE = {
         "compute the replicas for a rate from the measured capacity",
     ),
 }
+_EXPORT = {
+    "browser": Verb("slipway.cli.exports:browser", "write a page that answers in the browser"),
+}
 _DATASET = {
     "collect": Verb("slipway.traffic.collect:main", "write logged requests and their labels"),
     "merge": Verb("slipway.data.merge.__main__:main", "add collected rows to the data"),
@@ -43,7 +46,11 @@ VERBS: Mapping[str, Verb] = {
     "tune": Verb(
         _TUNE, "find the batch size, the learning rate, or settings and replicas of the service"
     ),
-    "export": Verb("slipway.cli.model:export", "export and certify the trained model again"),
+    "export": Verb(
+        _EXPORT,
+        "export and certify the trained model again, or write it for another place",
+        alone="slipway.cli.model:export",
+    ),
     "release": Verb("slipway.cli.model:release", "save the model as the reference of later runs"),
     "verify-bundle": Verb(
         "slipway.cli.model:verify_bundle", "check the files, certificate and signature of a model"

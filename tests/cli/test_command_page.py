@@ -22,6 +22,8 @@ def verbs(table: Mapping[str, Verb] = VERBS, before: str = "slipway") -> Iterato
         if isinstance(verb.target, str):
             yield f"{before} {name}", verb
         else:
+            if verb.alone:
+                yield f"{before} {name}", Verb(verb.alone, verb.help)
             yield from verbs(verb.target, f"{before} {name}")
 
 

@@ -89,7 +89,7 @@ TRAINING = in_order(
     ),
     *("job", "assembly", "telemetry", "short_run", "trees", "uncertainty", "ensembles", "pruning"),
 )
-EXPORT = in_order("graphs", "certification", "precision")
+EXPORT = in_order("graphs", "certification", "precision", "targets")
 REPORTS = in_order("console", "evaluation", "pages")
 TABLES: Mapping[str, Table] = {
     "slipway": ROOMS,

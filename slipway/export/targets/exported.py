@@ -1,0 +1,275 @@
+"""The common shape of an export: the certified model it is made from, and the folder it writes.
+
+FOLDER/export.json        target, facts, the hop of its own, and the SHA-256 of every other file
+FOLDER/certificate.json   the certificate of the bundle, with this hop as the last one
+FOLDER/bundle.json        contract, labels and calibration, as in the bundle
+FOLDER/MODEL_CARD.md      the model card, if the bundle has one
+
+The folder appears as a whole or not at all. It replaces an earlier export only.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.bundle import CARD, MANIFEST, LoadedBundle, ModelFile, load_bundle
+from slipway.artifacts.certificate import (
+    Certificate,
+    Execution,
+    Hop,
+    check_certificate,
+    read_certificate,
+    write_certificate,
+)
+from slipway.artifacts.uncertainty import Answers, Calibration
+from slipway.config.params import load_params
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.export.certification.comparison import (
+    HopComparison,
+    Measurement,
+    Tolerance,
+    read_test_rows,
+)
+from slipway.export.certification.http_hop import RowPayload, raw_payloads
+from slipway.metrics.scores import Resampling
+from slipway.runtimes.runtime import open_onnx, run_in_batches
+from slipway.system import files
+from slipway.system.contract import Contract
+from slipway.system.errors import ParityError, UnavailableError
+
+BUNDLE = Path("artifacts/bundle")
+CERTIFICATE = Path("artifacts/certificate.json")
+PACKED = Path("data/packed")
+RECORD = "export.json"
+Target = Literal["browser", "edge", "openvino", "triton", "kserve"]
+
+
+class ExportRecord(Contract):
+    """The content of `export.json`."""
+
+    format_version: Literal[1]
+    target: Target
+    bundle_digest: str  # hex SHA-256 of bundle.json
+    variant: str
+    certified: bool  # its own hop agrees on every test row
+    hop: Hop
+    facts: dict[str, Any]  # of the target: runtime, sizes, differences
+    files: dict[str, str]  # hex SHA-256 by path in the folder, of all files but this one
+
+
+@dataclass(frozen=True)
+class CertifiedRows:
+    """The test rows of an export, their original bytes, and the allowed difference."""
+
+    comparison: HopComparison
+    payloads: Callable[[], Iterator[RowPayload]]
+    max_difference: float
+    timing_rounds: int
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """One variant of a certified bundle."""
+
+    bundle: LoadedBundle
+    certificate: Certificate
+    variant: str
+    rows: CertifiedRows
+
+    @property
+    def model(self) -> ModelFile:
+        """The manifest's entry of the variant."""
+        return self.bundle.manifest.models[self.variant]
+
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration of the variant."""
+        return self.bundle.manifest.calibration_of(self.variant)
+
+    def graph(self) -> bytes:
+        """Read the ONNX graph; BundleError if it was altered."""
+        return self.bundle.model_bytes(self.variant)
+
+    def requested(
+        self, backend: Literal["browser", "edge", "openvino"], provider: str
+    ) -> Execution:
+        """Return the execution that the target's hop requests."""
+        return Execution(
+            backend=backend, provider=provider, precision=self.model.precision, variant=self.variant
+        )
+
+    def reference(self, inputs: NDArray[Any]) -> Answers:
+        """Answer (rows, ...) inputs with ONNX Runtime on the CPU, as the certificate did."""
+        runner = open_onnx(
+            self.graph(),
+            variant=self.variant,
+            precision=self.model.precision,
+            provider="cpu",
+            num_threads=0,
+        )
+        return run_in_batches(runner.run, inputs, self.bundle.manifest.max_batch_size)
+
+
+@dataclass(frozen=True)
+class TargetAnswers:
+    """Answers of a target to every test row, and its speed."""
+
+    answers: Answers
+    latency_ms: float  # median for one row
+    rows_per_second: float
+
+
+def read_source(variant: str | None, default: str = "fp32") -> ExportSource:
+    """Read the project's certified bundle in the working directory.
+
+    Raises:
+        CertificateError: the certificate is of another bundle, or does not certify it.
+        GateMissedError: the bundle did not pass its quality gates.
+        BundleError: a file is missing or was altered.
+        UnavailableError: the bundle has no such variant.
+    """
+    bundle = load_bundle(BUNDLE)
+    bundle.verify()
+    certificate = read_certificate(CERTIFICATE)
+    check_certificate(certificate, bundle, accept_draft=False)
+    models = bundle.manifest.models
+    chosen = variant or (default if default in models else "fp32")
+    if chosen not in models:
+        raise UnavailableError(
+            f"the bundle has no variant {chosen!r}, expected one of {', '.join(sorted(models))}. "
+            "Name one of these with --variant, or add it to export.variants and run "
+            "`slipway export`."
+        )
+    params = load_params()
+    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+    data = unpacked(params.data, limits)
+    rows = read_test_rows(PACKED, bundle.manifest.output.labels)
+    resampling = Resampling(
+        params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence
+    )
+    return ExportSource(
+        bundle,
+        certificate,
+        chosen,
+        CertifiedRows(
+            HopComparison(rows, resampling),
+            lambda: raw_payloads(data, bundle.manifest.input, rows),
+            params.verify.max_difference,
+            params.verify.timing_rounds,
+        ),
+    )
+
+
+def compare(
+    source: ExportSource,
+    name: str,
+    requested: Execution,
+    found: TargetAnswers,
+    inputs: NDArray[Any] | None = None,
+) -> Hop:
+    """Compare a target's answers with ONNX Runtime's on the CPU.
+
+    `inputs` are those that the target computed from the original bytes, if they may differ from
+    the packed ones.
+    """
+    rows = source.rows.comparison.rows
+    own = Execution(
+        backend="onnxruntime",
+        provider="cpu",
+        precision=source.model.precision,
+        variant=source.variant,
+    )
+
+    def measured(execution: Execution, answers: Answers) -> Measurement:
+        return Measurement(
+            execution,
+            answers.outputs,
+            latency_ms=found.latency_ms,
+            rows_per_second=found.rows_per_second,
+            scores=answers.scores,
+            calibration=source.calibration,
+        )
+
+    packed = np.ascontiguousarray(rows.inputs[:])
+    reference = measured(own, source.reference(packed if inputs is None else inputs))
+    first = source.rows.comparison.first(f"onnxruntime/cpu/{source.variant}", own, reference)
+    tolerance = Tolerance(max_difference=source.rows.max_difference)
+    answered = measured(requested, found.answers)
+    return source.rows.comparison.against(name, requested, answered, (first, reference), tolerance)
+
+
+def write_export(
+    out: Path,
+    source: ExportSource,
+    target: Target,
+    fill: Callable[[Path], tuple[Hop, dict[str, Any]]],
+    finish: Callable[[Path, Certificate, bool], None] | None = None,
+) -> ExportRecord:
+    """Write the folder `out`: `fill` writes the target's files and runs its hop.
+
+    `finish` may add files that show the certificate.
+
+    Raises:
+        UnavailableError: `out` exists and is no earlier export.
+        ParityError: the hop differs; nothing is written.
+    """
+    if out.exists() and not (out / RECORD).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise UnavailableError(
+            f"{out} exists and is no export, expected a new folder or an earlier export. Choose "
+            "another folder with --out."
+        )
+    with files.new_directory(out.absolute()) as folder:
+        (folder / MANIFEST).write_bytes((source.bundle.root / MANIFEST).read_bytes())
+        card = source.bundle.card()
+        if card is not None:
+            files.write_text(folder / CARD, card)
+        hop, facts = fill(folder)
+        if hop.status == "differs":
+            row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""
+            raise ParityError(
+                f"hop {hop.name} differs: {hop.reason.rstrip('.')}; expected the answers of "
+                f"{hop.reference or 'the certified graph'} on every test row.{row} "
+                f"Nothing was written to {out}. Report it with this message."
+            )
+        is_certified = hop.status == "agrees"
+        certificate = source.certificate.model_copy(
+            update={"hops": [*source.certificate.hops, hop]}
+        )
+        write_certificate(folder / CERTIFICATE.name, certificate)
+        if finish:
+            finish(folder, certificate, is_certified)
+        record = ExportRecord(
+            format_version=1,
+            target=target,
+            bundle_digest=source.bundle.digest,
+            variant=source.variant,
+            certified=is_certified,
+            hop=hop,
+            facts=facts,
+            files={
+                path.relative_to(folder).as_posix(): files.sha256_file(path)
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            },
+        )
+        files.write_json(folder / RECORD, record.model_dump(mode="json"))
+    return record
+
+
+def summary(out: Path, record: ExportRecord, extra: Sequence[str] = ()) -> str:
+    """Describe the export for a terminal."""
+    hop = record.hop
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    lines = [f"{out}: {size / 1e6:.1f} MB, variant {record.variant}"]
+    if record.certified:
+        lines.append(
+            f"hop {hop.name} agrees: {hop.rows} rows, largest difference "
+            f"{hop.max_difference:.1e}, {hop.latency_ms:.2f} ms per row"
+        )
+    else:
+        lines.append(f"NOT certified: hop {hop.name} was not run: {hop.reason}")
+    return "\n".join([*lines, *extra])

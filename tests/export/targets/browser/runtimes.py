@@ -1,0 +1,33 @@
+"""onnxruntime-web for tests: the files that SLIPWAY_ONNXRUNTIME_WEB names, or a stand-in."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slipway.export.targets.browser.export import WebRuntime, read_runtime
+from slipway.export.targets.browser.hop import find_browser
+
+VARIABLE = "SLIPWAY_ONNXRUNTIME_WEB"
+CODE = (
+    "/*! ONNX Runtime Web v9.9.9 */\nvar a=class{},b=class{},c={};var u=import.meta.url;\n"
+    "export{a as InferenceSession,b as Tensor,c as env,u as default};\n"
+    "//# sourceMappingURL=ort.wasm.bundle.min.mjs.map\n"
+)
+needs_browser = pytest.mark.skipif(
+    find_browser() is None or VARIABLE not in os.environ,
+    reason="needs Chromium (Debian: apt-get install chromium) and onnxruntime-web (npm pack "
+    f"onnxruntime-web, then {VARIABLE}=ARCHIVE)",
+)
+
+
+def real_runtime() -> WebRuntime:
+    return read_runtime(Path(os.environ[VARIABLE]))
+
+
+def write_stand_in(folder: Path, code: str = CODE) -> Path:
+    """Write files of the package's form that run no model."""
+    (folder / "dist").mkdir(parents=True)
+    (folder / "dist/ort.wasm.bundle.min.mjs").write_text(code)
+    (folder / "dist/ort-wasm-simd-threaded.wasm").write_bytes(b"\0asm")
+    return folder

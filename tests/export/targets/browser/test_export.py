@@ -1,0 +1,216 @@
+"""The folder of an export, and the page's parts that need no browser."""
+
+import base64
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipway.artifacts.certificate import Hop, read_certificate
+from slipway.artifacts.uncertainty import Answers
+from slipway.export.certification.comparison import not_executed
+from slipway.export.targets.browser import hop as browser_hop
+from slipway.export.targets.browser.export import (
+    VERSION,
+    export_browser,
+    read_runtime,
+    require_page,
+    write_browser,
+)
+from slipway.export.targets.exported import ExportSource, TargetAnswers, compare, summary
+from slipway.inputs.images import TransformContract
+from slipway.system import files
+from slipway.system.errors import ParityError, UnavailableError
+from tests.export.targets.browser.runtimes import CODE, write_stand_in
+from tests.export.targets.sources import image_source, photos, table_source
+from tests.serving.bundles import CONTRACT, text_classifier, write_bundle
+
+RunHop = Callable[[Path, ExportSource], tuple[Hop, dict[str, Any]]]
+
+
+def answering(shift: float = 0.0) -> RunHop:
+    """A hop that answers as the graph does, plus `shift` for the first row."""
+
+    def run(_: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
+        found = source.reference(np.asarray(source.rows.comparison.rows.inputs))
+        outputs = found.outputs.copy()
+        outputs[0] += np.float32(shift)
+        answers = TargetAnswers(Answers(outputs, found.scores), 1.5, 100.0)
+        return compare(source, "browser", source.requested("browser", "wasm"), answers), {}
+
+    return run
+
+
+def not_run(_: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
+    return not_executed("browser", source.requested("browser", "wasm"), "no browser here"), {}
+
+
+def test_the_folder_has_contract_certificate_model_and_a_record_of_every_file(
+    tmp_path: Path,
+) -> None:
+    source, out = image_source(tmp_path, photos()), tmp_path / "page"
+    runtime = read_runtime(write_stand_in(tmp_path / "runtime"))
+    record = write_browser(out, source, runtime, answering())
+    assert record.certified
+    assert files.sha256_file(out / "bundle.json") == source.bundle.digest == record.bundle_digest
+    names = {path.name for path in out.iterdir()}
+    assert names == {*record.files, "export.json"}
+    assert all(files.sha256_file(out / name) == digest for name, digest in record.files.items())
+    certificate = read_certificate(out / "certificate.json")
+    assert [hop.name for hop in certificate.hops] == ["onnxruntime/cpu/fp32", "browser"]
+    content = (out / "model.js").read_text().removeprefix("slipway.model = ").rstrip(";\n")
+    model = json.loads(content)
+    assert base64.b64decode(model["onnx"]) == source.graph()
+    assert model["labels"] == source.bundle.manifest.output.labels
+    assert "hop browser agrees: 12 rows" in summary(out, record)
+
+
+def test_a_hop_that_differs_is_named_and_leaves_an_earlier_export_as_it_was(tmp_path: Path) -> None:
+    source, out = image_source(tmp_path, photos()), tmp_path / "page"
+    runtime = read_runtime(write_stand_in(tmp_path / "runtime"))
+    write_browser(out, source, runtime, answering())
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(ParityError, match=r"hop browser differs: .*difference is 0\.01"):
+        write_browser(out, source, runtime, answering(0.01))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir() if "page" in path.name] == ["page"]
+
+
+def test_an_export_whose_hop_was_not_run_is_not_called_certified(tmp_path: Path) -> None:
+    runtime = read_runtime(write_stand_in(tmp_path / "runtime"))
+    source, out = image_source(tmp_path, photos()), tmp_path / "page"
+    record = write_browser(out, source, runtime, not_run)
+    assert not record.certified
+    assert "NOT certified: hop browser was not run: no browser here" in summary(out, record)
+    assert "NOT certified in a browser" in (out / "certificate.js").read_text()
+
+
+def test_without_chromium_the_hop_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    hop, _ = browser_hop.run_browser_hop(tmp_path, image_source(tmp_path, photos()))
+    assert hop.status == "not_executed"
+    assert "there is no Chromium here, expected one of chromium" in hop.reason
+    assert "apt-get install chromium" in hop.reason
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_folder_of_something_else_is_never_replaced(is_file: bool, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    if is_file:
+        out.write_text("mine")
+    else:
+        out.mkdir()
+        (out / "letter.txt").write_text("mine")
+    runtime = read_runtime(write_stand_in(tmp_path / "runtime"))
+    with pytest.raises(UnavailableError, match=r"is no export, expected a new folder.*--out"):
+        write_browser(out, image_source(tmp_path, photos()), runtime, answering())
+    assert (out if is_file else out / "letter.txt").read_text() == "mine"
+
+
+def test_the_runtime_becomes_a_classic_script_without_its_own_address(tmp_path: Path) -> None:
+    runtime = read_runtime(write_stand_in(tmp_path / "runtime"))
+    assert runtime.version == "9.9.9"
+    assert not runtime.is_tried
+    assert "import.meta" not in runtime.script
+    assert "globalThis.ort = { InferenceSession: a, Tensor: b, env: c };" in runtime.script
+    assert "export" not in runtime.script
+    assert "sourceMappingURL" not in runtime.script
+
+
+def test_the_runtime_is_read_from_an_npm_archive(tmp_path: Path) -> None:
+    write_stand_in(tmp_path / "package")
+    with tarfile.open(tmp_path / "runtime.tgz", "w:gz") as archive:
+        archive.add(tmp_path / "package", "package")
+    assert read_runtime(tmp_path / "runtime.tgz") == read_runtime(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda folder: folder.mkdir(), "has no ort.wasm.bundle.min.mjs and no ort-wasm"),
+        (lambda folder: folder.write_bytes(b"no archive"), "is no npm archive"),
+        (lambda folder: write_stand_in(folder, "alert(1)"), "is not onnxruntime-web's code"),
+        (
+            lambda folder: write_stand_in(folder, CODE.replace("9.9.9", VERSION)),
+            "were altered",
+        ),
+    ],
+)
+def test_error_for_a_wrong_runtime_says_where_to_get_it(
+    make: Callable[[Path], object], found: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "runtime")
+    with pytest.raises(UnavailableError, match=found) as error:
+        read_runtime(tmp_path / "runtime")
+    assert f"expected onnxruntime-web, tried with {VERSION}" in str(error.value)
+    assert "SHA-256 11e64bd8" in str(error.value)
+    assert f"npm pack onnxruntime-web@{VERSION}" in str(error.value)
+
+
+def test_error_without_a_runtime_comes_before_the_project_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="no --runtime was given; expected onnxruntime-web"):
+        export_browser(tmp_path / "out", None, None, download=False)
+
+
+def test_error_names_what_the_page_cannot_carry(tmp_path: Path) -> None:
+    transform = TransformContract(function="transforms:own", sha256="0" * 64)
+    own = CONTRACT.model_copy(update={"transform": transform})
+    with pytest.raises(UnavailableError, match=r"cannot carry the function transforms:own of"):
+        require_page(image_source(tmp_path / "own", photos(), input=own))
+    source = image_source(tmp_path / "images", photos())
+    texts = write_bundle(tmp_path / "texts", text_classifier())
+    with pytest.raises(UnavailableError, match="cannot carry a model of texts"):
+        require_page(ExportSource(texts, source.certificate, "fp32", source.rows))
+    require_page(source)
+    require_page(table_source(tmp_path / "table"))
+
+
+def judged(
+    source: ExportSource, change: Callable[[dict[int, bytes]], None]
+) -> tuple[Hop, dict[str, Any]]:
+    """Judge what a page might send: the right answers after a `change`."""
+    rows = np.asarray(source.rows.comparison.rows.inputs)
+    outputs, scores = source.reference(rows)
+    talk = browser_hop.Conversation(list(source.rows.payloads()), rounds=1)
+    for row, values in enumerate(rows):
+        numbers = np.append(outputs[row], scores[row]).astype("<f4")
+        talk.answers[row] = numbers.tobytes() + values.tobytes()
+    change(talk.answers)
+    done = {"agent": "test", "latency_ms": 1.0, "rows_per_second": 9.0, "webgpu": False}
+    return browser_hop.judge(source, talk, done)
+
+
+def test_right_answers_from_equal_inputs_agree(tmp_path: Path) -> None:
+    hop, facts = judged(image_source(tmp_path, photos()), lambda _: None)
+    assert hop.status == "agrees"
+    assert facts["rows_with_equal_inputs"] == 12
+    assert facts["webgpu"] == "not executed: this browser has none"
+
+
+def test_one_pixel_that_is_one_level_off_is_refused(tmp_path: Path) -> None:
+    def change(answers: dict[int, bytes]) -> None:
+        last = answers[3][-1]
+        answers[3] = answers[3][:-1] + bytes([last - 1 if last else 1])
+
+    hop, _ = judged(image_source(tmp_path, photos()), change)
+    assert hop.status == "differs"
+    assert "preprocessing: 1 of 12 rows became other inputs, by up to 1 in row3" in hop.reason
+
+
+@pytest.mark.parametrize("length", [0, 17])
+def test_a_missing_or_short_answer_is_refused(length: int, tmp_path: Path) -> None:
+    def change(answers: dict[int, bytes]) -> None:
+        if length:
+            answers[2] = answers[2][:length]
+        else:
+            del answers[2]
+
+    hop, _ = judged(image_source(tmp_path, photos()), change)
+    assert hop.status == "differs"
+    assert "of 12 rows were answered" in hop.reason

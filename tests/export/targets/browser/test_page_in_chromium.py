@@ -1,0 +1,141 @@
+"""The exported page in a real Chromium: its hop, planted faults, and its use from the disk."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slipway.artifacts.certificate import Hop, read_certificate
+from slipway.export.targets.browser.export import write_browser
+from slipway.export.targets.browser.hop import run_browser_hop
+from slipway.export.targets.exported import ExportSource
+from slipway.inputs.images import array_from_bytes
+from slipway.system.errors import ParityError
+from tests.export.targets.browser.runtimes import needs_browser, real_runtime
+from tests.export.targets.sources import image_source, photo, photos, table_source
+from tests.serving.browser import Tab, browsing
+from tests.serving.bundles import CONTRACT, LABELS, probabilities
+
+pytestmark = [pytest.mark.nightly(seconds=60), needs_browser]
+FLATTEN = "const image = await decode(bytes, contract);"
+BY_CANVAS = """
+    const image = await (async () => {
+      const bitmap = await createImageBitmap(new Blob([bytes]));
+      const canvas = document.createElement("canvas");
+      [canvas.width, canvas.height] = SIZE;
+      const context = canvas.getContext("2d", OPTIONS);
+      context.drawImage(bitmap, 0, 0, ...SIZE);
+      const rgba = context.getImageData(0, 0, ...SIZE).data;
+      return { width: canvas.width, height: canvas.height, rgba };
+    })();
+"""
+
+
+def by_canvas(size: str, options: str) -> tuple[str, str]:
+    return FLATTEN, BY_CANVAS.replace("SIZE", size).replace("OPTIONS", options)
+
+
+FAULTS = {
+    "canvas resize": by_canvas("[contract.size_px, contract.size_px]", "{}"),
+    "swapped channels": ("pixels[3 * pixel] = red;", "pixels[3 * pixel] = blue;"),
+    # Without alpha, a canvas keeps the colours times their alpha.
+    "premultiplied alpha": by_canvas("[bitmap.width, bitmap.height]", "{ alpha: false }"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_of_preprocessing_is_refused_with_the_hop_named(
+    fault: str, tmp_path: Path
+) -> None:
+    before, after = FAULTS[fault]
+
+    def planted(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
+        script = folder / "images.js"
+        assert before in script.read_text()
+        script.write_text(script.read_text().replace(before, after))
+        return run_browser_hop(folder, source)
+
+    source, out = image_source(tmp_path, photos()), tmp_path / "page"
+    with pytest.raises(ParityError, match="hop browser differs: preprocessing") as refusal:
+        write_browser(out, source, real_runtime(), planted)
+    assert "rows became other inputs" in str(refusal.value)
+    assert not out.exists()
+
+
+def test_the_page_answers_images_as_the_certified_graph_and_measures_jpeg(tmp_path: Path) -> None:
+    jpegs = [photo(90 + row, (64 + row, 48), "JPEG") for row in range(8)]
+    source = image_source(tmp_path, [*photos(), *jpegs])
+    record = write_browser(tmp_path / "page", source, real_runtime())
+    assert record.certified
+    assert record.hop.rows == 20
+    assert record.hop.flipped == []
+    assert record.hop.max_difference is not None
+    assert record.hop.max_difference <= 1e-5
+    assert record.facts["jpeg"]["rows"] == 8
+    assert record.facts["jpeg"]["max_levels"] <= 3
+    certificate = read_certificate(tmp_path / "page/certificate.json")
+    assert certificate.hops[-1] == record.hop
+    assert certificate.bundle_digest == source.bundle.digest
+
+
+def test_the_page_answers_rows_of_a_table_as_the_certified_graph(tmp_path: Path) -> None:
+    record = write_browser(tmp_path / "page", table_source(tmp_path), real_runtime())
+    assert record.certified
+    assert record.facts["rows_with_equal_inputs"] == 20
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_the_page_answers_from_the_disk_without_any_connection(
+    is_table: bool, tmp_path: Path
+) -> None:
+    source = table_source(tmp_path) if is_table else image_source(tmp_path, photos())
+    write_browser(tmp_path / "page", source, real_runtime())
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(photo(5, (40, 30)))
+
+    async def use(tab: Tab) -> str:
+        await tab.open((tmp_path / "page/index.html").as_uri())
+        await tab.wait_for("document.getElementById('state').dataset.state === 'ready'")
+        if is_table:
+            await tab.run("document.getElementById('row').requestSubmit()")
+        else:
+            await tab.choose_files("#file", picture)
+        await tab.wait_for("document.querySelector('#answer .label')")
+        assert await tab.run("document.querySelectorAll('#hops tr').length") == 2
+        assert "Certified" in await tab.run("document.getElementById('verdict').textContent")
+        blocked = "fetch('https://example.invalid/').then(() => 'sent', () => 'blocked')"
+        label = await tab.text("#answer .label")
+        assert tab.complaints == []
+        assert all(url.startswith(("file:", "blob:file:", "blob:null")) for url in tab.requested)
+        assert await tab.run(blocked) == "blocked"
+        return label
+
+    async def main() -> str:
+        async with browsing(tmp_path / "profile") as tab:
+            return await use(tab)
+
+    label = asyncio.run(asyncio.wait_for(main(), 120))
+    if not is_table:
+        pixels = array_from_bytes(picture.read_bytes(), CONTRACT)
+        assert label == LABELS[int(probabilities(pixels[np.newaxis]).argmax())]
+    assert label in LABELS
+
+
+def test_the_page_names_a_file_that_it_cannot_read(tmp_path: Path) -> None:
+    write_browser(tmp_path / "page", image_source(tmp_path, photos()), real_runtime())
+    picture = tmp_path / "picture.webp"
+    Image.new("RGB", (9, 9)).save(picture)
+
+    async def main() -> str:
+        async with browsing(tmp_path / "profile") as tab:
+            await tab.open((tmp_path / "page/index.html").as_uri())
+            await tab.wait_for("document.getElementById('state').dataset.state === 'ready'")
+            await tab.choose_files("#file", picture)
+            await tab.wait_for("document.getElementById('state').dataset.state === 'failed'")
+            return await tab.text("#state")
+
+    said = asyncio.run(asyncio.wait_for(main(), 120))
+    assert said == "the file is neither PNG nor JPEG; expected one of these. Convert it to PNG."

@@ -1,0 +1,198 @@
+"""The page's JavaScript against Slipway's own preprocessing, in Node: PNGs of every kind."""
+
+import base64
+import io
+import itertools
+import json
+import random
+import shutil
+import struct
+import subprocess
+import zlib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slipway.inputs.images import ImageContract, array_from_bytes
+from slipway.system.errors import ImageError
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        shutil.which("node") is None,
+        reason="there is no Node here (Debian: apt-get install nodejs)",
+    ),
+]
+PAGE = files("slipway.export.targets.browser") / "page"
+MODES = ("stretch", "crop", "pad")
+FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
+# Decodes each case, one JSON object a line, and prints its pixels in base64 or its error.
+SCRIPT = """
+const fs = require('fs');
+require(process.argv[2]);
+(async () => {
+  for (const line of fs.readFileSync(process.argv[3], 'utf8').trim().split('\\n')) {
+    const { contract, png } = JSON.parse(line);
+    try {
+      const pixels = await slipway.images.fromBytes(
+        new Uint8Array(Buffer.from(png, 'base64')), contract);
+      console.log(Buffer.from(pixels).toString('base64'));
+    } catch (error) { console.log('error: ' + error.message); }
+  }
+})();
+"""
+
+
+def contract_of(mode: str, interpolation: str, channels: int, size_px: int = 12) -> ImageContract:
+    return ImageContract.model_validate(
+        {
+            "kind": "images",
+            "transform": None,
+            "size_px": size_px,
+            "channels": channels,
+            "resize_mode": mode,
+            "interpolation": interpolation,
+            "max_pixels": 10_000,
+        }
+    )
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    body = kind + content
+    return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+
+def raw_png(
+    colour_type: int,
+    depth: int,
+    size: tuple[int, int],
+    chance: random.Random,
+    is_interlaced: bool = False,
+    extra: bytes = b"",
+) -> bytes:
+    """A PNG of random samples with random filters, also of kinds that Pillow does not write."""
+    width, height = size
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour_type]
+    passes = [(0, 0, 1, 1)]
+    if is_interlaced:
+        passes = [
+            *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
+            *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
+        ]
+    lines = b""
+    for left, top, dx, dy in passes:
+        columns, rows = len(range(left, width, dx)), len(range(top, height, dy))
+        for _ in range(rows if columns else 0):
+            lines += bytes([chance.randrange(5)]) + chance.randbytes((columns * bits + 7) // 8)
+    palette = chunk(b"PLTE", chance.randbytes(3 << depth)) if colour_type == 3 else b""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, is_interlaced)
+    return b"".join(
+        [
+            *(b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", header), palette, extra),
+            *(chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b"")),
+        ]
+    )
+
+
+def in_node(folder: Path, cases: list[tuple[ImageContract, bytes]]) -> list[str]:
+    script, given = folder / "decode.js", folder / "cases.jsonl"
+    script.write_text(SCRIPT)
+    given.write_text(
+        "\n".join(
+            json.dumps(
+                {"contract": contract.model_dump(), "png": base64.b64encode(payload).decode()}
+            )
+            for contract, payload in cases
+        )
+    )
+    command = ["node", str(script), str(PAGE / "images.js"), str(given)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout.splitlines()
+
+
+def differing(folder: Path, cases: list[tuple[ImageContract, bytes]]) -> list[Any]:
+    """The cases whose pixels, or whose refusals, differ from ours."""
+    found = in_node(folder, cases)
+    assert len(found) == len(cases)
+    wrong: list[Any] = []
+    for number, ((contract, payload), answer) in enumerate(zip(cases, found, strict=True)):
+        try:
+            expected = array_from_bytes(payload, contract).ravel()
+        except ImageError as error:
+            if not answer.startswith("error: "):
+                wrong.append((number, str(error), "no error"))
+            continue
+        if answer.startswith("error: "):
+            wrong.append((number, "pixels", answer))
+            continue
+        pixels = np.frombuffer(base64.b64decode(answer), np.uint8)
+        if not np.array_equal(pixels, expected):
+            worst = int(np.abs(pixels.astype(int) - expected).max())
+            wrong.append((number, contract.resize_mode, contract.interpolation, worst))
+    return wrong
+
+
+def test_the_page_decodes_every_kind_of_png_to_our_pixels(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    kinds = [
+        *((0, depth) for depth in (1, 2, 4, 8, 16)),
+        *((3, depth) for depth in (1, 2, 4, 8)),
+        *((kind, depth) for kind in (2, 4, 6) for depth in (8, 16)),
+    ]
+    cases = []
+    for (colour_type, depth), is_interlaced, channels in itertools.product(
+        kinds, (False, True), (1, 3)
+    ):
+        size = (chance.randrange(1, 40), chance.randrange(1, 40))
+        mode, interpolation = chance.choice(MODES), chance.choice(FILTERS)
+        png = raw_png(colour_type, depth, size, chance, is_interlaced)
+        cases.append((contract_of(mode, interpolation, channels), png))
+    assert differing(tmp_path, cases) == []
+
+
+def test_the_page_treats_transparent_colours_and_orientations_as_we_do(tmp_path: Path) -> None:
+    chance, cases = random.Random(6), []
+    transparent = {0: b"\0\1", 2: b"\0\1\0\2\0\3", 3: b"\x00\x80\xff\x10"}
+    for colour_type, depth in ((0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (2, 8), (3, 4), (3, 8)):
+        extra = chunk(b"tRNS", transparent[colour_type])
+        png = raw_png(colour_type, depth, (17, 11), chance, extra=extra)
+        cases += [(contract_of("stretch", "bilinear", channels), png) for channels in (1, 3)]
+    for orientation in range(1, 9):
+        picture = Image.fromarray(
+            np.frombuffer(chance.randbytes(13 * 7 * 3), np.uint8).reshape(7, 13, 3)
+        )
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        stream = io.BytesIO()
+        picture.save(stream, "PNG", exif=exif)
+        cases.append((contract_of("pad", "bicubic", 3), stream.getvalue()))
+    assert differing(tmp_path, cases) == []
+
+
+def test_the_page_resizes_to_our_pixels_by_every_mode_and_filter(tmp_path: Path) -> None:
+    chance, cases = random.Random(7), []
+    for mode, interpolation, _ in itertools.product(MODES, FILTERS, range(6)):
+        size = (chance.randrange(1, 90), chance.randrange(1, 90))
+        contract = contract_of(mode, interpolation, chance.choice((1, 3)), chance.choice((8, 33)))
+        cases.append((contract, raw_png(2, 8, size, chance)))
+    assert differing(tmp_path, cases) == []
+
+
+def test_the_page_refuses_damaged_files_in_three_parts(tmp_path: Path) -> None:
+    chance = random.Random(8)
+    whole = raw_png(2, 8, (20, 20), chance)
+    flipped = bytearray(whole)
+    flipped[60] ^= 1
+    webp = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(webp, "WEBP")
+    broken = [b"", whole[: len(whole) // 2], bytes(flipped), webp.getvalue()]
+    broken.append(raw_png(0, 8, (200, 200), chance))  # more than max_pixels
+    found = in_node(tmp_path, [(contract_of("stretch", "bilinear", 3), one) for one in broken])
+    for answer in found:
+        assert answer.startswith("error: "), answer
+        assert "; expected " in answer
+        assert answer.endswith(".")
