@@ -449,7 +449,11 @@ class TrainParams(ParamsSection):
     # Action for a step whose loss or gradient is NaN or infinite. Such a step never changes a
     # weight.
     on_nonfinite: Literal["fail", "skip"]
+    # Action for a step whose loss lies 6 standard deviations above that of the last 128 steps.
+    # rewind: back to the newest checkpoint as well. null: none.
+    on_loss_spike: Literal["skip", "rewind"] | None
     max_skipped_steps: NotNegativeInt  # of the whole run; one more fails it
+    repeat_every_steps: Positive | None  # a repeated step must give equal bits; null: never
     # true: an operation without a deterministic kernel fails; warn: it runs, with a warning.
     deterministic: Literal["warn"] | bool
     compile: bool  # torch.compile; needs a C++ compiler, or triton on a GPU

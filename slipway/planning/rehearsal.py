@@ -39,6 +39,8 @@ class Rehearsal:
         placement = _in_one_process(placement)
         prepare_process(params, placement, network)
         self.batches = training_batches(data, params, shape, 0, seed, on_gpu=self._on_gpu)
+        # The steps of a rehearsal have no trainer.
+        params = params.model_copy(update={"on_loss_spike": None, "repeat_every_steps": None})
         self.module = training_module(network, params, seed, data, self.batches).to(self.device)
         self.optimizer = self.module.configure_optimizers()["optimizer"]
         half_dtypes = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

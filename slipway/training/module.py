@@ -21,6 +21,7 @@ from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses, l1_penalty
 from slipway.training.recipe.nonfinite import NonFiniteGuard
 from slipway.training.recipe.optimizers import optimizer_and_schedule, optimizer_names
+from slipway.training.recipe.repeated_step import check_equal_bits, check_equal_weights
 from slipway.training.recipe.weight_average import average_running_statistics
 
 
@@ -68,19 +69,41 @@ class TrainingModule(pl.LightningModule):
         # Dropout depends only on (seed, epoch, batch, rank), so a resumed run draws the same.
         # Ranks that compute the same rows draw the same, too.
         rank = 0 if self._shares_rows else self.global_rank
-        torch.manual_seed(_derived_seed(self._seed, self.current_epoch, batch_index, rank))
+        seed = _derived_seed(self._seed, self.current_epoch, batch_index, rank)
+        self._repeat_if_due(batch, seed)
+        torch.manual_seed(seed)
         self.nonfinite_guard.start_batch()
+        # Spikes are judged over all batches of a step.
+        accumulated = self.trainer.accumulate_grad_batches if self._params.on_loss_spike else 1
+        losses = self._row_losses(batch)
+        mean = self.nonfinite_guard.checked_mean(losses, batch, accumulated)
+        return mean + l1_penalty(self.network, self._params.l1)
+
+    def _row_losses(self, batch: Batch) -> Tensor:
+        """Return the weighted losses (B,) of a batch, from the forward pass on."""
         inputs = batch.inputs
         if batch.changes is not None:
             inputs = augment_batch(inputs, batch.changes)
         # Weights are relative to the mean of all training rows, not of the batch: a step then does
         # not depend on how its rows are divided over processes.
         answers = self.network(inputs)
-        losses = self._losses(answers, batch.targets, batch.mixing, batch.soft) * (
-            batch.weights / self._mean_weight
-        )
-        mean = self.nonfinite_guard.checked_mean(losses, batch)
-        return mean + l1_penalty(self.network, self._params.l1)
+        losses: Tensor = self._losses(answers, batch.targets, batch.mixing, batch.soft)
+        return losses * (batch.weights / self._mean_weight)
+
+    def _repeat_if_due(self, batch: Batch, seed: int) -> None:
+        """Check every so many steps that the same pass gives the same bits."""
+        every = self._params.repeat_every_steps
+        if every is None or (self.trainer.global_step + 1) % every:
+            return
+        step = f"step {self.trainer.global_step + 1} (epoch {self.current_epoch + 1})"
+
+        def mean_loss() -> Tensor:
+            torch.manual_seed(seed)
+            return self._row_losses(batch).mean()
+
+        if num_ranks() > 1:
+            check_equal_weights(self.network, step)
+        check_equal_bits(self.network, mean_loss, step)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> None:
         self.nonfinite_guard.before_step(self.trainer)

@@ -22,7 +22,8 @@ WITHOUT_EFFECT = (
     *("batch_size", "max_batch_per_device", "shuffle", "shuffle_buffer_mib"),
     *("optimizer", "momentum", "nesterov", "weight_decay", "l1"),
     *("schedule", "warmup_epochs", "step_epochs", "step_factor", "gradient_clip_norm"),
-    *("num_workers", "deterministic", "on_nonfinite", "max_skipped_steps"),
+    *("num_workers", "deterministic", "on_nonfinite", "on_loss_spike"),
+    *("max_skipped_steps", "repeat_every_steps"),
     *("checkpoint_every_epochs", "checkpoint_every_minutes", "log_every_steps"),
 )
 _LINES = 10  # of progress

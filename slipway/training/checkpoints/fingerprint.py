@@ -31,6 +31,7 @@ HOW_IT_RUNS = frozenset(
         "log_every_steps",
         "log_histograms_every_epochs",
         "loggers",
+        "repeat_every_steps",
     }
 )
 _PACKAGES = ("deepspeed", "lightgbm", "numpy", "pytorch-lightning", "tabm", "timm", "torch")

@@ -107,6 +107,55 @@ class Resumption(pl.Callback):
                 self._store.folder(self.position),
             )
 
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Go back to the newest checkpoint after a loss spike, if the params say so."""
+        if pl_module.nonfinite_guard.take_rewind():
+            self._rewind(trainer, pl_module)
+
+    def _rewind(self, trainer: pl.Trainer, module: Any) -> None:
+        """Restore weights, optimizer and averages of the newest checkpoint.
+
+        The position stays: the steps since then are left out. Raises TrainingError if the ranks
+        find different checkpoints.
+        """
+        saved, problems = self._store.newest()
+        position = saved.position if saved else None
+        if (first := trainer.strategy.broadcast(position)) != position:
+            raise TrainingError(
+                f"rank {trainer.global_rank} would go back to {position}, rank 0 to {first}. "
+                "All nodes need the project on one shared file system."
+            )
+        if saved is None or position is None:
+            if trainer.is_global_zero:
+                print("rewound   to nowhere: there is no checkpoint yet; the spike is skipped")
+            return
+        state = consolidated_state(self._store.state(position))
+        module.network.load_state_dict(network_weights(state.weights), strict=True)
+        _restore_optimizer(trainer.optimizers[0], module.optimizer_names, state.optimizer)
+        for average in self._averages:
+            average.load_state_dict(state.rest["callbacks"][average.state_key])
+            average.on_train_start(trainer, module)
+        guard = module.nonfinite_guard
+        guard.load_state_dict({**state.rest["guard"], "num_skipped": guard.num_skipped})
+        restore_rank_state(
+            module,
+            self._averages,
+            trainer.global_rank,
+            trainer.world_size,
+            saved.segments[-1].world_size,
+            self._store.folder(position),
+        )
+        if position.epoch != trainer.current_epoch or position.step == 0:
+            module.train_sums.totals = {}  # those of an earlier epoch
+        if trainer.is_global_zero:
+            first_step = position.total_steps(self._steps_per_epoch) + 1
+            print(
+                f"rewound   to the checkpoint after epoch {position.epoch} and {position.step} "
+                f"steps of the next; steps {first_step} to {trainer.global_step} are left out",
+                *problems,
+                flush=True,
+            )
+
     def _loop_state(self, trainer: pl.Trainer) -> dict[str, Any]:
         return loop_state(trainer, self.position, self._steps_per_epoch, self._num_accumulated)
 

@@ -16,7 +16,22 @@ from slipway.training.distributed.strategies import Placement
 
 
 def check_execution(params: TrainParams, placement: Placement, task: Task) -> None:
-    """Raise ParamsError or UnavailableError if channels_last or compile is not possible here."""
+    """Raise ParamsError or UnavailableError if a setting is not possible here.
+
+    The settings are channels_last, compile, on_loss_spike and repeat_every_steps.
+    """
+    if params.on_loss_spike == "rewind" and placement.strategy not in ("single", "ddp"):
+        raise ParamsError(
+            f"train.on_loss_spike is 'rewind', but strategy {placement.strategy!r} divides the "
+            "state of the training, which is restored only at the start. Use 'skip', or the "
+            "strategy 'single' or 'ddp'."
+        )
+    if params.repeat_every_steps and placement.divides_weights:
+        raise ParamsError(
+            f"train.repeat_every_steps is {params.repeat_every_steps}, but {placement.strategy} "
+            "divides the weights, so no process can run a pass by itself. Use null, or another "
+            "strategy."
+        )
     if params.channels_last is True:
         if not kind_of(task).input.has_pixels:
             raise ParamsError(

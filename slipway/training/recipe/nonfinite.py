@@ -5,7 +5,7 @@ the gradient once per optimizer step, which is all that the host waits for; with
 the result of DeepSpeed's own check. A non-finite loss makes its gradient NaN, and the reduction of
 gradients spreads it, so all ranks reach the same result. They communicate only to list the rows. In
 float16 an overflowing gradient is left to the loss scaler, as long as the losses are finite and the
-scale can be lowered.
+scale can be lowered. A loss spike is skipped in the same way, by a NaN in place of its gradient.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from slipway.system.errors import TrainingError
 from slipway.training.batches.batches import Batch
 from slipway.training.distributed.collectives import gather_objects
 from slipway.training.distributed.shards import by_division, total_norm
+from slipway.training.recipe.loss_spikes import WINDOW, LossWindow, mean_over_ranks
 
 # DeepSpeed's floor. torch's scaler has none, and would sink until nothing is left of the gradient.
 _MIN_LOSS_SCALE = 1.0
@@ -52,7 +53,7 @@ class NonFiniteGuard:
     """Checks every optimizer step of one training; `ids` are those of the training rows."""
 
     def __init__(self, network: nn.Module, params: TrainParams, ids: Sequence[str]) -> None:
-        self.num_skipped = 0  # steps of the whole run with a non-finite loss or gradient
+        self.num_skipped = 0  # steps of the whole run that changed no weight
         self.skipped_last_step = False
         # () of the last step before clipping, on the device; None with DeepSpeed
         self.gradient_norm: Tensor | None = None
@@ -62,12 +63,21 @@ class NonFiniteGuard:
         self._batches: list[BatchLosses] = []
         self._is_finite = True  # the gradient of the last step, without DeepSpeed
         self._scaler = _LossScaler(None)
+        self._window = LossWindow()
+        self._step_loss = 0.0  # of the last step, if spikes are looked for
+        self._spike: str | None = None  # description, if the step is one
+        self._rewinds = False
 
-    def state_dict(self) -> dict[str, int]:
-        return {"num_skipped": self.num_skipped}
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_skipped": self.num_skipped, "losses": self._window.values()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.num_skipped = state["num_skipped"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_skipped, self._window = state["num_skipped"], LossWindow(state["losses"])
+
+    def take_rewind(self) -> bool:
+        """Return True once after a spike, if the training has to go back to a checkpoint."""
+        wanted, self._rewinds = self._rewinds, False
+        return wanted
 
     def start_batch(self) -> None:
         """Save the running statistics before the first forward pass of a step changes them."""
@@ -78,13 +88,19 @@ class NonFiniteGuard:
             self._saved_buffers = [buffer.clone() for buffer in self._buffers]
         _copy(self._buffers, self._saved_buffers)
 
-    def checked_mean(self, losses: Tensor, batch: Batch) -> Tensor:
+    def checked_mean(self, losses: Tensor, batch: Batch, num_accumulated: int = 1) -> Tensor:
         """Return the mean of losses (B,) as a scalar, with a NaN gradient if it is not finite.
 
-        An infinite loss alone may have a finite gradient.
+        An infinite loss alone may have a finite gradient. The gradient of a loss spike is NaN, too;
+        all ranks find it in the last of the `num_accumulated` batches of a step.
         """
         self._batches.append(BatchLosses(losses.detach(), batch.counted, batch.rows))
         mean = losses.mean()
+        if self._params.on_loss_spike and len(self._batches) == num_accumulated:
+            self._step_loss = mean_over_ranks([batch.losses for batch in self._batches])
+            self._spike = self._window.describe_spike(self._step_loss)
+            if self._spike is not None:
+                return mean * torch.nan
         return mean * torch.where(torch.isfinite(mean.detach()), 1.0, torch.nan)
 
     def discard(self) -> None:
@@ -123,19 +139,31 @@ class NonFiniteGuard:
             return []
         batches, self._batches = self._batches, []
         self.skipped_last_step = not self._was_applied(trainer)
+        spike, self._spike = self._spike, None
         if not self.skipped_last_step:
+            if self._params.on_loss_spike:
+                self._window.add(self._step_loss)
             return batches
         assert self._buffers is not None
         _copy(self._saved_buffers, self._buffers)
         step = f"step {trainer.global_step + 1} (epoch {trainer.current_epoch + 1})"
         bad = self._find_bad_rows(batches)
+        if spike is not None:
+            self._scaler.restore()
+            self._rewinds = self._params.on_loss_spike == "rewind"
+            self._count_skip(trainer, _describe_spike(bad, step, self._step_loss, spike))
+            return []
         if self._scaler.scales and not bad.has_bad_loss:
             if self._scaler.value <= _MIN_LOSS_SCALE:
                 raise TrainingError(_describe_overflow(bad, step, self._scaler.value))
             return batches  # their losses are fine, and the scaler has lowered its scale
         self._scaler.restore()
-        self.num_skipped += 1
-        self._skip_or_fail(trainer, _describe_nonfinite(bad, step))
+        message = _describe_nonfinite(bad, step)
+        if self._params.on_nonfinite == "fail":
+            raise TrainingError(
+                f"{message} {_REMEDIES}, or skip such steps: train.on_nonfinite: skip."
+            )
+        self._count_skip(trainer, message)
         return []
 
     def _was_applied(self, trainer: Trainer) -> bool:
@@ -143,12 +171,9 @@ class NonFiniteGuard:
             return bool(trainer.strategy.deepspeed_engine.was_step_applied())
         return self._is_finite
 
-    def _skip_or_fail(self, trainer: Trainer, message: str) -> None:
+    def _count_skip(self, trainer: Trainer, message: str) -> None:
+        self.num_skipped += 1
         limit = self._params.max_skipped_steps
-        if self._params.on_nonfinite == "fail":
-            raise TrainingError(
-                f"{message} {_REMEDIES}, or skip such steps: train.on_nonfinite: skip."
-            )
         if self.num_skipped > limit:
             raise TrainingError(
                 f"{message} The run has skipped {self.num_skipped} steps, expected at most "
@@ -211,6 +236,13 @@ def _describe_nonfinite(bad: _BadStep, step: str) -> str:
             f"rows are; their ids are {ids}."
         )
     return f"{what} No weight was changed by this step."
+
+
+def _describe_spike(bad: _BadStep, step: str, loss: float, spike: str) -> str:
+    return (
+        f"the loss {loss:.4g} of {step} is {spike} {WINDOW} steps; the ids of its rows are "
+        f"{_list_ids(bad.ids)}. No weight was changed by this step."
+    )
 
 
 def _describe_overflow(bad: _BadStep, step: str, scale: float) -> str:

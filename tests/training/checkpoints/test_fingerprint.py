@@ -48,6 +48,7 @@ def test_changed_parameter_changes_the_fingerprint(project: Path, train: dict[st
         {"num_workers": 3},
         {"max_batch_per_device": 8},
         {"checkpoint_every_minutes": None},
+        {"repeat_every_steps": 5},
     ],
 )
 def test_the_process_layout_does_not_change_the_fingerprint(

@@ -159,8 +159,9 @@ def test_an_infinite_loss_whose_gradient_is_finite_changes_nothing() -> None:
     module = _module()
     plain = module.nonfinite_guard.checked_mean
 
-    def infinite_in_step_1(losses: Tensor, batch: Batch) -> Tensor:
-        return plain(losses + (torch.inf if module.global_step == 1 else 0.0), batch)
+    def infinite_in_step_1(losses: Tensor, batch: Batch, num_accumulated: int = 1) -> Tensor:
+        added = torch.inf if module.global_step == 1 else 0.0
+        return plain(losses + added, batch, num_accumulated)
 
     module.nonfinite_guard.checked_mean = infinite_in_step_1  # type: ignore[method-assign]
     assert _fit(module)[0] == [True, False, True]
@@ -237,8 +238,8 @@ def test_the_number_of_skipped_steps_is_in_the_checkpoint() -> None:
     module = _module(max_skipped_steps=1)
     checkpoint: dict[str, Any] = {}
     module.on_save_checkpoint(checkpoint)
-    assert checkpoint["guard"] == {"num_skipped": 0}
-    module.on_load_checkpoint({"guard": {"num_skipped": 1}})
+    assert checkpoint["guard"] == {"num_skipped": 0, "losses": []}
+    module.on_load_checkpoint({"guard": {"num_skipped": 1, "losses": []}})
     with pytest.raises(TrainingError, match="has skipped 2 steps"):
         _fit(_with_bad_gradient(module, {0}))
 

@@ -1,0 +1,89 @@
+"""A repeated step gives equal bits, or ends the training."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from slipway.system.errors import ParamsError, TrainingError
+from slipway.training.distributed.execution import check_execution
+from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.recipe.repeated_step import check_equal_bits, check_equal_weights
+from tests.project_params import PROJECT
+from tests.training.recipe.test_nonfinite import _fit, _module
+
+
+class _Drifting(nn.Module):
+    """A layer whose weight seems to change a little from the second call on."""
+
+    def __init__(self, error: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.dropout = nn.Dropout(0.5)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+        self.num_calls, self._error = 0, error
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.num_calls += 1
+        self.calls += 1
+        wrong = self._error if self.num_calls > 1 else 0.0
+        answers: Tensor = self.dropout(self.layer(inputs))
+        return answers + wrong * self.layer.weight[0, 0]
+
+
+def _check(network: nn.Module) -> None:
+    def mean_loss() -> Tensor:
+        torch.manual_seed(1)
+        answers: Tensor = network(torch.ones(2, 4))
+        return answers.square().mean()
+
+    check_equal_bits(network, mean_loss, "step 40 (epoch 2)")
+
+
+def test_equal_passes_pass_and_leave_no_trace() -> None:
+    network = _Drifting(error=0.0)
+    _check(network)
+    assert network.num_calls == 2
+    assert network.get_buffer("calls") == 0
+    assert network.layer.weight.grad is None
+
+
+def test_a_pass_that_gives_other_bits_ends_the_training() -> None:
+    with pytest.raises(
+        TrainingError,
+        match=r"step 40 \(epoch 2\), repeated on .*, gave other bits: the .* differs in .* of .* "
+        r"numbers, expected none\. No weight was changed",
+    ):
+        _check(_Drifting(error=1e-3))
+
+
+def test_a_loss_that_is_nan_twice_has_equal_bits() -> None:
+    network = _Drifting(error=0.0)
+    nn.init.constant_(network.layer.weight, torch.nan)
+    _check(network)
+
+
+def test_half_precision_repeats_its_casts() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        _check(_Drifting(error=0.0))
+
+
+def test_a_single_process_has_no_other_weights() -> None:
+    check_equal_weights(_Drifting(error=0.0), "step 1 (epoch 1)")
+
+
+def test_repeated_steps_change_no_bit_of_the_training() -> None:
+    plain, repeating = _module(), _module(repeat_every_steps=2)
+    for module in (plain, repeating):
+        _fit(module)
+    weights = (module.network.state_dict().values() for module in (plain, repeating))
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+def test_divided_weights_cannot_be_repeated() -> None:
+    params = PROJECT.train.model_copy(
+        update={"repeat_every_steps": 10, "strategy": "fsdp", "precision": "32-true"}
+    )
+    placement = place(params, TrainingHost(num_gpus=0, has_bfloat16=False, launch=None))
+    with pytest.raises(ParamsError, match=r"repeat_every_steps is 10, but fsdp.*Use null"):
+        check_execution(params, placement, "image_classification")

@@ -1,0 +1,52 @@
+"""A slow rank is named after three measurements in a row."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipway.training.telemetry.rank_times import RankTime, SlowRankFinder
+from tests.training.conftest import write_project
+from tests.training.real_runs import run_training
+
+
+def _times(*own_ms: float) -> list[RankTime]:
+    return [RankTime(f"node{rank}", 10.0, own - 10.0) for rank, own in enumerate(own_ms)]
+
+
+def test_a_rank_that_is_slow_three_times_in_a_row_is_named_once() -> None:
+    finder, slow = SlowRankFinder(), _times(100.0, 100.0, 260.0, 110.0)
+    assert [finder.add(slow) for _ in range(2)] == [None, None]
+    assert finder.add(slow) == (
+        "rank 2 on node2 takes 260.0 ms of a step by itself (waiting for batches 10.0 ms, forward "
+        "pass 250.0 ms), the other ranks 100.0 ms (median), and they wait for it"
+    )
+    assert finder.add(slow) is None
+
+
+def test_ranks_that_take_turns_or_are_nearly_equal_are_not_named() -> None:
+    finder = SlowRankFinder()
+    for own in [(100.0, 200.0), (200.0, 100.0)] * 5:
+        assert finder.add(_times(*own)) is None
+    for _ in range(5):
+        assert finder.add(_times(100.0, 149.0)) is None
+
+
+def test_a_rank_that_recovers_and_slows_down_again_is_named_again() -> None:
+    finder, found = SlowRankFinder(), []
+    for own in [(100.0, 200.0)] * 3 + [(100.0, 100.0)] + [(100.0, 200.0)] * 3:
+        found.append(finder.add(_times(*own)))
+    assert sum(one is not None for one in found) == 2
+
+
+@pytest.mark.nightly(seconds=60)
+def test_the_run_log_has_the_times_of_each_rank(tmp_path: Path) -> None:
+    project = write_project(tmp_path, epochs=2, devices=2, log_every_steps=2)
+    assert run_training(project).returncode == 0
+    lines = (project / ".work/log/train.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    measured = [event["ranks"] for event in events if event["event"] == "ranks"]
+    assert measured
+    for ranks in measured:
+        assert [set(rank) for rank in ranks] == [{"host", "wait_ms", "forward_ms"}] * 2
+        assert all(rank["forward_ms"] > 0 for rank in ranks)
