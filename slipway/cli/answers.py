@@ -63,13 +63,23 @@ def predict(
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=3000, show_default=True)
+@click.option("--models", type=click.Path(path_type=Path), help="Serve the models of this file.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def serve(host: str, port: int, options: tuple[str, ...]) -> None:
+def serve(host: str, port: int, models: Path | None, options: tuple[str, ...]) -> None:
     """Start the service of the project in the working directory.
 
     Settings are SLIPWAY_ variables of the environment, then those of serving.env. OPTIONS go to
     `bentoml serve`, which does the same without looking at serving.env.
+
+    With --models, several projects answer at one address, each below /models/NAME/.
     """
+    if models:
+        if options:
+            raise click.UsageError(f"--models takes no further options, found {options[0]}")
+        from slipway.serving.gateway.serve import serve_models
+
+        serve_models(models, host, port)
+        return
     from slipway.serving.process.launch import launch
 
     launch(host, port, [*(["--quiet"] if is_quiet() else []), *options])

@@ -23,6 +23,7 @@ PREFIX = "SLIPWAY_"
 # The project, where a command starts. BentoML imports the service in the `src` of a built bento.
 ROOT = Path.cwd()
 
+_MODEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 # Set by Kubernetes for a Service whose name begins with `slipway`, or by users who want a port.
 _SERVICE_LINK = re.compile(r"SLIPWAY_(HOST|PORT|(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_\w+))")
 _LINK_HINT = (
@@ -76,6 +77,16 @@ class SettingsSection(BaseSettings):
     )
 
 
+def checked_model_name(name: str) -> str:
+    """Return a name that is one part of a URL without escapes. ValueError for any other."""
+    if not _MODEL_NAME.fullmatch(name) or name == "stats":
+        raise ValueError(
+            f"{name!r} is no name of a model, expected letters, digits, `.`, `_` and `-`, at most "
+            "64 of them, with a letter or digit at both ends; `stats` is an address of the protocol"
+        )
+    return name
+
+
 AnySection = TypeVar("AnySection", bound=SettingsSection)
 
 
@@ -87,6 +98,8 @@ class Settings(SettingsSection):
     engine: RootedPath = Path("artifacts/engine")
     rebuilt_engine: RootedPath = Path("artifacts/rebuilt_engine")  # built and certified here
     engine_cache: RootedPath = Path(".work/engine_cache")  # of the provider onnxruntime_tensorrt
+    # In the Open Inference Protocol.
+    model_name: Annotated[str, AfterValidator(checked_model_name)] = "slipway"
     state: RootedPath = Path(".work/serving")  # survives a restart: rollout, monitoring
     accept_draft: bool = False  # only for the verify stage, which certifies a running service
     provider: Provider = "auto"

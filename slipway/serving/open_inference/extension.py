@@ -1,6 +1,6 @@
 """The Open Inference Protocol: `/v2`, its health, the model's metadata, and `infer`.
 
-There is one model, `slipway`, in one version at a time: the model that answers `/predict`.
+There is one model, SLIPWAY_MODEL_NAME, in one version at a time: the model that answers `/predict`.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ from slipway.serving.schemas import ANYTHING, ERROR_FIELDS, TEXT, ImageApi, inpu
 from slipway.serving.worker import ModelWorker
 
 Result = TypeVar("Result")
-MODEL = "slipway"
+_BACKEND = "slipway"
 _EXTENSIONS = [
     "binary_tensor_data",
     "classification",
@@ -165,10 +165,11 @@ class WorkerThread:
 def protocol_routes(worker: ModelWorker, thread: WorkerThread) -> Routes:
     """Return `/v2` and all routes below it. Large messages are converted on `thread`."""
     protocol = _Protocol(worker, thread)
+    name = worker.settings.model_name
 
     async def server(request: Request) -> Response:
         version = worker.model.version if worker.model else ""
-        return json_response({"name": MODEL, "version": version, "extensions": _EXTENSIONS})
+        return json_response({"name": _BACKEND, "version": version, "extensions": _EXTENSIONS})
 
     async def live(request: Request) -> Response:
         return json_response({"live": True})
@@ -186,7 +187,9 @@ def protocol_routes(worker: ModelWorker, thread: WorkerThread) -> Routes:
         ),
         "/v2/repository/index": Route(("POST",), protocol.index, "caller", always(_INDEX)),
         # To answer that there is no such model.
-        "/v2/*": Route((*READING, "POST"), _refuse_path, "caller", always(_BELOW), is_unknown=True),
+        "/v2/*": Route(
+            (*READING, "POST"), protocol.refuse_path, "caller", always(_BELOW), is_unknown=True
+        ),
     }
     for path, methods, handler, words in (
         ("", READING, protocol.metadata, always(_METADATA)),
@@ -197,25 +200,11 @@ def protocol_routes(worker: ModelWorker, thread: WorkerThread) -> Routes:
     ):
         is_probe = path == "/ready"
         route = Route(methods, protocol.of_model(handler), "caller", words, is_probe=is_probe)
-        routes[f"/v2/models/{MODEL}{path}"] = route
-        routes[f"/v2/models/{MODEL}/versions/*{path}"] = replace(
+        routes[f"/v2/models/{name}{path}"] = route
+        routes[f"/v2/models/{name}/versions/*{path}"] = replace(
             route, describe=partial(_describe_versioned, words)
         )
     return {path: replace(route, error_shape=_ERROR_SHAPE) for path, route in routes.items()}
-
-
-async def _refuse_path(request: Request) -> Response:
-    parts = request.path.strip("/").split("/")[1:]
-    name = parts[1] if parts[:1] == ["models"] and len(parts) > 1 else MODEL
-    if name != MODEL:
-        raise Refusal(
-            "unknown_model", f"there is no model {name[:80]!r}, this service has {MODEL!r}"
-        )
-    raise Refusal(
-        "not_found",
-        "there is nothing at this path; known: /v2/health/live, /v2/health/ready, "
-        f"/v2/repository/index, and /v2/models/{MODEL} with config, infer, ready and stats",
-    )
 
 
 class _Protocol:
@@ -224,6 +213,22 @@ class _Protocol:
     def __init__(self, worker: ModelWorker, thread: WorkerThread) -> None:
         self._worker = worker
         self._thread = thread
+        self._name = worker.settings.model_name
+
+    async def refuse_path(self, request: Request) -> Response:
+        """Refuse a path of another model, or one that the protocol lacks."""
+        parts = request.path.strip("/").split("/")[1:]
+        name = parts[1] if parts[:1] == ["models"] and len(parts) > 1 else self._name
+        if name != self._name:
+            raise Refusal(
+                "unknown_model", f"there is no model {name[:80]!r}, this service has {self._name!r}"
+            )
+        raise Refusal(
+            "not_found",
+            "there is nothing at this path; known: /v2/health/live, /v2/health/ready, "
+            f"/v2/repository/index, and /v2/models/{self._name} with config, infer, ready and "
+            "stats",
+        )
 
     def of_model(self, handler: Callable[[Request, ServedModel], Awaitable[Response]]) -> Handler:
         """Return a handler that passes the served model on. Raises Refusal for another version.
@@ -233,12 +238,12 @@ class _Protocol:
 
         async def answer(request: Request) -> Response:
             model = self._worker.require_model()
-            _, named, version = request.path.partition(f"/{MODEL}/versions/")
+            _, named, version = request.path.partition(f"/{self._name}/versions/")
             version = version.split("/")[0]
             if named and version not in (model.version, str(int(model.version, 16))):
                 raise Refusal(
                     "unknown_model",
-                    f"there is no version {version[:80]!r} of {MODEL}, "
+                    f"there is no version {version[:80]!r} of {self._name}, "
                     f"this service has {model.version}",
                 )
             return await handler(request, model)
@@ -247,13 +252,14 @@ class _Protocol:
 
     async def config(self, request: Request, model: ServedModel) -> Response:
         """Return Triton's model configuration."""
-        content = {"name": MODEL, "platform": model.selection.actual.backend, "backend": MODEL}
+        platform = model.selection.actual.backend
+        content = {"name": self._name, "platform": platform, "backend": _BACKEND}
         return json_response(content | configure(model.bundle.manifest))
 
     async def statistics(self, request: Request, model: ServedModel) -> Response:
         """Return Triton's statistics, over all workers and since the service started."""
         metrics = await asyncio.to_thread(self._worker.metrics.collect)
-        return json_response({"model_stats": [summarize(metrics, MODEL, model.version)]})
+        return json_response({"model_stats": [summarize(metrics, self._name, model.version)]})
 
     async def index(self, request: Request) -> Response:
         """Return Triton's list of models; with `ready`, only ready models."""
@@ -265,7 +271,7 @@ class _Protocol:
             raise Refusal("unknown_field", 'expected no body, {} or {"ready": true}', field="body")
         model = self._worker.model
         entry = {
-            "name": MODEL,
+            "name": self._name,
             "version": model.version if model else "",
             "state": "READY" if model else "UNAVAILABLE",
             "reason": "" if model else self._worker.reason,
@@ -274,7 +280,7 @@ class _Protocol:
 
     async def metadata(self, request: Request, model: ServedModel) -> Response:
         content: dict[str, Any] = {
-            "name": MODEL,
+            "name": self._name,
             "versions": [model.version],
             "platform": model.selection.actual.backend,
         }
@@ -282,7 +288,7 @@ class _Protocol:
 
     async def ready(self, request: Request, model: ServedModel) -> Response:
         self._worker.require_ready()
-        return json_response({"name": MODEL, "ready": True})
+        return json_response({"name": self._name, "ready": True})
 
     async def infer(self, request: Request, model: ServedModel) -> Response:
         settings, manifest = self._worker.settings, model.bundle.manifest
@@ -307,7 +313,7 @@ class _Protocol:
         def encode(answer: dict[str, Any]) -> Response | Awaitable[Response]:
             def write() -> Response:
                 outputs = as_outputs(answer, parsed[0], manifest)
-                return response(MODEL, answer["model_version"], parsed[0], outputs)
+                return response(self._name, answer["model_version"], parsed[0], outputs)
 
             return write() if is_quickly_written(answer, manifest) else self._thread.run(write)
 

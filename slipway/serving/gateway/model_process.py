@@ -1,0 +1,176 @@
+"""The service of one model, as a child process that is started again when it ends."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+
+import httpx
+import psutil
+
+from slipway.serving.gateway.models_file import HostedModel
+from slipway.serving.settings import PREFIX
+
+logger = logging.getLogger("slipway.gateway")
+FIRST_DELAY_S, LAST_DELAY_S = 1.0, 60.0  # before the next start
+STEADY_S = 60.0  # a service that ran so long is started again after the first delay
+MEMORY_CHECK_S = 5.0
+STOP_S = 20.0  # from SIGTERM to SIGKILL, beyond the time for draining
+PATIENCE_S = 5.0  # beyond the deadline that the service keeps by itself
+_REASON_LINES = 3
+
+
+class ModelProcess:
+    """Starts, watches and stops the service of one model. All on one event loop."""
+
+    def __init__(self, model: HostedModel) -> None:
+        self.model = model
+        self.port = _free_port()
+        self.reason = "it is starting"  # why there is no answer, if there is none
+        self.num_restarts = 0
+        self.memory_bytes = 0
+        limit = model.settings.max_connections
+        # No retries, no redirects and no cookies: the caller decides about all of them.
+        self.client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.port}",
+            trust_env=False,
+            limits=httpx.Limits(max_connections=limit, max_keepalive_connections=limit),
+            timeout=httpx.Timeout(model.settings.request_timeout_s + PATIENCE_S, pool=0.1),
+        )
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def operators_address(self) -> str:
+        """The URL at which the service answers operators."""
+        settings = self.model.settings
+        if not settings.admin_port:
+            return f"http://127.0.0.1:{self.port}"
+        host = settings.admin_host
+        return f"http://{f'[{host}]' if ':' in host else host}:{settings.admin_port}"
+
+    async def is_ready(self) -> bool:
+        """True if the service says so now."""
+        with contextlib.suppress(httpx.HTTPError):
+            answer = await self.client.get("/readyz", timeout=1.0)
+            return answer.status_code == httpx.codes.OK
+        return False
+
+    async def run(self) -> None:
+        """Keep the service running until this is cancelled; then stop it."""
+        delay = FIRST_DELAY_S
+        clock = asyncio.get_running_loop().time
+        try:
+            while True:
+                started = clock()
+                self.reason = await self._run_once()
+                logger.error("%s: %s; it starts again in %g s", self.model.name, self.reason, delay)
+                await asyncio.sleep(delay)
+                delay = FIRST_DELAY_S if clock() - started > STEADY_S else delay * 2
+                delay = min(delay, LAST_DELAY_S)
+                self.num_restarts += 1
+        finally:
+            await self._stop()
+            await self.client.aclose()
+
+    async def _run_once(self) -> str:
+        """Start the service and wait for its end. Returns why it ended."""
+        command = (
+            *(sys.executable, "-m", "slipway.system.parent_death", str(os.getpid())),
+            *(sys.executable, "-m", "slipway.cli", "serve", "--port", str(self.port)),
+        )
+        # In the folder of the model, so that serving.env and relative paths are its own.
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(PREFIX)
+        }
+        environment[f"{PREFIX}MODEL_NAME"] = self.model.name
+        self._process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=self.model.folder,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # so that its workers can be killed with it
+        )
+        last: deque[str] = deque(maxlen=_REASON_LINES)
+        watch = asyncio.create_task(self._watch_memory(last))
+        assert self._process.stdout
+        try:
+            await self._forward(self._process.stdout, last)
+            code = await self._process.wait()
+        finally:
+            watch.cancel()
+        self.memory_bytes = 0
+        return f"its service ended with exit code {code}: {' '.join(last) or 'it said nothing'}"
+
+    async def _forward(self, output: asyncio.StreamReader, last: deque[str]) -> None:
+        """Write the service's lines with the name of the model in front."""
+        while line := await _next_line(output):
+            if not (text := line.decode(errors="replace").rstrip()):
+                continue
+            last.append(text)
+            print(f"[{self.model.name}] {text}", file=sys.stderr, flush=True)
+
+    async def _watch_memory(self, last: deque[str]) -> None:
+        """End the service if its processes need more memory than the model may have."""
+        assert self._process
+        limit = self.model.max_memory_bytes
+        while True:
+            await asyncio.sleep(MEMORY_CHECK_S)
+            self.memory_bytes = await asyncio.to_thread(memory_of, self._process.pid)
+            if limit is not None and self.memory_bytes > limit:
+                logger.error(
+                    "%s: its processes need %d MiB, the limit is %d MiB (max_memory_mib)",
+                    *(self.model.name, self.memory_bytes >> 20, limit >> 20),
+                )
+                await self._stop()
+                last.append("it needed more memory than max_memory_mib")
+                return
+
+    async def _stop(self) -> None:
+        """Let the service finish its requests; kill all of its processes if it does not end."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(self.model.settings.drain_s + STOP_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+def memory_of(pid: int) -> int:
+    """Memory in bytes of a process and all below it; pages that they share count once."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                details = process.memory_full_info()
+                total += getattr(details, "pss", details.uss)  # pss: on Linux
+    return total
+
+
+async def _next_line(output: asyncio.StreamReader) -> bytes:
+    """Return the next line, or the part of a very long one; empty at the end."""
+    try:
+        return await output.readuntil()
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await output.read(max(1, error.consumed))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

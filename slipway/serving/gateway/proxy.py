@@ -1,0 +1,314 @@
+"""The application in front of several models: `/models/NAME/...` and `/v2/models/NAME/...`.
+
+It passes requests and answers on as they are, and decides nothing that the service of the model
+decides: keys, limits, deadlines. What it has of its own is a list of the models, their health, and
+the metrics of all with the label `model`.
+"""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator
+from html import escape
+from http import HTTPStatus
+
+import httpx
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.types import Receive, Scope, Send
+
+from slipway.serving.gateway.model_process import ModelProcess
+from slipway.serving.http.callers import CallerCheck
+from slipway.serving.http.framing import checked_headers
+from slipway.serving.http.responses import (
+    RETRY_AFTER,
+    ClientDisconnectedError,
+    Refusal,
+    Response,
+    error_response,
+    json_response,
+    send_response,
+)
+from slipway.serving.http.routes import Headers, new_request_id, request_id_of
+
+# Of one connection (RFC 9110, section 7.6.1), not of the message.
+_OF_CONNECTION = frozenset(
+    (
+        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
+        *(b"transfer-encoding", b"upgrade", b"expect"),
+    )
+)
+_STYLE = (
+    "body{font:16px system-ui;max-width:46rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}"
+    "td,th{text-align:left;padding:.5rem;border-bottom:1px solid #8884}"
+    "@media(prefers-color-scheme:dark){body{background:#111;color:#eee}a{color:#8cf}}"
+)
+_STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_POLICY = (
+    "content-security-policy",
+    f"default-src 'none'; style-src 'sha256-{_STYLE_DIGEST}'; frame-ancestors 'none'",
+)
+
+
+class Gateway:
+    """An ASGI application in front of the services of several models."""
+
+    def __init__(self, services: list[ModelProcess], caller_check: CallerCheck | None) -> None:
+        """`caller_check` guards the gateway's own addresses; None admits everybody there."""
+        self._services = {service.model.name: service for service in services}
+        self._caller_check = caller_check
+        self._registry = CollectorRegistry()
+        self._answered = Counter(
+            "slipway_gateway_requests",
+            "Answers of the gateway by model and status; without a model: its own addresses.",
+            ["model", "code"],
+            registry=self._registry,
+        )
+        self._running: list[asyncio.Task[None]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Run the services from the start of the server to its end."""
+        await receive()
+        self._running = [asyncio.create_task(service.run()) for service in self._services.values()]
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: Headers = {}
+        name = request_id = ""
+        try:
+            headers = checked_headers(scope)
+            request_id = request_id_of(headers)
+            name, target = self._find(scope["raw_path"].decode("latin-1"))
+            if name:
+                status = await self._pass_on(self._services[name], target, scope, receive, send)
+                self._answered.labels(name, str(status)).inc()
+                return
+            response = await self._answer(target, headers)
+        except Refusal as refusal:
+            request_id = request_id or new_request_id()
+            response = error_response(refusal, request_id)
+        except ClientDisconnectedError:
+            return
+        self._answered.labels(name, str(response.status)).inc()
+        with_body = scope["method"] != "HEAD"
+        await send_response(response, request_id, send, with_body=with_body)
+
+    def _find(self, path: str) -> tuple[str, str]:
+        """Return the model and the path of its service; "" and the path for one of our own."""
+        for prefix, is_kept in (("/models/", False), ("/v2/models/", True)):
+            if path.startswith(prefix):
+                name, slash, below = path.removeprefix(prefix).partition("/")
+                if name not in self._services:
+                    raise Refusal(
+                        "unknown_model",
+                        f"there is no model {name[:80]!r}, this service has "
+                        f"{', '.join(self._services)}",
+                    )
+                if not is_kept and not slash:
+                    return "", path
+                return name, path if is_kept else f"/{below}"
+        return "", path
+
+    async def _answer(self, path: str, headers: Headers) -> Response:
+        """Answer one of the gateway's own addresses."""
+        name = path.removeprefix("/models/")
+        if name in self._services:  # without the slash, the page would look for its files above
+            return Response(308, b"", headers=(("location", f"{name}/"),))
+        if path in ("/livez", "/health/live", "/v2/health/live"):
+            return json_response({"live": True})
+        if path in ("/readyz", "/health/ready", "/v2/health/ready"):
+            ready = [name for name, is_ready in (await self._states()).items() if is_ready]
+            if not ready:
+                raise Refusal("not_ready", "no model is ready", headers=(RETRY_AFTER,))
+            return json_response({"ready": True, "models": ready})
+        if self._caller_check:
+            self._caller_check.admit(headers, "caller")
+        if path == "/metrics":
+            return await self._metrics(headers)
+        if path == "/models":
+            return json_response({"models": await self._listed()})
+        if path == "/v2":
+            return json_response({"name": "slipway", "version": "", "extensions": []})
+        if path == "/v2/repository/index":
+            states = (await self._states()).items()
+            return json_response(
+                [{"name": name, "state": "READY" if ok else "UNAVAILABLE"} for name, ok in states]
+            )
+        if path == "/":
+            return self._page(await self._listed())
+        raise Refusal(
+            "not_found",
+            "there is nothing at this path; known: /models, /models/NAME/ and all that a service "
+            "has below it, /v2/models/NAME, /metrics, /livez, /readyz",
+        )
+
+    async def _states(self) -> dict[str, bool]:
+        services = self._services.values()
+        found = await asyncio.gather(*(service.is_ready() for service in services))
+        return dict(zip(self._services, found, strict=True))
+
+    async def _listed(self) -> list[dict[str, str | int | bool]]:
+        return [
+            {
+                "name": name,
+                "ready": is_ready,
+                "url": f"/models/{name}/",
+                "restarts": self._services[name].num_restarts,
+            }
+            for name, is_ready in (await self._states()).items()
+        ]
+
+    def _page(self, models: list[dict[str, str | int | bool]]) -> Response:
+        rows = "".join(
+            f'<tr><td><a href="models/{escape(str(model["name"]))}/">{escape(str(model["name"]))}'
+            f"</a></td><td>{'ready' if model['ready'] else 'not ready'}</td></tr>"
+            for model in models
+        )
+        page = (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>Slipway</title>'
+            f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
+            f"<h1>Models</h1><table><tr><th>Model</th><th>State</th></tr>{rows}</table></html>"
+        )
+        return Response(200, page.encode(), "text/html; charset=utf-8", (_POLICY,))
+
+    async def _metrics(self, headers: Headers) -> Response:
+        """Return the metrics of all services that answer the caller's key, and our own."""
+        sent = {
+            name.decode(): value.decode("latin-1")
+            for name, value in headers.items()
+            if name in (b"authorization", b"x-api-key")
+        }
+        services = self._services.values()
+        found = await asyncio.gather(
+            *(_scrape(service, sent) for service in services), return_exceptions=True
+        )
+        answers = {
+            name: answer
+            for name, answer in zip(self._services, found, strict=True)
+            if isinstance(answer, httpx.Response)
+        }
+        texts = {name: answer.text for name, answer in answers.items() if answer.is_success}
+        refused = [
+            answer for answer in answers.values() if answer.status_code == HTTPStatus.UNAUTHORIZED
+        ]
+        if refused and not texts:
+            return Response(HTTPStatus.UNAUTHORIZED, refused[0].content)
+        body = merged(texts, self._gauges(set(texts))) + generate_latest(self._registry)
+        return Response(200, body, CONTENT_TYPE_PLAIN_0_0_4)
+
+    def _gauges(self, answering: set[str]) -> list[Metric]:
+        up = GaugeMetricFamily(
+            "slipway_model_up", "1 if the service of the model gave its metrics.", labels=["model"]
+        )
+        memory = GaugeMetricFamily(
+            "slipway_model_memory_bytes", "Memory of its processes.", labels=["model"]
+        )
+        starts = GaugeMetricFamily(
+            "slipway_model_restarts", "Starts of its service after the first.", labels=["model"]
+        )
+        for name, service in self._services.items():
+            up.add_metric([name], float(name in answering))
+            memory.add_metric([name], service.memory_bytes)
+            starts.add_metric([name], service.num_restarts)
+        return [up, memory, starts]
+
+    async def _pass_on(
+        self, service: ModelProcess, target: str, scope: Scope, receive: Receive, send: Send
+    ) -> int:
+        """Send the request to the service and its answer to the caller. Returns the status."""
+        query = scope["query_string"]
+        # Not client.build_request, which adds headers of its own, such as accept-encoding.
+        request = httpx.Request(
+            scope["method"],
+            service.client.base_url.copy_with(
+                raw_path=target.encode("latin-1") + (b"?" + query if query else b"")
+            ),
+            headers=[pair for pair in scope["headers"] if pair[0] not in _OF_CONNECTION],
+            content=_body_of(receive) if _has_body(scope) else None,
+            extensions={"timeout": service.client.timeout.as_dict()},
+        )
+        try:
+            answer = await service.client.send(request, stream=True)
+        except httpx.PoolTimeout:
+            limit = service.model.settings.max_connections
+            message = (
+                f"{limit} requests to this model are running, the limit (SLIPWAY_MAX_CONNECTIONS)"
+            )
+            raise Refusal("too_many_connections", message, headers=(RETRY_AFTER,)) from None
+        except httpx.TimeoutException:
+            raise Refusal("deadline_exceeded", "the model did not answer in time") from None
+        except httpx.HTTPError:
+            message = f"the service of {service.model.name} is not running; it is started again"
+            raise Refusal("not_ready", message, headers=(RETRY_AFTER,)) from None
+        try:
+            kept = [pair for pair in answer.headers.raw if pair[0].lower() not in _OF_CONNECTION]
+            await send(
+                {"type": "http.response.start", "status": answer.status_code, "headers": kept}
+            )
+            async for part in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await answer.aclose()
+        return answer.status_code
+
+
+def merged(texts: dict[str, str], more: list[Metric]) -> bytes:
+    """Join metrics in the text format, each sample with the label `model`: the key of its text."""
+    families: dict[str, Metric] = {}
+    for model, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            joined = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                joined.add_sample(sample.name, {"model": model, **sample.labels}, sample.value)
+    registry = CollectorRegistry()
+    registry.register(_Collected([*families.values(), *more]))
+    return generate_latest(registry)
+
+
+class _Collected(Collector):
+    """Metrics that are already collected."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+async def _scrape(service: ModelProcess, headers: dict[str, str]) -> httpx.Response:
+    url = f"{service.operators_address}/metrics"
+    return await service.client.get(url, headers=headers, timeout=2.0)
+
+
+def _has_body(scope: Scope) -> bool:
+    names = {name for name, _ in scope["headers"]}
+    return bool(names & {b"content-length", b"transfer-encoding"})
+
+
+async def _body_of(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield the parts of a request's body. Raises ClientDisconnectedError."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError
+        yield message.get("body", b"")
+        if not message.get("more_body"):
+            return

@@ -1,0 +1,1 @@
+"""Tests of the gateway in front of several models."""

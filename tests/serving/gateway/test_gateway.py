@@ -1,0 +1,148 @@
+"""Several models at one address, in real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from tritonclient import http as triton
+
+from tests import plain_http
+from tests.serving.bundles import certify, picture, row_classifier, table_row, write_bundle
+from tests.serving.server import Server, environment, free_port, until
+
+pytestmark = pytest.mark.process
+FILE = """\
+[models.images]
+folder = "images"
+[models.rows]
+folder = "rows"
+[models.missing]
+folder = "missing"
+"""
+
+
+@pytest.fixture(name="gateway", scope="module")
+def _gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two models that answer, and one without a bundle."""
+    folder = tmp_path_factory.mktemp("gateway")
+    for name, graph in (("images", None), ("rows", row_classifier())):
+        artifacts = folder / name / "artifacts"
+        certify(artifacts / "certificate.json", write_bundle(artifacts / "bundle", graph))
+        (folder / name / "serving.env").write_text(
+            "SLIPWAY_DRAIN_S=0\nSLIPWAY_REQUEST_TIMEOUT_S=1\n"
+        )
+    (folder / "missing").mkdir()
+    (folder / "models.toml").write_text(FILE)
+    port, log = free_port(), folder / "gateway.log"
+    variables = {
+        name: value
+        for name, value in environment(folder).items()
+        if not name.startswith("SLIPWAY_")
+    }
+    command = [sys.executable, "-m", "slipway.cli", "serve", "--models", "models.toml"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)],
+            cwd=folder,
+            env=variables | {"PYTHONPATH": str(Path(__file__).parents[3])},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    server = Server(process, f"http://127.0.0.1:{port}", log)
+    try:
+        server.wait("/models/images/readyz")
+        server.wait("/models/rows/readyz")
+        yield server
+    finally:
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        process.wait(40)
+        assert not psutil.wait_procs(below, 10)[1]
+
+
+def predicts(gateway: Server) -> int:
+    return plain_http.post(
+        f"{gateway.url}/models/rows/predict", json={"rows": [table_row(0)]}
+    ).status_code
+
+
+def worker_of(gateway: Server, name: str) -> psutil.Process:
+    """The process that answers for a model."""
+    for service in psutil.Process(gateway.process.pid).children():
+        if service.cwd().endswith(f"/{name}"):
+            return service.children()[0]
+    raise AssertionError(f"no service of {name}")
+
+
+def test_each_model_answers_below_its_name(gateway: Server) -> None:
+    image = plain_http.post(
+        f"{gateway.url}/models/images/predict",
+        content=picture(),
+        headers={"content-type": "image/png"},
+    )
+    assert (image.status_code, image.json()["label"]) == (200, "grey")
+    assert predicts(gateway) == 200
+    page = plain_http.get(f"{gateway.url}/models/images/").text
+    style = page.partition('rel="stylesheet" href="')[2].partition('"')[0]
+    assert plain_http.get(f"{gateway.url}/models/images/{style}").status_code == 200
+
+
+def test_a_model_without_a_bundle_is_not_ready_and_its_log_says_why(gateway: Server) -> None:
+    answer = plain_http.get(f"{gateway.url}/models/missing/readyz")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+    assert "[missing] error: there is no model in" in gateway.log.read_text()
+
+
+def test_a_client_of_the_open_inference_protocol_finds_each_model(gateway: Server) -> None:
+    with triton.InferenceServerClient(gateway.url.removeprefix("http://")) as client:
+        assert client.is_server_ready()
+        assert client.is_model_ready("images")
+        assert client.get_model_metadata("rows")["name"] == "rows"
+        states = {one["name"]: one["state"] for one in client.get_model_repository_index()}
+    assert states == {"images": "READY", "rows": "READY", "missing": "UNAVAILABLE"}
+
+
+def test_metrics_of_all_models_have_the_label_of_their_model(gateway: Server) -> None:
+    predicts(gateway)
+    text = plain_http.get(f"{gateway.url}/metrics").text
+    assert 'slipway_requests_total{code="200",model="rows",route="/predict"}' in text
+    assert 'slipway_model_info{backend="onnxruntime",model="images"' in text
+    assert 'slipway_model_up{model="missing"} 0.0' in text
+
+
+def test_a_hanging_model_takes_no_other_down(gateway: Server) -> None:
+    worker = worker_of(gateway, "images")
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            hanging = [
+                threads.submit(plain_http.get, f"{gateway.url}/models/images/model", timeout=20)
+                for _ in range(8)
+            ]
+            started = time.monotonic()
+            assert [predicts(gateway) for _ in range(20)] == [200] * 20
+            assert time.monotonic() - started < 5  # before the first of them is given up
+            assert {one.result().status_code for one in hanging} == {504}
+    finally:
+        worker.send_signal(signal.SIGCONT)
+
+
+def test_a_model_whose_server_is_killed_starts_again(gateway: Server) -> None:
+    server = worker_of(gateway, "images").parent()
+    assert server
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: plain_http.get(f"{gateway.url}/models/images/readyz").status_code == 503)
+    assert predicts(gateway) == 200
+    gateway.wait("/models/images/readyz")
+    restarts = {
+        one["name"]: one["restarts"]
+        for one in plain_http.get(f"{gateway.url}/models").json()["models"]
+    }
+    assert (restarts["images"], restarts["rows"]) == (1, 0)
