@@ -18,6 +18,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ SCRATCH = ROOT / "tmp" / "bench" / "search"
 RESULT = ROOT / "bench/results/search.md"
 OVERHEAD = ROOT / "bench/results/search_overhead.md"
 SEEDS = range(5)
-_TRIALS = 3  # whose time is measured
+_TURNS = 6  # the first is not counted
 EPOCHS, HALVING = 10, {"reduction": 3, "first_rung": 2}
 _STANDARD_ERRORS = 2 * statistics.NormalDist().inv_cdf(0.975)  # in an interval of 95 %
 COLUMNS = ("Data", "Search", *(f"Seed {seed}" for seed in SEEDS), "Epochs, median", "As good")
@@ -282,43 +283,59 @@ def _is_as_good(data: DataSet, winner: Curve, best: Curve) -> bool:
     return sign * (best.metric.value - winner.metric.value) <= error
 
 
-def overhead() -> str:
-    """Measure the cost of a trial beyond the `dvc repro train` of a project of the same size."""
-    folder = SCRATCH / "overhead"
-    shutil.rmtree(folder, ignore_errors=True)
+def overhead(folder: Path) -> str:
+    """Measure the cost of a trial beyond the `dvc repro train` of the same project, in turns.
+
+    Each turn is a training by DVC, then an equal search whose budget is larger by one trial.
+    The project is made in `folder`, which must be outside any repository of git.
+    """
     data = str(ROOT / "data/demo/digits.parquet")
     _slipway(ROOT, "init", str(folder), "--data", data, "--target", "label", "--yes")
     _slipway(folder, "set", "train.epochs=3", "train.warmup_epochs=0.5")
-    section = {
-        "method": "grid",
-        "metric": "accuracy",
-        "direction": "maximize",
-        "budget": {"trials": _TRIALS, "epochs": None, "minutes": None},
-        "halving": None,
-        "workers": 1,
-        "seed": 7,
-        "space": {"train.learning_rate": {"choice": [0.002, 0.003, 0.004][:_TRIALS]}},
-    }
-    content = read_content(folder / "params.yaml") | {"search": section}
-    (folder / "params.yaml").write_text(json.dumps(content))
+    content = read_content(folder / "params.yaml")
+    rates = [0.002 + turn * 0.0002 for turn in range(_TURNS)]
+
+    def write(trials: int, changes: Values) -> None:
+        section = {
+            "method": "grid",
+            "metric": "accuracy",
+            "direction": "maximize",
+            "budget": {"trials": trials, "epochs": None, "minutes": None},
+            "halving": None,
+            "workers": 1,
+            "seed": 7,
+            "space": {"train.learning_rate": {"choice": rates}},
+        }
+        own = changed_content(content, changes) | {"search": section}
+        (folder / "params.yaml").write_text(json.dumps(own))
+
+    write(1, {})
     _git(folder, "add", "-A")
     _git(folder, "commit", "-q", "-m", "A project to search in")
-    plain = []
-    for rate in (0.0021, *(0.0031, 0.0041, 0.0051)[:_TRIALS]):  # the first runs the stages before
-        _slipway(folder, "set", f"train.learning_rate={rate}")
-        plain.append(_timed([sys.executable, "-m", "dvc", "repro", "-q", "train"], folder))
-    begun = _processor_seconds()
-    trials = json.loads(_slipway(folder, "search", "--json"))["trials"]
-    whole = _processor_seconds() - begun
-    begun = _processor_seconds()
-    _slipway(folder, "search", "--json")  # an equal search has nothing to train
-    fixed = _processor_seconds() - begun
-    seconds = statistics.median(trial["seconds"] for trial in trials)
-    wall = statistics.median(wall for wall, _ in plain[1:])
-    processor = (whole - fixed) / _TRIALS - statistics.median(own for _, own in plain[1:])
+    train = [sys.executable, "-m", "dvc", "repro", "-q", "train"]
+    again = [sys.executable, "-m", "slipway.cli", "search", "--json"]
+    _timed(train, folder)  # with the stages before it
+    _timed(again, folder)  # the first trial, not counted
+    _, fixed = _timed(again, folder)  # an equal search has nothing to train
+    plain, trials, processor = [], [], []
+    for turn in range(1, _TURNS):
+        write(turn, {"train.learning_rate": rates[turn] + 0.0001})
+        wall, own = _timed(train, folder)
+        write(turn + 1, {})
+        _, whole = _timed(again, folder)
+        latest = json.loads(_slipway(folder, "search", "--json"))["trials"][-1]
+        plain.append(wall)
+        trials.append(latest["seconds"])
+        processor.append(whole - fixed - own)
+        print(f"turn {turn}: training {wall:.1f} s, trial {trials[-1]:.1f} s", flush=True)
+    more = [trial - one for trial, one in zip(trials, plain, strict=True)]
     return (
-        f"A trial of the digits takes {seconds:.1f} s, its `dvc repro train` {wall:.1f} s: "
-        f"{seconds - wall:.1f} s more, {processor:.1f} s of processor time (median of {_TRIALS})."
+        f"A trial of the digits takes {statistics.median(trials):.1f} s, its `dvc repro train` "
+        f"{statistics.median(plain):.1f} s: {statistics.median(more):.1f} s more "
+        f"({min(more):.1f} to {max(more):.1f}), {statistics.median(processor):.1f} s of processor "
+        f"time. Medians of {_TURNS - 1} turns of one training and one trial, 3 epochs each, beside "
+        "other work. The time of a trial ends when its experiment is saved, its validation rows "
+        "are answered and its folder is gone."
     )
 
 
@@ -354,7 +371,9 @@ def _processor_seconds() -> float:
 def main() -> None:
     """Write the table of both data sets; with `overhead`, that of the cost of a trial."""
     if sys.argv[1:] == ["overhead"]:
-        text = f"# What a trial costs beyond its training\n\n{overhead()}"
+        with tempfile.TemporaryDirectory() as folder:
+            found = overhead(Path(folder) / "project")
+        text = f"# What a trial costs beyond its training\n\n{found}"
         print(text)
         files.write_text(OVERHEAD, f"{text}\n\n{conditions('torch', 'dvc')}\n")
         return

@@ -16,8 +16,9 @@ from slipway.system.errors import ParamsError
 @click.option(
     "--members", type=click.IntRange(min=2), help="Make the best trials members of an ensemble."
 )
+@click.option("--join", is_flag=True, help="Share the trials with other processes, also by Slurm.")
 @click.option("--json", "as_json", is_flag=True, help="Print the trials as JSON.")
-def search(name: str | None, folds: bool, members: int | None, as_json: bool) -> None:
+def search(name: str | None, folds: bool, members: int | None, join: bool, as_json: bool) -> None:
     """Try values of params.yaml within a budget, as its section `search` specifies.
 
     Each trial trains beside the workspace and becomes an experiment with its score on validation
@@ -27,36 +28,39 @@ def search(name: str | None, folds: bool, members: int | None, as_json: bool) ->
     With --folds nothing is searched: params.yaml is trained on each fold, and the score is that of
     the answers to all folds.
 
+    With --join, several processes search as one, such as the tasks of a Slurm array. Each trains
+    one trial at a time, and search.workers is their number.
+
     With --members nothing is searched either: that many of the best trials of the latest search, or
     of the one that --name names, become ensemble.members in params.yaml.
     """
     if members is not None:
-        if folds or as_json:
+        if folds or join or as_json:
             raise ParamsError(
                 "search was given --members and another task, expected --members alone or with "
-                "--name. Leave out --folds and --json."
+                "--name. Leave out --folds, --join and --json."
             )
         from slipway.search.members import write_members
 
         click.echo(f"{write_members(name, members)}\nnext: slipway run")
         return
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        content = _cross_validate(name) if folds else _search(name)
+        content = _cross_validate(name, join) if folds else _search(name, join)
     if as_json:
         click.echo(json.dumps(content, indent=2))
 
 
-def _search(name: str | None) -> object:
+def _search(name: str | None, join: bool) -> object:
     from slipway.search.run import as_json, conclude, search
 
-    end = search(name, is_quiet=is_quiet())
+    end = search(name, is_quiet=is_quiet(), is_joint=join)
     conclude(end)
     return as_json(end)
 
 
-def _cross_validate(name: str | None) -> object:
+def _cross_validate(name: str | None, join: bool) -> object:
     from slipway.search.cross_validation import as_json, conclude, cross_validate
 
-    found = cross_validate(name, is_quiet=is_quiet())
+    found = cross_validate(name, is_quiet=is_quiet(), is_joint=join)
     conclude(found)
     return as_json(found)

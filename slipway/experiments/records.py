@@ -5,6 +5,7 @@ run is kept by DVC, as the experiment of the same name.
 """
 
 import json
+import platform
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -56,15 +57,17 @@ class ExperimentRecord(Contract):
     stage: str | None  # the last one, if not all stages were requested
     params: dict[str, Any]  # by key, such as "train.epochs"
     results: Results | None
-    process: int  # of `slipway run`
+    process: int  # of `slipway run` or `slipway search`
     group: int | None  # of DVC's processes
     search: str | None = None  # that it is a trial of
     validation: Validation | None = None  # of a trial
+    host: str = ""  # of a trial's process, if other machines may search in the same folder
 
     @property
     def ended(self) -> str:
         """The status now: a run whose process is gone was interrupted."""
-        is_killed = self.status == "running" and not files.is_alive(self.process)
+        is_here = self.host in ("", platform.node())
+        is_killed = self.status == "running" and is_here and not files.is_alive(self.process)
         return "interrupted" if is_killed else self.status
 
     @property

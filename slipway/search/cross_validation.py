@@ -44,7 +44,9 @@ class CrossValidation:
         return [line.score for line in self.folds.values() if line.score is not None]
 
 
-def cross_validate(name: str | None, *, is_quiet: bool = False) -> CrossValidation:
+def cross_validate(
+    name: str | None, *, is_quiet: bool = False, is_joint: bool = False
+) -> CrossValidation:
     """Train a model for each fold; an interrupted equal cross-validation resumes.
 
     Raises ParamsError without folds, SlipwayError if the training of a fold failed.
@@ -61,7 +63,9 @@ def cross_validate(name: str | None, *, is_quiet: bool = False) -> CrossValidati
         [SearchDimension(FOLD, params.space[FOLD], is_integer=False)],
         content | {"search": params.model_dump(mode="json")},
     )
-    study = run_trials(text, space, params, name, prefix="folds", is_quiet=is_quiet)
+    study = run_trials(
+        text, space, params, name, prefix="folds", is_quiet=is_quiet, is_joint=is_joint
+    )
     lines = latest_results(study)
     failed = [line for line in lines.values() if line.status == "failed"]
     if failed:

@@ -4,7 +4,6 @@ The lock is outside the project, so that the searches of several projects share 
 training inherits the lock: a GPU is free again when the last process that uses it has ended.
 """
 
-import fcntl
 import os
 import tempfile
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from slipway.runtimes.runtime import why_no_cuda_driver
+from slipway.search.locks import try_lock
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POLL_S = 0.5
@@ -60,24 +60,13 @@ def reserved_gpus(
         with ExitStack() as held:
             found: dict[str, IO[bytes]] = {}
             for name in gpus:
-                if len(found) < count and (lock := _try_lock(name)):
+                if len(found) < count and (lock := try_lock(lock_path(name))):
                     found[name] = held.enter_context(lock)
             if len(found) == min(count, len(gpus)):
                 yield ReservedGpus(list(found), [lock.fileno() for lock in found.values()])
                 return
         stop.wait(_POLL_S)
     yield None
-
-
-def _try_lock(name: str) -> IO[bytes] | None:
-    """Return the locked file of a GPU; None if another trial has reserved it."""
-    file = lock_path(name).open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
 
 
 def lock_path(name: str) -> Path:

@@ -1,6 +1,8 @@
 """`slipway search`: chooses trials, runs them outside the workspace, and records every result."""
 
+import itertools
 import os
+import platform
 import signal
 import sys
 import threading
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from slipway.config.edit import changed_text
 from slipway.config.mistakes import as_yaml
@@ -32,7 +34,7 @@ from slipway.preflight.project import check_project
 from slipway.reports.console import interval, number
 from slipway.search.gpus import visible_gpus
 from slipway.search.journal import JobLine, ResultLine
-from slipway.search.next_job import next_job
+from slipway.search.locks import Interrupted, held, try_lock
 from slipway.search.optimism import Optimism
 from slipway.search.page import latest_results, optimism_of, search_page
 from slipway.search.proposals import grid_size
@@ -46,7 +48,6 @@ from slipway.search.study import (
     shared_stages,
 )
 from slipway.search.trial import (
-    Interrupted,
     JobResult,
     TrialPlan,
     remove_state,
@@ -64,7 +65,8 @@ from slipway.system.cores import num_cores
 from slipway.system.errors import ParamsError, SlipwayError
 
 PARAMS, LOCK, PAGE = Path("params.yaml"), STUDIES / "lock", Path("reports/search.html")
-_SHARED_LOG = STUDIES / "shared.log"
+_SHARED_LOG, _SETUP = STUDIES / "shared.log", STUDIES / "setup.lock"
+_FOLDER_LOCKS = STUDIES / "locks"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHORT_S = 30.0  # a shorter time left is not worth a word
 _EXAMPLE = "docs/how-to/search.md has one to begin with"
@@ -78,11 +80,12 @@ class SearchEnd:
     optimism: Optimism | None
 
 
-def search(name: str | None, *, is_quiet: bool = False) -> SearchEnd:
+def search(name: str | None, *, is_quiet: bool = False, is_joint: bool = False) -> SearchEnd:
     """Search within the budget and write the page; an interrupted equal search resumes.
 
-    `is_quiet` omits the lines of progress. Raises ParamsError for a mistake in the section, before
-    anything is trained, and SlipwayError if no trial can run here.
+    `is_quiet` omits the lines of progress. A joint search shares its trials with other processes in
+    the same folder, on any machine; each process trains one trial at a time. Raises ParamsError for
+    a mistake in the section, before anything is trained, and SlipwayError if no trial can run here.
     """
     text, content = read_project()
     params = parse_params(content).search
@@ -92,7 +95,7 @@ def search(name: str | None, *, is_quiet: bool = False) -> SearchEnd:
             f"{_EXAMPLE}."
         )
     space = read_space(content, params)
-    study = run_trials(text, space, params, name, is_quiet=is_quiet)
+    study = run_trials(text, space, params, name, is_quiet=is_quiet, is_joint=is_joint)
     whole = parse_params(content)
     optimism = optimism_of(study, space, whole.evaluate.top_k, whole.seed)
     files.write_text(PAGE, search_page(study, space, optimism))
@@ -115,6 +118,7 @@ def run_trials(
     *,
     prefix: str = "search",
     is_quiet: bool = False,
+    is_joint: bool = False,
 ) -> Study:
     """Run trials until the end of the budget; return the study with their results.
 
@@ -122,9 +126,16 @@ def run_trials(
         text: the text of params.yaml; the content of `space` differs only in its section `search`.
         prefix: the start of the name of a new study without `name`.
     """
-    with files.lock(LOCK, "`slipway search`"), _signals() as stop:
-        remove_folders()
-        return _Search(text, space, params, stop, is_quiet=is_quiet).run(name, prefix)
+    purpose = "`slipway search`"
+    with files.lock(LOCK, purpose, is_shared=is_joint), _signals() as stop:
+        if not is_joint:
+            remove_folders()
+        running = _Search(text, space, params, stop, is_quiet=is_quiet, is_joint=is_joint)
+        try:
+            return running.run(name, prefix)
+        except Interrupted:
+            stop.end()
+            raise
 
 
 class _Search:
@@ -138,7 +149,10 @@ class _Search:
         stop: "_Stop",
         *,
         is_quiet: bool,
+        is_joint: bool,
     ) -> None:
+        self._is_joint = is_joint
+        self._num_workers = 1 if is_joint else params.workers
         self._text, self._params, self._space = text, params, space
         self._content = content = dict(space.content)
         self._stop, self._is_quiet = stop, is_quiet
@@ -147,18 +161,22 @@ class _Search:
         # One trial at a time takes all that its training takes by itself.
         shares_gpus = params.workers > 1 and value_at(content, "train.accelerator") != "cpu"
         self._gpus = visible_gpus() if shares_gpus else []
-        self._running: dict[Future[JobResult], tuple[JobLine, str, float]] = {}
+        self._running: dict[Future[JobResult], tuple[_Claim, float]] = {}
+        self._interrupted: list[JobLine] = []
 
     def run(self, name: str | None, prefix: str) -> Study:
-        snapshot = take_snapshot(self._content, later_metrics(self._pipeline))
-        digest = self._run_shared(snapshot)
-        epochs = int(value_at(self._content, "train.epochs"))
-        self._study = study = open_study(name, prefix, digest, self._params, epochs)
+        with held(_SETUP, self._stop.event):
+            snapshot = take_snapshot(self._content, later_metrics(self._pipeline))
+            digest = self._run_shared(snapshot)
+            epochs = int(value_at(self._content, "train.epochs"))
+            threads = max(1, num_cores() // self._num_workers)
+            study = open_study(name, prefix, digest, self._params, epochs, threads)
+        self._study = study
         for damage in study.journal.damages:
             print(f"warning: {damage}", file=sys.stderr)
         repository.keep_snapshot(study.name, snapshot.tree)
         self._say(self._introduction())
-        with ThreadPoolExecutor(self._params.workers) as pool:
+        with ThreadPoolExecutor(self._num_workers) as pool:
             try:
                 self._work(snapshot, pool)
             except BaseException:
@@ -167,8 +185,9 @@ class _Search:
         if self._stop.number:
             self._mark_interrupted()
             self._stop.end()
-        for trial in range(study.schedule.num_trials):
-            remove_state(study.state(trial))
+        with held(study.lock):
+            for trial in range(study.schedule.num_trials):
+                remove_state(study.state(trial))
         return study
 
     def _run_shared(self, snapshot: Snapshot) -> str:
@@ -186,44 +205,36 @@ class _Search:
 
     def _work(self, snapshot: Snapshot, pool: ThreadPoolExecutor) -> None:
         """Run jobs until the end of the budget, or a signal."""
-        schedule = self._study.schedule
-        waiting = [job for job in schedule.jobs if job.job not in schedule.results]
-        free = [f"worker-{number}" for number in range(self._params.workers)]
-        while not self._stop.event.is_set():
-            while free and not self._stop.event.is_set():
-                job = waiting.pop(0) if waiting else self._next_job()
-                if job is None:
+        stop = self._stop.event
+        while not stop.is_set():
+            while len(self._running) < self._num_workers and not stop.is_set():
+                found = self._study.claim(self._space)
+                if found is None:
                     break
-                if job.job not in schedule.results:
-                    folder = free.pop()
-                    self._begin(job)
-                    future = pool.submit(
-                        run_job, snapshot, self._plan(job, folder), self._stop.event
-                    )
-                    self._running[future] = job, folder, time.monotonic()
-            if not self._running:
+                claim = _Claim(*found, *_free_folder())
+                self._begin(claim.job)
+                future = pool.submit(run_job, snapshot, self._plan(claim), stop)
+                self._running[future] = claim, time.monotonic()
+            if self._running:
+                done, _ = wait(self._running, timeout=1, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._end(future)
+            elif self._study.unfinished:  # by another process
+                stop.wait(1)
+            else:
                 return
-            done, _ = wait(self._running, timeout=1, return_when=FIRST_COMPLETED)
-            free += [self._end(future) for future in done]
         wait(self._running)
         for future in list(self._running):
             self._end(future)
 
-    def _next_job(self) -> JobLine | None:
-        """Decide on the next job and record it; None if there is none now."""
-        job = next_job(self._study.schedule, self._space)
-        if job is not None:
-            self._study.add_job(job)
-        return job
-
-    def _plan(self, job: JobLine, folder: str) -> TrialPlan:
-        study = self._study
+    def _plan(self, claim: "_Claim") -> TrialPlan:
+        study, job = self._study, claim.job
         is_pinned = study.threads != num_cores()
         changes = self._space.changes(job.values)
         devices = value_at(changed_content(self._content, changes), "train.devices")
         return TrialPlan(
             name=study.trial_name(job.trial),
-            folder=folder,
+            folder=claim.folder,
             params=changed_text(self._text, changes),
             lock=self._lock,
             state=study.state(job.trial),
@@ -234,21 +245,27 @@ class _Search:
             threads=study.threads if is_pinned else None,
             gpus=self._gpus,
             num_gpus=devices if isinstance(devices, int) else 1,
+            locks=(claim.folder_lock.fileno(), claim.trial_lock.fileno()),
         )
 
     def _begin(self, job: JobLine) -> None:
         """Write the record of a running trial."""
         before = self._record(job)
-        write_record(before.model_copy(update={"status": "running", "process": os.getpid()}))
+        own = {"process": os.getpid(), "host": platform.node()}
+        write_record(before.model_copy(update={"status": "running", **own}))
 
-    def _end(self, future: "Future[JobResult]") -> str:
-        """Record the result of a job; return its folder, which can be reused."""
-        job, folder, started = self._running.pop(future)
-        try:
-            found = future.result()
-        except Interrupted:
-            return folder
-        seconds = time.monotonic() - started
+    def _end(self, future: "Future[JobResult]") -> None:
+        """Record the result of a job, and let its trial and its folder be used again."""
+        claim, started = self._running.pop(future)
+        with claim.folder_lock, claim.trial_lock:
+            try:
+                found = future.result()
+            except Interrupted:
+                self._interrupted.append(claim.job)
+                return
+            self._add_result(claim.job, found, time.monotonic() - started)
+
+    def _add_result(self, job: JobLine, found: JobResult, seconds: float) -> None:
         line = ResultLine(
             event="result",
             job=job.job,
@@ -260,10 +277,10 @@ class _Search:
             seconds=round(seconds, 1),
             cause=found.cause,
         )
-        self._study.add_result(line)
+        with held(self._study.lock):
+            self._study.add_result(line)
         self._write_result(job, line)
         self._say(self._describe(job, line))
-        return folder
 
     def _record(self, job: JobLine) -> ExperimentRecord:
         """Return the existing record of a trial, or a new one."""
@@ -308,12 +325,10 @@ class _Search:
 
     def _mark_interrupted(self) -> None:
         """Mark the trials that a signal ended; the next search resumes them."""
-        schedule = self._study.schedule
-        for job in schedule.jobs:
-            if job.job not in schedule.results:
-                cause = "the search was ended; run `slipway search` again to resume"
-                changes = {"status": "interrupted", "cause": cause}
-                write_record(self._record(job).model_copy(update=changes))
+        for job in self._interrupted:
+            cause = "the search was ended; run `slipway search` again to resume"
+            changes = {"status": "interrupted", "cause": cause}
+            write_record(self._record(job).model_copy(update=changes))
 
     def _introduction(self) -> str:
         params, study = self._params, self._study
@@ -330,7 +345,8 @@ class _Search:
             parts.append(f"rungs after epochs {', '.join(map(str, study.schedule.rungs))}")
         if params.method == "grid":
             parts.append(f"a grid of {grid_size(self._space)} points")
-        parts.append(f"{params.workers} at a time, {study.threads} threads each")
+        where = " in each process" if self._is_joint else ""
+        parts.append(f"{self._num_workers} at a time{where}, {study.threads} threads each")
         done = len(study.schedule.results)
         if done:
             parts.append(f"resumes after {done} results")
@@ -373,6 +389,25 @@ def _shown(line: ResultLine) -> str:
     if line.metric is None:
         return number(line.score)
     return f"{number(line.metric.value)} {interval(line.metric)}"
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """A job, and a folder for it; its processes inherit the locks of its trial and its folder."""
+
+    job: JobLine
+    trial_lock: IO[bytes]
+    folder: str
+    folder_lock: IO[bytes]
+
+
+def _free_folder() -> tuple[str, IO[bytes]]:
+    """Return the name of a folder that no trial uses, and its lock."""
+    for number_of in itertools.count():
+        name = f"worker-{number_of}"
+        if lock := try_lock(_FOLDER_LOCKS / name):
+            return name, lock
+    raise AssertionError
 
 
 @dataclass

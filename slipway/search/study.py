@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ruamel.yaml import YAML
 
@@ -17,10 +17,12 @@ from slipway.config.search import SearchParams
 from slipway.config.stage_graph import Pipeline
 from slipway.experiments import repository
 from slipway.experiments.records import EXPERIMENTS
+from slipway.planning.search_space import Space
 from slipway.search.journal import JobLine, Journal, ResultLine, StudyLine
+from slipway.search.locks import held, try_lock
+from slipway.search.next_job import next_job
 from slipway.search.schedule import Schedule
 from slipway.system import files
-from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError
 
 STUDIES = Path(".work/search")
@@ -62,6 +64,38 @@ class Study:
     def trial_name(self, trial: int) -> str:
         """Return the name of a trial's experiment."""
         return f"{self.name}-{trial:03d}"
+
+    @property
+    def lock(self) -> Path:
+        """Return the path of the lock of the journal."""
+        return self.folder / "lock"
+
+    @property
+    def unfinished(self) -> list[JobLine]:
+        """The decisions without a result."""
+        schedule = self.schedule
+        return [job for job in schedule.jobs if job.job not in schedule.results]
+
+    def refresh(self) -> None:
+        """Read what other processes have appended to the journal."""
+        self.journal.read()
+        self.schedule.jobs, self.schedule.results = _decisions(self.journal)
+
+    def claim(self, space: Space) -> tuple[JobLine, IO[bytes]] | None:
+        """Decide on a job that no process runs, and lock its trial; None if there is none now.
+
+        The lock is for the processes of the trial to inherit, and to close after its result.
+        """
+        with held(self.lock):
+            self.refresh()
+            while True:
+                for job in self.unfinished:
+                    if lock := try_lock(self.folder / "locks" / f"{job.trial:03d}"):
+                        return job, lock
+                new = next_job(self.schedule, space)
+                if new is None:
+                    return None
+                self.add_job(new)
 
     def add_job(self, line: JobLine) -> None:
         """Append a job to the journal and the schedule."""
@@ -125,11 +159,12 @@ def identity(content: Mapping[str, Any], lock: str, code: str) -> str:
 
 
 def open_study(
-    name: str | None, prefix: str, digest: str, params: SearchParams, epochs: int
+    name: str | None, prefix: str, digest: str, params: SearchParams, epochs: int, threads: int
 ) -> Study:
     """Return the study of an equal search, or a new study, called PREFIX-NUMBER without a name.
 
-    Raises ParamsError or SlipwayError if `name` belongs to another search.
+    `threads` are those of each process of a trial of a new study. Raises ParamsError or
+    SlipwayError if `name` belongs to another search.
     """
     damages: list[str] = []
     for path in sorted(STUDIES.glob(f"*/{_JOURNAL}")):
@@ -149,13 +184,13 @@ def open_study(
                 f"{name} is another search: its space, method, params, code or rows differ. "
                 "Expected an equal one or a new name. Leave --name out, or choose another."
             )
-    study = _new_study(name, prefix, digest, params, epochs)
+    study = _new_study(name, prefix, digest, params, epochs, threads)
     study.journal.damages = damages
     return study
 
 
 def _new_study(
-    name: str | None, prefix: str, digest: str, params: SearchParams, epochs: int
+    name: str | None, prefix: str, digest: str, params: SearchParams, epochs: int, threads: int
 ) -> Study:
     taken = {path.name for path in STUDIES.glob("*")}
     taken |= {found.rpartition("-")[0] for found in repository.experiments()}
@@ -178,7 +213,7 @@ def _new_study(
             format_version=1,
             name=name,
             identity=digest,
-            threads=max(1, num_cores() // params.workers),
+            threads=threads,
             epochs=epochs,
         )
     )
@@ -186,13 +221,17 @@ def _new_study(
 
 
 def _schedule(journal: Journal, params: SearchParams) -> Schedule:
+    return Schedule(params, journal.study.epochs, *_decisions(journal))
+
+
+def _decisions(journal: Journal) -> tuple[list[JobLine], dict[int, ResultLine]]:
     """Return the decisions of a journal up to the first lost one, and all results."""
     found = {line.job: line for line in journal.lines if isinstance(line, JobLine)}
     jobs: list[JobLine] = []
     while len(jobs) in found:
         jobs.append(found[len(jobs)])
     results = {line.job: line for line in journal.lines if isinstance(line, ResultLine)}
-    return Schedule(params, journal.study.epochs, jobs, results)
+    return jobs, results
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -21,6 +21,7 @@ from slipway.experiments.causes import find_cause
 from slipway.experiments.records import log_path
 from slipway.experiments.repository import dvc_environment
 from slipway.search.gpus import ReservedGpus, reserved_gpus
+from slipway.search.locks import Interrupted, held
 from slipway.search.workspace_copy import Snapshot, end_processes, new_folder
 from slipway.system import files
 from slipway.system.errors import SchemaError, SlipwayError
@@ -34,11 +35,7 @@ _ATTEMPTS = 3  # at a training that something else kills
 _SAVES = 3  # attempts, because a `slipway run` may save at the same moment
 _TAIL = 1 << 18  # bytes
 _POLL_S = 0.1
-_saving = threading.Lock()  # DVC has one place in git for what it saves
-
-
-class Interrupted(Exception):  # noqa: N818 - no fault
-    """The search was stopped."""
+_SAVING = Path(".work/search/saving.lock")  # DVC has one place in git for what it saves
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,7 @@ class TrialPlan:
     threads: int | None  # None: as many as the training takes by itself
     gpus: Sequence[str] = ()  # of the machine, to take some of; empty: what the training takes
     num_gpus: int = 1  # to take
+    locks: Sequence[int] = ()  # file descriptors for its processes to inherit
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def _reproduce(
     if plan.threads is not None:
         own["OMP_THREAD_LIMIT"] = str(plan.threads)
     log = log_path(plan.name).resolve()
-    return run_logged(["repro", "train"], folder, log, stop, own, gpus.locks)
+    return run_logged(["repro", "train"], folder, log, stop, own, [*plan.locks, *gpus.locks])
 
 
 def _reached(plan: TrialPlan) -> JobResult | None:
@@ -234,7 +232,7 @@ def _save(folder: Path, plan: TrialPlan) -> None:
     """
     command = ["exp", "save", "--force", "--name", plan.name, "-I", str(METRICS), "train"]
     log = log_path(plan.name).resolve()
-    with _saving:
+    with held(_SAVING):
         for _ in range(_SAVES):
             code, output = run_logged(command, folder, log, threading.Event(), {})
             if code == 0:

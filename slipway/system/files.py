@@ -228,8 +228,10 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def lock(path: Path, purpose: str) -> Iterator[None]:
+def lock(path: Path, purpose: str, *, is_shared: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on `path` for the block; LockedError if another process has it.
+
+    Several processes may hold it at the same time if it `is_shared` by all of them.
 
     The kernel releases it when the process ends in any way. Forked children do not hold it (loader
     workers outlive a killed trainer by seconds), and it excludes nobody within the process.
@@ -237,7 +239,7 @@ def lock(path: Path, purpose: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # depends on the system
             file.seek(0)
             holder = file.read().strip() or "unknown"

@@ -23,7 +23,7 @@ def _study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """A study with a trial for each fold, and its answers."""
     monkeypatch.chdir(tmp_path)
     params = cross_validation._params("table_classification", 3, 7, None)
-    study = open_study(None, "folds", "digest", params, 5)
+    study = open_study(None, "folds", "digest", params, 5, threads=2)
     for trial, wrong in enumerate(WRONG):
         fold = (trial + 1) % 3  # a grid has an order of its own
         job = JobLine(event="job", job=trial, trial=trial, values={FOLD: fold}, level=0, epoch=5)

@@ -29,7 +29,7 @@ def _ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Study, Spac
     found = content(space=SPACE)
     params = parse_params(found).search
     assert params is not None
-    study = open_study(None, "search", "digest", params, 30)
+    study = open_study(None, "search", "digest", params, 30, threads=2)
     for number, rate in enumerate(RATES):
         values = {"train.learning_rate": rate, "train.optimizer": "adamw"}
         study.add_job(
@@ -88,7 +88,7 @@ def test_search_with_equal_settings_is_reopened_and_another_is_new(
 ) -> None:
     study, _ = ended
     params = study.schedule.params
-    again = open_study(None, "search", "digest", params, 30)
+    again = open_study(None, "search", "digest", params, 30, threads=2)
     assert again.name == study.name
     assert again.schedule.results == study.schedule.results
-    assert open_study(None, "search", "another", params, 30).name == "search-2"
+    assert open_study(None, "search", "another", params, 30, threads=2).name == "search-2"

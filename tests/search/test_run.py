@@ -4,6 +4,8 @@ import json
 import random
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,53 @@ def test_a_trial_whose_training_is_killed_resumes_by_itself(tmp_path: Path) -> N
     assert len(project.counts("epoch")) == 8
 
 
+@pytest.mark.nightly(seconds=90)
+def test_tasks_of_a_slurm_array_search_as_one_and_survive_the_kill_of_one(tmp_path: Path) -> None:
+    project = make_search(tmp_path, epochs=9)
+    (project.path / "extra.py").write_text("SECONDS = 1.0\n")
+    project.write_search(
+        "range: [0.1, 0.5]",
+        method="tpe",
+        trials=4,
+        workers=2,
+        halving="{ reduction: 2, first_rung: 2 }",
+    )
+    tasks = [_start_task(project, number) for number in range(2)]
+    _wait_until(lambda: len(project.counts("epoch")) > 2)
+    assert len(list((project.path / ".work/search/folders").iterdir())) == 2
+    refused = project.slipway("search", code=1)
+    assert "is already running" in refused
+    tasks[1].kill()
+    output, _ = tasks[0].communicate(timeout=300)
+    tasks[1].communicate()
+    assert tasks[0].returncode == 0, output
+    assert "1 at a time in each process" in output
+    joint = project.search("--join")
+
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    other = make_search(whole, epochs=9)
+    (other.path / "params.yaml").write_text((project.path / "params.yaml").read_text())
+    expected = other.search()
+    assert [_facts(row) for row in joint["trials"]] == [_facts(row) for row in expected["trials"]]
+    epochs_trained = project.counts("epoch")
+    assert len(set(epochs_trained)) == len(epochs_trained), "an epoch was trained twice"
+    assert set(epochs_trained) == set(other.counts("epoch")), "an epoch was lost"
+
+
+@pytest.mark.nightly(seconds=40)
+def test_trial_that_is_killed_after_its_outputs_are_written_is_not_saved(tmp_path: Path) -> None:
+    project = make_search(tmp_path)
+    project.write_search("choice: [0.3]", trials=1)
+    # Model and metrics are whole, but the training has not ended.
+    (project.path / "extra.py").write_text(
+        "import atexit, os\nSECONDS = 0\natexit.register(lambda: os.kill(os.getpid(), 9))\n"
+    )
+    assert "no trial of search-1 was trained to its end" in project.slipway("search", code=1)
+    assert project.git("for-each-ref", "--format=%(refname:lstrip=4)", "refs/exps") == ""
+    assert project.rows()["search-1-000"]["status"] == "failed"
+
+
 # Imported by each training; the second one fills the disk, once, and goes on.
 _FILLING = """\
 from pathlib import Path
@@ -141,6 +190,32 @@ def test_a_full_disk_ends_the_search_and_the_same_command_loses_no_trial(tmp_pat
     epochs_trained = project.counts("epoch")
     assert len(set(epochs_trained)) == 12
     assert len(epochs_trained) == 13, "only the epoch that could not be saved is trained again"
+
+
+def _start_task(project: TinySearch, number: int) -> "subprocess.Popen[str]":
+    """Start the search as a task of a Slurm array."""
+    array = {
+        "SLURM_JOB_ID": str(120 + number),
+        "SLURM_ARRAY_JOB_ID": "120",
+        "SLURM_ARRAY_TASK_ID": str(number),
+        "SLURM_ARRAY_TASK_COUNT": "2",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "slipway.cli", "search", "--join"],
+        cwd=project.path,
+        env=project.environment() | array,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def _facts(row: dict[str, object]) -> dict[str, object]:

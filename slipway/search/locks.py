@@ -1,0 +1,40 @@
+"""File locks between the processes of a search, by `flock`.
+
+A child process that inherits the file descriptor holds the lock, too. So what a killed search left
+running keeps its trial and its folder until it ends.
+"""
+
+import fcntl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+_POLL_S = 0.2
+
+
+class Interrupted(Exception):  # noqa: N818 - no fault
+    """The search was stopped."""
+
+
+def try_lock(path: Path) -> IO[bytes] | None:
+    """Return the locked file, for the caller to close; None if another one has the lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+@contextmanager
+def held(path: Path, stop: threading.Event | None = None) -> Iterator[None]:
+    """Wait for a lock and hold it for the block; Interrupted if `stop` is set before."""
+    while (lock := try_lock(path)) is None:
+        if (stop or threading.Event()).wait(_POLL_S):
+            raise Interrupted
+    with lock:
+        yield
