@@ -33,3 +33,18 @@ def browser(out: Path | None, runtime: Path | None, download: bool, variant: str
     from slipway.export.targets.browser.export import export_browser
 
     click.echo(export_browser(out or _out("browser"), runtime, variant, download=download))
+
+
+@click.command()
+@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/edge.")
+@click.option(
+    "--variant", metavar="NAME", help="Variant of the bundle; default: the choice for a CPU."
+)
+def edge(out: Path | None, variant: str | None) -> None:
+    """Write a script with its model, and certify it in an environment of its own.
+
+    It needs onnxruntime, numpy and Pillow. The limits of `edge` in params.yaml must be met.
+    """
+    from slipway.export.targets.edge.export import export_edge
+
+    click.echo(export_edge(out or _out("edge"), variant))

@@ -37,6 +37,7 @@ from slipway.config.sections import (
     CleanParams,
     CompileParams,
     DataParams,
+    EdgeParams,
     EvaluateParams,
     ExportParams,
     Gate,
@@ -84,6 +85,7 @@ class Params(ParamsSection):
     compile: CompileParams
     verify: VerifyParams
     search: SearchParams | None = None  # read by no stage
+    edge: EdgeParams | None = None  # read by no stage
 
     def problems(self) -> list[str]:
         """List the contradictions between sections that are valid on their own."""
@@ -100,7 +102,7 @@ def misfits(params: Params) -> list[str]:
         try:
             problems += list(rule(params))
         except AttributeError:
-            if params.model_fields_set | {"search"} >= set(Params.model_fields):
+            if params.model_fields_set | {"search", "edge"} >= set(Params.model_fields):
                 raise
     return problems
 

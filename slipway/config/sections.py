@@ -679,3 +679,12 @@ class VerifyParams(ParamsSection):
     max_metric_loss: dict[Variant, NotNegative]  # accuracy points, or relative growth of the RMSE
     batch_seconds: PositiveFloat  # limit for the repetition of fp32 in each small batch size
     timing_rounds: Positive  # latency is the median of this many calls
+
+
+class EdgeParams(ParamsSection):
+    """Limits of `slipway export edge`; null is no limit."""
+
+    max_folder_mb: PositiveFloat | None  # of the written files
+    max_installed_mb: PositiveFloat | None  # of the packages that run.py needs
+    max_memory_mb: PositiveFloat | None  # of the process at its peak
+    max_latency_ms: PositiveFloat | None  # median for one row, on the machine that exports

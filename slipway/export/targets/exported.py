@@ -16,7 +16,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.bundle import CARD, MANIFEST, LoadedBundle, ModelFile, load_bundle
+from slipway.artifacts.bundle import (
+    CARD,
+    MANIFEST,
+    LoadedBundle,
+    ModelFile,
+    Provider,
+    load_bundle,
+)
 from slipway.artifacts.certificate import (
     Certificate,
     Execution,
@@ -103,7 +110,10 @@ class ExportSource:
         )
 
     def reference(self, inputs: NDArray[Any]) -> Answers:
-        """Answer (rows, ...) inputs with ONNX Runtime on the CPU, as the certificate did."""
+        """Answer (rows, ...) inputs one by one, as targets do, with ONNX Runtime on the CPU.
+
+        In a batch, answers of a dynamic int8 graph depend on the other rows.
+        """
         runner = open_onnx(
             self.graph(),
             variant=self.variant,
@@ -111,7 +121,7 @@ class ExportSource:
             provider="cpu",
             num_threads=0,
         )
-        return run_in_batches(runner.run, inputs, self.bundle.manifest.max_batch_size)
+        return run_in_batches(runner.run, inputs, 1)
 
 
 @dataclass(frozen=True)
@@ -123,8 +133,10 @@ class TargetAnswers:
     rows_per_second: float
 
 
-def read_source(variant: str | None, default: str = "fp32") -> ExportSource:
+def read_source(variant: str | None, of_choice: Provider | None = None) -> ExportSource:
     """Read the project's certified bundle in the working directory.
+
+    Without `variant` it is fp32, or the bundle's own choice for the provider `of_choice`.
 
     Raises:
         CertificateError: the certificate is of another bundle, or does not certify it.
@@ -137,7 +149,8 @@ def read_source(variant: str | None, default: str = "fp32") -> ExportSource:
     certificate = read_certificate(CERTIFICATE)
     check_certificate(certificate, bundle, accept_draft=False)
     models = bundle.manifest.models
-    chosen = variant or (default if default in models else "fp32")
+    choice = bundle.manifest.choice.get(of_choice) if of_choice else None
+    chosen = variant or (choice.variant if choice else "fp32")
     if chosen not in models:
         raise UnavailableError(
             f"the bundle has no variant {chosen!r}, expected one of {', '.join(sorted(models))}. "

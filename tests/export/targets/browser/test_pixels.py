@@ -6,9 +6,7 @@ import itertools
 import json
 import random
 import shutil
-import struct
 import subprocess
-import zlib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from PIL import Image
 
 from slipway.inputs.images import ImageContract, array_from_bytes
 from slipway.system.errors import ImageError
+from tests.export.targets.pngs import FILTERS, MODES, chunk, contract_of, every_kind, raw_png
 
 pytestmark = [
     pytest.mark.process,
@@ -28,8 +27,6 @@ pytestmark = [
     ),
 ]
 PAGE = files("slipway.export.targets.browser") / "page"
-MODES = ("stretch", "crop", "pad")
-FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
 # Decodes each case, one JSON object a line, and prints its pixels in base64 or its error.
 SCRIPT = """
 const fs = require('fs');
@@ -45,57 +42,6 @@ require(process.argv[2]);
   }
 })();
 """
-
-
-def contract_of(mode: str, interpolation: str, channels: int, size_px: int = 12) -> ImageContract:
-    return ImageContract.model_validate(
-        {
-            "kind": "images",
-            "transform": None,
-            "size_px": size_px,
-            "channels": channels,
-            "resize_mode": mode,
-            "interpolation": interpolation,
-            "max_pixels": 10_000,
-        }
-    )
-
-
-def chunk(kind: bytes, content: bytes) -> bytes:
-    body = kind + content
-    return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
-
-
-def raw_png(
-    colour_type: int,
-    depth: int,
-    size: tuple[int, int],
-    chance: random.Random,
-    is_interlaced: bool = False,
-    extra: bytes = b"",
-) -> bytes:
-    """A PNG of random samples with random filters, also of kinds that Pillow does not write."""
-    width, height = size
-    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour_type]
-    passes = [(0, 0, 1, 1)]
-    if is_interlaced:
-        passes = [
-            *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
-            *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
-        ]
-    lines = b""
-    for left, top, dx, dy in passes:
-        columns, rows = len(range(left, width, dx)), len(range(top, height, dy))
-        for _ in range(rows if columns else 0):
-            lines += bytes([chance.randrange(5)]) + chance.randbytes((columns * bits + 7) // 8)
-    palette = chunk(b"PLTE", chance.randbytes(3 << depth)) if colour_type == 3 else b""
-    header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, is_interlaced)
-    return b"".join(
-        [
-            *(b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", header), palette, extra),
-            *(chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b"")),
-        ]
-    )
 
 
 def in_node(folder: Path, cases: list[tuple[ImageContract, bytes]]) -> list[str]:
@@ -137,21 +83,7 @@ def differing(folder: Path, cases: list[tuple[ImageContract, bytes]]) -> list[An
 
 
 def test_the_page_decodes_every_kind_of_png_to_our_pixels(tmp_path: Path) -> None:
-    chance = random.Random(5)
-    kinds = [
-        *((0, depth) for depth in (1, 2, 4, 8, 16)),
-        *((3, depth) for depth in (1, 2, 4, 8)),
-        *((kind, depth) for kind in (2, 4, 6) for depth in (8, 16)),
-    ]
-    cases = []
-    for (colour_type, depth), is_interlaced, channels in itertools.product(
-        kinds, (False, True), (1, 3)
-    ):
-        size = (chance.randrange(1, 40), chance.randrange(1, 40))
-        mode, interpolation = chance.choice(MODES), chance.choice(FILTERS)
-        png = raw_png(colour_type, depth, size, chance, is_interlaced)
-        cases.append((contract_of(mode, interpolation, channels), png))
-    assert differing(tmp_path, cases) == []
+    assert differing(tmp_path, every_kind(random.Random(5))) == []
 
 
 def test_the_page_treats_transparent_colours_and_orientations_as_we_do(tmp_path: Path) -> None:

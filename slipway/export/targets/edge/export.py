@@ -1,0 +1,263 @@
+"""Writes the folder of `slipway export edge`, and runs its script in an environment of its own.
+
+The hop `edge` installs `requirements.txt` with uv into a new environment, lets `run.py` answer the
+original bytes of every test row there, and measures what `edge` in params.yaml limits.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.bundle import SCORE_NAME
+from slipway.artifacts.certificate import Hop
+from slipway.artifacts.uncertainty import Answers, Calibration, decided_classes, given_labels
+from slipway.config.params import load_params
+from slipway.config.sections import EdgeParams
+from slipway.export.certification.comparison import failed, not_executed
+from slipway.export.targets.exported import (
+    ExportRecord,
+    ExportSource,
+    TargetAnswers,
+    compare,
+    read_source,
+    summary,
+    write_export,
+)
+from slipway.inputs.columns import ColumnContract
+from slipway.inputs.images import ImageContract
+from slipway.system import files
+from slipway.system.errors import ParityError, UnavailableError
+
+NAME = "edge"
+_SCRIPT = package_files("slipway.export.targets.edge") / "run.py"
+_PLATFORM = "aarch64-unknown-linux-gnu"
+_EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
+_CONTAINERFILE = """\
+# podman build --platform linux/arm64 --tag model .     (linux/amd64 works as well)
+# podman run --rm --network none --read-only -v ./pictures:/in:ro model /in
+FROM docker.io/library/python:{python}-slim
+COPY requirements.txt /model/
+RUN pip install --no-cache-dir --only-binary=:all: -r /model/requirements.txt
+COPY . /model/
+USER 65534
+ENTRYPOINT ["python", "/model/run.py"]
+"""
+NO_BUDGET = EdgeParams(
+    max_folder_mb=None, max_installed_mb=None, max_memory_mb=None, max_latency_ms=None
+)
+
+
+def export_edge(out: Path, variant: str | None) -> str:
+    """Write the folder to `out`; return a summary.
+
+    Raises:
+        UnavailableError: a bundle that the script cannot carry.
+        ParityError: the hop `edge` differs, or a budget is exceeded.
+    """
+    source = read_source(variant, of_choice="cpu")
+    budget = load_params().edge or NO_BUDGET
+    record = write_edge(out, source, budget)
+    facts = record.facts
+    measured = [
+        f"{facts['installed_mb']:.0f} MB installed, {facts['memory_mb']:.0f} MB of memory"
+    ] * ("installed_mb" in facts)
+    return summary(out, record, [*measured, f"now: python {out / 'run.py'} FILE_OR_FOLDER"])
+
+
+def write_edge(out: Path, source: ExportSource, budget: EdgeParams = NO_BUDGET) -> ExportRecord:
+    """Write script, graph and recipe of a certified model, and run its hop within `budget`."""
+    require_script(source)
+
+    def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
+        write_files(folder, source)
+        size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+        hop, facts = run_edge_hop(folder, source)
+        facts = {"folder_mb": size} | facts
+        require_within(budget, facts | {"latency_ms": hop.latency_ms})
+        return hop, facts
+
+    return write_export(out, source, "edge", fill)
+
+
+def require_script(source: ExportSource) -> None:
+    """Raise UnavailableError for a bundle that the script cannot carry."""
+    contract = source.bundle.manifest.input
+    if isinstance(contract, ImageContract) and contract.transform is not None:
+        found = f"the function {contract.transform.function} of precompute.transform"
+    elif not isinstance(contract, (ImageContract, ColumnContract)):
+        found = f"a model of {contract.kind}"
+    else:
+        return
+    raise UnavailableError(
+        f"the script cannot carry {found}; expected images or a table whose preprocessing is "
+        "Slipway's own. Serve it with `slipway serve`."
+    )
+
+
+def require_within(budget: EdgeParams, measured: Mapping[str, Any]) -> None:
+    """Raise ParityError if a measured number exceeds its limit in params.yaml."""
+    beyond = [
+        f"{name} is {value:.4g}, expected at most {most:g} (edge.max_{name})"
+        for name in ("folder_mb", "installed_mb", "memory_mb", "latency_ms")
+        if (most := getattr(budget, f"max_{name}")) is not None
+        and (value := measured.get(name)) is not None
+        and value > most
+    ]
+    if beyond:
+        raise ParityError(
+            f"the export exceeds its budget: {'; '.join(beyond)}. Export a smaller variant with "
+            "--variant, train a smaller network, or raise the limit in params.yaml."
+        )
+
+
+def write_files(folder: Path, source: ExportSource) -> None:
+    """Write script, graph, contract, requirements and recipe."""
+    manifest = source.bundle.manifest
+    (folder / "run.py").write_bytes(_SCRIPT.read_bytes())
+    files.write_bytes(folder / "model.onnx", source.graph())
+    facts = {
+        "version": source.bundle.version,
+        "variant": source.variant,
+        "contract": manifest.input.model_dump(mode="json"),
+        "input_name": manifest.input_name,
+        "output_name": manifest.output_name,
+        "score_name": SCORE_NAME,
+        "labels": manifest.output.labels,
+        "calibration": source.calibration.model_dump(mode="json"),
+    }
+    files.write_json(folder / "model.json", facts)
+    has_pixels = isinstance(manifest.input, ImageContract)
+    names = ["numpy", "onnxruntime", *["pillow"] * has_pixels]
+    files.write_text(
+        folder / "requirements.txt", "".join(f"{name}=={_installed(name)}\n" for name in names)
+    )
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    files.write_text(folder / "Containerfile", _CONTAINERFILE.format(python=python))
+
+
+def run_edge_hop(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
+    """Let the script answer every test row in a new environment; return the hop and its facts."""
+    requested = source.requested("edge", "cpu")
+    payloads = sorted(source.rows.payloads(), key=lambda payload: payload.position)
+    with tempfile.TemporaryDirectory() as scratch:
+        environment, rows = Path(scratch) / "environment", Path(scratch) / "rows"
+        try:
+            facts = install(environment, folder / "requirements.txt")
+        except UnavailableError as error:
+            return not_executed(NAME, requested, str(error)), {}
+        rows.mkdir()
+        for payload in payloads:
+            (rows / f"{payload.position:08d}").write_bytes(payload.content)
+        command = [environment / "bin/python", "-I", folder / "run.py", rows]
+        rounds = ["--measure", str(source.rows.timing_rounds)]
+        begin = time.perf_counter()
+        done = subprocess.run(
+            [*map(str, command), *rounds], capture_output=True, text=True, cwd=scratch
+        )
+        seconds = time.perf_counter() - begin
+    try:
+        *lines, last = map(json.loads, done.stdout.splitlines())
+        measured = last["measured"]
+        answers = _read_answers(lines, source, [payload.row_id for payload in payloads])
+    except (ValueError, KeyError, TypeError) as error:
+        said = f"{error}; {done.stderr[-300:].strip()}".rstrip("; ")
+        return failed(NAME, requested, f"run.py gave no answers: {said}"), facts
+    except ParityError as error:
+        return failed(NAME, requested, str(error)), facts
+    found = TargetAnswers(answers, measured["latency_ms"], len(lines) / seconds)
+    return compare(source, NAME, requested, found), facts | {"memory_mb": measured["memory_mb"]}
+
+
+def install(environment: Path, requirements: Path) -> dict[str, Any]:
+    """Make a new environment with the requirements; return its size and what was tried.
+
+    Raises UnavailableError without uv, or if the packages cannot be installed.
+    """
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    if uv is None:
+        raise UnavailableError("there is no uv here, expected one: pip install uv")
+    python = environment / "bin/python"
+    _uv(uv, "venv", "--quiet", "--python", sys.executable, str(environment))
+    _uv(uv, "pip", "install", "--quiet", "--python", str(python), "-r", str(requirements))
+    packages = next(environment.glob("lib/python*/site-packages"))
+    size = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file())
+    only_wheels = ("--dry-run", "--only-binary", ":all:", "--python-platform", _PLATFORM)
+    target = ("--target", str(environment / "aarch64"), "-r", str(requirements))
+    try:
+        _uv(uv, "pip", "install", "--quiet", *only_wheels, *target)
+        wheels = "all requirements have wheels"
+    except UnavailableError as error:
+        wheels = str(error)
+    emulator = next((name for name in _EMULATORS if shutil.which(name)), None)
+    reason = "no image was built" if emulator else f"none of {', '.join(_EMULATORS)} is here"
+    return {
+        "installed_mb": size / 1e6,
+        "aarch64_wheels": wheels,
+        "aarch64_run": f"not executed: {reason}",
+    }
+
+
+def _uv(command: str, *arguments: str) -> None:
+    quiet = os.environ | {"UV_NO_PROGRESS": "1"}
+    done = subprocess.run([command, *arguments], capture_output=True, text=True, env=quiet)
+    if done.returncode:
+        raise UnavailableError(
+            f"uv {' '.join(arguments[:2])} failed: {' '.join(done.stderr.split())[-300:]}"
+        )
+
+
+def _read_answers(lines: list[dict[str, Any]], source: ExportSource, ids: list[str]) -> Answers:
+    """Read the lines of the script; ParityError if a row was refused or its label is wrong."""
+    labels, calibration = source.bundle.manifest.output.labels, source.calibration
+    outputs, scores = [], []
+    if len(lines) != len(ids):
+        raise ParityError(f"run.py answered {len(lines)} of {len(ids)} rows")
+    for row_id, line in zip(ids, lines, strict=True):
+        if "error" in line:
+            raise ParityError(f"row {row_id}: {line['error'].rstrip('.')}")
+        shares = [line["probabilities"][name] for name in labels] if labels else [line["value"]]
+        outputs.append(np.array(shares, np.float32))
+        scores.append(np.float32(line["ood_score"]))
+        expected = list(_expected_fields(outputs[-1], scores[-1], labels, calibration))
+        wrong = [name for name, value in expected if line[name] != value]
+        if wrong:
+            raise ParityError(f"row {row_id}: {', '.join(wrong)} do not fit the probabilities")
+    return Answers(np.stack(outputs), np.array(scores))
+
+
+def _expected_fields(
+    outputs: NDArray[np.float32], score: np.float32, labels: list[str], calibration: Calibration
+) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that follow from an answer, by the bundle's calibration."""
+    yield "is_ood", bool(calibration.is_ood(score))
+    if not labels:
+        interval = calibration.interval(float(outputs[0]))
+        yield "interval", interval and list(interval)
+        return
+    inside = calibration.prediction_sets(outputs)
+    yield "prediction_set", [name for name, own in zip(labels, inside, strict=True) if own]
+    if calibration.thresholds is not None and calibration.decision is None:
+        given = given_labels(outputs, calibration.thresholds)
+        yield "labels", [name for name, own in zip(labels, given, strict=True) if own]
+    else:
+        yield "label", labels[int(decided_classes(outputs, calibration.thresholds))]
+
+
+def _installed(name: str) -> str:
+    """Return the version in use; that of onnxruntime may be installed with CUDA."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return version(f"{name}-gpu")

@@ -1,0 +1,272 @@
+"""Answers images, or rows of a table as JSON objects, with a certified model.
+
+`python run.py FILE_OR_FOLDER ...` prints one JSON object per file, with the fields of the service.
+It needs onnxruntime, numpy and, for images, Pillow. It makes no connection.
+"""
+
+import argparse
+import io
+import json
+import math
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HERE = Path(__file__).resolve().parent
+FORMATS = ("PNG", "JPEG")
+PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "I;16")
+MAX_UINT16 = 65535
+MAX_CATEGORY_LENGTH = 256
+SECONDS_PER_DAY = 86400
+
+
+class InputError(Exception):
+    """An input that the model cannot take: what was found, what was expected, and the fix."""
+
+
+def pixels_of(payload: bytes, contract: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """Decode a PNG or JPEG to (size_px, size_px, channels) uint8."""
+    from PIL import Image, ImageOps
+
+    Image.MAX_IMAGE_PIXELS = None  # the contract's own limit is checked
+    try:
+        image: Any = Image.open(io.BytesIO(payload), formats=FORMATS)
+        if image.width * image.height > contract["max_pixels"]:
+            raise InputError(
+                f"found {image.width}x{image.height} pixels, expected at most "
+                f"{contract['max_pixels']}. Make the image smaller."
+            )
+        image.load()
+        image = ImageOps.exif_transpose(image)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"found no readable image ({error}), expected a whole PNG or JPEG. Save it again."
+        ) from error
+    return _fit(_flat(image, contract["channels"]), contract)
+
+
+def _flat(image: Any, channels: int) -> Any:
+    """Convert to grey or RGB: 16 bits become 8, transparency white."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.uint32).clip(0, MAX_UINT16)
+        image = Image.fromarray((values // 257).astype(np.uint8))
+    elif image.mode not in PLAIN_MODES or "transparency" in image.info:
+        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def _fit(image: Any, contract: Mapping[str, Any]) -> NDArray[np.uint8]:
+    from PIL import Image, ImageOps
+
+    size = (contract["size_px"], contract["size_px"])
+    method = Image.Resampling[contract["interpolation"].upper()]
+    if image.size != size:
+        if contract["resize_mode"] == "crop":
+            image = ImageOps.fit(image, size, method=method)
+        elif contract["resize_mode"] == "pad":
+            image = ImageOps.pad(image, size, method=method)
+        else:
+            image = image.resize(size, method)
+    return np.asarray(image, np.uint8).reshape(*size, contract["channels"])
+
+
+def row_of(row: Mapping[str, Any], contract: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Encode a row as (width,) float32: values, indicators of missing ones, category codes."""
+    columns = contract["columns"]
+    known = [*(column["name"] for column in columns), *contract["ignored"]]
+    for name in row:
+        if name not in known:
+            raise InputError(f"found a column {name!r}, expected {', '.join(known)}. Leave it out.")
+    cells = [(column, _cell(row.get(column["name"]), column)) for column in columns]
+    numbers = [(column, cell) for column, cell in cells if column["kind"] != "category"]
+    values = [
+        ((column["fill"] if cell is None else cell) - column["mean"]) / column["std"]
+        for column, cell in numbers
+    ]
+    missing = [float(cell is None) for column, cell in numbers if column["has_missing"]]
+    codes = [
+        column["categories"].index(cell) + 1
+        if cell in column["categories"]
+        else 1 - column["has_missing"]
+        for column, cell in cells
+        if column["kind"] == "category"
+    ]
+    with np.errstate(over="ignore"):
+        encoded = np.array([*values, *missing, *codes], np.float64).astype(np.float32)
+    if not np.isfinite(encoded).all():
+        raise InputError("found a number beyond 32 bits, expected a smaller one. Correct it.")
+    return encoded
+
+
+def _cell(value: Any, column: Mapping[str, Any]) -> Any:
+    """Read one value: a category as text, anything else as a number, None if missing."""
+    takes_missing = column["has_missing"] or column["imputed"]
+    if value is None or (isinstance(value, str) and not value.strip()):
+        if column["required"] or not takes_missing:
+            raise _refusal(column, "no value")
+        return None
+    kind, cell = column["kind"], math.nan
+    if kind == "category" and isinstance(value, str):
+        text = value.strip()
+        is_known = text in column["categories"] or takes_missing
+        if len(text) > MAX_CATEGORY_LENGTH or not is_known:
+            raise _refusal(column, repr(text[:80]))
+        return text
+    if kind == "boolean" and isinstance(value, bool):
+        cell = float(value)
+    elif kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        cell = float(value) if abs(value) < sys.float_info.max else math.inf
+    elif kind == "date" and isinstance(value, str):
+        cell = _days(value)
+    low, high = column["min"], column["max"]
+    is_outside = (low is not None and cell < low) or (high is not None and cell > high)
+    if not math.isfinite(cell) or is_outside:
+        raise _refusal(column, repr(value)[:80])
+    return cell
+
+
+def _days(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return math.nan
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp() / SECONDS_PER_DAY
+
+
+def _refusal(column: Mapping[str, Any], found: str) -> InputError:
+    expected = {
+        "category": f"one of {', '.join(column['categories'][:8])}",
+        "boolean": "true or false",
+        "date": "a date such as 2026-11-20",
+        "number": "a finite number within the column's bounds",
+    }[column["kind"]]
+    return InputError(f"{column['name']}: found {found}, expected {expected}. Correct this cell.")
+
+
+class ExportedModel:
+    """The graph in ONNX Runtime, with its contract, labels and calibration."""
+
+    def __init__(self, folder: Path = HERE) -> None:
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+        import onnxruntime
+
+        self.facts: dict[str, Any] = json.loads((folder / "model.json").read_text())
+        self._session = onnxruntime.InferenceSession(
+            str(folder / "model.onnx"), providers=["CPUExecutionProvider"]
+        )
+
+    def input_of(self, payload: bytes) -> NDArray[Any]:
+        """Turn the bytes of a file into one row as the network takes it."""
+        contract = self.facts["contract"]
+        if contract["kind"] == "images":
+            return pixels_of(payload, contract)
+        try:
+            row = json.loads(payload)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise InputError("found no JSON object, expected one row. Correct the file.")
+        return row_of(row, contract)
+
+    def run(self, row: NDArray[Any]) -> tuple[NDArray[np.float32], np.float32]:
+        """Return the outputs (columns,) and the OOD score of one row."""
+        names = [self.facts["output_name"], self.facts["score_name"]]
+        outputs, scores = self._session.run(names, {self.facts["input_name"]: row[np.newaxis]})
+        return outputs[0], scores[0]
+
+    def describe(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
+        """Return an answer with the fields of the service."""
+        labels, calibration = self.facts["labels"], self.facts["calibration"]
+        most = calibration["ood"]["threshold"]
+        is_ood = most is not None and bool(score > np.float32(most))
+        ood = {"ood_score": float(score), "is_ood": is_ood}
+        conformal = calibration["conformal"]["threshold"]
+        if not labels:
+            value = float(outputs[0])
+            interval = None if conformal is None else [value - conformal, value + conformal]
+            return {"value": value, "interval": interval, **ood}
+        thresholds, decision = calibration["thresholds"], calibration["decision"]
+        given = [int(outputs.argmax())]
+        if thresholds is not None:
+            given = np.flatnonzero(outputs >= np.asarray(thresholds, np.float32)).tolist()
+        if decision is not None:
+            place = decision["place"]
+            given = [place if place in given else 1 - place]
+        least = min(np.float32(conformal or 0), outputs.max())
+        inside = [place for place in range(len(labels)) if outputs[place] >= least]
+        chosen = [labels[place] for place in given]
+        several = thresholds is not None and decision is None
+        return {
+            **({"labels": chosen} if several else {"label": chosen[0]}),
+            "probabilities": dict(zip(labels, map(float, outputs), strict=True)),
+            "prediction_set": [labels[place] for place in sorted({*inside, *given})],
+            **ood,
+        }
+
+
+def files_in(paths: list[Path]) -> Iterator[Path]:
+    """Yield the files, and those of folders in the order of their names."""
+    for path in paths:
+        yield from (
+            sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+        )
+
+
+def measure(model: ExportedModel, row: NDArray[Any], rounds: int) -> dict[str, float]:
+    """Measure the median seconds of one row, and the memory of this process at its peak."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        model.run(row)
+        times.append(time.perf_counter() - start)
+    return {"latency_ms": 1000 * statistics.median(times), "memory_mb": _peak_bytes() / 1e6}
+
+
+def _peak_bytes() -> int:
+    """Return the memory of this process at its peak."""
+    status = Path("/proc/self/status")
+    if status.exists():  # the rusage of Linux counts the parent before `exec`, too
+        fields = dict(line.partition(":")[::2] for line in status.read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def main() -> int:
+    """Run the command; 1 if a file could not be answered."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_FOLDER")
+    parser.add_argument("--measure", type=int, default=0, metavar="ROUNDS")
+    given = parser.parse_args()
+    model, row, failed = ExportedModel(), None, 0
+    for path in files_in(given.paths):
+        try:
+            row = model.input_of(path.read_bytes())
+            answer = model.describe(*model.run(row))
+        except (InputError, OSError) as error:
+            failed, answer = 1, {"error": str(error)}
+        print(json.dumps({"file": path.name, **answer}, ensure_ascii=False))
+    if given.measure and row is not None:
+        print(json.dumps({"measured": measure(model, row, given.measure)}))
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The folder of `slipway export edge`: its budgets, and its script in an environment of its own."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipway.config.sections import EdgeParams
+from slipway.export.targets.edge.export import (
+    NO_BUDGET,
+    install,
+    require_script,
+    require_within,
+    run_edge_hop,
+    write_edge,
+    write_files,
+)
+from slipway.export.targets.exported import ExportSource
+from slipway.system.errors import ParityError, UnavailableError
+from tests.export.targets.sources import image_source, photo, photos, table_source
+from tests.serving.bundles import text_classifier, write_bundle
+
+MOST_INSTALLED_MB = 150
+MEASURED = {"folder_mb": 3.0, "installed_mb": 144.2, "memory_mb": 90.0, "latency_ms": 1.5}
+
+
+def limits(**given: float) -> EdgeParams:
+    return NO_BUDGET.model_copy(update=given)
+
+
+def test_an_export_beyond_a_budget_is_refused_with_every_limit_named() -> None:
+    require_within(limits(max_installed_mb=144.2, max_latency_ms=2.0), MEASURED)
+    with pytest.raises(
+        ParityError, match=r"installed_mb is 144\.2, expected at most 100"
+    ) as refusal:
+        require_within(limits(max_installed_mb=100.0, max_latency_ms=1.0), MEASURED)
+    assert "latency_ms is 1.5, expected at most 1 (edge.max_latency_ms)" in str(refusal.value)
+    assert "memory_mb" not in str(refusal.value)
+
+
+def test_a_number_that_was_not_measured_breaks_no_budget() -> None:
+    require_within(limits(max_memory_mb=1.0), {"folder_mb": 3.0, "latency_ms": None})
+
+
+def test_error_names_what_the_script_cannot_carry(tmp_path: Path) -> None:
+    source = image_source(tmp_path, photos())
+    texts = write_bundle(tmp_path / "texts", text_classifier())
+    with pytest.raises(UnavailableError, match="cannot carry a model of texts; expected images"):
+        require_script(ExportSource(texts, source.certificate, "fp32", source.rows))
+
+
+def test_without_uv_the_hop_is_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(UnavailableError, match="there is no uv here"):
+        install(tmp_path / "environment", tmp_path / "requirements.txt")
+
+
+@pytest.mark.process
+def test_the_script_answers_files_and_names_those_that_it_cannot_read(tmp_path: Path) -> None:
+    write_files(tmp_path, image_source(tmp_path / "source", photos()))
+    (tmp_path / "good.png").write_bytes(photo(1, (20, 20)))
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    command = [sys.executable, "run.py", "good.png", "bad.png", "gone.png"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    good, bad, gone = done.stdout.splitlines()
+    assert '"label": ' in good
+    assert "found no readable image" in bad
+    assert "No such file" in gone
+
+
+@pytest.mark.nightly(seconds=60)
+@pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
+@pytest.mark.parametrize("is_table", [False, True])
+def test_the_script_answers_as_the_certified_graph_in_an_environment_of_its_own(
+    is_table: bool, tmp_path: Path
+) -> None:
+    jpegs = [photo(90 + row, (64 + row, 48), "JPEG") for row in range(4)]
+    source = table_source(tmp_path) if is_table else image_source(tmp_path, [*photos(), *jpegs])
+    record = write_edge(tmp_path / "edge", source, limits(max_installed_mb=MOST_INSTALLED_MB))
+    if record.hop.status == "not_executed":
+        pytest.skip(record.hop.reason)
+    assert record.certified
+    assert record.hop.max_difference == 0.0
+    assert record.facts["installed_mb"] < MOST_INSTALLED_MB
+
+
+@pytest.mark.nightly(seconds=60)
+@pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
+def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path) -> None:
+    source = image_source(tmp_path / "source", photos())
+    write_files(tmp_path, source)
+    script = (tmp_path / "run.py").read_text()
+    assert "np.asarray(image, np.uint8)" in script
+    swapped = script.replace(
+        "np.asarray(image, np.uint8)", "np.asarray(image, np.uint8)[..., ::-1]"
+    )
+    (tmp_path / "run.py").write_text(swapped)
+    hop, _ = run_edge_hop(tmp_path, source)
+    if hop.status == "not_executed":
+        pytest.skip(hop.reason)
+    assert (hop.name, hop.status) == ("edge", "differs")
+    assert "the largest difference is" in hop.reason

@@ -1,0 +1,67 @@
+"""The script of `slipway export edge` against Slipway's own preprocessing."""
+
+import io
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slipway.export.targets.edge.run import InputError, pixels_of, row_of
+from slipway.inputs.columns import encode_rows, read_row
+from slipway.inputs.images import array_from_bytes
+from slipway.system.errors import CellError
+from tests.export.targets.pngs import chunk, contract_of, every_kind, raw_png
+from tests.export.targets.sources import photo
+from tests.serving.bundles import COLUMNS, ROW, table_row
+
+FACTS = json.loads(COLUMNS.model_dump_json())
+
+
+def test_the_script_gives_our_pixels_for_every_kind_of_png_and_for_jpeg() -> None:
+    chance = random.Random(9)
+    cases = every_kind(chance)
+    for colour_type, content in ((0, b"\0\1"), (2, b"\0\1\0\2\0\3"), (3, b"\x00\x80\xff\x10")):
+        png = raw_png(colour_type, 8, (17, 11), chance, extra=chunk(b"tRNS", content))
+        cases += [(contract_of("stretch", "bilinear", channels), png) for channels in (1, 3)]
+    for size in ((40, 30), (31, 64)):
+        cases.append((contract_of("crop", "lanczos", 3), photo(3, size, "JPEG")))
+    for number, (contract, payload) in enumerate(cases):
+        found = pixels_of(payload, contract.model_dump())
+        assert np.array_equal(found, array_from_bytes(payload, contract)), number
+
+
+def test_the_script_encodes_rows_as_we_do() -> None:
+    rows: list[dict[str, Any]] = [table_row(number) for number in range(30)]
+    rows += [ROW | {"since": "2021-03-04T05:06:07.25+02:00"}, ROW | {"city": "nowhere"}]
+    for row in rows:
+        expected = encode_rows([read_row(row, COLUMNS)], COLUMNS)[0]
+        assert np.array_equal(row_of(row, FACTS), expected), row
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"age": 121}, {"age": None}, {"age": "41"}, {"age": True}, {"age": 10**400}),
+        *({"colour": "pink"}, {"member": 1}, {"since": "yesterday"}, {"shoe": 1}),
+        {"income": 1e300},
+    ],
+)
+def test_the_script_refuses_the_rows_that_we_refuse_in_three_parts(change: dict[str, Any]) -> None:
+    row = ROW | change
+    with pytest.raises(CellError):
+        encode_rows([read_row(row, COLUMNS)], COLUMNS)
+    with pytest.raises(InputError, match=r"found .*, expected .*\. \w+.*\.$"):
+        row_of(row, FACTS)
+
+
+def test_the_script_refuses_other_formats_and_too_many_pixels() -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(stream, "WEBP")
+    contract = contract_of("stretch", "bilinear", 3).model_dump()
+    with pytest.raises(InputError, match="expected a whole PNG or JPEG"):
+        pixels_of(stream.getvalue(), contract)
+    with pytest.raises(InputError, match="found 200x200 pixels, expected at most 10000"):
+        pixels_of(raw_png(0, 8, (200, 200), random.Random(1)), contract)
