@@ -57,6 +57,13 @@ def run(words: tuple[str, ...], name: str | None, serve: bool, port: int) -> Non
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page to this file.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--price-per-gpu-hour",
+    "gpu_hour",
+    type=click.FloatRange(min=0),
+    metavar="PRICE",
+    help="Add a column with the cost of each run.",
+)
 def compare(
     names: tuple[str, ...],
     sort: str | None,
@@ -65,6 +72,7 @@ def compare(
     html: Path | None,
     as_csv: bool,
     as_json: bool,
+    gpu_hour: float | None,
 ) -> None:
     """List the experiments, newest first, with the params that differ and the results.
 
@@ -73,14 +81,15 @@ def compare(
     from slipway.experiments.comparison import read_comparison
 
     if names:
-        if sort or reverse or conditions or as_csv or as_json:
+        if sort or reverse or conditions or as_csv or as_json or gpu_hour is not None:
             raise ParamsError(
                 "compare was given names and an option for lists; expected no option but --html "
-                "with names. Leave out --sort, --reverse, --filter, --csv and --json, or the names."
+                "with names. Leave out --sort, --reverse, --filter, --csv, --json and "
+                "--price-per-gpu-hour, or the names."
             )
         _compare_two(names, html)
         return
-    comparison = read_comparison().filtered(conditions)
+    comparison = read_comparison(gpu_hour).filtered(conditions)
     if sort or reverse:
         comparison = comparison.sorted(sort or "started", reverse=reverse)
     if html:

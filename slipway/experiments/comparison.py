@@ -9,7 +9,7 @@ import io
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from slipway.config.mistakes import as_yaml, hint
 from slipway.config.params import read_content
 from slipway.experiments import repository
 from slipway.experiments.records import ExperimentRecord, params_of, read_records, shortened
-from slipway.experiments.results import GATES, METRICS, VERIFIED, read_results
+from slipway.experiments.results import GATES, METRICS, TRAINED, VERIFIED, read_results
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.reports.console import interval, number, text_table
 from slipway.system.errors import ParamsError
@@ -35,6 +35,7 @@ class Comparison:
 
     records: Sequence[ExperimentRecord]
     every: Sequence[ExperimentRecord]  # also those that a filter leaves out
+    gpu_hour: float | None = None  # its price; None: no costs are shown
 
     @cached_property
     def changed(self) -> list[str]:
@@ -57,7 +58,7 @@ class Comparison:
         """Keep the experiments that meet all conditions, such as "train.epochs>5"."""
         tests = [self._condition(text) for text in conditions]
         kept = [record for record in self.records if all(test(record) for test in tests)]
-        return Comparison(kept, self.every)
+        return replace(self, records=kept)
 
     def sorted(self, key: str, *, reverse: bool = False) -> "Comparison":
         """Sort by a column: `metric` from the best, others from the least; empty cells last."""
@@ -74,7 +75,17 @@ class Comparison:
             return (not is_number, value if is_number else str(value))
 
         filled.sort(key=order, reverse=is_best_first is not reverse)
-        return Comparison([*filled, *empty], self.every)
+        return replace(self, records=[*filled, *empty])
+
+    def cost(self, record: ExperimentRecord) -> float | None:
+        """Return the price of the GPUs over the whole run; None if it or their number is unknown.
+
+        The GPUs are rented while the other stages run, too.
+        """
+        processes = record.results and record.results.processes
+        if self.gpu_hour is None or record.seconds is None or not processes:
+            return None
+        return self.gpu_hour * processes * record.seconds / 3600
 
     def text(self) -> str:
         """Build the table for a terminal, with a line for each failure below it."""
@@ -101,6 +112,12 @@ class Comparison:
             columns.insert(4, "validation")
             for row, record in zip(rows, self.records, strict=True):
                 row.insert(4, _validation(record))
+        if self.gpu_hour is not None:
+            place = columns.index("seconds") + 1
+            columns.insert(place, "cost")
+            for row, record in zip(rows, self.records, strict=True):
+                cost = self.cost(record)
+                row.insert(place, "" if cost is None else f"{cost:,.2f}")
         return columns, rows
 
     def _cells(self, record: ExperimentRecord) -> list[str]:
@@ -126,6 +143,7 @@ class Comparison:
                 "cause": record.reason,
                 "stage": record.stage,
                 "seconds": record.seconds,
+                "cost": self.cost(record),
                 "params": self.changed_params(record),
                 "results": record.results.model_dump(mode="json") if record.results else None,
                 "search": record.search,
@@ -140,13 +158,15 @@ class Comparison:
             *("name", "started", "status", "cause", "stage", "metric", "value", "low", "high"),
             *("baseline", "log_loss", "seconds", "gates", "certificate", "validation"),
         ]
+        costs = [] if self.gpu_hour is None else ["cost"]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*columns, *self.changed])
+        writer.writerow([*columns, *costs, *self.changed])
         for record in self.records:
             params = self.changed_params(record)
             named = (value_of(record, _CSV_NAMES.get(column, column)) for column in columns)
-            writer.writerow([*named, *(params.get(key, "") for key in self.changed)])
+            cost = [self.cost(record) for _ in costs]
+            writer.writerow([*named, *cost, *(params.get(key, "") for key in self.changed)])
         return text.getvalue()
 
     def _condition(self, text: str) -> Callable[[ExperimentRecord], bool]:
@@ -169,7 +189,7 @@ class Comparison:
             raise ParamsError(f"{key!r} is not a column to sort or filter by; {near}")
 
 
-def read_comparison() -> Comparison:
+def read_comparison(gpu_hour: float | None = None) -> Comparison:
     """Read all experiments, newest first; ParamsError outside a project."""
     read_content()
     records = read_records()
@@ -180,7 +200,7 @@ def read_comparison() -> Comparison:
         if name not in known
     ]
     every = sorted([*records, *others], key=lambda record: _time(record.started), reverse=True)
-    return Comparison(every, every)
+    return Comparison(every, every, gpu_hour)
 
 
 def value_of(record: ExperimentRecord, key: str) -> Any:
@@ -235,7 +255,7 @@ def _validation(record: ExperimentRecord) -> str:
 
 def _from_commit(name: str, commit: str) -> ExperimentRecord:
     """Build the row of an experiment that only DVC knows."""
-    paths = ["params.yaml", *(path.as_posix() for path in (METRICS, GATES, VERIFIED))]
+    paths = ["params.yaml", *(path.as_posix() for path in (METRICS, GATES, TRAINED, VERIFIED))]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         repository.write_files(commit, paths, root)

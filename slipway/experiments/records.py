@@ -34,6 +34,7 @@ class Results(Contract):
     log_loss: float | None
     gates: Verdict | Literal[""]
     certificate: str  # its status
+    processes: int | None = None  # of the training, one per device
 
 
 class Validation(Contract):

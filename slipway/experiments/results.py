@@ -13,6 +13,7 @@ from slipway.kinds.registry import KINDS, kind_of
 from slipway.reports.evaluation.record import read_baseline, read_metrics
 
 METRICS, GATES = Path("metrics/evaluate.json"), Path("metrics/gates.json")
+TRAINED = Path("metrics/train.json")
 CERTIFICATE, VERIFIED = Path("artifacts/certificate.json"), Path("metrics/verify.json")
 
 
@@ -34,7 +35,16 @@ def read_results(root: Path, stages: Collection[str], content: dict[str, Any]) -
         log_loss=loss and loss.value,
         gates=read_gates(root / GATES).gates if (root / GATES).is_file() else "",
         certificate=_certificate(root) if "verify" in stages else "",
+        processes=_processes(root),
     )
+
+
+def _processes(root: Path) -> int | None:
+    """Return the number of processes of the training; None if its metrics do not have it."""
+    if not (root / TRAINED).is_file():
+        return None
+    found = json.loads((root / TRAINED).read_text()).get("processes")
+    return found if isinstance(found, int) else None
 
 
 def _certificate(root: Path) -> str:

@@ -1,0 +1,48 @@
+"""A lost process under torchrun: all processes start again, and end with the same weights."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.training.conftest import write_project
+from tests.training.forked_runs import _named
+from tests.training.real_runs import TORCHRUN, run_command, weights_digest
+
+RUN = "tests.training.forked_runs"
+
+
+def lose_rank_once(marker: Path) -> None:
+    """Kill rank 1 after its third checkpoint, unless `marker` says that it was killed before."""
+    from slipway.training.checkpoints.checkpoints import CheckpointStore
+
+    if os.environ.get("RANK") != "1" or marker.exists():
+        return
+    write, seen = CheckpointStore.write, []
+
+    def counted(self: CheckpointStore, *arguments: object) -> None:
+        write(self, *arguments)  # type: ignore[arg-type]
+        seen.append(1)
+        if len(seen) == 3:
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    CheckpointStore.write = counted  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.nightly(seconds=90)
+def test_a_lost_process_is_started_again_and_the_weights_are_the_same(tmp_path: Path) -> None:
+    settings = {"epochs": 2, "strategy": "ddp", "devices": 2, "checkpoint_every_minutes": 1e-9}
+    whole, restarted = (write_project(tmp_path / name, **settings) for name in ("whole", "lost"))
+    assert run_command(whole, TORCHRUN).returncode == 0
+    marker = tmp_path / "lost once"
+    prepared = json.dumps([lose_rank_once, marker], default=_named)
+    *launcher, _ = TORCHRUN
+    command = [*launcher[:-1], "--max-restarts=1", "-m", RUN, prepared]
+    done = run_command(restarted, command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert marker.exists()
+    assert "resumed   after epoch 0 and 3 steps of the next" in done.stdout
+    assert weights_digest(restarted) == weights_digest(whole)
