@@ -9,7 +9,7 @@ import socket
 import sys
 from collections import deque
 
-import httpx
+import aiohttp
 import psutil
 
 from slipway.serving.gateway.models_file import HostedModel
@@ -33,31 +33,50 @@ class ModelProcess:
         self.reason = "it is starting"  # why there is no answer, if there is none
         self.num_restarts = 0
         self.memory_bytes = 0
-        limit = model.settings.max_connections
-        # No retries, no redirects and no cookies: the caller decides about all of them.
-        self.client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{self.port}",
-            trust_env=False,
-            limits=httpx.Limits(max_connections=limit, max_keepalive_connections=limit),
-            timeout=httpx.Timeout(model.settings.request_timeout_s + PATIENCE_S, pool=0.1),
-        )
+        self.num_requests = 0  # that it is answering now
+        self._session: aiohttp.ClientSession | None = None
         self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def address(self) -> str:
+        """The URL at which the service answers callers."""
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def operators_address(self) -> str:
         """The URL at which the service answers operators."""
         settings = self.model.settings
         if not settings.admin_port:
-            return f"http://127.0.0.1:{self.port}"
+            return self.address
         host = settings.admin_host
         return f"http://{f'[{host}]' if ':' in host else host}:{settings.admin_port}"
 
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The connections to the service. Call it on the event loop."""
+        if self._session is None:
+            patience = self.model.settings.request_timeout_s + PATIENCE_S
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),  # the gateway refuses, it does not wait
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=patience),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+            )
+        return self._session
+
     async def is_ready(self) -> bool:
         """True if the service says so now."""
-        with contextlib.suppress(httpx.HTTPError):
-            answer = await self.client.get("/readyz", timeout=1.0)
-            return answer.status_code == httpx.codes.OK
+        quickly = aiohttp.ClientTimeout(total=1.0)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with self.session.get(f"{self.address}/readyz", timeout=quickly) as answer:
+                return answer.ok
         return False
+
+    async def close(self) -> None:
+        """Close the connections to the service."""
+        if self._session:
+            await self._session.close()
 
     async def run(self) -> None:
         """Keep the service running until this is cancelled; then stop it."""
@@ -74,7 +93,7 @@ class ModelProcess:
                 self.num_restarts += 1
         finally:
             await self._stop()
-            await self.client.aclose()
+            await self.close()
 
     async def _run_once(self) -> str:
         """Start the service and wait for its end. Returns why it ended."""

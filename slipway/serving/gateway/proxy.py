@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator
 from html import escape
 from http import HTTPStatus
 
-import httpx
+import aiohttp
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
+from yarl import URL
 
 from slipway.serving.gateway.model_process import ModelProcess
 from slipway.serving.http.callers import CallerCheck
@@ -194,20 +195,12 @@ class Gateway:
             if name in (b"authorization", b"x-api-key")
         }
         services = self._services.values()
-        found = await asyncio.gather(
-            *(_scrape(service, sent) for service in services), return_exceptions=True
-        )
-        answers = {
-            name: answer
-            for name, answer in zip(self._services, found, strict=True)
-            if isinstance(answer, httpx.Response)
-        }
-        texts = {name: answer.text for name, answer in answers.items() if answer.is_success}
-        refused = [
-            answer for answer in answers.values() if answer.status_code == HTTPStatus.UNAUTHORIZED
-        ]
+        found = await asyncio.gather(*(_scrape(service, sent) for service in services))
+        answers = dict(zip(self._services, found, strict=True))
+        texts = {name: text for name, (status, text) in answers.items() if status == HTTPStatus.OK}
+        refused = [text for status, text in found if status == HTTPStatus.UNAUTHORIZED]
         if refused and not texts:
-            return Response(HTTPStatus.UNAUTHORIZED, refused[0].content)
+            return Response(HTTPStatus.UNAUTHORIZED, refused[0].encode())
         body = merged(texts, self._gauges(set(texts))) + generate_latest(self._registry)
         return Response(200, body, CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -231,41 +224,47 @@ class Gateway:
         self, service: ModelProcess, target: str, scope: Scope, receive: Receive, send: Send
     ) -> int:
         """Send the request to the service and its answer to the caller. Returns the status."""
-        query = scope["query_string"]
-        # Not client.build_request, which adds headers of its own, such as accept-encoding.
-        request = httpx.Request(
-            scope["method"],
-            service.client.base_url.copy_with(
-                raw_path=target.encode("latin-1") + (b"?" + query if query else b"")
-            ),
-            headers=[pair for pair in scope["headers"] if pair[0] not in _OF_CONNECTION],
-            content=_body_of(receive) if _has_body(scope) else None,
-            extensions={"timeout": service.client.timeout.as_dict()},
-        )
-        try:
-            answer = await service.client.send(request, stream=True)
-        except httpx.PoolTimeout:
-            limit = service.model.settings.max_connections
+        limit = service.model.settings.max_connections
+        if service.num_requests >= limit:
             message = (
                 f"{limit} requests to this model are running, the limit (SLIPWAY_MAX_CONNECTIONS)"
             )
-            raise Refusal("too_many_connections", message, headers=(RETRY_AFTER,)) from None
-        except httpx.TimeoutException:
+            raise Refusal("too_many_connections", message, headers=(RETRY_AFTER,))
+        query = scope["query_string"].decode("latin-1")
+        url = URL(f"{service.address}{target}{'?' * bool(query)}{query}", encoded=True)
+        headers = [
+            (name.decode(), value.decode("latin-1"))
+            for name, value in scope["headers"]
+            if name not in _OF_CONNECTION
+        ]
+        content = _body_of(receive) if _has_body(scope) else None
+        service.num_requests += 1
+        has_begun = False
+        try:
+            async with service.session.request(
+                scope["method"], url, headers=headers, data=content, allow_redirects=False
+            ) as answer:
+                kept = [
+                    pair for pair in answer.raw_headers if pair[0].lower() not in _OF_CONNECTION
+                ]
+                has_begun = True
+                start = {"type": "http.response.start", "status": answer.status, "headers": kept}
+                await send(start)
+                async for part in answer.content.iter_any():
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+                return answer.status
+        except TimeoutError:
+            if has_begun:
+                raise
             raise Refusal("deadline_exceeded", "the model did not answer in time") from None
-        except httpx.HTTPError:
+        except aiohttp.ClientError:
+            if has_begun:
+                raise
             message = f"the service of {service.model.name} is not running; it is started again"
             raise Refusal("not_ready", message, headers=(RETRY_AFTER,)) from None
-        try:
-            kept = [pair for pair in answer.headers.raw if pair[0].lower() not in _OF_CONNECTION]
-            await send(
-                {"type": "http.response.start", "status": answer.status_code, "headers": kept}
-            )
-            async for part in answer.aiter_raw():
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
         finally:
-            await answer.aclose()
-        return answer.status_code
+            service.num_requests -= 1
 
 
 def merged(texts: dict[str, str], more: list[Metric]) -> bytes:
@@ -293,9 +292,14 @@ class _Collected(Collector):
         return self._metrics
 
 
-async def _scrape(service: ModelProcess, headers: dict[str, str]) -> httpx.Response:
-    url = f"{service.operators_address}/metrics"
-    return await service.client.get(url, headers=headers, timeout=2.0)
+async def _scrape(service: ModelProcess, headers: dict[str, str]) -> tuple[int, str]:
+    """Return the status and the text of the service's metrics; 0 without an answer."""
+    url, quickly = f"{service.operators_address}/metrics", aiohttp.ClientTimeout(total=2.0)
+    try:
+        async with service.session.get(url, headers=headers, timeout=quickly) as answer:
+            return answer.status, await answer.text()
+    except (aiohttp.ClientError, TimeoutError):
+        return 0, ""
 
 
 def _has_body(scope: Scope) -> bool:

@@ -31,7 +31,6 @@ def serve_models(path: Path, host: str, port: int) -> None:
             require_loopback(host, has_authentication=True)
     require_free(host, port, "Choose another with --port")
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     names = (model.settings.section(AuthSettings).host_names() for model in models)
     check = LoopbackOnly(frozenset().union(*names)) if is_loopback(host) else None
     gateway = Gateway([ModelProcess(model) for model in models], check)
@@ -43,6 +42,7 @@ def serve_models(path: Path, host: str, port: int) -> None:
         http=limits,  # type: ignore[arg-type]  # a factory is enough
         ws="none",
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         timeout_keep_alive=_IDLE_TIMEOUT_S,

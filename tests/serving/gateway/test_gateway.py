@@ -2,69 +2,36 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
 from tritonclient import http as triton
 
 from tests import plain_http
-from tests.serving.bundles import certify, picture, row_classifier, table_row, write_bundle
-from tests.serving.server import Server, environment, free_port, until
+from tests.serving.bundles import picture, row_classifier, table_row
+from tests.serving.gateway.started import running_gateway, write_models
+from tests.serving.server import Server, until
 
 pytestmark = pytest.mark.process
-FILE = """\
-[models.images]
-folder = "images"
-[models.rows]
-folder = "rows"
-[models.missing]
-folder = "missing"
-"""
 
 
 @pytest.fixture(name="gateway", scope="module")
 def _gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two models that answer, and one without a bundle."""
     folder = tmp_path_factory.mktemp("gateway")
-    for name, graph in (("images", None), ("rows", row_classifier())):
-        artifacts = folder / name / "artifacts"
-        certify(artifacts / "certificate.json", write_bundle(artifacts / "bundle", graph))
-        (folder / name / "serving.env").write_text(
-            "SLIPWAY_DRAIN_S=0\nSLIPWAY_REQUEST_TIMEOUT_S=1\n"
-        )
+    write_models(folder, images=None, rows=row_classifier())
     (folder / "missing").mkdir()
-    (folder / "models.toml").write_text(FILE)
-    port, log = free_port(), folder / "gateway.log"
-    variables = {
-        name: value
-        for name, value in environment(folder).items()
-        if not name.startswith("SLIPWAY_")
-    }
-    command = [sys.executable, "-m", "slipway.cli", "serve", "--models", "models.toml"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--port", str(port)],
-            cwd=folder,
-            env=variables | {"PYTHONPATH": str(Path(__file__).parents[3])},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    server = Server(process, f"http://127.0.0.1:{port}", log)
-    try:
+    with (folder / "models.toml").open("a") as file:
+        file.write('[models.missing]\nfolder = "missing"\n')
+    with running_gateway(folder) as server:
         server.wait("/models/images/readyz")
         server.wait("/models/rows/readyz")
+        below = psutil.Process(server.process.pid).children(recursive=True)
         yield server
-    finally:
-        below = psutil.Process(process.pid).children(recursive=True)
-        process.terminate()
-        process.wait(40)
-        assert not psutil.wait_procs(below, 10)[1]
+    assert not psutil.wait_procs(below, 10)[1]
 
 
 def predicts(gateway: Server) -> int:
