@@ -45,6 +45,19 @@ def edge(out: Path | None, variant: str | None) -> None:
 
     It needs onnxruntime, numpy and Pillow. The limits of `edge` in params.yaml must be met.
     """
-    from slipway.export.targets.edge.export import export_edge
+    from slipway.export.targets.edge.export import EDGE, export_script
 
-    click.echo(export_edge(out or _out("edge"), variant))
+    click.echo(export_script(EDGE, out or _out("edge"), variant))
+
+
+@click.command()
+@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/openvino.")
+@_VARIANT
+def openvino(out: Path | None, variant: str | None) -> None:
+    """Write a script with its model for OpenVINO, and certify it in an environment of its own.
+
+    Operators that OpenVINO lacks are named, and nothing is written.
+    """
+    from slipway.export.targets.edge.export import OPENVINO, export_script
+
+    click.echo(export_script(OPENVINO, out or _out("openvino"), variant))

@@ -27,6 +27,7 @@ _TUNE = {
 _EXPORT = {
     "browser": Verb("slipway.cli.exports:browser", "write a page that answers in the browser"),
     "edge": Verb("slipway.cli.exports:edge", "write a script that needs ONNX Runtime only"),
+    "openvino": Verb("slipway.cli.exports:openvino", "write a script that needs OpenVINO only"),
 }
 _DATASET = {
     "collect": Verb("slipway.traffic.collect:main", "write logged requests and their labels"),

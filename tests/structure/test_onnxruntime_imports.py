@@ -6,10 +6,15 @@ from pathlib import Path
 from slipway.system.source_code import imported_modules
 
 DOOR = "slipway/runtimes/onnx_runtime.py"
+# The second one is for scripts that are exported, and so import nothing of Slipway.
+DOORS = (
+    "import_onnxruntime()",
+    "os.environ.setdefault('ORT_DISABLE_TELEMETRY', '1')",
+)
 
 
 def unguarded_imports(root: Path) -> list[str]:
-    """Lines (file:line) that import onnxruntime before a call of `import_onnxruntime()`."""
+    """Lines (file:line) that import onnxruntime before a call of DOORS."""
     found = []
     for path in sorted((root / "slipway").rglob("*.py")):
         name = path.relative_to(root).as_posix()
@@ -27,7 +32,7 @@ def unguarded_imports(root: Path) -> list[str]:
             doors = [
                 node.lineno
                 for node in statements
-                if isinstance(node, ast.Call) and ast.unparse(node) == "import_onnxruntime()"
+                if isinstance(node, ast.Call) and ast.unparse(node) in DOORS
             ]
             found += [
                 f"{name}:{line}" for line in imports if not any(door < line for door in doors)

@@ -81,5 +81,7 @@ def _source(
         bundle,
         certificate,
         "fp32",
-        CertifiedRows(HopComparison(rows, RESAMPLING), lambda: iter(found), 1e-5, 3),
+        CertifiedRows(
+            HopComparison(rows, RESAMPLING), lambda: iter(found), 1e-5, {"int8": 0.01}, 3
+        ),
     )

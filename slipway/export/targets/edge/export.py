@@ -1,6 +1,6 @@
-"""Writes the folder of `slipway export edge`, and runs its script in an environment of its own.
+"""Writes the folders of `slipway export edge` and `openvino`, and runs their script.
 
-The hop `edge` installs `requirements.txt` with uv into a new environment, lets `run.py` answer the
+The hop installs `requirements.txt` with uv into a new environment, lets `run.py` answer the
 original bytes of every test row there, and measures what `edge` in params.yaml limits.
 """
 
@@ -11,16 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.bundle import SCORE_NAME
+from slipway.artifacts.bundle import SCORE_NAME, Provider
 from slipway.artifacts.certificate import Hop
 from slipway.artifacts.uncertainty import Answers, Calibration, decided_classes, given_labels
 from slipway.config.params import load_params
@@ -40,7 +41,21 @@ from slipway.inputs.images import ImageContract
 from slipway.system import files
 from slipway.system.errors import ParityError, UnavailableError
 
-NAME = "edge"
+
+@dataclass(frozen=True)
+class ScriptTarget:
+    """A runtime of the script: its package, and how it is installed."""
+
+    name: Literal["edge", "openvino"]
+    package: str  # of the index; its version is that of `pinned`, or the one in use
+    pinned: str | None
+    provider: Provider | None  # its choice of a variant is the default; None: fp32
+    options: tuple[str, ...] = ()  # of `uv pip install`
+
+
+EDGE = ScriptTarget("edge", "onnxruntime", None, "cpu")
+# Without openvino-telemetry, which sends what is run to the vendor. OpenVINO requires numpy only.
+OPENVINO = ScriptTarget("openvino", "openvino", "2026.4.1", None, ("--no-deps",))
 _SCRIPT = package_files("slipway.export.targets.edge") / "run.py"
 _PLATFORM = "aarch64-unknown-linux-gnu"
 _EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
@@ -49,7 +64,7 @@ _CONTAINERFILE = """\
 # podman run --rm --network none --read-only -v ./pictures:/in:ro model /in
 FROM docker.io/library/python:{python}-slim
 COPY requirements.txt /model/
-RUN pip install --no-cache-dir --only-binary=:all: -r /model/requirements.txt
+RUN pip install --no-cache-dir {options} -r /model/requirements.txt
 COPY . /model/
 USER 65534
 ENTRYPOINT ["python", "/model/run.py"]
@@ -59,36 +74,41 @@ NO_BUDGET = EdgeParams(
 )
 
 
-def export_edge(out: Path, variant: str | None) -> str:
+def export_script(target: ScriptTarget, out: Path, variant: str | None) -> str:
     """Write the folder to `out`; return a summary.
 
     Raises:
-        UnavailableError: a bundle that the script cannot carry.
-        ParityError: the hop `edge` differs, or a budget is exceeded.
+        UnavailableError: a bundle that the script or its runtime cannot carry.
+        ParityError: the hop differs, or a budget is exceeded.
     """
-    source = read_source(variant, of_choice="cpu")
-    budget = load_params().edge or NO_BUDGET
-    record = write_edge(out, source, budget)
+    source = read_source(variant, of_choice=target.provider)
+    budget = load_params().edge if target is EDGE else None
+    record = write_script(out, source, target, budget or NO_BUDGET)
     facts = record.facts
     measured = [
         f"{facts['installed_mb']:.0f} MB installed, {facts['memory_mb']:.0f} MB of memory"
-    ] * ("installed_mb" in facts)
+    ] * ("memory_mb" in facts)
     return summary(out, record, [*measured, f"now: python {out / 'run.py'} FILE_OR_FOLDER"])
 
 
-def write_edge(out: Path, source: ExportSource, budget: EdgeParams = NO_BUDGET) -> ExportRecord:
+def write_script(
+    out: Path,
+    source: ExportSource,
+    target: ScriptTarget = EDGE,
+    budget: EdgeParams = NO_BUDGET,
+) -> ExportRecord:
     """Write script, graph and recipe of a certified model, and run its hop within `budget`."""
     require_script(source)
 
     def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
-        write_files(folder, source)
+        write_files(folder, source, target)
         size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
-        hop, facts = run_edge_hop(folder, source)
+        hop, facts = run_script_hop(folder, source, target)
         facts = {"folder_mb": size} | facts
         require_within(budget, facts | {"latency_ms": hop.latency_ms})
         return hop, facts
 
-    return write_export(out, source, "edge", fill)
+    return write_export(out, source, target.name, fill)
 
 
 def require_script(source: ExportSource) -> None:
@@ -122,7 +142,7 @@ def require_within(budget: EdgeParams, measured: Mapping[str, Any]) -> None:
         )
 
 
-def write_files(folder: Path, source: ExportSource) -> None:
+def write_files(folder: Path, source: ExportSource, target: ScriptTarget = EDGE) -> None:
     """Write script, graph, contract, requirements and recipe."""
     manifest = source.bundle.manifest
     (folder / "run.py").write_bytes(_SCRIPT.read_bytes())
@@ -130,6 +150,7 @@ def write_files(folder: Path, source: ExportSource) -> None:
     facts = {
         "version": source.bundle.version,
         "variant": source.variant,
+        "runtime": target.package,
         "contract": manifest.input.model_dump(mode="json"),
         "input_name": manifest.input_name,
         "output_name": manifest.output_name,
@@ -139,32 +160,43 @@ def write_files(folder: Path, source: ExportSource) -> None:
     }
     files.write_json(folder / "model.json", facts)
     has_pixels = isinstance(manifest.input, ImageContract)
-    names = ["numpy", "onnxruntime", *["pillow"] * has_pixels]
+    pinned = {name: _installed(name) for name in ("numpy", *["pillow"] * has_pixels)}
+    pinned[target.package] = target.pinned or _installed(target.package)
     files.write_text(
-        folder / "requirements.txt", "".join(f"{name}=={_installed(name)}\n" for name in names)
+        folder / "requirements.txt", "".join(f"{name}=={one}\n" for name, one in pinned.items())
     )
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    files.write_text(folder / "Containerfile", _CONTAINERFILE.format(python=python))
+    options = " ".join((*target.options, "--only-binary=:all:"))
+    files.write_text(
+        folder / "Containerfile", _CONTAINERFILE.format(python=python, options=options)
+    )
 
 
-def run_edge_hop(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
-    """Let the script answer every test row in a new environment; return the hop and its facts."""
-    requested = source.requested("edge", "cpu")
+def run_script_hop(
+    folder: Path, source: ExportSource, target: ScriptTarget = EDGE
+) -> tuple[Hop, dict[str, Any]]:
+    """Let the script answer every test row in a new environment; return the hop and its facts.
+
+    Raises UnavailableError, with their names, for operators that the runtime lacks.
+    """
+    requested = source.requested(target.name, "cpu")
     payloads = sorted(source.rows.payloads(), key=lambda payload: payload.position)
     with tempfile.TemporaryDirectory() as scratch:
         environment, rows = Path(scratch) / "environment", Path(scratch) / "rows"
         try:
-            facts = install(environment, folder / "requirements.txt")
+            facts = install(environment, folder / "requirements.txt", target.options)
         except UnavailableError as error:
-            return not_executed(NAME, requested, str(error)), {}
+            return not_executed(target.name, requested, str(error)), {}
+        command = [str(environment / "bin/python"), "-I", str(folder / "run.py")]
+        if target is OPENVINO:
+            _require_operators([*command, "--check"])
         rows.mkdir()
         for payload in payloads:
             (rows / f"{payload.position:08d}").write_bytes(payload.content)
-        command = [environment / "bin/python", "-I", folder / "run.py", rows]
         rounds = ["--measure", str(source.rows.timing_rounds)]
         begin = time.perf_counter()
         done = subprocess.run(
-            [*map(str, command), *rounds], capture_output=True, text=True, cwd=scratch
+            [*command, str(rows), *rounds], capture_output=True, text=True, cwd=scratch
         )
         seconds = time.perf_counter() - begin
     try:
@@ -173,14 +205,29 @@ def run_edge_hop(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, Any
         answers = _read_answers(lines, source, [payload.row_id for payload in payloads])
     except (ValueError, KeyError, TypeError) as error:
         said = f"{error}; {done.stderr[-300:].strip()}".rstrip("; ")
-        return failed(NAME, requested, f"run.py gave no answers: {said}"), facts
+        return failed(target.name, requested, f"run.py gave no answers: {said}"), facts
     except ParityError as error:
-        return failed(NAME, requested, str(error)), facts
+        return failed(target.name, requested, str(error)), facts
     found = TargetAnswers(answers, measured["latency_ms"], len(lines) / seconds)
-    return compare(source, NAME, requested, found), facts | {"memory_mb": measured["memory_mb"]}
+    hop = compare(source, target.name, requested, found, is_other_runtime=target is OPENVINO)
+    return hop, facts | {"memory_mb": measured["memory_mb"]}
 
 
-def install(environment: Path, requirements: Path) -> dict[str, Any]:
+def _require_operators(command: list[str]) -> None:
+    """Raise UnavailableError if the runtime lacks operators of the graph."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        lacking = json.loads(done.stdout)["unsupported"]
+    except (ValueError, KeyError):
+        lacking = [f"(it ended with {done.returncode}: {done.stderr[-200:].strip()})"]
+    if lacking:
+        raise UnavailableError(
+            f"OpenVINO lacks operators of the graph: {', '.join(lacking)}; expected none. Export "
+            "another variant with --variant, or run `slipway export edge` for ONNX Runtime."
+        )
+
+
+def install(environment: Path, requirements: Path, options: Sequence[str] = ()) -> dict[str, Any]:
     """Make a new environment with the requirements; return its size and what was tried.
 
     Raises UnavailableError without uv, or if the packages cannot be installed.
@@ -189,14 +236,15 @@ def install(environment: Path, requirements: Path) -> dict[str, Any]:
     if uv is None:
         raise UnavailableError("there is no uv here, expected one: pip install uv")
     python = environment / "bin/python"
+    listed = (*options, "-r", str(requirements))
     _uv(uv, "venv", "--quiet", "--python", sys.executable, str(environment))
-    _uv(uv, "pip", "install", "--quiet", "--python", str(python), "-r", str(requirements))
+    _uv(uv, "pip", "install", "--quiet", "--python", str(python), *listed)
     packages = next(environment.glob("lib/python*/site-packages"))
     size = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file())
     only_wheels = ("--dry-run", "--only-binary", ":all:", "--python-platform", _PLATFORM)
-    target = ("--target", str(environment / "aarch64"), "-r", str(requirements))
     try:
-        _uv(uv, "pip", "install", "--quiet", *only_wheels, *target)
+        elsewhere = ("--target", str(environment / "aarch64"), *listed)
+        _uv(uv, "pip", "install", "--quiet", *only_wheels, *elsewhere)
         wheels = "all requirements have wheels"
     except UnavailableError as error:
         wheels = str(error)

@@ -1,7 +1,8 @@
 """Answers images, or rows of a table as JSON objects, with a certified model.
 
 `python run.py FILE_OR_FOLDER ...` prints one JSON object per file, with the fields of the service.
-It needs onnxruntime, numpy and, for images, Pillow. It makes no connection.
+It needs the packages of requirements.txt: ONNX Runtime or OpenVINO, numpy and, for images, Pillow.
+It makes no connection.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -161,17 +162,57 @@ def _refusal(column: Mapping[str, Any], found: str) -> InputError:
     return InputError(f"{column['name']}: found {found}, expected {expected}. Correct this cell.")
 
 
+Graph = Callable[[Mapping[str, NDArray[Any]]], list[NDArray[np.float32]]]
+
+
+def open_onnxruntime(file: Path, outputs: list[str]) -> Graph:
+    """Load the graph in ONNX Runtime on the CPU."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    return lambda inputs: list(session.run(outputs, dict(inputs)))
+
+
+def open_openvino(file: Path, outputs: list[str]) -> Graph:
+    """Load the graph in OpenVINO on the CPU, which computes fp32 in fp32."""
+    import openvino
+
+    exact = {"EXECUTION_MODE_HINT": "ACCURACY", "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(file), "CPU", exact)
+    request = compiled.create_infer_request()
+
+    def run(inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
+        found = request.infer(dict(inputs))
+        return [np.array(found[compiled.output(name)]) for name in outputs]
+
+    return run
+
+
+def unsupported_operators(file: Path) -> list[str]:
+    """List the operators of a graph that OpenVINO's CPU plugin lacks."""
+    import openvino
+
+    core = openvino.Core()
+    try:
+        model = core.read_model(str(file))
+    except RuntimeError as error:
+        _, _, names = str(error).partition("No conversion rule found for operations: ")
+        return names.splitlines()[0].split(", ") if names else [str(error)[-200:]]
+    supported = core.query_model(model, "CPU")
+    lacking = [one for one in model.get_ops() if one.get_friendly_name() not in supported]
+    return sorted({one.get_type_name() for one in lacking})
+
+
 class ExportedModel:
-    """The graph in ONNX Runtime, with its contract, labels and calibration."""
+    """The graph in its runtime, with its contract, labels and calibration."""
 
     def __init__(self, folder: Path = HERE) -> None:
-        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-        import onnxruntime
-
         self.facts: dict[str, Any] = json.loads((folder / "model.json").read_text())
-        self._session = onnxruntime.InferenceSession(
-            str(folder / "model.onnx"), providers=["CPUExecutionProvider"]
-        )
+        names = [self.facts["output_name"], self.facts["score_name"]]
+        is_openvino = self.facts["runtime"] == "openvino"
+        open_graph = open_openvino if is_openvino else open_onnxruntime
+        self._graph = open_graph(folder / "model.onnx", names)
 
     def input_of(self, payload: bytes) -> NDArray[Any]:
         """Turn the bytes of a file into one row as the network takes it."""
@@ -188,8 +229,7 @@ class ExportedModel:
 
     def run(self, row: NDArray[Any]) -> tuple[NDArray[np.float32], np.float32]:
         """Return the outputs (columns,) and the OOD score of one row."""
-        names = [self.facts["output_name"], self.facts["score_name"]]
-        outputs, scores = self._session.run(names, {self.facts["input_name"]: row[np.newaxis]})
+        outputs, scores = self._graph({self.facts["input_name"]: row[np.newaxis]})
         return outputs[0], scores[0]
 
     def describe(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
@@ -252,9 +292,15 @@ def _peak_bytes() -> int:
 def main() -> int:
     """Run the command; 1 if a file could not be answered."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_FOLDER")
-    parser.add_argument("--measure", type=int, default=0, metavar="ROUNDS")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="FILE_OR_FOLDER")
+    parser.add_argument("--measure", type=int, default=0, metavar="ROUNDS", help="also measure")
+    parser.add_argument(
+        "--check", action="store_true", help="only list operators that OpenVINO lacks"
+    )
     given = parser.parse_args()
+    if given.check:
+        print(json.dumps({"unsupported": unsupported_operators(HERE / "model.onnx")}))
+        return 0
     model, row, failed = ExportedModel(), None, 0
     for path in files_in(given.paths):
         try:

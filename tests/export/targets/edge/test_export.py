@@ -9,18 +9,20 @@ import pytest
 
 from slipway.config.sections import EdgeParams
 from slipway.export.targets.edge.export import (
+    EDGE,
     NO_BUDGET,
+    OPENVINO,
     install,
     require_script,
     require_within,
-    run_edge_hop,
-    write_edge,
+    run_script_hop,
     write_files,
+    write_script,
 )
-from slipway.export.targets.exported import ExportSource
+from slipway.export.targets.exported import ExportRecord, ExportSource
 from slipway.system.errors import ParityError, UnavailableError
 from tests.export.targets.sources import image_source, photo, photos, table_source
-from tests.serving.bundles import text_classifier, write_bundle
+from tests.serving.bundles import classifier, text_classifier, write_bundle
 
 MOST_INSTALLED_MB = 150
 MEASURED = {"folder_mb": 3.0, "installed_mb": 144.2, "memory_mb": 90.0, "latency_ms": 1.5}
@@ -82,7 +84,9 @@ def test_the_script_answers_as_the_certified_graph_in_an_environment_of_its_own(
 ) -> None:
     jpegs = [photo(90 + row, (64 + row, 48), "JPEG") for row in range(4)]
     source = table_source(tmp_path) if is_table else image_source(tmp_path, [*photos(), *jpegs])
-    record = write_edge(tmp_path / "edge", source, limits(max_installed_mb=MOST_INSTALLED_MB))
+    record = write_script(
+        tmp_path / "edge", source, EDGE, limits(max_installed_mb=MOST_INSTALLED_MB)
+    )
     if record.hop.status == "not_executed":
         pytest.skip(record.hop.reason)
     assert record.certified
@@ -101,8 +105,45 @@ def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path
         "np.asarray(image, np.uint8)", "np.asarray(image, np.uint8)[..., ::-1]"
     )
     (tmp_path / "run.py").write_text(swapped)
-    hop, _ = run_edge_hop(tmp_path, source)
+    hop, _ = run_script_hop(tmp_path, source)
     if hop.status == "not_executed":
         pytest.skip(hop.reason)
     assert (hop.name, hop.status) == ("edge", "differs")
     assert "the largest difference is" in hop.reason
+
+
+def tried(record: ExportRecord) -> ExportRecord:
+    """The record, unless there is no package index."""
+    if record.hop.status == "not_executed":
+        pytest.skip(record.hop.reason)
+    return record
+
+
+@pytest.mark.nightly(seconds=60)
+@pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
+@pytest.mark.parametrize("is_table", [False, True])
+def test_openvino_answers_as_the_certified_graph_without_its_telemetry(
+    is_table: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("CI", raising=False)
+    source = table_source(tmp_path) if is_table else image_source(tmp_path, photos())
+    record = tried(write_script(tmp_path / "openvino", source, OPENVINO))
+    assert record.certified
+    assert (record.hop.name, record.hop.flipped) == ("openvino", [])
+    assert record.hop.max_difference is not None
+    assert record.hop.max_difference <= 1e-5
+    assert not (tmp_path / "home/intel").exists()
+
+
+@pytest.mark.nightly(seconds=60)
+@pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
+def test_operators_that_openvino_lacks_are_named_and_nothing_is_written(tmp_path: Path) -> None:
+    graph = classifier()
+    graph.graph.node[-1].op_type = "Unknown"
+    source = image_source(tmp_path, photos())
+    planted = write_bundle(tmp_path / "planted", graph)
+    source = ExportSource(planted, source.certificate, "fp32", source.rows)
+    with pytest.raises(UnavailableError, match="of the graph: Unknown-18; expected none"):
+        tried(write_script(tmp_path / "openvino", source, OPENVINO))
+    assert not (tmp_path / "openvino").exists()
