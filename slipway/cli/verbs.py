@@ -78,6 +78,11 @@ VERBS: Mapping[str, Verb] = {
     ),
     "replay": Verb("slipway.replay.__main__:main", "run a logged request again and compare"),
     "dataset": Verb(_DATASET, "build the next data set from the service's traffic"),
+    "loop": Verb(
+        "slipway.loop.__main__:main",
+        "from drift or new labels to a candidate that a person decides on",
+        extra="train,serve-cpu",
+    ),
     "upgrade": Verb("slipway.cli.upgrade:upgrade", "move a project to this version of Slipway"),
     "version": Verb("slipway.cli.about:version", "print the version", extra=""),
 }

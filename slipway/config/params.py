@@ -27,6 +27,7 @@ from slipway.config.ensemble import (
     members_of,
     student_of,
 )
+from slipway.config.loop import LoopParams
 from slipway.config.mistakes import as_yaml, describe_mistakes, hint
 from slipway.config.network_arguments import arguments_class
 from slipway.config.search import SearchParams
@@ -84,8 +85,9 @@ class Params(ParamsSection):
     export: ExportParams
     compile: CompileParams
     verify: VerifyParams
-    search: SearchParams | None = None  # read by no stage
-    edge: EdgeParams | None = None  # read by no stage
+    search: SearchParams | None = None  # read by no stage, as are the two below
+    edge: EdgeParams | None = None
+    loop: LoopParams | None = None
 
     def problems(self) -> list[str]:
         """List the contradictions between sections that are valid on their own."""
@@ -102,7 +104,8 @@ def misfits(params: Params) -> list[str]:
         try:
             problems += list(rule(params))
         except AttributeError:
-            if params.model_fields_set | {"search", "edge"} >= set(Params.model_fields):
+            optional = {"search", "edge", "loop"}
+            if params.model_fields_set | optional >= set(Params.model_fields):
                 raise
     return problems
 
@@ -159,6 +162,29 @@ def _splits_of_two_kinds(params: Params) -> Iterator[str]:
         yield (
             f"split.folds is {split.folds}, but data.time_column or {given} "
             "already says which rows are val"
+        )
+
+
+def _loop_that_cannot_compare(params: Params) -> Iterator[str]:
+    """List settings with which a candidate and the served model share no unseen test rows."""
+    loop, data, train = params.loop, params.data, params.train
+    if loop is None:
+        return
+    if params.split.assignment != "stable":
+        yield (
+            f"loop is set, but split.assignment is {params.split.assignment!r}: new rows would "
+            "move old test rows into training; set it to 'stable'"
+        )
+    yield from (
+        f"loop is set, but data.{key} is {getattr(data, key)!r}: rows from the service's traffic "
+        "would all be for training; set it to null, so that Slipway splits the rows"
+        for key in ("split_column", "split_file", "time_column")
+        if getattr(data, key) is not None
+    )
+    if loop.start == "served" and not train.network.startswith("timm/"):
+        yield (
+            f"loop.start is 'served', but train.network is {train.network!r}: only 'timm/NAME' can "
+            "start from weights; set loop.start to 'scratch'"
         )
 
 
@@ -642,6 +668,7 @@ _RULES = (
     _padding_beyond_the_image,
     _network_of_another_task,
     _splits_of_two_kinds,
+    _loop_that_cannot_compare,
     _too_few_epochs,
     _pruning_without_effect,
     _settings_without_effect,

@@ -143,8 +143,8 @@ def now() -> str:
 
 
 def params_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the params that a stage may read, by key: all but those of the section `search`."""
-    return dict(flat({key: value for key, value in content.items() if key != "search"}))
+    """Return the params that a stage may read, by key: all but those of `search` and `loop`."""
+    return dict(flat({key: content[key] for key in content if key not in ("search", "loop")}))
 
 
 def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,6 @@ Writes the rows for `data.path`, most informative first. Trains nothing; prints 
 does. See docs/how-to/collect.md.
 """
 
-import argparse
 import os
 import shlex
 from collections import Counter
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.out.suffix != ".parquet":
         raise DataError(f"{given.out} does not end in .parquet; name a Parquet file.")
     manifest = load_bundle(given.bundle).manifest
-    image_column, target_columns = _column_names(manifest, given)
+    columns = column_names(manifest, given.image_column, given.target_column)
     labels, drifted = read_ground_truth(given.state), read_drifted_spans(given.state)
     collected = collect(
         given.request_log,
@@ -72,11 +71,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"there is nothing to collect: {_left_out(collected)}. Send labels to POST /feedback, "
             "or use --unlabelled."
         )
-    table = _table(collected, manifest, image_column, target_columns)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    with files.new_file(given.out, files.PRIVATE) as file:  # like the request log
+    write_rows(given.out, collected, manifest, columns)
+    print(summary(collected, manifest, given.out, ", ".join(columns[1])))
+
+
+def write_rows(
+    out: Path, collected: SelectedRows, manifest: Bundle, columns: tuple[str, list[str]]
+) -> None:
+    """Write the rows as Parquet; `columns` are those that `column_names` returned."""
+    table = _table(collected, manifest, *columns)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with files.new_file(out, files.PRIVATE) as file:  # like the request log
         pq.write_table(table, file)
-    print(summary(collected, manifest, given.out, ", ".join(target_columns)))
 
 
 def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column: str) -> str:
@@ -169,11 +175,13 @@ def _at_least_one(text: str) -> int:
     return number
 
 
-def _column_names(manifest: Bundle, given: argparse.Namespace) -> tuple[str, list[str]]:
+def column_names(
+    manifest: Bundle, image: str | None = None, target: str | None = None
+) -> tuple[str, list[str]]:
     """Return the names of the image column and those of the target; UnavailableError if unknown."""
     data = manifest.lineage.params.get("data", {})
-    image = given.image_column or data.get("image_column")
-    target = given.target_column or data.get("target_column")
+    image = image or data.get("image_column")
+    target = target or data.get("target_column")
     if target is None or (image is None and isinstance(manifest.input, ImageContract)):
         raise UnavailableError(
             "the bundle does not name the columns of its data set: set --target-column and "

@@ -7,6 +7,7 @@ Readers need no running service and never write. Predictions are stored without 
 are in the request log (slipway/traffic/request_log.py).
 """
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,7 +18,9 @@ from slipway.system.errors import UnavailableError
 
 DATABASE = "monitoring.sqlite"
 PROPOSALS = "proposals"
-SCHEMA_VERSION = 3  # SQLite's user_version
+SCHEMA_VERSION = 4  # SQLite's user_version
+# By the version before: statements that bring a database to the next one, without a loss.
+MIGRATIONS = {3: "ALTER TABLE labels ADD COLUMN caller TEXT;"}
 DEFAULT_STATE = Path(".work/serving")  # of SLIPWAY_STATE
 # A label may arrive this long before its answer: clocks differ, and a caller who chose the id may
 # send it while the answer is on its way.
@@ -63,6 +66,7 @@ CREATE TABLE labels (
     answered REAL, -- the prediction's time
     predicted_label TEXT,
     predicted_value REAL,
+    caller TEXT, -- name of the API key that sent the label; null without one
     PRIMARY KEY (request_id, item)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX labels_by_time ON labels (received);
@@ -82,6 +86,28 @@ class GroundTruth:
     label: str | None  # null for a numeric target
     value: float | None  # null for classes
     received: float  # seconds since 1970
+    caller: str | None = None  # name of the API key; None without one
+
+
+@dataclass(frozen=True)
+class JoinedLabel:
+    """A label beside the answer that it belongs to; numbers, or labels as text."""
+
+    caller: str | None
+    truth: str | float
+    predicted: str | float
+    answered: float  # all times are seconds since 1970
+    joined: float
+
+
+@dataclass(frozen=True)
+class JudgedWindow:
+    """A closed window of one variant of a model, with a verdict."""
+
+    model: str  # VERSION/VARIANT
+    opened: float
+    closed: float
+    drifted_features: frozenset[str]  # empty for a clean window
 
 
 @dataclass(frozen=True)
@@ -97,10 +123,42 @@ def read_ground_truth(state: Path) -> Iterator[GroundTruth]:
     """Yield every stored ground truth, the oldest first; UnavailableError without a database."""
     with _reading(state) as connection:
         for row in connection.execute(
-            "SELECT request_id, item, label, value, received FROM labels "
+            "SELECT request_id, item, label, value, received, caller FROM labels "
             "ORDER BY received, request_id, item"
         ):
             yield GroundTruth(*row)
+
+
+def read_joined_labels(state: Path, version: str) -> list[JoinedLabel]:
+    """Return the labels of a model's answers, the last joined first."""
+    with _reading(state) as connection:
+        rows = connection.execute(
+            "SELECT caller, coalesce(label, value), coalesce(predicted_label, predicted_value), "
+            "answered, joined FROM labels "
+            "WHERE model = ? AND (label IS NULL) = (predicted_label IS NULL) "
+            "ORDER BY joined DESC, request_id, item",
+            (version,),
+        ).fetchall()
+    return [JoinedLabel(*row) for row in rows]
+
+
+def read_judged_windows(state: Path, version: str) -> list[JudgedWindow]:
+    """Return the judged windows of a model, the oldest first."""
+    with _reading(state) as connection:
+        rows = connection.execute(
+            "SELECT model, opened, closed, judgement FROM windows "
+            "WHERE model LIKE ? || '/%' AND drifted IS NOT NULL ORDER BY closed, id",
+            (version,),
+        ).fetchall()
+    return [
+        JudgedWindow(
+            model,
+            opened,
+            closed,
+            frozenset(one["name"] for one in json.loads(judgement)["features"] if one["drifted"]),
+        )
+        for model, opened, closed, judgement in rows
+    ]
 
 
 def read_drifted_spans(state: Path) -> list[DriftedSpan]:

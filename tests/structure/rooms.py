@@ -49,9 +49,13 @@ ROOMS: Table = {
     "replay": (*RING_0, "drift", "reports", "training", "export"),
     "stages": (*_BELOW_EXPORT, "drift", "export", "preflight"),
     "serving": (*RING_0, "drift", "predictor"),
+    "loop": (
+        *(*_BELOW_EXPORT, "drift", "planning", "export", "preflight"),
+        *("experiments", "predictor", "serving"),
+    ),
     "cli": (
         *(*_BELOW_EXPORT, "export", "project", "upgrade", "inference", "preflight"),
-        *("experiments", "search", "serving"),
+        *("experiments", "search", "serving", "loop"),
     ),
 }
 

@@ -85,7 +85,7 @@ def test_every_stage_has_a_file_a_params_section_and_a_dvc_entry(
 ) -> None:
     assert list(pipeline) == ["code", *STAGES]
     assert stage_names(root) == sorted(STAGES)
-    assert set(STAGES) | {"version", "seed", "data", "ensemble", "search"} == set(
+    assert set(STAGES) | {"version", "seed", "data", "ensemble", "search", "loop"} == set(
         Params.model_fields
     )
 

@@ -94,6 +94,12 @@ def summary(report: MergeReport, data: DataParams, out: Path) -> str:
 
 def next_command(data: DataParams, out: Path) -> str:
     """Return the command that starts an experiment with the merged rows."""
+    changes = merged_params(data, out)
+    return " ".join(["dvc exp run", *(f"-S {shlex.quote(change)}" for change in changes)])
+
+
+def merged_params(data: DataParams, out: Path) -> list[str]:
+    """Return the assignments of params.yaml with which the merged rows are read."""
     changes = [f"data.path={out}"]
     if data.time_column is not None:
         changes.append("data.time_column=null")  # the unit of the new rows' times is not known
@@ -101,7 +107,7 @@ def next_command(data: DataParams, out: Path) -> str:
         changes.append(f"data.split_column={GIVEN_SPLIT}")
     if data.checksums is not None:
         changes.append("data.checksums=null")
-    return " ".join(["dvc exp run", *(f"-S {shlex.quote(change)}" for change in changes)])
+    return changes
 
 
 def _check_parquet(path: Path) -> None:

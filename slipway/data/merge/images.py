@@ -72,6 +72,7 @@ def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
     def added_rows() -> Iterator[dict[str, Any]]:
         for index in rows.to_add():
             report.num_added += 1
+            report.added.append(index)
             group = f"collected-{hashlib.sha256(contents[index]).hexdigest()[:16]}"
             yield {
                 data.image_column: {"bytes": contents[index], "path": None},

@@ -133,7 +133,7 @@ def _match_rows(
         )
     ]
     chosen = rows.to_add()
-    report.num_base, report.num_added = len(labels), len(chosen)
+    report.num_base, report.num_added, report.added = len(labels), len(chosen), chosen
     added_labels = [rows.labels[index] for index in chosen]
     return labels, _AddedRows(chosen, [digests[index] for index in chosen], added_labels, labels)
 

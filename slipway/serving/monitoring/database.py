@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from slipway.system import files
-from slipway.traffic.monitoring_records import DATABASE, SCHEMA, SCHEMA_VERSION
+from slipway.traffic.monitoring_records import DATABASE, MIGRATIONS, SCHEMA, SCHEMA_VERSION
 
 logger = logging.getLogger("bentoml.slipway")
 
@@ -108,6 +108,7 @@ class Database:
                 connection.executescript(
                     f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
                 )
+            _migrate(connection)
             fault = _fault(connection)
         except sqlite3.DatabaseError as error:
             connection.close()
@@ -147,6 +148,17 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
     with closing(connection.execute("SELECT count(*) FROM sqlite_schema")) as found:
         (count,) = found.fetchone()
     return not count
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring a database of an older schema to the present one; no row is lost."""
+    with closing(connection.execute("PRAGMA user_version")) as found:
+        (version,) = found.fetchone()
+    for older in range(version, SCHEMA_VERSION):
+        if older in MIGRATIONS:
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {MIGRATIONS[older]} PRAGMA user_version = {older + 1}; COMMIT;"
+            )
 
 
 def _fault(connection: sqlite3.Connection) -> str | None:

@@ -41,7 +41,7 @@ def feedback_routes(worker: ModelWorker, receiver: FeedbackReceiver | None) -> R
             async with asyncio.timeout(settings.request_timeout_s):
                 body = await read_json(request, settings.max_body_bytes, ACCEPTED_FEEDBACK)
                 code, message = "deadline_exceeded", "the feedback was not stored within"
-                status, answer = await receiver.receive(body, manifest)
+                status, answer = await receiver.receive(body, manifest, request.caller)
         except TimeoutError:
             raise Refusal(
                 code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"

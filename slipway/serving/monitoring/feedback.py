@@ -13,6 +13,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, assert_never
 
 from slipway.artifacts.bundle import Bundle
@@ -65,8 +66,10 @@ class FeedbackReceiver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-feedback")
         self._num_waiting = 0
 
-    async def receive(self, body: bytes, manifest: Bundle) -> tuple[int, dict[str, Any]]:
-        """Store the labels of a JSON body; return the status and the answer.
+    async def receive(
+        self, body: bytes, manifest: Bundle, caller: str | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """Store the labels of a JSON body as those of `caller`; return the status and the answer.
 
         Raises Refusal if the body is invalid or cannot be stored.
         """
@@ -75,6 +78,7 @@ class FeedbackReceiver:
         except Refusal:
             self._metrics.feedback["invalid"].inc()
             raise
+        items = [replace(item, caller=caller) for item in items]
         if self._num_waiting >= MAX_WAITING:
             raise Refusal(
                 "feedback_full",

@@ -44,6 +44,7 @@ class FeedbackItem:
     item: int | None
     label: str | None
     value: float | None
+    caller: str | None = None  # name of the API key that sent it
 
     def belongs_to(self, num_items: int) -> bool:
         """Return True if `item` is one of `num_items` items, or if there is only one."""
@@ -158,7 +159,7 @@ def insert_label(
         joined_to = prediction[:-1]
     model, answered, label, value = joined_to or (None, None, None, None)
     connection.execute(
-        "INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             *key.values(),
             item.item is not None,
@@ -170,6 +171,7 @@ def insert_label(
             answered,
             label,
             value,
+            item.caller,
         ),
     )
     is_wrong = model is not None and item.label is not None and label != item.label

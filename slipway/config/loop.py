@@ -1,0 +1,73 @@
+"""The section `loop` of `params.yaml`: triggers, comparison and decision of `slipway loop`.
+
+No stage reads it, so DVC need not see its values: an edit re-runs nothing. A project may leave the
+section out, and `slipway loop` is off then.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from slipway.config.sections import Gate, NotNegative, ParamsSection, Positive, PositiveFloat
+
+_GATE = {"accuracy": {"min": 0.9, "max": None}}
+
+
+class TriggerParams(ParamsSection):
+    """The reasons to train again. Each one is enough."""
+
+    drift: bool  # two windows in a row that drifted in the same feature
+    # By metric of the feedback; the whole interval has to lie outside. null: no trigger.
+    objective: Annotated[dict[str, Gate], Field(min_length=1, examples=[_GATE])] | None
+    new_labels: Positive | None  # labels received since the last cycle; null: no trigger
+
+    def problems(self) -> Iterator[str]:
+        if not self.drift and self.objective is None and self.new_labels is None:
+            yield (
+                "drift is false, objective and new_labels are null, expected at least one trigger: "
+                "set one, or remove the section loop"
+            )
+
+
+class CanaryParams(ParamsSection):
+    """The steps of a canary, as of `slipway rollout canary`."""
+
+    steps: Annotated[
+        list[Annotated[float, Field(gt=0, le=1)]],
+        Field(min_length=1, max_length=20, examples=[[0.01, 0.25, 1.0]]),
+    ]
+    hold_seconds: NotNegative  # minimum duration of a step
+    hold_requests: Positive  # minimum requests of the candidate in a step
+
+    def problems(self) -> Iterator[str]:
+        if self.steps != sorted(set(self.steps)):
+            yield f"steps are {self.steps}, expected rising shares, such as [0.01, 0.25, 1.0]"
+
+
+class LoopParams(ParamsSection):
+    """The closed loop from the service's traffic to the next model."""
+
+    triggers: TriggerParams
+    min_labels: Annotated[int, Field(ge=20)]  # labelled answers since the trigger, to begin with
+    pause_days: NotNegative  # after the end of a cycle
+    start: Literal["scratch", "served"]  # served: from the served model's weights
+    # On old test rows: accuracy points, or relative growth of the RMSE.
+    max_forgetting: NotNegative
+    # true: a candidate without a proven gain on recent rows ends without a request.
+    require_gain: bool
+    min_keys: Positive  # API keys that the recent labels must come from
+    trusted_keys: list[str]  # whose labels count, however they differ from those of other keys
+    shadow_requests: Positive | None  # answered before the request; null: no shadow
+    decision_days: PositiveFloat  # until the request expires
+    # Public keys (PEM), one of which must have signed the decision; []: a name is enough.
+    approvers: list[str]
+    # Receives each request for a decision as JSON.
+    webhook: Annotated[str, Field(pattern=r"^https?://", examples=["https://example.com"])] | None
+    canary: CanaryParams
+
+    def problems(self) -> Iterator[str]:
+        for name in ("trusted_keys", "approvers"):
+            given = getattr(self, name)
+            if len(set(given)) < len(given):
+                yield f"{name} names one of {given} twice: remove the second"

@@ -1,0 +1,131 @@
+"""Compares a candidate with the served model on recent labelled rows, and on the old test rows.
+
+Both kinds are test rows of the merged data: no row was in a training of either model, because the
+stable split moves no old row, and collected rows get their split by the same rule. The intervals
+are paired: both models answer the same rows.
+
+The gain on recent rows has to hold without the labels of any single API key.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.artifacts.gates import Verdict
+from slipway.config.loop import LoopParams
+from slipway.kinds.targets import UNBOUNDED_METRICS
+from slipway.loop.machine import Outcome
+from slipway.metrics.scores import Resampling
+from slipway.reports.evaluation.reference_comparison import (
+    ReferenceAnswers,
+    ReferenceComparison,
+    compare,
+)
+from slipway.reports.evaluation.slice_scores import RowAnswers
+from slipway.system.contract import Contract
+
+MIN_ROWS = 20  # of a part that is compared
+
+
+class CandidateComparison(Contract):
+    """The candidate less the served model, on each part of the test rows; null for too few rows."""
+
+    old: ReferenceComparison | None
+    recent: ReferenceComparison | None
+    keys: dict[str, int]  # recent test rows by the key that labelled them
+    without: dict[str, ReferenceComparison | None]  # recent rows without those of one key
+    refused: list[str]  # keys whose labels were not used at all, described
+
+
+def compare_models(
+    served: ReferenceAnswers,
+    candidate: RowAnswers,
+    keys: Sequence[str | None],
+    resampling: Resampling,
+    refused: Sequence[str] = (),
+) -> CandidateComparison:
+    """Compare on the test rows of the merged data.
+
+    Args:
+        served: the served model's answers to the N test rows.
+        candidate: those of the candidate, with the targets.
+        keys: (N,) name of the key that labelled a recent row; None for an old row.
+        refused: described keys, for the record.
+    """
+    names = np.array([key or "" for key in keys], object)
+    is_recent = np.array([key is not None for key in keys], bool)
+    present = sorted(set(names[is_recent]))
+
+    def on(rows: NDArray[np.bool_]) -> ReferenceComparison | None:
+        if (rows & ~served.refused).sum() < MIN_ROWS:
+            return None
+        part = replace(
+            served,
+            refused=served.refused[rows],
+            outputs=served.outputs[rows],
+            known=None if served.known is None else served.known[rows],
+        )
+        own = replace(candidate, targets=candidate.targets[rows], outputs=candidate.outputs[rows])
+        return compare(own, part, resampling)
+
+    others = present if len(present) > 1 else []
+    return CandidateComparison(
+        old=on(~is_recent),
+        recent=on(is_recent),
+        keys={name: int((names == name).sum()) for name in present},
+        without={name: on(is_recent & (names != name)) for name in others},
+        refused=list(refused),
+    )
+
+
+def judge(
+    comparison: CandidateComparison, gates: Verdict, params: LoopParams
+) -> tuple[Outcome | None, str]:
+    """Return the outcome that ends the cycle, or None for a candidate to propose; and the reason.
+
+    A limit below one row means one row.
+    """
+    old, recent = comparison.old, comparison.recent
+    if gates in ("missed", "unjudged"):
+        return "refused", f"its quality gates are {gates}"
+    if old is None or recent is None:
+        part = "old" if old is None else "recent"
+        return "refused", f"there are fewer than {MIN_ROWS} {part} test rows to compare on"
+    if len(comparison.keys) < params.min_keys:
+        return "refused", (
+            f"its recent labels come from {len(comparison.keys)} key "
+            f"({', '.join(comparison.keys)}), loop.min_keys is {params.min_keys}"
+        )
+    one_row = 0.0 if old.difference.metric in UNBOUNDED_METRICS else 1 / old.loss.rows
+    if old.loss.value > max(params.max_forgetting, one_row) + 1e-12:
+        return "worse", f"it forgets: on old test rows {_text(old)}"
+    if recent.loss.low > 0:
+        return "worse", f"on recent rows {_text(recent)}"
+    if params.require_gain and recent.loss.high >= 0:
+        return "no_gain", f"no gain is shown: on recent rows {_text(recent)}"
+    return _without_any_key(comparison.without, params) or (
+        None,
+        f"on recent rows {_text(recent)}; on old test rows {_text(old)}",
+    )
+
+
+def _without_any_key(
+    without: Mapping[str, ReferenceComparison | None], params: LoopParams
+) -> tuple[Outcome, str] | None:
+    for key, rest in without.items():
+        if rest is not None and rest.loss.low > 0:
+            return "worse", f"without the labels of key {key}, on recent rows {_text(rest)}"
+        if params.require_gain and (rest is None or rest.loss.high >= 0):
+            found = _text(rest) if rest else f"fewer than {MIN_ROWS} rows are left"
+            return "no_gain", f"its gain rests on the labels of key {key} alone: without, {found}"
+    return None
+
+
+def _text(comparison: ReferenceComparison) -> str:
+    found = comparison.difference
+    return (
+        f"{found.metric} is {found.after:.4g} after {found.before:.4g} "
+        f"(change {found.low:+.4g} to {found.high:+.4g}, {found.rows} rows)"
+    )

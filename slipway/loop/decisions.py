@@ -1,0 +1,206 @@
+"""Requests for a decision, decisions, and the check that a decision is for the request.
+
+A request is SLIPWAY_STATE/loop/CYCLE/request.json. A decision names the SHA-256 of that file, so it
+fits this candidate, this data and this served model only. Each request has a random id: a decision
+on an equal candidate of another cycle or service does not fit it either. With `loop.approvers` a
+decision needs an ECDSA signature by one of these keys (NIST curves, SHA-256).
+"""
+
+import base64
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from slipway.loop.comparison import CandidateComparison
+from slipway.loop.journal import Cycle, LoopError
+from slipway.system import files
+from slipway.system.contract import Contract, parse_record
+from slipway.system.errors import UnavailableError
+
+REQUEST = "request.json"
+CLOCK_S = 60.0  # clocks of two machines may differ by so much
+_ASK = "Ask for the pending request with `slipway loop --status`."
+
+
+class DecisionRequest(Contract):
+    """The content of `request.json`."""
+
+    format_version: Literal[1]
+    id: str  # random
+    cycle: int
+    created: float  # seconds since 1970
+    expires: float
+    reasons: list[str]  # of the cycle
+    version: str  # of the candidate
+    bundle_digest: str  # SHA-256 of bundle.json, in hex
+    certificate_digest: str  # SHA-256 of certificate.json, in hex
+    data_digest: str  # as DVC has it
+    gates: str
+    experiment: str
+    replaces: str  # version of the served model
+    comparison: CandidateComparison
+    why: str  # the comparison in words
+
+
+class Decision(Contract):
+    """A person's decision on one request."""
+
+    format_version: Literal[1]
+    request: str  # SHA-256 of request.json, in hex
+    version: str
+    verdict: Literal["approved", "rejected"]
+    by: str = Field(min_length=1, max_length=100)
+    reason: str = Field(min_length=1, max_length=500)
+    time: float  # seconds since 1970
+    signature: str | None = None  # base64, of the other fields as canonical JSON
+
+    @property
+    def payload(self) -> bytes:
+        """The signed bytes."""
+        return files.canonical_json(self.model_dump(mode="json", exclude={"signature"})).encode()
+
+
+def new_request(**fields: Any) -> DecisionRequest:
+    """Create a request with a random id."""
+    return DecisionRequest(format_version=1, id=secrets.token_hex(16), **fields)
+
+
+def read_request(path: Path) -> DecisionRequest:
+    """Read a request; LoopError if it is missing or damaged."""
+    fix = "Restore it from a backup, or reject the candidate."
+    try:
+        return parse_record(DecisionRequest, path, path.read_bytes(), LoopError, fix)
+    except FileNotFoundError:
+        raise LoopError(f"{path} is missing, expected the request for a decision. {_ASK}") from None
+
+
+def read_decision(path: Path) -> Decision:
+    """Read a decision that was made elsewhere."""
+    fix = "Make it again: slipway loop approve VERSION --request FILE --out FILE"
+    return parse_record(Decision, path, path.read_bytes(), LoopError, fix)
+
+
+def check_decision(
+    decision: Decision, cycle: Cycle | None, folder: Path, now: float, approvers: Sequence[str]
+) -> DecisionRequest:
+    """Return the request that the decision is for; LoopError with the reason if it is for none.
+
+    Args:
+        cycle: the last cycle, open or not.
+        folder: of the cycles.
+        approvers: files of public keys, one of which has to have signed; [] for none.
+    """
+    if cycle is None or not cycle.is_open or not cycle.has("requested"):
+        raise LoopError(
+            f"no decision is awaited, but there is one on {decision.version}: it was used before, "
+            f"or its cycle has ended. {_ASK}"
+        )
+    if cycle.has("decided"):
+        decided = cycle.detail("decided")
+        raise LoopError(
+            f"{decided['version']} was {decided['verdict']} by {decided['by']} already, expected "
+            "no further decision on it. To undo it: slipway rollout abort, or rollback"
+        )
+    requested = cycle.detail("requested")
+    path = folder / requested["path"]
+    request = read_request(path)
+    if files.sha256_file(path) != requested["digest"]:
+        raise LoopError(
+            f"{path} was changed after it was written, expected SHA-256 {requested['digest']}. "
+            "Reject the candidate, and look for who changed it."
+        )
+    if decision.version != request.version:
+        raise LoopError(
+            f"the decision is on {decision.version}, expected {request.version}, which is "
+            f"requested. {_ASK}"
+        )
+    if decision.request != requested["digest"]:
+        raise LoopError(
+            f"the decision is for another request ({decision.request[:12]}) on {request.version}, "
+            f"expected {requested['digest'][:12]}: it is of another cycle or service. Decide again "
+            "on the pending request."
+        )
+    if now >= request.expires or decision.time >= request.expires:
+        raise LoopError(
+            f"the request on {request.version} expired at {moment(request.expires)}, expected a "
+            "decision before. The next cycle makes a new request."
+        )
+    if decision.time < request.created - CLOCK_S or decision.time > now + CLOCK_S:
+        raise LoopError(
+            f"the decision has the time {moment(decision.time)}, expected one between the request "
+            f"({moment(request.created)}) and now ({moment(now)}). Set the clocks of both "
+            "machines, and decide again."
+        )
+    if approvers:
+        _check_signature(decision, approvers)
+    return request
+
+
+def signed(decision: Decision, key: Path) -> Decision:
+    """Sign a decision with a private key in PEM; LoopError if it is not elliptic."""
+    crypto = _cryptography()
+    try:
+        private = crypto.serialization.load_pem_private_key(key.read_bytes(), None)
+        payload = private.sign(decision.payload, crypto.ec.ECDSA(crypto.hashes.SHA256()))
+    except Exception as error:  # of many kinds; another type of key takes other arguments
+        raise LoopError(
+            f"{key} cannot sign ({str(error)[:200]}), expected a private key on a NIST curve in "
+            "PEM, without a password. Make one: openssl ecparam -name prime256v1 -genkey -noout"
+        ) from error
+    return decision.model_copy(update={"signature": base64.b64encode(payload).decode()})
+
+
+def moment(seconds: float) -> str:
+    """Format a time for people."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _check_signature(decision: Decision, approvers: Sequence[str]) -> None:
+    if decision.signature is None:
+        raise LoopError(
+            f"the decision of {decision.by} is not signed, expected the signature of one of "
+            f"{', '.join(approvers)} (loop.approvers). Add --sign KEY."
+        )
+    crypto = _cryptography()
+    for approver in approvers:
+        try:
+            public = crypto.serialization.load_pem_public_key(Path(approver).read_bytes())
+            public.verify(
+                base64.b64decode(decision.signature),
+                decision.payload,
+                crypto.ec.ECDSA(crypto.hashes.SHA256()),
+            )
+        except crypto.InvalidSignature:
+            continue
+        except Exception as error:  # of many kinds, for a file that is no such key
+            raise LoopError(
+                f"loop.approvers names {approver}, which cannot be used ({str(error)[:200]}); "
+                "expected a public key on a NIST curve in PEM. Correct the file."
+            ) from error
+        return
+    raise LoopError(
+        f"the signature of {decision.by} is by no key of loop.approvers, or the decision was "
+        f"changed after it was signed; expected one of {', '.join(approvers)}. Sign it with such a "
+        "key."
+    )
+
+
+def _cryptography() -> Any:
+    try:
+        from types import SimpleNamespace
+
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise UnavailableError(
+            f"signed decisions need the package cryptography ({error}). Install it: "
+            "pip install 'slipway-ml[sign]'"
+        ) from error
+    return SimpleNamespace(
+        hashes=hashes, serialization=serialization, ec=ec, InvalidSignature=InvalidSignature
+    )

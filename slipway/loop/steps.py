@@ -1,0 +1,553 @@
+"""The facts and the steps of the loop on a real project and service.
+
+Each step calls the function of the verb that a person would use, and returns the detail that the
+journal keeps. A step may be repeated if the process was killed before the journal had it: files are
+replaced, a finished experiment is used again, and a rollout that was proposed is recognised by its
+reason in the history.
+"""
+
+import json
+import shutil
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.certificate import read_certificate
+from slipway.config import edit
+from slipway.config.loop import LoopParams
+from slipway.config.params import Params, load_params, value_at
+from slipway.data.merge.__main__ import merge, merged_params
+from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.sources.sources import find_layout
+from slipway.data.store.packed import open_split, read_manifest
+from slipway.experiments.records import ExperimentRecord, read_records
+from slipway.experiments.run import PARAMS, ExperimentRequest
+from slipway.experiments.run import run as run_pipeline
+from slipway.export.reference_model import answer_test_rows, open_reference
+from slipway.export.release import BUNDLE, CERTIFICATE, PACKED
+from slipway.loop.comparison import compare_models, judge
+from slipway.loop.decisions import REQUEST, new_request, read_request
+from slipway.loop.journal import FOLDER, Cycle, LoopError, StepName
+from slipway.loop.label_keys import KeyRecord, key_name, suspicious_keys
+from slipway.loop.machine import Action, CandidateFacts, Facts, NextStep
+from slipway.loop.triggers import confirmed_drift, enough_labels, missed_objective
+from slipway.metrics.scores import Resampling
+from slipway.reports.evaluation.slice_scores import RowAnswers
+from slipway.serving.rollout import commands
+from slipway.serving.rollout.evidence import total
+from slipway.serving.rollout.history import HISTORY, Author, Entry, read_history
+from slipway.serving.rollout.reports import read_reports
+from slipway.serving.rollout.state import RolloutPlan, read_rollout
+from slipway.serving.rollout.store import settings_of
+from slipway.serving.settings import Settings
+from slipway.system import files
+from slipway.system.errors import LockedError, SlipwayError
+from slipway.traffic.collect import column_names, write_rows
+from slipway.traffic.monitoring_records import (
+    JoinedLabel,
+    read_drifted_spans,
+    read_ground_truth,
+    read_joined_labels,
+    read_judged_windows,
+)
+from slipway.traffic.selection import collect
+
+DATA = Path("data/loop")
+WEIGHTS = Path("artifacts/model/weights.safetensors")
+ENGINE = Path("artifacts/engine")
+_WEBHOOK_S = 10.0
+_ARTIFACTS = Path("artifacts")
+DONE: dict[Action, StepName] = {
+    "trigger": "triggered", "collect": "collected", "merge": "merged", "train": "trained",
+    "compare": "compared", "shadow": "shadowed", "request": "requested", "notify": "notified",
+    "canary": "canary", "end": "ended",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoopProject:
+    """The project in the working directory, and the service of `settings`."""
+
+    params: Params
+    settings: Settings
+    request_log: Path
+
+    @property
+    def loop(self) -> LoopParams:
+        assert self.params.loop is not None
+        return self.params.loop
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the journal and of the cycles."""
+        return self.settings.state / FOLDER
+
+    def place(self, cycle: int) -> Path:
+        """Return the folder of a cycle's candidate and request."""
+        return self.folder / f"{cycle:04d}"
+
+    def served(self) -> LoadedBundle:
+        """Return the served bundle: the stable model of the rollout, or SLIPWAY_BUNDLE."""
+        stable = read_rollout(self.settings.state).stable
+        return load_bundle(settings_of(self.settings, stable).bundle)
+
+    def require_own_copy(self) -> None:
+        """Raise LoopError if a training would overwrite the files of the served model."""
+        if read_rollout(self.settings.state).stable is not None:
+            return
+        bundle = self.settings.bundle.resolve()
+        if bundle.is_relative_to(_ARTIFACTS.resolve()):
+            raise LoopError(
+                f"the service serves {self.settings.bundle}, which the next training overwrites; "
+                "expected a copy of its own, so that nothing reaches a caller without a decision. "
+                f"Deploy it once: slipway rollout deploy {BUNDLE}"
+            )
+
+    def facts(self, last: Cycle | None, now: float) -> Facts:
+        """Collect the facts of the next step."""
+        bundle = self.served()
+        is_open = last is not None and last.is_open
+        labels = read_joined_labels(self.settings.state, bundle.version)
+        names = {record.key for record in self.refused_keys(labels)}
+        labels = [label for label in labels if key_name(label.caller) not in names]
+        since = last.detail("triggered")["since"] if last and is_open else _begin(last)
+        return Facts(
+            now=now,
+            reasons=() if is_open else self._reasons(bundle, labels, since),
+            num_labels=sum(label.answered >= since for label in labels),
+            served=bundle.version,
+            candidate=self._candidate_facts(last) if last and is_open else CandidateFacts(),
+        )
+
+    def refused_keys(self, labels: Sequence[JoinedLabel]) -> list[KeyRecord]:
+        """Return the keys whose labels are not used."""
+        return suspicious_keys(labels, self.loop.trusted_keys)
+
+    def take(self, step: NextStep, cycle: Cycle) -> dict[str, Any]:
+        """Take a step of a cycle, and return its detail for the journal."""
+        match step.action:
+            case "trigger":
+                return self._trigger(step)
+            case "collect":
+                return self._collect(cycle)
+            case "merge":
+                return self._merge(cycle)
+            case "train":
+                return self._train(cycle)
+            case "compare":
+                return self._compare(cycle)
+            case "shadow" | "canary":
+                return self._propose(cycle, step.action)
+            case "request":
+                return self._request(cycle)
+            case "notify":
+                return self._notify(cycle)
+            case "end":
+                return self._end(cycle, step)
+        raise AssertionError(step.action)
+
+    def _reasons(
+        self, bundle: LoadedBundle, labels: Sequence[JoinedLabel], since: float
+    ) -> tuple[str, ...]:
+        triggers, found = self.loop.triggers, []
+        if triggers.drift and (drift := self._drift(bundle.version, since)):
+            found.append(drift[0])
+        if triggers.objective is not None:
+            found.append(missed_objective(bundle.manifest, labels, triggers.objective))
+        found.append(enough_labels(sum(one.joined > since for one in labels), self.loop))
+        return tuple(reason for reason in found if reason)
+
+    def _drift(self, version: str, since: float) -> tuple[str, float] | None:
+        return confirmed_drift(read_judged_windows(self.settings.state, version), since)
+
+    def _candidate_facts(self, cycle: Cycle) -> CandidateFacts:
+        """Read the rollout as it concerns the cycle's candidate."""
+        state = self.settings.state
+        rollout, reports = read_rollout(state), read_reports(state)
+        workers = sum(report.is_alive for report in reports)
+        candidate = rollout.candidate
+        if not cycle.has("trained"):
+            return CandidateFacts(workers, candidate.name if candidate else "")
+        trained = cycle.detail("trained")
+        is_own = (
+            candidate is not None
+            and candidate.model is not None
+            and candidate.model.digest == trained["bundle_digest"]
+        )
+        shadow, canary = self._stage_of(cycle, "shadow"), self._stage_of(cycle, "canary")
+        counts = total(
+            report.counts
+            for report in reports
+            if candidate is not None and report.candidate == candidate.id
+        )
+        return CandidateFacts(
+            workers=workers,
+            other=candidate.name if candidate and not is_own else "",
+            shadow="none" if not shadow else ("running" if is_own else "ended"),
+            shadowed=sum(counts.disagreements) if is_own else 0,
+            canary=_canary_state(canary),
+            why=canary[-1].reason if canary else shadow[-1].reason if shadow else "",
+        )
+
+    def _stage_of(self, cycle: Cycle, mode: str) -> list[Entry]:
+        """Return the history since this cycle proposed its candidate in `mode`; [] before."""
+        mark = f"{mode} by command: {_mark(cycle)}"
+        version = cycle.detail("trained")["version"]
+        entries = [
+            entry for entry in read_history(self.settings.state / HISTORY) if entry.model == version
+        ]
+        for place, entry in enumerate(entries):
+            if entry.what == "proposed" and entry.reason.startswith(mark):
+                return entries[place:]
+        return []
+
+    def _trigger(self, step: NextStep) -> dict[str, Any]:
+        bundle = self.served()
+        drift = self._drift(bundle.version, 0.0) if self.loop.triggers.drift else None
+        return {
+            "reasons": step.why.split("; "),
+            "since": drift[1] if drift else 0.0,
+            "served": bundle.version,
+        }
+
+    def _collect(self, cycle: Cycle) -> dict[str, Any]:
+        """Collect the labelled rows of all keys that are not suspicious."""
+        bundle, state = self.served(), self.settings.state
+        refused = self.refused_keys(read_joined_labels(state, bundle.version))
+        names = {record.key for record in refused}
+        every = list(read_ground_truth(state))
+        labels = [label for label in every if key_name(label.caller) not in names]
+        manifest = bundle.manifest
+        collected = collect(
+            self.request_log,
+            labels,
+            read_drifted_spans(state),
+            manifest.input,
+            manifest.output.labels,
+        )
+        if not collected.items:
+            raise LoopError(
+                f"no labelled row is in {self.request_log}, but {len(labels)} labels are known; "
+                "expected the logged requests. Check SLIPWAY_REQUEST_LOG_DIRECTORY and its "
+                "retention."
+            )
+        place = DATA / f"{cycle.number:04d}"
+        callers = {(label.request_id, label.item): key_name(label.caller) for label in labels}
+        files.write_json(place / "keys.json", [callers[item.key[:2]] for item in collected.items])
+        out = place / "collected.parquet"
+        write_rows(out, collected, manifest, column_names(manifest))
+        return {
+            "path": out.as_posix(),
+            "keys": (place / "keys.json").as_posix(),
+            "sha256": files.sha256_file(out),
+            "rows": len(collected.items),
+            "left_out": dict(collected.left_out),
+            "labels_of_refused_keys": len(every) - len(labels),
+            "refused_keys": [record.model_dump() for record in refused],
+        }
+
+    def _merge(self, cycle: Cycle) -> dict[str, Any]:
+        params, collected = self.params, cycle.detail("collected")
+        limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
+        data = unpacked(params.data, limits)
+        if find_layout(data).given:
+            raise LoopError(
+                f"the folders or shards of {data.path!r} are a given split, and collected rows "
+                "would all be for training; expected rows that Slipway splits. Set "
+                "data.split_folders: pool"
+            )
+        _require_digest(collected)
+        out = Path(collected["path"]).with_name("next.parquet")
+        report = merge(data, Path(collected["path"]), out)
+        if not report.added:
+            raise LoopError(
+                f"{data.path} has all {report.num_duplicates} collected rows already, expected new "
+                "ones. Wait for further labels."
+            )
+        keys = json.loads(Path(collected["keys"]).read_bytes())
+        assignments = merged_params(data, out)
+        content = params.model_dump(mode="json")
+        names = [one.partition("=")[0] for one in assignments]
+        if self.loop.start == "served":
+            weights = self._served_weights(cycle)
+            assignments.append(f"train.pretrained={weights}")
+            names.append("train.pretrained")
+        return {
+            "path": out.as_posix(),
+            "sha256": files.sha256_file(out),
+            "base_rows": report.num_base,
+            "keys": [keys[index] for index in report.added],
+            "conflicts": len(report.conflicts),
+            "assignments": assignments,
+            "before": {name: value_at(content, name) for name in names},
+        }
+
+    def _served_weights(self, cycle: Cycle) -> Path:
+        """Copy the weights of the served model beside the cycle's data."""
+        bundle = self.served()
+        wanted = bundle.manifest.lineage.digests.get(WEIGHTS.as_posix())
+        known = [WEIGHTS, *sorted(self.folder.glob(f"*/{WEIGHTS.name}"))]
+        for path in known:
+            if path.is_file() and wanted == files.sha256_file(path):
+                out = DATA / f"{cycle.number:04d}" / f"served{WEIGHTS.suffix}"
+                files.write_bytes(out, path.read_bytes())
+                return out
+        raise LoopError(
+            f"loop.start is 'served', but the weights of {bundle.version} are not in {WEIGHTS}; "
+            "expected the file of its training. Take its experiment, or set loop.start: scratch"
+        )
+
+    def _train(self, cycle: Cycle) -> dict[str, Any]:
+        merged = cycle.detail("merged")
+        _require_digest(merged)
+        record = self._finished_run(cycle)
+        if record is None:
+            name = _free_name(cycle)
+            request = ExperimentRequest(merged["assignments"], name=name, is_quiet=True)
+            record = run_pipeline(request)
+        if record.status == "interrupted":
+            raise KeyboardInterrupt
+        if record.status != "done":
+            raise LoopError(f"the experiment {record.name} failed: {record.reason}")
+        return self._copied_candidate(cycle, record)
+
+    def _finished_run(self, cycle: Cycle) -> ExperimentRecord | None:
+        """Return the finished experiment of this cycle whose bundle still lies in artifacts/."""
+        for record in read_records():
+            if record.name.startswith(f"loop-{cycle.number}-") and record.status == "done":
+                try:
+                    found = load_bundle(BUNDLE).manifest.lineage.params["data"]["path"]
+                except (SlipwayError, KeyError):
+                    return None
+                return record if found == cycle.detail("merged")["path"] else None
+        return None
+
+    def _copied_candidate(self, cycle: Cycle, record: ExperimentRecord) -> dict[str, Any]:
+        """Copy the candidate, so that a later training cannot change what was decided on."""
+        bundle = load_bundle(BUNDLE)
+        bundle.verify()
+        lineage, merged = bundle.manifest.lineage, cycle.detail("merged")
+        if lineage.params.get("data", {}).get("path") != merged["path"]:
+            raise LoopError(
+                f"{BUNDLE} was made from {lineage.params.get('data', {}).get('path')!r}, expected "
+                f"{merged['path']!r}: another run came between. Run `slipway loop` again."
+            )
+        if lineage.data is None:
+            raise LoopError(
+                f"the digest of the data of {bundle.version} is unknown, expected one in dvc.lock: "
+                "nobody could say later what it was trained on. Run it by `slipway run`, with "
+                "data.path as a dependency of the stage clean in dvc.yaml."
+            )
+        with files.new_directory(self.place(cycle.number)) as folder:
+            (folder / "bundle").mkdir()
+            for name in bundle.file_names:
+                shutil.copyfile(BUNDLE / name, folder / "bundle" / name)
+            shutil.copyfile(CERTIFICATE, folder / CERTIFICATE.name)
+            if ENGINE.is_dir():
+                shutil.copytree(ENGINE, folder / ENGINE.name)
+            if self.loop.start == "served":
+                shutil.copyfile(WEIGHTS, folder / WEIGHTS.name)
+            copied = load_bundle(folder / "bundle")
+            copied.verify()
+            certificate = read_certificate(folder / CERTIFICATE.name)
+            return {
+                "experiment": record.name,
+                "version": copied.version,
+                "bundle_digest": copied.digest,
+                "certificate_digest": files.sha256_file(folder / CERTIFICATE.name),
+                "data_digest": lineage.data.digest,
+                "packed_digest": lineage.digests.get((PACKED / "manifest.json").as_posix()),
+                "gates": certificate.gates,
+            }
+
+    def _compare(self, cycle: Cycle) -> dict[str, Any]:
+        trained, merged = cycle.detail("trained"), cycle.detail("merged")
+        if files.sha256_file(PACKED / "manifest.json") != trained["packed_digest"]:
+            raise LoopError(
+                f"{PACKED} was packed again since {trained['version']} was made, expected its "
+                f"rows. Bring them back: slipway take {trained['experiment']}"
+            )
+        served = self.served()
+        self._require_same_split(served)
+        params = load_params()
+        manifest = read_manifest(PACKED)
+        test = open_split(PACKED, manifest, "test")
+        candidate = open_reference(self.place(cycle.number) / "bundle", manifest)
+        answers = [
+            answer_test_rows(
+                open_reference(bundle.root, manifest), test, PACKED, manifest, lambda: params.data
+            )
+            for bundle in (served, candidate)
+        ]
+        rows = [int(source.partition(":")[0]) - merged["base_rows"] for source in test.sources]
+        own = RowAnswers(
+            manifest.task, test.targets, answers[1].outputs, thresholds=answers[1].thresholds
+        )
+        refused = [
+            KeyRecord.model_validate(one).text for one in cycle.detail("collected")["refused_keys"]
+        ]
+        evaluate = params.evaluate
+        comparison = compare_models(
+            answers[0],
+            own,
+            [merged["keys"][row] if row >= 0 else None for row in rows],
+            Resampling(params.seed, evaluate.bootstrap_samples, evaluate.confidence),
+            refused,
+        )
+        outcome, why = judge(comparison, trained["gates"], self.loop)
+        return {"outcome": outcome, "why": why, "comparison": comparison.model_dump(mode="json")}
+
+    def _require_same_split(self, served: LoadedBundle) -> None:
+        """Raise LoopError if test rows may have been in the served model's training."""
+        before = served.manifest.lineage.params
+        now = self.params.model_dump(mode="json")
+        changed = [name for name in ("seed", "split") if before.get(name) != now[name]]
+        if changed:
+            raise LoopError(
+                f"{served.version} was trained with another {' and '.join(changed)}, expected the "
+                "present values of params.yaml: test rows of now may have trained it. Train and "
+                "deploy a model with these values first."
+            )
+
+    def _propose(self, cycle: Cycle, mode: Action) -> dict[str, Any]:
+        """Propose the candidate as a shadow or a canary, unless this cycle has done so."""
+        assert mode in ("shadow", "canary")
+        trained = cycle.detail("trained")
+        if self._stage_of(cycle, mode):
+            return {"version": trained["version"]}
+        facts = self._candidate_facts(cycle)
+        author = Author("slipway loop", f"{_mark(cycle)} compared on copies of live requests")
+        if mode == "canary":
+            decided = cycle.detail("decided")
+            author = Author(decided["by"], f"{_mark(cycle)} {decided['reason']}")
+            if facts.shadow == "running":
+                commands.abort(self.settings, Author("slipway loop", f"{_mark(cycle)} decided"))
+        place, canary = self.place(cycle.number), self.loop.canary
+        copy = load_bundle(place / "bundle")
+        if copy.digest != trained["bundle_digest"]:
+            raise LoopError(
+                f"{place / 'bundle'} is {copy.version}, expected {trained['version']}, which was "
+                "compared and decided on. Restore the folder from a backup, or reject."
+            )
+        try:
+            commands.propose(
+                self.settings,
+                mode,
+                place / "bundle",
+                plan=RolloutPlan(
+                    steps=tuple(canary.steps),
+                    hold_s=canary.hold_seconds,
+                    hold_requests=canary.hold_requests,
+                ),
+                author=author,
+            )
+        except LockedError:
+            raise
+        except SlipwayError as error:
+            raise LoopError(f"{trained['version']} was refused as a {mode}: {error}") from error
+        return {"version": trained["version"]}
+
+    def _request(self, cycle: Cycle) -> dict[str, Any]:
+        path = self.place(cycle.number) / REQUEST
+        trained, compared = cycle.detail("trained"), cycle.detail("compared")
+        if not path.exists():  # a killed process may have written it, and somebody read it
+            triggered = cycle.detail("triggered")
+            created = max(step.time for step in cycle.steps)
+            request = new_request(
+                cycle=cycle.number,
+                created=created,
+                expires=created + self.loop.decision_days * 86400,
+                reasons=triggered["reasons"],
+                replaces=triggered["served"],
+                comparison=compared["comparison"],
+                why=compared["why"],
+                **{
+                    name: trained[name]
+                    for name in (
+                        *("version", "bundle_digest", "certificate_digest", "data_digest"),
+                        *("gates", "experiment"),
+                    )
+                },
+            )
+            files.write_text(
+                path, files.canonical_json(request.model_dump(mode="json")), files.PRIVATE
+            )
+        request = read_request(path)
+        return {
+            "path": path.relative_to(self.folder).as_posix(),
+            "digest": files.sha256_file(path),
+            "version": request.version,
+            "expires": request.expires,
+        }
+
+    def _notify(self, cycle: Cycle) -> dict[str, Any]:
+        """Send the request to the web hook. Its id lets the receiver drop a repetition."""
+        requested = cycle.detail("requested")
+        path = self.folder / requested["path"]
+        assert self.loop.webhook is not None
+        call = urllib.request.Request(
+            self.loop.webhook,
+            data=path.read_bytes(),
+            headers={
+                "Content-Type": "application/json",
+                "Idempotency-Key": read_request(path).id,
+            },
+        )
+        try:
+            with urllib.request.urlopen(call, timeout=_WEBHOOK_S) as answer:
+                return {"status": answer.status}
+        except (OSError, ValueError) as error:
+            raise LoopError(
+                f"loop.webhook {self.loop.webhook} did not take the request ({error}), expected a "
+                "status of 2xx. The request itself is in the state folder: slipway loop --status"
+            ) from error
+
+    def _end(self, cycle: Cycle, step: NextStep) -> dict[str, Any]:
+        """End a cycle. Unless it was promoted, params.yaml gets its former values back."""
+        if step.outcome != "promoted":
+            facts = self._candidate_facts(cycle)
+            if facts.shadow == "running" or facts.canary == "running":
+                author = Author("slipway loop", f"{_mark(cycle)} {step.outcome}")
+                commands.abort(self.settings, author)
+            if cycle.has("merged"):
+                edit.propose(PARAMS, cycle.detail("merged")["before"], apply=True)
+        return {"outcome": step.outcome, "why": step.why}
+
+
+def _canary_state(entries: Sequence[Entry]) -> Any:
+    if not entries:
+        return "none"
+    for entry in entries:
+        if entry.what in ("promoted", "swapped"):
+            return "promoted"
+        if entry.what in ("rolled_back", "refused"):
+            return "returned"
+    return "running"
+
+
+def _mark(cycle: Cycle) -> str:
+    """Return the begin of the reasons in the history, by which a cycle knows its own events."""
+    return f"loop cycle {cycle.number}:"
+
+
+def _begin(last: Cycle | None) -> float:
+    """Return the time after which evidence counts for a new cycle."""
+    return last.steps[-1].time if last else 0.0
+
+
+def _free_name(cycle: Cycle) -> str:
+    taken = {record.name for record in read_records()}
+    prefix = f"loop-{cycle.number}"
+    return next(name for number in range(1, 10**6) if (name := f"{prefix}-{number}") not in taken)
+
+
+def _require_digest(detail: dict[str, Any]) -> None:
+    path = Path(detail["path"])
+    if not path.is_file() or files.sha256_file(path) != detail["sha256"]:
+        raise LoopError(
+            f"{path} is missing or was changed since the loop wrote it, expected SHA-256 "
+            f"{detail['sha256'][:12]}. Restore it, or end the cycle: slipway loop stop"
+        )

@@ -1,0 +1,72 @@
+"""The reasons to train again: confirmed drift, quality below its objective, enough new labels.
+
+**Drift** is confirmed if two windows in a row drifted in the same feature. A row is in one window
+only, so the second window is new evidence. Without drift a window alarms with probability 1 / (30
+W) for W windows a day, so a confirmed alarm is expected at most once in 30 W times 30 days.
+
+**Quality** and **labels** do not count labels of suspicious keys (slipway/loop/label_keys.py).
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from slipway.artifacts.bundle import Bundle, Metric
+from slipway.config.loop import LoopParams
+from slipway.config.sections import Gate
+from slipway.serving.monitoring.quality import MIN_COMPARED, NUM_JUDGED, measure_joined
+from slipway.traffic.monitoring_records import JoinedLabel, JudgedWindow
+
+
+def confirmed_drift(windows: Sequence[JudgedWindow], after: float) -> tuple[str, float] | None:
+    """Return the reason and the begin of the first drift that a later window confirms.
+
+    Args:
+        windows: of one model, the oldest first; variants are judged on their own.
+        after: earlier windows do not count; seconds since 1970.
+    """
+    by_variant: dict[str, list[JudgedWindow]] = {}
+    for window in windows:
+        if window.opened >= after:
+            by_variant.setdefault(window.model, []).append(window)
+    for own in by_variant.values():
+        for first, second in pairwise(own):
+            if both := sorted(first.drifted_features & second.drifted_features):
+                return f"drift of {', '.join(both[:3])} in two windows in a row", first.opened
+    return None
+
+
+def missed_objective(
+    manifest: Bundle, labels: Sequence[JoinedLabel], objective: dict[str, Gate]
+) -> str:
+    """Describe the first metric whose whole interval misses its objective; "" for none.
+
+    `labels` are those of the model's answers, the last joined first.
+    """
+    joined = [(label.truth, label.predicted) for label in labels[:NUM_JUDGED]]
+    if len(joined) < MIN_COMPARED:
+        return ""
+    measured = measure_joined(manifest, joined)
+    for name, gate in objective.items():
+        if name in measured and _is_outside(measured[name], gate):
+            found = measured[name]
+            return (
+                f"{name} by feedback is {found.value:.4g} ({found.low:.4g} to {found.high:.4g}, "
+                f"{found.rows} rows), its objective {_bounds(gate)}"
+            )
+    return ""
+
+
+def enough_labels(num_new: int, params: LoopParams) -> str:
+    """Describe the number of new labels if it is enough; "" otherwise."""
+    wanted = params.triggers.new_labels
+    return f"{num_new} new labels" if wanted is not None and num_new >= wanted else ""
+
+
+def _is_outside(metric: Metric, gate: Gate) -> bool:
+    is_low = gate.min is not None and metric.high < gate.min
+    return is_low or (gate.max is not None and metric.low > gate.max)
+
+
+def _bounds(gate: Gate) -> str:
+    bounds = (("at least", gate.min), ("at most", gate.max))
+    return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
