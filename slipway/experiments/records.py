@@ -143,8 +143,9 @@ def now() -> str:
 
 
 def params_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the params that a stage may read, by key: all but those of `search` and `loop`."""
-    return dict(flat({key: content[key] for key in content if key not in ("search", "loop")}))
+    """Return the params that a stage may read, by key: all but those of unread sections."""
+    unread = ("search", "edge", "loop")
+    return dict(flat({key: content[key] for key in content if key not in unread}))
 
 
 def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:

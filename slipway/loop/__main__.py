@@ -18,7 +18,7 @@ from slipway.config.command import run_command
 from slipway.config.params import load_params
 from slipway.loop.decisions import (
     REQUEST,
-    Decision,
+    PersonDecision,
     check_decision,
     moment,
     read_decision,
@@ -111,7 +111,7 @@ def advance(project: LoopProject, clock: Callable[[], float] = time.time) -> Nex
                 return step
             cycle = _cycle_of(step, last)
             try:
-                detail = project.take(step, cycle)
+                detail = project.take(step, cycle, now)
             except LockedError:
                 raise
             except SlipwayError as error:
@@ -160,7 +160,7 @@ def status(project: LoopProject, *, as_json: bool) -> str:
     return "\n".join([*lines, _line(step)])
 
 
-def decide(project: LoopProject, decision: Decision, now: float) -> str:
+def decide(project: LoopProject, decision: PersonDecision, now: float) -> str:
     """Check a decision and record it; the caller holds the lock."""
     path = project.folder / JOURNAL
     last = next(reversed(cycles(read_journal(path))), None)
@@ -187,18 +187,18 @@ def _stop(project: LoopProject, last: Cycle | None, options: argparse.Namespace,
     if last is None or not last.is_open:
         raise LoopError("no cycle is open, expected one to stop. Nothing was changed.")
     step = NextStep("end", f"stopped by {options.by}: {options.reason}", "stopped")
-    detail = project.take(step, last)
+    detail = project.take(step, last, now)
     append_step(project.folder / JOURNAL, last.number, "ended", detail, now)
     return f"cycle {last.number} is stopped"
 
 
-def _decision(options: argparse.Namespace, digest: str, request: Path | None) -> Decision:
+def _decision(options: argparse.Namespace, digest: str, request: Path | None) -> PersonDecision:
     if request is not None and read_request(request).version != options.version:
         raise LoopError(
             f"{request} is on {read_request(request).version}, expected {options.version}. Name "
             "the version that you decided on."
         )
-    decision = Decision(
+    decision = PersonDecision(
         format_version=1,
         request=digest,
         version=options.version,
@@ -210,7 +210,7 @@ def _decision(options: argparse.Namespace, digest: str, request: Path | None) ->
     return signed(decision, options.sign) if options.sign else decision
 
 
-def _write(decision: Decision, out: Path | None) -> None:
+def _write(decision: PersonDecision, out: Path | None) -> None:
     if out is None:
         raise LoopError("--request is given without --out, expected a file for the decision.")
     files.write_text(out, files.canonical_json(decision.model_dump(mode="json")))

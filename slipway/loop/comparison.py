@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from slipway.artifacts.gates import Verdict
 from slipway.config.loop import LoopParams
 from slipway.kinds.targets import UNBOUNDED_METRICS
+from slipway.loop.label_keys import KeyRecord, keys_that_stand_out
 from slipway.loop.machine import Outcome
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.reference_comparison import (
@@ -37,6 +38,7 @@ class CandidateComparison(Contract):
     keys: dict[str, int]  # recent test rows by the key that labelled them
     without: dict[str, ReferenceComparison | None]  # recent rows without those of one key
     refused: list[str]  # keys whose labels were not used at all, described
+    contradicted: list[KeyRecord]  # keys whose recent labels contradict the candidate
 
 
 def compare_models(
@@ -45,17 +47,20 @@ def compare_models(
     keys: Sequence[str | None],
     resampling: Resampling,
     refused: Sequence[str] = (),
+    trusted: Sequence[str] = (),
 ) -> CandidateComparison:
     """Compare on the test rows of the merged data.
 
     Args:
         served: the served model's answers to the N test rows.
         candidate: those of the candidate, with the targets.
-        keys: (N,) name of the key that labelled a recent row; None for an old row.
+        keys: (N,) name of the key that labelled a recent row; None for an old row, "" for one that
+            was collected, but answered before the trigger.
         refused: described keys, for the record.
+        trusted: keys that are not judged by the candidate's errors.
     """
     names = np.array([key or "" for key in keys], object)
-    is_recent = np.array([key is not None for key in keys], bool)
+    is_old, is_recent = np.array([key is None for key in keys], bool), names != ""
     present = sorted(set(names[is_recent]))
 
     def on(rows: NDArray[np.bool_]) -> ReferenceComparison | None:
@@ -71,12 +76,16 @@ def compare_models(
         return compare(own, part, resampling)
 
     others = present if len(present) > 1 else []
+    errors = candidate.losses[is_recent]
     return CandidateComparison(
-        old=on(~is_recent),
+        old=on(is_old),
         recent=on(is_recent),
         keys={name: int((names == name).sum()) for name in present},
         without={name: on(is_recent & (names != name)) for name in others},
         refused=list(refused),
+        contradicted=keys_that_stand_out(
+            errors, list(names[is_recent]), [0.0] * len(errors), trusted
+        ),
     )
 
 
@@ -93,6 +102,9 @@ def judge(
     if old is None or recent is None:
         part = "old" if old is None else "recent"
         return "refused", f"there are fewer than {MIN_ROWS} {part} test rows to compare on"
+    if comparison.contradicted:
+        named = "; ".join(record.text for record in comparison.contradicted)
+        return "wrong_labels", f"labels that the candidate contradicts, too: {named}"
     if len(comparison.keys) < params.min_keys:
         return "refused", (
             f"its recent labels come from {len(comparison.keys)} key "

@@ -46,7 +46,7 @@ class DecisionRequest(Contract):
     why: str  # the comparison in words
 
 
-class Decision(Contract):
+class PersonDecision(Contract):
     """A person's decision on one request."""
 
     format_version: Literal[1]
@@ -78,14 +78,18 @@ def read_request(path: Path) -> DecisionRequest:
         raise LoopError(f"{path} is missing, expected the request for a decision. {_ASK}") from None
 
 
-def read_decision(path: Path) -> Decision:
+def read_decision(path: Path) -> PersonDecision:
     """Read a decision that was made elsewhere."""
     fix = "Make it again: slipway loop approve VERSION --request FILE --out FILE"
-    return parse_record(Decision, path, path.read_bytes(), LoopError, fix)
+    return parse_record(PersonDecision, path, path.read_bytes(), LoopError, fix)
 
 
 def check_decision(
-    decision: Decision, cycle: Cycle | None, folder: Path, now: float, approvers: Sequence[str]
+    decision: PersonDecision,
+    cycle: Cycle | None,
+    folder: Path,
+    now: float,
+    approvers: Sequence[str],
 ) -> DecisionRequest:
     """Return the request that the decision is for; LoopError with the reason if it is for none.
 
@@ -140,7 +144,7 @@ def check_decision(
     return request
 
 
-def signed(decision: Decision, key: Path) -> Decision:
+def signed(decision: PersonDecision, key: Path) -> PersonDecision:
     """Sign a decision with a private key in PEM; LoopError if it is not elliptic."""
     crypto = _cryptography()
     try:
@@ -159,7 +163,7 @@ def moment(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _check_signature(decision: Decision, approvers: Sequence[str]) -> None:
+def _check_signature(decision: PersonDecision, approvers: Sequence[str]) -> None:
     if decision.signature is None:
         raise LoopError(
             f"the decision of {decision.by} is not signed, expected the signature of one of "

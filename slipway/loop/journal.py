@@ -29,7 +29,7 @@ class LoopError(SlipwayError):
     """A step of the loop that is not possible, or a decision that is refused."""
 
 
-class Step(Contract):
+class LoopStep(Contract):
     """A line of the journal."""
 
     format_version: Literal[1]
@@ -46,7 +46,7 @@ class Cycle:
     """The steps of one cycle, in order."""
 
     number: int
-    steps: Sequence[Step]
+    steps: Sequence[LoopStep]
 
     def has(self, what: StepName) -> bool:
         """Return True if the step is done."""
@@ -61,9 +61,9 @@ class Cycle:
         return not self.has("ended")
 
     @property
-    def failures(self) -> list[Step]:
+    def failures(self) -> list[LoopStep]:
         """The failed attempts since the last finished step."""
-        found: list[Step] = []
+        found: list[LoopStep] = []
         for step in reversed(self.steps):
             if step.what != "failed":
                 break
@@ -71,13 +71,13 @@ class Cycle:
         return found
 
 
-def read_journal(path: Path) -> list[Step]:
+def read_journal(path: Path) -> list[LoopStep]:
     """Return all steps but a last line without its end; LoopError if the chain is broken."""
-    steps: list[Step] = []
+    steps: list[LoopStep] = []
     previous = ""
     for number, line in enumerate(_complete_lines(path), start=1):
         try:
-            step = Step.model_validate_json(line)
+            step = LoopStep.model_validate_json(line)
         except ValidationError:
             step = None
         if step is None or (step.number, step.previous) != (number, previous):
@@ -91,16 +91,18 @@ def read_journal(path: Path) -> list[Step]:
     return steps
 
 
-def cycles(steps: Sequence[Step]) -> list[Cycle]:
+def cycles(steps: Sequence[LoopStep]) -> list[Cycle]:
     """Group the steps by cycle, the last one last."""
     numbers = dict.fromkeys(step.cycle for step in steps)
     return [Cycle(number, [step for step in steps if step.cycle == number]) for number in numbers]
 
 
-def append_step(path: Path, cycle: int, what: StepName, detail: dict[str, Any], now: float) -> Step:
+def append_step(
+    path: Path, cycle: int, what: StepName, detail: dict[str, Any], now: float
+) -> LoopStep:
     """Append a step behind the last complete line, and sync it to the disk."""
     before = _complete_lines(path)
-    step = Step(
+    step = LoopStep(
         format_version=1,
         number=len(before) + 1,
         cycle=cycle,

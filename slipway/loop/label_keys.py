@@ -1,12 +1,12 @@
 """API keys whose labels contradict the model more often than those of the other keys.
 
 A shift of the traffic raises the errors for all keys. A key with wrong labels, or with traffic of
-its own, stands out: its errors are compared with those of the other keys by the Mann-Whitney test.
-For labels, which are right or wrong, this compares two fractions.
+its own, stands out: its errors are compared with those of the other keys at the same time by the
+Mann-Whitney test. For labels, which are right or wrong, this compares two fractions.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ _MIN_Z = 4.5  # one-sided; a key like the others reaches it once in 300,000 test
 # Above 1/2: probability that an error of the key is larger than one of the others. For labels it
 # means ten points more errors.
 _MIN_GAIN = 0.05
+_MOST_PARTS, _PART_LABELS = 20, 50  # parts of the time, with as many labels each
 
 
 class KeyRecord(Contract):
@@ -41,20 +42,39 @@ class KeyRecord(Contract):
 
 
 def suspicious_keys(labels: Sequence[JoinedLabel], trusted: Sequence[str] = ()) -> list[KeyRecord]:
-    """Return the keys that stand out, the worst first.
+    """Return the keys whose labels contradict the model more often than others, the worst first."""
+    errors = [_error(label) for label in labels]
+    names = [key_name(label.caller) for label in labels]
+    return keys_that_stand_out(errors, names, [label.answered for label in labels], trusted)
 
-    Keys are removed one by one, so that one key with many wrong labels hides no other.
+
+def keys_that_stand_out(
+    errors: Sequence[float] | NDArray[np.float64],
+    names: Sequence[str],
+    times: Sequence[float],
+    trusted: Sequence[str] = (),
+) -> list[KeyRecord]:
+    """Return the keys with larger errors than the others at the same time, the worst first.
+
+    Keys are removed one by one, so that one key with many wrong labels hides no other. All
+    arguments but `trusted` have one entry for each of N labels.
     """
-    errors = {key: values for key, values in _errors(labels).items() if key not in trusted}
-    reference = {key: values for key, values in _errors(labels).items() if key in trusted}
-    found: list[KeyRecord] = []
-    while records := [
-        record for key in errors if (record := _compared(key, errors, reference)) is not None
-    ]:
-        worst = max(records, key=lambda record: record.z)
-        found.append(worst)
-        del errors[worst.key]
-    return found
+    values, keys = np.asarray(errors, np.float64), np.array(names, object)
+    num_parts = max(1, min(_MOST_PARTS, len(values) // _PART_LABELS))
+    moments = np.asarray(times, np.float64)
+    edges = np.quantile(moments, np.arange(1, num_parts) / num_parts) if len(moments) else moments
+    strata = np.searchsorted(np.unique(edges), moments, side="right")
+    is_used, found = np.ones(len(values), bool), list[KeyRecord]()
+    while True:
+        records = [
+            record
+            for key in sorted(set(keys[is_used]) - set(trusted))
+            if (record := _compared(key, values[is_used], keys[is_used], strata[is_used]))
+        ]
+        if not records:
+            return found
+        found.append(max(records, key=lambda record: record.z))
+        is_used &= keys != found[-1].key
 
 
 def key_name(caller: str | None) -> str:
@@ -62,44 +82,52 @@ def key_name(caller: str | None) -> str:
     return caller or NO_KEY
 
 
-def _errors(labels: Sequence[JoinedLabel]) -> dict[str, NDArray[np.float64]]:
-    """Return the errors (N,) of the model by each key's labels."""
-    found: dict[str, list[float]] = {}
-    for label in labels:
-        if isinstance(label.truth, str) or isinstance(label.predicted, str):
-            error = float(label.truth != label.predicted)
-        else:
-            error = abs(label.truth - label.predicted)
-        found.setdefault(key_name(label.caller), []).append(error)
-    return {key: np.array(values) for key, values in found.items()}
+def _error(label: JoinedLabel) -> float:
+    """Return the error of the model by one label: 0 or 1, or the distance of two numbers."""
+    if isinstance(label.truth, str) or isinstance(label.predicted, str):
+        return float(label.truth != label.predicted)
+    return abs(label.truth - label.predicted)
 
 
 def _compared(
     key: str,
-    errors: Mapping[str, NDArray[np.float64]],
-    reference: Mapping[str, NDArray[np.float64]],
+    errors: NDArray[np.float64],
+    keys: NDArray[np.object_],
+    strata: NDArray[np.int64],
 ) -> KeyRecord | None:
-    """Compare a key with all others; None if it does not stand out, or for too few labels."""
-    own = errors[key]
-    rest = [values for name, values in {**errors, **reference}.items() if name != key]
-    others = np.concatenate(rest) if rest else np.zeros(0)
-    if min(len(own), len(others)) < MIN_LABELS:
+    """Compare a key with all others; None if it does not stand out, or for too few labels.
+
+    The Mann-Whitney statistics of the parts of the time are added (van Elteren's test with the
+    numbers of pairs as weights): a key that came after a shift is compared with others after it.
+    """
+    is_own = keys == key
+    gain = variance = pairs = 0.0
+    counts, sums = [0, 0], [0.0, 0.0]
+    for part in np.unique(strata[is_own]):
+        own, others = (errors[(strata == part) & side] for side in (is_own, ~is_own))
+        if not len(others):
+            continue
+        ordered, total = np.sort(others), len(own) + len(others)
+        below = np.searchsorted(ordered, own, side="left")
+        equal = np.searchsorted(ordered, own, side="right") - below
+        num_pairs = len(own) * len(others)
+        _, ties = np.unique(np.concatenate([own, others]), return_counts=True)
+        tied = float((ties.astype(np.float64) ** 3 - ties).sum()) / (total * (total - 1))
+        gain += float((below + equal / 2).sum()) - num_pairs / 2
+        variance += num_pairs * (total + 1 - tied) / 12
+        pairs += num_pairs
+        for side, values in enumerate((own, others)):
+            counts[side] += len(values)
+            sums[side] += float(values.sum())
+    if min(counts) < MIN_LABELS or variance <= 0:
         return None
-    ordered = np.sort(others)
-    below = np.searchsorted(ordered, own, side="left")
-    equal = np.searchsorted(ordered, own, side="right") - below
-    gain = float((below + equal / 2).sum()) / (len(own) * len(others)) - 0.5
-    _, ties = np.unique(np.concatenate([own, others]), return_counts=True)
-    total = len(own) + len(others)
-    spread = total + 1 - float((ties.astype(np.float64) ** 3 - ties).sum()) / (total * (total - 1))
-    deviation = math.sqrt(spread / (12 * len(own) * len(others)))
-    z = gain / deviation if deviation else 0.0
-    if gain < _MIN_GAIN or z < _MIN_Z:
+    z = gain / math.sqrt(variance)
+    if gain / pairs < _MIN_GAIN or z < _MIN_Z:
         return None
     return KeyRecord(
         key=key,
-        labels=len(own),
-        errors=float(own.mean()),
-        others=float(others.mean()),
+        labels=counts[0],
+        errors=sums[0] / counts[0],
+        others=sums[1] / counts[1],
         z=round(z, 2),
     )

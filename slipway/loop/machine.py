@@ -16,7 +16,7 @@ Action = Literal[
 ]  # fmt: skip
 Outcome = Literal[
     "promoted", "returned", "refused", "rejected", "expired", "no_gain", "worse", "failed",
-    "stopped",
+    "stopped", "wrong_labels",
 ]  # fmt: skip
 MAX_FAILURES = 3  # of one step, before the cycle ends
 _DAY_S = 86400.0
@@ -36,7 +36,7 @@ class CandidateFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class LoopFacts:
     """The present, as far as the next step depends on it."""
 
     now: float  # seconds since 1970
@@ -55,7 +55,7 @@ class NextStep:
     outcome: Outcome | None = None
 
 
-def next_step(last: Cycle | None, facts: Facts, params: LoopParams) -> NextStep:
+def next_step(last: Cycle | None, facts: LoopFacts, params: LoopParams) -> NextStep:
     """Return the step after those in the journal. `last` is the last cycle, open or not."""
     if last is None or not last.is_open:
         return _between_cycles(last, facts, params)
@@ -86,8 +86,8 @@ def next_step(last: Cycle | None, facts: Facts, params: LoopParams) -> NextStep:
     return _after_request(last, facts)
 
 
-def _between_cycles(last: Cycle | None, facts: Facts, params: LoopParams) -> NextStep:
-    if last is not None:
+def _between_cycles(last: Cycle | None, facts: LoopFacts, params: LoopParams) -> NextStep:
+    if last is not None and last.detail("ended")["outcome"] != "wrong_labels":
         pause_ends = last.steps[-1].time + params.pause_days * _DAY_S
         if facts.now < pause_ends:
             left = (pause_ends - facts.now) / _DAY_S
@@ -99,7 +99,7 @@ def _between_cycles(last: Cycle | None, facts: Facts, params: LoopParams) -> Nex
     return NextStep("trigger", "; ".join(facts.reasons))
 
 
-def _before_request(cycle: Cycle, facts: Facts, params: LoopParams) -> NextStep:
+def _before_request(cycle: Cycle, facts: LoopFacts, params: LoopParams) -> NextStep:
     candidate = facts.candidate
     if params.shadow_requests is None:
         return NextStep("request")
@@ -115,7 +115,7 @@ def _before_request(cycle: Cycle, facts: Facts, params: LoopParams) -> NextStep:
     return NextStep("request")
 
 
-def _after_request(cycle: Cycle, facts: Facts) -> NextStep:
+def _after_request(cycle: Cycle, facts: LoopFacts) -> NextStep:
     candidate, requested = facts.candidate, cycle.detail("requested")
     if not cycle.has("decided"):
         if candidate.shadow == "ended":

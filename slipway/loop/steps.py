@@ -30,9 +30,9 @@ from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.export.release import BUNDLE, CERTIFICATE, PACKED
 from slipway.loop.comparison import compare_models, judge
 from slipway.loop.decisions import REQUEST, new_request, read_request
-from slipway.loop.journal import FOLDER, Cycle, LoopError, StepName
+from slipway.loop.journal import FOLDER, JOURNAL, Cycle, LoopError, StepName, read_journal
 from slipway.loop.label_keys import KeyRecord, key_name, suspicious_keys
-from slipway.loop.machine import Action, CandidateFacts, Facts, NextStep
+from slipway.loop.machine import Action, CandidateFacts, LoopFacts, NextStep
 from slipway.loop.triggers import confirmed_drift, enough_labels, missed_objective
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.slice_scores import RowAnswers
@@ -106,15 +106,15 @@ class LoopProject:
                 f"Deploy it once: slipway rollout deploy {BUNDLE}"
             )
 
-    def facts(self, last: Cycle | None, now: float) -> Facts:
+    def facts(self, last: Cycle | None, now: float) -> LoopFacts:
         """Collect the facts of the next step."""
         bundle = self.served()
         is_open = last is not None and last.is_open
         labels = read_joined_labels(self.settings.state, bundle.version)
-        names = {record.key for record in self.refused_keys(labels)}
+        names = {record.key for record in self.refused_keys(bundle)}
         labels = [label for label in labels if key_name(label.caller) not in names]
         since = last.detail("triggered")["since"] if last and is_open else _begin(last)
-        return Facts(
+        return LoopFacts(
             now=now,
             reasons=() if is_open else self._reasons(bundle, labels, since),
             num_labels=sum(label.answered >= since for label in labels),
@@ -122,11 +122,20 @@ class LoopProject:
             candidate=self._candidate_facts(last) if last and is_open else CandidateFacts(),
         )
 
-    def refused_keys(self, labels: Sequence[JoinedLabel]) -> list[KeyRecord]:
-        """Return the keys whose labels are not used."""
-        return suspicious_keys(labels, self.loop.trusted_keys)
+    def refused_keys(self, bundle: LoadedBundle) -> list[KeyRecord]:
+        """Return the keys whose labels are not used: named by a comparison, or suspicious now."""
+        named = [
+            KeyRecord.model_validate(record)
+            for step in read_journal(self.folder / JOURNAL)
+            if step.what == "compared"
+            for record in step.detail["comparison"]["contradicted"]
+        ]
+        found = {one.key: one for one in named if one.key not in self.loop.trusted_keys}
+        labels = read_joined_labels(self.settings.state, bundle.version)
+        rest = [label for label in labels if key_name(label.caller) not in found]
+        return [*found.values(), *suspicious_keys(rest, self.loop.trusted_keys)]
 
-    def take(self, step: NextStep, cycle: Cycle) -> dict[str, Any]:
+    def take(self, step: NextStep, cycle: Cycle, now: float) -> dict[str, Any]:
         """Take a step of a cycle, and return its detail for the journal."""
         match step.action:
             case "trigger":
@@ -142,7 +151,7 @@ class LoopProject:
             case "shadow" | "canary":
                 return self._propose(cycle, step.action)
             case "request":
-                return self._request(cycle)
+                return self._request(cycle, now)
             case "notify":
                 return self._notify(cycle)
             case "end":
@@ -216,7 +225,7 @@ class LoopProject:
     def _collect(self, cycle: Cycle) -> dict[str, Any]:
         """Collect the labelled rows of all keys that are not suspicious."""
         bundle, state = self.served(), self.settings.state
-        refused = self.refused_keys(read_joined_labels(state, bundle.version))
+        refused = self.refused_keys(bundle)
         names = {record.key for record in refused}
         every = list(read_ground_truth(state))
         labels = [label for label in every if key_name(label.caller) not in names]
@@ -236,7 +245,9 @@ class LoopProject:
             )
         place = DATA / f"{cycle.number:04d}"
         callers = {(label.request_id, label.item): key_name(label.caller) for label in labels}
-        files.write_json(place / "keys.json", [callers[item.key[:2]] for item in collected.items])
+        since = cycle.detail("triggered")["since"]  # earlier rows are trained on, not compared on
+        keys = [callers[item.key[:2]] if item.key[2] >= since else "" for item in collected.items]
+        files.write_json(place / "keys.json", keys)
         out = place / "collected.parquet"
         write_rows(out, collected, manifest, column_names(manifest))
         return {
@@ -396,6 +407,7 @@ class LoopProject:
             [merged["keys"][row] if row >= 0 else None for row in rows],
             Resampling(params.seed, evaluate.bootstrap_samples, evaluate.confidence),
             refused,
+            self.loop.trusted_keys,
         )
         outcome, why = judge(comparison, trained["gates"], self.loop)
         return {"outcome": outcome, "why": why, "comparison": comparison.model_dump(mode="json")}
@@ -450,16 +462,15 @@ class LoopProject:
             raise LoopError(f"{trained['version']} was refused as a {mode}: {error}") from error
         return {"version": trained["version"]}
 
-    def _request(self, cycle: Cycle) -> dict[str, Any]:
+    def _request(self, cycle: Cycle, now: float) -> dict[str, Any]:
         path = self.place(cycle.number) / REQUEST
         trained, compared = cycle.detail("trained"), cycle.detail("compared")
         if not path.exists():  # a killed process may have written it, and somebody read it
             triggered = cycle.detail("triggered")
-            created = max(step.time for step in cycle.steps)
             request = new_request(
                 cycle=cycle.number,
-                created=created,
-                expires=created + self.loop.decision_days * 86400,
+                created=now,
+                expires=now + self.loop.decision_days * 86400,
                 reasons=triggered["reasons"],
                 replaces=triggered["served"],
                 comparison=compared["comparison"],

@@ -64,3 +64,21 @@ def test_too_few_rows_are_not_judged() -> None:
         "refused",
         "there are fewer than 20 recent test rows to compare on",
     )
+
+
+def test_a_key_that_the_candidate_contradicts_ends_the_cycle() -> None:
+    """The served model is wrong on recent rows, so its errors did not show the wrong labels."""
+    wrong = comparison(
+        (0.9, 0.6), (0.9, 0.9), {"a": 300, "bad": 100}, outputs_of_key={"bad": (0.53, 0.6)}
+    )
+    outcome, why = judge(wrong, "passed", LOOP)
+    assert outcome == "wrong_labels"
+    assert "bad: its 100 labels" in why
+
+
+def test_collected_rows_from_before_the_trigger_are_not_compared_on() -> None:
+    found = comparison((0.9, 0.7), (0.9, 0.9), {"": 200, "a": 300})
+    assert found.recent is not None
+    assert found.old is not None
+    assert (found.recent.difference.rows, found.old.difference.rows) == (300, 1000)
+    assert found.keys == {"a": 300}

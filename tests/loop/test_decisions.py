@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from slipway.loop.decisions import (
-    Decision,
     DecisionRequest,
+    PersonDecision,
     check_decision,
     new_request,
     read_decision,
@@ -54,7 +54,7 @@ def requested(folder: Path, **changes: Any) -> Cycle:
     return write_steps(folder, {"triggered": {}, "requested": detail})
 
 
-def decision_on(cycle: Cycle, **changes: Any) -> Decision:
+def decision_on(cycle: Cycle, **changes: Any) -> PersonDecision:
     fields: dict[str, Any] = {
         "format_version": 1,
         "request": cycle.detail("requested")["digest"],
@@ -64,11 +64,11 @@ def decision_on(cycle: Cycle, **changes: Any) -> Decision:
         "reason": "looks right",
         "time": NOW + 60,
     }
-    return Decision.model_validate(fields | changes)
+    return PersonDecision.model_validate(fields | changes)
 
 
 def refusal(
-    decision: Decision, cycle: Cycle | None, folder: Path, now: float = NOW + 60, *keys: str
+    decision: PersonDecision, cycle: Cycle | None, folder: Path, now: float = NOW + 60, *keys: str
 ) -> str:
     with pytest.raises(LoopError) as error:
         check_decision(decision, cycle, folder, now, keys)

@@ -1,5 +1,7 @@
 """Keys with wrong labels are named; keys like the others are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -86,3 +88,15 @@ def test_numbers_are_compared_by_their_distance() -> None:
                 for value, error in zip(drawn, random.normal(size=200), strict=True)]  # fmt: skip
 
     assert names([*numbers("a", 1), *numbers("b", 1), *numbers("bad", 3)]) == ["bad"]
+
+
+def test_an_honest_key_that_came_after_a_shift_is_not_named() -> None:
+    early = [one for key in "ab" for one in labels_of(key, 400, 0.05)]
+    late = [
+        replace(one, answered=1.0)
+        for number, key in enumerate("abc")
+        for one in labels_of(key, 300, 0.4, number)
+    ]
+    assert names([*early, *late]) == []
+    bad = [replace(one, answered=1.0) for one in labels_of("bad", 300, 0.7, 9)]
+    assert names([*early, *late, *bad]) == ["bad"]

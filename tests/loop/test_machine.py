@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipway.loop.journal import Cycle
-from slipway.loop.machine import MAX_FAILURES, CandidateFacts, Facts, next_step
+from slipway.loop.machine import MAX_FAILURES, CandidateFacts, LoopFacts, next_step
 from tests.loop.cases import DAY_S, loop_params, write_steps
 
 NOW = 1000.0 + DAY_S
@@ -22,14 +22,19 @@ STEPS: dict[str, dict[str, Any]] = {
     "notified": {},
     "decided": {"verdict": "approved", "by": "anna", "reason": "looks right"},
     "canary": {},
-    "ended": {"outcome": "promoted"},
+    "ended": {"outcome": "promoted", "why": ""},
 }
 RUNNING = CandidateFacts(workers=2, shadow="running", shadowed=50)
 
 
-def facts(**changes: Any) -> Facts:
-    given = {"now": NOW, "num_labels": 100, "served": "old", "candidate": RUNNING} | changes
-    return Facts(**given)
+def facts(**changes: Any) -> LoopFacts:
+    given: dict[str, Any] = {
+        "now": NOW,
+        "num_labels": 100,
+        "served": "old",
+        "candidate": RUNNING,
+    } | changes
+    return LoopFacts(**given)
 
 
 def cycle_until(tmp_path: Path, last: str, **details: dict[str, Any]) -> Cycle:
@@ -60,7 +65,7 @@ def test_each_finished_step_leads_to_the_next_one(tmp_path: Path, last: str, act
 def test_without_a_decision_no_facts_lead_to_a_canary(tmp_path: Path) -> None:
     """Every state before the decision, with every combination of facts."""
     candidates = [
-        CandidateFacts(workers, other, shadow, shadowed, canary)
+        CandidateFacts(workers, other, shadow, shadowed, canary)  # type: ignore[arg-type]
         for workers, other, shadow, shadowed, canary in itertools.product(
             (0, 2),
             ("", "x"),

@@ -335,6 +335,23 @@ def another_version(path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
 
 
+def test_a_database_of_the_version_before_is_brought_to_this_one(
+    tmp_path: Path, model: MonitoredModel
+) -> None:
+    state = tmp_path / "state"
+    store = open_store(state, LIMITS)
+    store.add_feedback([FeedbackItem("id", None, "cat", None)])
+    store.close()
+    with closing(sqlite3.connect(state / DATABASE)) as connection:
+        connection.execute("ALTER TABLE labels DROP COLUMN caller")
+        connection.execute("PRAGMA user_version = 3")
+    again = open_store(state, LIMITS)
+    again.add_feedback([FeedbackItem("other", None, "dog", None, "shop-1")])
+    again.close()
+    found = {label.request_id: label.caller for label in read_ground_truth(state)}
+    assert found == {"id": None, "other": "shop-1"}
+
+
 @pytest.mark.parametrize("damage", [no_database, damaged_page, another_version])
 def test_unusable_database_is_moved_aside_and_replaced(
     tmp_path: Path, model: MonitoredModel, damage: object
