@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import check_certificate, read_certificate
+from slipway.artifacts.signature import SIGNATURE, sign, verify
 from slipway.data.engine.rows import read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
-from slipway.export.signature import SIGNATURE, sign, verify
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import BundleError, IntegrityError

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Bundle, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Certificate, check_certificate, read_certificate
+from slipway.artifacts.signature import require_signer
 from slipway.artifacts.uncertainty import Answers
 from slipway.predictor.batches import Run, next_power_of_two, padded
 from slipway.predictor.model import CertifiedModel, InvalidAnswerError
@@ -41,6 +42,8 @@ def open_model(
         accept_draft=options.accept_draft,
         accept_missed_gates=options.accept_missed_gates,
     )
+    if options.signers:
+        require_signer(options.bundle, options.certificate, options.signers)
     bundle.manifest.input.require_usable()  # after the certificate, because it runs code
     max_batch_size = _max_batch_size(options, bundle.manifest)
     model = _open_warm(options, bundle, certificate, max_batch_size)

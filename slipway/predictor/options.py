@@ -28,3 +28,4 @@ class ModelOptions:
     max_batch_size: Literal["auto"] | int = "auto"
     accept_draft: bool = False
     accept_missed_gates: bool = False
+    signers: tuple[Path, ...] = ()  # public keys, one of which must have signed the bundle

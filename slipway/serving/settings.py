@@ -40,6 +40,13 @@ class SettingsError(SlipwayError):
 # Relative paths start at ROOT; an empty one is unset.
 RootedPath = Annotated[Path, AfterValidator(lambda path: ROOT / path)]
 OptionalPath = Annotated[RootedPath | None, BeforeValidator(lambda path: path or None)]
+
+
+def _parts(value: Any) -> Any:
+    return [part for part in value.split(",") if part] if isinstance(value, str) else value
+
+
+RootedPaths = Annotated[tuple[RootedPath, ...], BeforeValidator(_parts)]  # commas between them
 # The variables of every extension. Those of one that is not installed are ignored.
 EXTENSION_VARIABLES = frozenset(
     {
@@ -101,6 +108,8 @@ class Settings(SettingsSection):
     # In the Open Inference Protocol.
     model_name: Annotated[str, AfterValidator(checked_model_name)] = "slipway"
     state: RootedPath = Path(".work/serving")  # survives a restart: rollout, monitoring
+    # Files of public keys, one of which must have signed the bundle. Empty: it needs no signature.
+    signers: RootedPaths = ()
     accept_draft: bool = False  # only for the verify stage, which certifies a running service
     provider: Provider = "auto"
     variant: Variant = "auto"
@@ -152,6 +161,7 @@ class Settings(SettingsSection):
             variant=self.variant,
             max_batch_size=self.max_batch_size,
             accept_draft=self.accept_draft,
+            signers=self.signers,
         )
 
 

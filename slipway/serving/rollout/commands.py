@@ -236,7 +236,9 @@ def _verified_copy(
             f"{bundle.absolute()} is not a bundle: it has no {MANIFEST}. "
             "Name the folder that has it."
         )
-    certificate = certificate or bundle.parent / "certificate.json"
+    inside = bundle / "certificate.json"  # of a release
+    beside_it = bundle.parent / "certificate.json"
+    certificate = certificate or (inside if inside.is_file() else beside_it)
     beside = bundle.parent / "engine"
     engine = engine or (beside if (beside / ENGINE_MANIFEST).exists() else None)
     model = add_model(settings.state, bundle, certificate, engine, is_shadow=mode == "shadow")

@@ -31,8 +31,8 @@ class RolloutError(SlipwayError):
 class Model(Contract):
     """A model whose files are copied to SLIPWAY_STATE/models."""
 
-    # The version, and the beginning of the certificate's digest.
-    folder: Annotated[str, Field(pattern=r"^[0-9a-f]{12}-[0-9a-f]{8}$")]
+    # The version, and the beginnings of the digests of the certificate and of any signature.
+    folder: Annotated[str, Field(pattern=r"^[0-9a-f]{12}(-[0-9a-f]{8}){1,2}$")]
     version: str
     digest: str  # SHA-256 of bundle.json, in hex
 

@@ -2,7 +2,7 @@
 
 The service only loads copies of rolled-out models, so a `dvc repro` that rewrites artifacts/ cannot
 change the files of a worker that restarts. A copy contains only files whose digest was verified,
-and never changes.
+or all files of the folder if it has a signature, which covers them; it never changes.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from slipway.artifacts.bundle import MANIFEST
 from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
+from slipway.artifacts.signature import SIGNATURE
 from slipway.predictor.loader import read_certified
 from slipway.serving.rollout.state import Model, RolloutError, read_rollout
 from slipway.serving.settings import Settings
@@ -47,8 +48,10 @@ def add_model(
     loaded, read = read_certified(
         bundle, certificate, accept_draft=False, accept_missed_gates=is_shadow
     )
+    signature = bundle / SIGNATURE
+    digests = [files.sha256_file(path)[:8] for path in (certificate, signature) if path.is_file()]
     model = Model(
-        folder=f"{loaded.version}-{files.sha256_file(certificate)[:8]}",
+        folder="-".join([loaded.version, *digests]),
         version=loaded.version,
         digest=loaded.digest,
     )
@@ -57,7 +60,9 @@ def add_model(
         return model
     with files.new_directory(place) as folder:
         (folder / BUNDLE).mkdir()
-        for name in loaded.file_names:
+        # A signature covers every file of the folder.
+        own = loaded.file_names if not signature.is_file() else _file_names(bundle)
+        for name in own:
             shutil.copyfile(bundle / name, folder / BUNDLE / name)
         shutil.copyfile(certificate, folder / CERTIFICATE)
         has_engine = engine is not None and (engine / ENGINE_MANIFEST).exists()
@@ -76,6 +81,10 @@ def add_model(
                 "Try again when no process writes to it."
             )
     return model
+
+
+def _file_names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.is_file()]
 
 
 def settings_of(settings: Settings, model: Model | None) -> Settings:

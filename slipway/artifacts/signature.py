@@ -5,7 +5,7 @@ SHA-256 of all other files in the folder, so it names each file that was changed
 Keys are elliptic (NIST P-256, P-384 or P-521) in PEM; nothing is looked up in a network.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,29 @@ def verify(folder: Path, key: Path) -> None:
             f"the signature {path} does not hold for {key}: {str(error)[:500]} Do not use the "
             "model; copy it again from where it was signed."
         ) from error
+
+
+def require_signer(folder: Path, certificate: Path, keys: Sequence[Path]) -> None:
+    """Check that one of the public keys signed the bundle in `folder` with its certificate.
+
+    Raises IntegrityError if none of them did, or if the certificate is not a part of the folder.
+    """
+    signed = folder / "certificate.json"
+    if not signed.is_file() or signed.read_bytes() != certificate.read_bytes():
+        raise IntegrityError(
+            f"no signature covers the certificate {certificate}: {folder} has no equal one. "
+            "Expected the folder of a signed release. Write it with `slipway release --sign KEY`, "
+            "and let SLIPWAY_BUNDLE and SLIPWAY_CERTIFICATE name it and the certificate.json in it."
+        )
+    refusals = []
+    for key in keys:
+        try:
+            verify(folder, key)
+        except IntegrityError as refusal:
+            refusals.append(refusal)
+        else:
+            return
+    raise refusals[0]
 
 
 def _with_key(use: Callable[[], object], expected: str, key: Path) -> None:

@@ -16,11 +16,16 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from slipway.artifacts.bundle import load_bundle
+from slipway.artifacts.signature import SIGNATURE, sign, verify
 from slipway.cli.model import verify_bundle as verify_command
 from slipway.export.release import RELEASED, release, verify_bundle
-from slipway.export.signature import SIGNATURE, sign, verify
+from slipway.serving.models.loader import load_model
+from slipway.serving.rollout.store import add_model, settings_of
+from slipway.serving.settings import Settings
 from slipway.system.errors import IntegrityError, SlipwayError
 from tests.serving.bundles import certify, write_bundle
+from tests.serving.in_process import read_all_settings
 
 NUM_FLIPS = 1000
 
@@ -118,6 +123,66 @@ def test_signature_of_another_key_is_refused(tmp_path: Path, released: Path) -> 
     _, other = write_keys(tmp_path, "other")
     with pytest.raises(IntegrityError, match=r"does not hold for .*other\.pub: Key mismatch"):
         verify_bundle(released, other)
+
+
+def settings_for(folder: Path, certificate: Path, *signers: Path) -> Settings:
+    return read_all_settings(
+        {
+            "SLIPWAY_BUNDLE": str(folder),
+            "SLIPWAY_CERTIFICATE": str(certificate),
+            "SLIPWAY_STATE": str(folder.parent / "state"),
+            "SLIPWAY_SIGNERS": ",".join(map(str, signers)),
+        }
+    )
+
+
+def test_service_that_requires_a_signer_loads_a_release_of_any_of_them(
+    tmp_path: Path, released: Path, keys: tuple[Path, Path]
+) -> None:
+    _, other = write_keys(tmp_path, "other")
+    certificate = released / "certificate.json"
+    load_model(settings_for(released, certificate, other, keys[1]))
+    load_model(settings_for(released, certificate))
+    with pytest.raises(IntegrityError, match="Key mismatch"):
+        load_model(settings_for(released, certificate, other))
+
+
+def test_service_that_requires_a_signer_refuses_an_unsigned_bundle_or_certificate(
+    tmp_path: Path, released: Path, keys: tuple[Path, Path]
+) -> None:
+    artifacts = tmp_path / "artifacts"
+    unsigned = settings_for(artifacts / "bundle", artifacts / "certificate.json", keys[1])
+    with pytest.raises(IntegrityError, match="no signature covers the certificate"):
+        load_model(unsigned)
+    certify(artifacts / "certificate.json", load_bundle(released), versions={"other": "1"})
+    with pytest.raises(IntegrityError, match="no signature covers the certificate"):
+        load_model(settings_for(released, artifacts / "certificate.json", keys[1]))
+
+
+def test_copy_of_a_rolled_out_release_keeps_its_signature(
+    released: Path, keys: tuple[Path, Path]
+) -> None:
+    certificate = released / "certificate.json"
+    settings = settings_for(released, certificate, keys[1])
+    copied = settings_of(settings, add_model(settings.state, released, certificate, None))
+    assert copied.bundle != released
+    load_model(copied)
+    (copied.bundle / "further.json").write_text("{}")
+    with pytest.raises(IntegrityError, match=r"further\.json"):
+        load_model(copied)
+
+
+def test_unsigned_copy_of_the_same_bundle_is_another_copy(
+    released: Path, keys: tuple[Path, Path]
+) -> None:
+    certificate = released / "certificate.json"
+    settings = settings_for(released, certificate, keys[1])
+    signed = add_model(settings.state, released, certificate, None)
+    (released / SIGNATURE).unlink()
+    unsigned = add_model(settings.state, released, certificate, None)
+    assert signed != unsigned
+    with pytest.raises(IntegrityError, match="no signature covers the certificate"):
+        load_model(settings_of(settings, unsigned))
 
 
 def test_key_of_another_type_or_without_content_is_refused_and_nothing_is_released(
