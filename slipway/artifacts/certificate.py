@@ -27,7 +27,16 @@ class Execution(Contract):
     """A model's execution, as requested or as it actually ran."""
 
     backend: Literal[
-        "torch", "onnxruntime", "tensorrt", "http", "grpc", "browser", "edge", "openvino"
+        "torch",
+        "onnxruntime",
+        "tensorrt",
+        "http",
+        "grpc",
+        "browser",
+        "edge",
+        "openvino",
+        "triton",
+        "kserve",
     ]
     provider: str  # "cpu", "cuda", "tensorrt"
     precision: str  # "fp32", "fp16", "int8"

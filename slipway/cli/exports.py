@@ -61,3 +61,51 @@ def openvino(out: Path | None, variant: str | None) -> None:
     from slipway.export.targets.edge.export import OPENVINO, export_script
 
     click.echo(export_script(OPENVINO, out or _out("openvino"), variant))
+
+
+_NAME = click.option("--name", default="model", help="Name of the model on the server; model.")
+_SERVER = click.option(
+    "--server",
+    metavar="HOST:PORT",
+    help="gRPC of a server that has loaded the folder: ask it every test row.",
+)
+
+
+@click.command()
+@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/triton.")
+@_NAME
+@_SERVER
+@_VARIANT
+def triton(out: Path | None, name: str, server: str | None, variant: str | None) -> None:
+    """Write a model repository for NVIDIA's Triton.
+
+    Batching is that of `slipway tune serving`, if it measured this model.
+    """
+    from slipway.export.targets.triton.export import ServerExport, export_server
+
+    given = ServerExport("triton", name, "", server)
+    click.echo(export_server(given, out or _out("triton"), variant))
+
+
+@click.command()
+@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/kserve.")
+@click.option(
+    "--storage-uri",
+    required=True,
+    metavar="URI",
+    help="Where model_repository will be copied to, such as pvc://models/digits.",
+)
+@_NAME
+@_SERVER
+@_VARIANT
+def kserve(
+    out: Path | None, storage_uri: str, name: str, server: str | None, variant: str | None
+) -> None:
+    """Write an InferenceService of KServe, with the model repository for its Triton.
+
+    Batching is that of `slipway tune serving`, if it measured this model.
+    """
+    from slipway.export.targets.triton.export import ServerExport, export_server
+
+    given = ServerExport("kserve", name, storage_uri, server)
+    click.echo(export_server(given, out or _out("kserve"), variant))

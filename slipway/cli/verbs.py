@@ -28,6 +28,8 @@ _EXPORT = {
     "browser": Verb("slipway.cli.exports:browser", "write a page that answers in the browser"),
     "edge": Verb("slipway.cli.exports:edge", "write a script that needs ONNX Runtime only"),
     "openvino": Verb("slipway.cli.exports:openvino", "write a script that needs OpenVINO only"),
+    "triton": Verb("slipway.cli.exports:triton", "write a model repository for NVIDIA's Triton"),
+    "kserve": Verb("slipway.cli.exports:kserve", "write an InferenceService of KServe"),
 }
 _DATASET = {
     "collect": Verb("slipway.traffic.collect:main", "write logged requests and their labels"),

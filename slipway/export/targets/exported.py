@@ -102,9 +102,7 @@ class ExportSource:
         """Read the ONNX graph; BundleError if it was altered."""
         return self.bundle.model_bytes(self.variant)
 
-    def requested(
-        self, backend: Literal["browser", "edge", "openvino"], provider: str
-    ) -> Execution:
+    def requested(self, backend: Target, provider: str) -> Execution:
         """Return the execution that the target's hop requests."""
         return Execution(
             backend=backend, provider=provider, precision=self.model.precision, variant=self.variant
