@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from slipway.predictor.options import ModelOptions, Provider, Variant
 from slipway.system.cores import num_cores
@@ -46,7 +46,8 @@ def _parts(value: Any) -> Any:
     return [part for part in value.split(",") if part] if isinstance(value, str) else value
 
 
-RootedPaths = Annotated[tuple[RootedPath, ...], BeforeValidator(_parts)]  # commas between them
+# With commas between them, not as JSON.
+RootedPaths = Annotated[tuple[RootedPath, ...], NoDecode, BeforeValidator(_parts)]
 # The variables of every extension. Those of one that is not installed are ignored.
 EXTENSION_VARIABLES = frozenset(
     {

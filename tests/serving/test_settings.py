@@ -35,6 +35,16 @@ def test_variables_are_converted_to_their_types() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "names"), [("", []), ("a.pub", ["a.pub"]), ("a.pub,/b.pub", ["a.pub", "/b.pub"])]
+)
+def test_paths_of_the_process_have_commas_between_them(
+    value: str, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY_SIGNERS", value)  # pydantic-settings would read it as JSON
+    assert read_settings().signers == tuple(ROOT / name for name in names)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("PROVIDER", "gpu"),
