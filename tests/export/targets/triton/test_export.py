@@ -85,7 +85,7 @@ def server(repository: Path, shift: float = 0.0) -> Iterator[str]:
         model_config_pb2.DataType.Name(own.data_type)
     ]
 
-    class Servicer:
+    class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802, the protocol's name
             if request.model_name != config.name:
                 context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
