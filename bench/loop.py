@@ -84,7 +84,7 @@ class StreamPlan:
     decides: bool = True  # a person approves each request a day later
 
 
-SHIFT = 4.0  # standard deviations
+SHIFT = 5.0  # standard deviations
 PLANS = (
     StreamPlan("sudden shift on day 20", lambda day: SHIFT * (day >= 20)),
     StreamPlan(
@@ -107,7 +107,7 @@ def seasonal(day: float) -> float:
 def draw(
     random: np.random.Generator, num_rows: int, shift: float
 ) -> tuple[Float, NDArray[np.int64]]:
-    """Draw (rows, 4) inputs and their classes; beyond a = 2.5 the sign of b turns."""
+    """Draw (rows, 4) inputs and their classes; beyond a = 3.5 the sign of b turns."""
     inputs = random.normal(size=(num_rows, 4))
     inputs[:, 0] += shift
     return inputs, _classes(random, inputs)
@@ -431,7 +431,7 @@ class SimulatedLoop:
 
 
 def _classes(random: np.random.Generator, inputs: Float) -> NDArray[np.int64]:
-    score = np.where(inputs[:, 0] > 2.5, -inputs[:, 1], inputs[:, 1] + 0.3 * inputs[:, 0])
+    score = np.where(inputs[:, 0] > 3.5, -inputs[:, 1], inputs[:, 1] + 0.3 * inputs[:, 0])
     return (score + 0.3 * random.normal(size=len(inputs)) > 0).astype(np.int64)
 
 

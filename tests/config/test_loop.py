@@ -1,0 +1,62 @@
+"""The section `loop`: contradictions are refused with the remedy, and the guide's copy is valid."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from slipway.config.params import parse_params, read_content
+from slipway.system.errors import ParamsError
+from tests.conftest import ROOT
+from tests.loop.cases import SECTION
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    """Return the project's params with the section, and other values by "section.key"."""
+    found = copy.deepcopy(read_content(ROOT / "params.yaml")) | {"loop": copy.deepcopy(SECTION)}
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        found[section][name] = value
+    return found
+
+
+def test_the_section_may_be_left_out() -> None:
+    without = content()
+    del without["loop"]
+    assert parse_params(without).loop is None
+    assert parse_params(content()).loop is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split__assignment": "exact"}, r"split\.assignment is 'exact'.*set it to 'stable'"),
+        ({"data__split_column": "part"}, r"data\.split_column is 'part'.*set it to null"),
+        ({"data__time_column": "day"}, r"data\.time_column is 'day'.*set it to null"),
+        ({"loop__start": "served"}, r"only 'timm/NAME' can start from weights.*'scratch'"),
+        (
+            {"loop__triggers": {"drift": False, "objective": None, "new_labels": None}},
+            "expected at least one trigger",
+        ),
+        (
+            {"loop__canary": {"steps": [0.5, 0.1], "hold_seconds": 0, "hold_requests": 1}},
+            "expected rising shares",
+        ),
+        ({"loop__trusted_keys": ["a", "a"]}, "twice: remove the second"),
+        ({"loop__min_labels": 3}, "min_labels"),
+        ({"loop__webhook": "ftp://x"}, "webhook"),
+    ],
+)
+def test_a_contradiction_is_refused_with_the_remedy(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        parse_params(content(**changes))
+
+
+def test_the_section_in_the_guide_is_valid() -> None:
+    guide = (ROOT / "docs/how-to/loop.md").read_text()
+    block = re.search(r"^ +```yaml\n(.*?)^ +```", guide, re.DOTALL | re.MULTILINE)
+    assert block
+    section = YAML(typ="safe", pure=True).load(block[1])
+    assert parse_params(content() | section).loop is not None

@@ -1,0 +1,36 @@
+"""The closed loop over 60 simulated days; bench/loop.py measures more streams."""
+
+import pytest
+
+from bench.loop import PLANS, SimulatedLoop, StreamPlan
+
+BY_NAME = {plan.name: plan for plan in PLANS}
+
+
+@pytest.mark.nightly(seconds=40)
+def test_clean_traffic_trains_nothing() -> None:
+    end = SimulatedLoop(StreamPlan("clean"), seed=1).run()
+    assert (end.trainings, end.deployments) == (0, 0)
+
+
+@pytest.mark.nightly(seconds=40)
+def test_after_a_shift_the_loop_is_within_a_point_of_an_oracle() -> None:
+    end = SimulatedLoop(BY_NAME["sudden shift on day 20"], seed=101).run()
+    assert end.deployments >= 1
+    assert end.undecided == 0
+    assert end.oracle - end.accuracy < 0.01
+    assert end.accuracy > end.unchanged + 0.1
+
+
+@pytest.mark.nightly(seconds=40)
+def test_without_a_decision_nothing_is_deployed() -> None:
+    end = SimulatedLoop(BY_NAME["sudden shift, nobody decides"], seed=100).run()
+    assert end.requests >= 1
+    assert end.deployments == 0
+
+
+@pytest.mark.nightly(seconds=40)
+def test_a_key_with_wrong_labels_is_named_and_moves_nothing() -> None:
+    end = SimulatedLoop(BY_NAME["clean, one key with 30 % wrong labels"], seed=100).run()
+    assert end.named == {"shop-5"}
+    assert end.deployments == 0
