@@ -49,7 +49,7 @@ SCRATCH = ROOT / "tmp" / "bench" / "search"
 RESULT = ROOT / "bench/results/search.md"
 OVERHEAD = ROOT / "bench/results/search_overhead.md"
 SEEDS = range(5)
-_TURNS = 6  # the first is not counted
+_TURNS = 4  # the first is not counted
 EPOCHS, HALVING = 10, {"reduction": 3, "first_rung": 2}
 _STANDARD_ERRORS = 2 * statistics.NormalDist().inv_cdf(0.975)  # in an interval of 95 %
 COLUMNS = ("Data", "Search", *(f"Seed {seed}" for seed in SEEDS), "Epochs, median", "As good")
@@ -316,16 +316,15 @@ def overhead(folder: Path) -> str:
     again = [sys.executable, "-m", "slipway.cli", "search", "--json"]
     _timed(train, folder)  # with the stages before it
     _timed(again, folder)  # the first trial, not counted
-    _, fixed = _timed(again, folder)  # an equal search has nothing to train
+    _, fixed, _ = _timed(again, folder)  # an equal search has nothing to train
     plain, trials, processor = [], [], []
     for turn in range(1, _TURNS):
         write(turn, {"train.learning_rate": rates[turn] + 0.0001})
-        wall, own = _timed(train, folder)
+        wall, own, _ = _timed(train, folder)
         write(turn + 1, {})
-        _, whole = _timed(again, folder)
-        latest = json.loads(_slipway(folder, "search", "--json"))["trials"][-1]
+        _, whole, text = _timed(again, folder)
         plain.append(wall)
-        trials.append(latest["seconds"])
+        trials.append(json.loads(text)["trials"][-1]["seconds"])
         processor.append(whole - fixed - own)
         print(f"turn {turn}: training {wall:.1f} s, trial {trials[-1]:.1f} s", flush=True)
     more = [trial - one for trial, one in zip(trials, plain, strict=True)]
@@ -339,11 +338,13 @@ def overhead(folder: Path) -> str:
     )
 
 
-def _timed(command: list[str], folder: Path) -> tuple[float, float]:
-    """Run a command; return its wall-clock and processor seconds."""
+def _timed(command: list[str], folder: Path) -> tuple[float, float, str]:
+    """Run a command; return its wall-clock and processor seconds, and its output."""
     begun, started = _processor_seconds(), time.monotonic()
-    subprocess.run(command, cwd=folder, env=_environment(folder), check=True, stdout=sys.stderr)
-    return time.monotonic() - started, _processor_seconds() - begun
+    done = subprocess.run(
+        command, cwd=folder, env=_environment(folder), check=True, stdout=subprocess.PIPE, text=True
+    )
+    return time.monotonic() - started, _processor_seconds() - begun, done.stdout
 
 
 def _slipway(folder: Path, *arguments: str) -> str:

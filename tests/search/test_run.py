@@ -136,6 +136,76 @@ def test_tasks_of_a_slurm_array_search_as_one_and_survive_the_kill_of_one(tmp_pa
     assert set(epochs_trained) == set(other.counts("epoch")), "an epoch was lost"
 
 
+# A module that Python imports at the start: its clock is wrong by years, now ahead and now behind.
+_JUMPING_CLOCK = """\
+import itertools, time
+real, jumps = time.time, itertools.cycle([9e7, -9e7, 0.0])
+time.time = lambda: real() + next(jumps)
+time.time_ns = lambda: int(time.time() * 1e9)
+"""
+
+
+@pytest.mark.nightly(seconds=60)
+def test_a_clock_that_jumps_during_a_search_loses_no_trial(tmp_path: Path) -> None:
+    project = make_search(tmp_path)
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock/sitecustomize.py").write_text(_JUMPING_CLOCK)
+    # Checkpoints and outputs of an epoch have the time of another year, too.
+    (project.path / "extra.py").write_text(
+        "import atexit, os, pathlib, random\nSECONDS = 0.2\n"
+        "def jump():\n"
+        "    for path in pathlib.Path('.work/train').resolve().rglob('*'):\n"
+        "        os.utime(path, (moment := random.choice([1e9, 3e9]), moment))\n"
+        "atexit.register(jump)\n"
+    )
+    project.write_search(halving="{ reduction: 2, first_rung: 2 }")
+    text = (project.path / "params.yaml").read_text()
+    budget = "budget: { trials: 3, epochs: null, minutes: "
+    assert f"{budget}null" in text
+    (project.path / "params.yaml").write_text(text.replace(f"{budget}null", f"{budget}30"))
+    search = [sys.executable, "-m", "slipway.cli", "search", "--json"]
+    paths = f"{tmp_path / 'clock'}:{project.environment()['PYTHONPATH']}"
+    environment = project.environment() | {"PYTHONPATH": paths}
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(search, cwd=project.path, env=environment, timeout=12, capture_output=True)
+    done = subprocess.run(
+        search, cwd=project.path, env=environment, timeout=600, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rates = {row["params"]["train.learning_rate"]: row["name"] for row in found["trials"]}
+    assert set(rates) == {0.1, 0.2, 0.3}
+    assert found["best"] == rates[0.3]
+    assert all(0 < row["seconds"] < 600 for row in found["trials"]), "measured by another clock"
+    epochs_trained = project.counts("epoch")
+    assert len(set(epochs_trained)) == len(epochs_trained), "an epoch was trained twice"
+
+
+@pytest.mark.nightly(seconds=90)
+def test_a_damaged_journal_costs_no_trial(tmp_path: Path) -> None:
+    project = make_search(tmp_path)
+    project.write_search()
+    found = project.search()
+    journal = project.path / ".work/search/search-1/journal.jsonl"
+    whole = journal.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    assert len(lines) == 7, "the search, then a decision and a result of each trial"
+    # Without its last results the trials are found in DVC's cache; without a decision it follows
+    # from the others.
+    journal.write_bytes(b"".join(lines[:3]) + lines[3][:-9] + b"\x00\n" + lines[4][:20])
+    output = project.slipway("search")
+    assert "no trial is lost" in output
+    assert [_facts(row) for row in project.search()["trials"]] == [
+        _facts(row) for row in found["trials"]
+    ]
+    # A search that cannot be recognized stays as experiments; an equal one finds its models.
+    journal.write_bytes(b"".join(lines[1:]))
+    again = project.search()
+    assert again["best"] == found["best"].replace("search-1", "search-2")
+    assert set(project.rows()) == {row["name"] for row in [*found["trials"], *again["trials"]]}
+    assert len(project.counts("epoch")) == 12, "no epoch was trained twice"
+
+
 @pytest.mark.nightly(seconds=40)
 def test_trial_that_is_killed_after_its_outputs_are_written_is_not_saved(tmp_path: Path) -> None:
     project = make_search(tmp_path)
