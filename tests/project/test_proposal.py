@@ -47,7 +47,7 @@ def test_init_proposes_trees_only_if_there_is_no_time_for_tabm(tmp_path: Path) -
         for rows in (summary.num_rows, 5_000_000)
     )
     assert small.value("train.network") == "tabm"
-    assert "than lightgbm" in small.reasons["train.network"]
+    assert "as good as lightgbm" in small.reasons["train.network"]
     assert large.value("train.network") == "lightgbm"
     assert "has time for only" in large.reasons["train.network"]
     assert large.params["export"]["variants"] == ["fp32"]
