@@ -37,7 +37,8 @@ def check_project(params: Path = Path("params.yaml"), *, with_search: bool = Fal
     """
     content = read_content(params)
     problems, sound = [*mistakes_in(content), *repository_mistakes()], sound_part(content)
-    if with_search and set(Params.model_fields) <= sound.model_fields_set and sound.search:
+    needed = {name for name, field in Params.model_fields.items() if field.is_required()}
+    if with_search and needed <= sound.model_fields_set and sound.search:
         problems += space_mistakes(content, sound.search)
     for check in _CHECKS:
         if check.sections <= sound.model_fields_set:
