@@ -6,7 +6,7 @@ A column may be in the table at `data.path`, whether the model uses it or not, o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,7 @@ class RawCells:
     # (N,) float64 (booleans 0 and 1, dates days since 1970 UTC), NaN for no cell; or text, "" for
     # no cell.
     values: NDArray[np.float64] | NDArray[np.object_]
+    elsewhere: list[str] = field(default_factory=list)  # categories that only other rows have
 
 
 def read_raw_columns(
@@ -125,4 +126,6 @@ def _cells(raw: RawColumn, given: ColumnParams | None, rows: NDArray[np.int64]) 
     if kind == "ignore":  # counters are numbers, ids are categories
         has_text = (typed_column(raw, "number").states == BAD).any()
         kind = "category" if has_text else "number"
-    return RawCells(raw.name, kind, typed_column(raw, kind).cells[rows])
+    every = typed_column(raw, kind).cells
+    elsewhere = set(every.tolist()) - {*every[rows].tolist(), ""} if kind == "category" else set()
+    return RawCells(raw.name, kind, every[rows], sorted(elsewhere))

@@ -219,7 +219,7 @@ def _large_and_small(
             _Candidate(dimension.name, dimension.values[code], place, int(code))
             for code in np.flatnonzero(counts >= min_rows)
         ]
-        small += _small(dimension, np.flatnonzero((counts > 0) & (counts < min_rows)))
+        small += _small(dimension, np.flatnonzero(counts < min_rows))
     return chosen, small
 
 

@@ -81,7 +81,7 @@ def built_in_dimensions(
 def of_column(cells: RawCells) -> Dimension:
     """Cut by a column of the raw data, by its kind."""
     if cells.kind == "category":
-        return by_category(cells.name, [str(text) for text in cells.values])
+        return by_category(cells.name, [str(text) for text in cells.values], cells.elsewhere)
     numbers = cells.values.astype(np.float64)
     if cells.kind == "boolean":
         words = {0.0: "false", 1.0: "true"}
@@ -98,11 +98,14 @@ def of_sources(data: DataParams, sources: Sequence[str]) -> list[Dimension]:
     return [found] if found.varies else []
 
 
-def by_category(name: str, texts: Sequence[str]) -> Dimension:
-    """Make each text a slice, in alphabetical order; "" is a missing value."""
-    named = np.array([text or MISSING for text in texts], object).astype(str)
+def by_category(name: str, texts: Sequence[str], elsewhere: Sequence[str] = ()) -> Dimension:
+    """Make each text a slice, in alphabetical order; "" is a missing value.
+
+    Each text of `elsewhere`, which only other rows have, is a slice without rows.
+    """
+    named = np.array([text or MISSING for text in [*texts, *elsewhere]], object).astype(str)
     values, codes = np.unique(named, return_inverse=True)
-    return Dimension(name, values.tolist(), codes.astype(np.int64))
+    return Dimension(name, values.tolist(), codes[: len(texts)].astype(np.int64))
 
 
 def by_number(name: str, numbers: ArrayLike, unit: str = "") -> Dimension:

@@ -55,6 +55,8 @@ def test_columns_come_in_the_order_of_the_rows_with_their_kinds(tmp_path: Path) 
     assert found["member"].values.tolist() == [1, 1, 1]
     assert found["bought"].values.tolist() == [19723 + 4, 19723 + 2, 19723]
     assert found["secret"].values.tolist() == ["id-4", "id-2", "id-0"]
+    assert found["place"].elsewhere == []
+    assert read(table(tmp_path), ["place"], ["0", "3"])["place"].elsewhere == ["south"]
 
 
 def test_raw_columns_use_kinds_of_the_params_and_read_ignored_columns(

@@ -355,6 +355,14 @@ def test_a_slice_with_too_few_rows_is_listed_but_not_judged() -> None:
     assert scores.constant == ["kind"]
 
 
+def test_a_language_that_no_test_row_has_is_listed_with_0_rows() -> None:
+    languages = np.array(["en"] * 30 + ["zh"] * 30, object)
+    dimension = of_column(RawCells("language", "category", languages, ["de"]))
+    scores = score_slices([dimension], answers_with(np.zeros(60, bool)), 20, RESAMPLING)
+    assert [(small.value, small.rows) for small in scores.too_small] == [("de", 0)]
+    assert {score.value: score.metric.rows for score in scores.judged} == {"en": 30, "zh": 30}
+
+
 def test_many_small_slices_of_one_column_are_reported_as_one() -> None:
     ids = by_category("id", [f"id-{row // 2}" for row in range(60)])
     scores = score_slices([ids], answers_with(np.zeros(60, bool)), 20, RESAMPLING)

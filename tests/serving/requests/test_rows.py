@@ -307,6 +307,24 @@ def test_a_text_beyond_the_limit_of_characters_is_refused() -> None:
         decode_texts({"text": "x" * 41})
 
 
+def test_a_text_of_ten_megabytes_is_refused_and_named_by_its_length() -> None:
+    with pytest.raises(Refusal, match="found 10,000,000 characters, expected at most 40") as found:
+        decode_texts({"rows": [{"text": "a"}, {"text": "soup " * 2_000_000}]})
+    assert (found.value.code, found.value.field) == ("out_of_range", "rows[1].text")
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("a\0b", "a b"),
+        ("\u202eleft", "\u202eleft"),
+        ("<script>alert(1)</script>", "<script>alert(1)</script>"),
+    ],
+)
+def test_control_characters_become_spaces_and_marks_and_markup_stay(text: str, seen: str) -> None:
+    assert decode_texts({"text": text}).inputs.tobytes().rstrip(b"\0").decode() == seen
+
+
 @given(BODIES)
 @settings(deadline=None)
 def test_any_body_for_texts_decodes_to_rows_or_a_refusal(body: bytes) -> None:
