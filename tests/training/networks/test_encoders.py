@@ -180,6 +180,23 @@ def test_a_pair_has_the_tokens_types_and_states_of_transformers(
         np.testing.assert_allclose(network(batch), backbone.head(means), atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("head", ["MaskedLM", "SequenceClassification"])
+def test_encoder_is_read_from_a_folder_of_a_model_with_any_head(
+    tmp_path: Path, family: str, head: str
+) -> None:
+    import transformers
+
+    folder = tiny_encoder(tmp_path, family)
+    plain, _ = loaded(folder)
+    model: Any = getattr(transformers, f"AutoModelFor{head}")
+    model.from_pretrained(folder).save_pretrained(folder)
+    headed, backbone = loaded(folder)
+    backbone.head.load_state_dict(plain.backbone.get_submodule("head").state_dict())
+    with torch.inference_mode():
+        np.testing.assert_allclose(headed(rows(*TEXTS)), plain(rows(*TEXTS)), atol=1e-6)
+
+
 @pytest.mark.parametrize("family", SIZES)
 def test_lora_trains_adapters_and_the_head_only_and_merges_to_the_same_answers(
     tmp_path: Path, family: str
