@@ -1,0 +1,106 @@
+"""Exports a project to every place that needs no server, and measures each hop.
+
+`python -m bench.exports PROJECT RUNTIME` writes PROJECT/artifacts/exports/ and
+bench/results/exports.md. RUNTIME is onnxruntime-web. `python -m bench.exports jpeg FOLDER RUNTIME`
+lets the browser decode the JPEGs in FOLDER for a tiny model, whole ones, and tiles of the model's
+own size, whose pixels no resize averages. It writes bench/results/exports_jpeg.md.
+"""
+
+import contextlib
+import io
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from bench.conditions import conditions
+from slipway.export.targets.browser.export import read_runtime, write_browser
+from slipway.export.targets.edge.export import EDGE, OPENVINO, write_script
+from slipway.export.targets.exported import ExportRecord, read_source
+from slipway.system import files
+from tests.export.targets.sources import image_source
+from tests.serving.bundles import CONTRACT
+
+RESULTS = Path(__file__).parent / "results"
+HEAD = "| Place | Variant | Rows | Largest difference | Flipped | ms/row | Folder | Installed |"
+MOST_JPEGS = 100
+
+
+def exported(runtime: Path) -> Iterator[tuple[Path, ExportRecord]]:
+    """Write each export of the project in the working directory."""
+    root = Path("artifacts/exports")
+    for variant in ("fp32", "int8"):
+        source = read_source(variant)
+        out = root / f"browser_{variant}"
+        yield out, write_browser(out, source, read_runtime(runtime))
+        for target in (EDGE, OPENVINO):
+            out = root / f"{target.name}_{variant}"
+            yield out, write_script(out, source, target)
+
+
+def line(out: Path, record: ExportRecord) -> str:
+    """Format one export as a row of the table."""
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6
+    installed = record.facts.get("installed_mb")
+    hop = record.hop
+    cells = [
+        record.target,
+        record.variant,
+        f"{hop.rows} {hop.status}",
+        f"{hop.max_difference:.1e}",
+        str(len(hop.flipped)),
+        f"{hop.latency_ms:.2f}",
+        f"{size:.1f} MB",
+        f"{installed:.0f} MB" if installed else "",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def tiles_of(payload: bytes) -> list[bytes]:
+    """Save the middle of a photograph again, as large as the model takes it, in two samplings."""
+    photograph = Image.open(io.BytesIO(payload)).convert("RGB")
+    left, top, size = photograph.width // 2, photograph.height // 2, CONTRACT.size_px
+    tile = photograph.crop((left, top, left + size, top + size))
+    found = []
+    for subsampling in ("4:2:0", "4:4:4"):
+        stream = io.BytesIO()
+        tile.save(stream, "JPEG", quality=85, subsampling=subsampling)
+        found.append(stream.getvalue())
+    return found
+
+
+def measure_jpegs(folder: Path, runtime: Path) -> str:
+    """Let the browser decode JPEGs; return its differences from Slipway's own decoder."""
+    whole = [path.read_bytes() for path in sorted(folder.rglob("*.jpg"))[:MOST_JPEGS]]
+    tiles = [tile for payload in whole for tile in tiles_of(payload)]
+    lines = []
+    for name, payloads in (("whole, resized", whole), ("tiles, not resized", tiles)):
+        with tempfile.TemporaryDirectory() as scratch:
+            source = image_source(Path(scratch) / "model", payloads)
+            record = write_browser(Path(scratch) / "page", source, read_runtime(runtime))
+        jpeg = record.facts["jpeg"]
+        cells = (name, jpeg["rows"], jpeg["rows_that_differ"], f"{jpeg['max_levels']:g}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    head = "| JPEGs | Decoded | Differ | By at most, of 255 |\n|---|---|---|---|"
+    return "\n".join(["# JPEGs in the browser, against Slipway's decoder", "", head, *lines])
+
+
+def main() -> None:
+    """Run the command."""
+    runtime = Path(sys.argv[-1]).absolute()
+    if sys.argv[1] == "jpeg":
+        name, text = "exports_jpeg", measure_jpegs(Path(sys.argv[2]), runtime)
+    else:
+        with contextlib.chdir(sys.argv[1]):
+            lines = [line(out, record) for out, record in exported(runtime)]
+        title = "# Exports of the digits of the demo, each with its hop"
+        name, text = "exports", "\n".join([title, "", HEAD, "|---" * 8 + "|", *lines])
+    packages = ("onnxruntime-gpu", "numpy", "pillow")
+    files.write_text(RESULTS / f"{name}.md", f"{text}\n\n{conditions(*packages)}\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
