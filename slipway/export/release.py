@@ -5,6 +5,7 @@ bundle.json, model_*.onnx   the bundle, with its model card and golden rows
 certificate.json            its certificate
 known_rows.parquet          ids of its training and validation rows, if known
 release.json                digests of bundle, certificate and rows
+test_result.intoto.json     its gates and backends as an in-toto statement
 model.sig                   with `--sign`: a signature of all of these
 
 The folder is written as a whole or not at all; a later release replaces it. A bundle that is not
@@ -24,6 +25,7 @@ from slipway.artifacts.certificate import check_certificate, read_certificate
 from slipway.artifacts.signature import SIGNATURE, sign, verify
 from slipway.data.engine.rows import read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
+from slipway.export.certification.statement import STATEMENT, statement_of
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import BundleError, IntegrityError
@@ -60,7 +62,8 @@ def release(key: Path | None = None) -> str:
     """
     bundle = load_bundle(BUNDLE)
     bundle.verify()
-    check_certificate(read_certificate(CERTIFICATE), bundle, accept_draft=False)
+    certificate = read_certificate(CERTIFICATE)
+    check_certificate(certificate, bundle, accept_draft=False)
     known_ids = _known_ids(bundle)
     with files.new_directory(RELEASED) as folder:
         for name in bundle.file_names:
@@ -76,6 +79,8 @@ def release(key: Path | None = None) -> str:
             rows_digest=None if known_ids is None else files.sha256_file(folder / ROWS),
         )
         files.write_json(folder / RECORD, record.model_dump())
+        statement = statement_of(bundle, certificate, record.certificate_digest)
+        files.write_json(folder / STATEMENT, statement)
         if key is not None:
             sign(folder, key)
     if known_ids is None:
