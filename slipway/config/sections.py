@@ -435,6 +435,7 @@ class TrainParams(ParamsSection):
         "ddp",
         "fsdp",
         "tensor_parallel",
+        "pipeline",
         "deepspeed_stage_1",
         "deepspeed_stage_2",
         "deepspeed_stage_3",
@@ -476,6 +477,11 @@ class TrainParams(ParamsSection):
             yield (
                 f"offload is {self.offload!r}, which needs strategy {expected}, "
                 f"but strategy is {self.strategy!r}"
+            )
+        if self.strategy == "pipeline" and self.log_histograms_every_epochs:
+            yield (
+                f"log_histograms_every_epochs is {self.log_histograms_every_epochs}, but strategy "
+                "is 'pipeline': the first process has only its own weights. Use null"
             )
         if self.strategy == "deepspeed_stage_3":
             for key in ("ema_decay", "l1", "freeze_epochs"):

@@ -1,22 +1,25 @@
 """Memory of each process on its device, for each strategy.
 
 `ddp` and `single` replicate everything. `fsdp` shards all of it, and gathers block by block. With
-`tensor_parallel` a step is traced on the layers of one process. ZeRO shards the optimizer's state
-with a float32 master of every weight (stage 1), gradients too (2), parameters too (3): Rajbhandari
-et al., arXiv 1910.02054, section 5. The additions of DeepSpeed 0.19 and Lightning 2.6 (buckets,
-gathered parameters) were read off running engines.
+`tensor_parallel` and `pipeline` a step is traced on what one process computes. ZeRO shards the
+optimizer's state with a float32 master of every weight (stage 1), gradients too (2), parameters too
+(3): Rajbhandari et al., arXiv 1910.02054, section 5. The additions of DeepSpeed 0.19 and Lightning
+2.6 (buckets, gathered parameters) were read off running engines.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from slipway.config.sections import Offload, TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
+from slipway.training.distributed.pipeline import blocks_of_stage, weights_of_stage
 from slipway.training.distributed.strategies import Placement
 from slipway.training.networks.blocks import parallel_blocks
-from slipway.training.networks.divided_layers import can_share
+from slipway.training.networks.divided_layers import can_share, narrow
 from slipway.training.networks.networks import Network
 
 STRATEGIES = (
@@ -27,6 +30,7 @@ STRATEGIES = (
     "deepspeed_stage_3",
     "fsdp",
     "tensor_parallel",
+    "pipeline",
 )
 _MASTER_BYTES = 4  # DeepSpeed keeps one even of float32 parameters
 _BUCKET_ELEMENTS = 200_000_000  # Lightning's reduce_bucket_size
@@ -46,6 +50,8 @@ class Traces(NamedTuple):
     block: int = 0  # float32 bytes of the largest weights that `fsdp` gathers together
     # Of one process with `tensor_parallel`: float32, then autocast. None if that is refused.
     shared: tuple[StepMemory, StepMemory] | None = None
+    # The same with `pipeline`, of the process that takes most; None without micro-batches.
+    stage: tuple[StepMemory, StepMemory] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,15 +75,37 @@ class DeviceMemory:
 
 
 def trace_all(
-    network: Network, params: TrainParams, rows: int, *, accumulates: bool, world_size: int = 1
+    network: Network,
+    params: TrainParams,
+    rows: int,
+    *,
+    accumulates: bool,
+    world_size: int = 1,
+    num_micro_batches: int = 0,
 ) -> Traces:
-    """Trace steps of `rows` rows at a time; bfloat16 stands for both half precisions."""
+    """Trace steps of `rows` rows at a time; bfloat16 stands for both half precisions.
+
+    `num_micro_batches` are those of a pipeline, 0 for none.
+    """
     half = torch.bfloat16
 
     def share(half: torch.dtype | None) -> StepMemory:
         return trace_step(
-            network, params, rows, half=half, accumulates=accumulates, num_sharing=world_size
+            network,
+            params,
+            rows,
+            half=half,
+            accumulates=accumulates,
+            part=partial(narrow, num_processes=world_size),
         )
+
+    def stage(half: torch.dtype | None) -> StepMemory:
+        # The stages between hold fewer micro-batches than the first one.
+        found = [
+            _stage_memory(network, params, rows // num_micro_batches, index, world_size, half)
+            for index in {0, world_size - 1}
+        ]
+        return max(found, key=lambda memory: memory.peak)
 
     return Traces(
         full=trace_step(network, params, rows, accumulates=accumulates),
@@ -87,7 +115,29 @@ def trace_all(
         ),
         block=_largest_block(network),
         shared=(share(None), share(half)) if can_share(network, world_size) else None,
+        stage=(stage(None), stage(half)) if num_micro_batches else None,
     )
+
+
+def _stage_memory(
+    network: Network,
+    params: TrainParams,
+    rows: int,
+    index: int,
+    num_stages: int,
+    half: torch.dtype | None,
+) -> StepMemory:
+    """Trace the blocks of one stage, with the micro-batches of `rows` whose values it keeps."""
+
+    def part(copied: Network) -> None:
+        backbone: Any = copied.backbone
+        backbone.blocks = nn.ModuleList(blocks_of_stage(copied, index, num_stages))
+
+    step = trace_step(network, params, rows * (num_stages - index), half=half, part=part)
+    weights = dict(network.named_parameters())
+    own = 4 * sum(weights[name].numel() for name in weights_of_stage(network, index, num_stages))
+    optimizer = step.optimizer * own // step.parameters
+    return replace(step, parameters=own, gradients=own, optimizer=optimizer)
 
 
 def device_memory(
@@ -111,6 +161,8 @@ def device_memory(
         step = traces.autocast if mixed else traces.full
         if strategy == "tensor_parallel" and traces.shared:
             step = traces.shared[mixed]
+        if strategy == "pipeline" and traces.stage:
+            step = traces.stage[mixed]
         # DDP has buckets besides the gradients.
         buckets = step.parameters if strategy == "ddp" and world_size > 1 else 0
         return DeviceMemory(

@@ -82,6 +82,8 @@ def _strategy_table(memory: PlannedMemory, placement: Placement) -> str:
     for strategy in STRATEGIES[1:] if world_size > 1 else STRATEGIES:
         if strategy == "tensor_parallel" and not memory.traces.shared:
             continue
+        if strategy == "pipeline" and not memory.traces.stage:
+            continue
         plans = [
             device_memory(
                 memory.traces,

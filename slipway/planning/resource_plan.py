@@ -23,10 +23,16 @@ from slipway.planning.plan_checks import (
 from slipway.planning.rehearsal import Rehearsal
 from slipway.system.errors import SlipwayError
 from slipway.system.memory import free_bytes, own_bytes
-from slipway.training.batches.batches import StepShape, cut_step
+from slipway.training.batches.batches import StepShape
 from slipway.training.distributed.strategies import Placement, TrainingHost
-from slipway.training.job import Paths, TrainingData, network_spec, open_data
-from slipway.training.networks.divided_layers import check_layers
+from slipway.training.job import (
+    Paths,
+    TrainingData,
+    check_division,
+    network_spec,
+    open_data,
+    step_shape,
+)
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from slipway.training.telemetry.costs import folder_bytes
 
@@ -93,13 +99,19 @@ def make_plan(
         return plan
     accumulates = plan.shape.num_accumulated > 1
     world_size = plan.placement.world_size
-    if plan.placement.strategy == "tensor_parallel":
-        try:
-            check_layers(plan.network, world_size)
-        except SlipwayError as error:
-            plan.findings.mismatches.append(str(error))
+    is_pipeline = plan.placement.strategy == "pipeline"
+    try:
+        check_division(plan.network, plan.placement)
+    except SlipwayError as error:
+        plan.findings.mismatches.append(str(error))
+        is_pipeline = False
     traces = trace_all(
-        plan.network, train, plan.shape.per_device, accumulates=accumulates, world_size=world_size
+        plan.network,
+        train,
+        plan.shape.per_device,
+        accumulates=accumulates,
+        world_size=world_size,
+        num_micro_batches=plan.shape.num_micro_batches if is_pipeline else 0,
     )
     process = process_bytes(traces, plan.placement, base_bytes)
     plan.memory = PlannedMemory(traces, planned_memory(traces, plan.placement), process)
@@ -184,7 +196,7 @@ def _shape(
             f"rows. Use at most {data.num_train}."
         )
     try:
-        return cut_step(train.batch_size, placement.num_readers, train.max_batch_per_device)
+        return step_shape(train, placement)
     except SlipwayError as error:
         findings.mismatches.append(str(error))
         return None

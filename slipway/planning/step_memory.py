@@ -7,7 +7,7 @@ and the interpreter are not included.
 
 import copy
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -23,7 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from slipway.config.sections import TrainParams
 from slipway.kinds.registry import kind_of
-from slipway.training.networks.divided_layers import narrowed
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses
 from slipway.training.recipe.optimizers import optimizer_and_schedule
@@ -89,7 +88,7 @@ def trace_step(
     half: torch.dtype | None = None,
     casts_parameters: bool = False,
     accumulates: bool = False,
-    num_sharing: int = 1,
+    part: Callable[[Network], None] | None = None,
 ) -> StepMemory:
     """Trace a step of `rows` rows at a time, on a copy of `network`.
 
@@ -97,11 +96,14 @@ def trace_step(
         half: dtype of autocast, or of the parameters with `casts_parameters`.
         casts_parameters: as DeepSpeed does; its optimizer is sharded and not included.
         accumulates: gradients stay from one batch to the next.
-        num_sharing: processes that share the layers of each block; the step is that of one.
+        part: leaves in a copy of the network only what one process computes.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    copied = narrowed(network, num_sharing, fake)
+    with FakeCopyMode(fake):
+        copied = copy.deepcopy(network)
     with fake:
+        if part:
+            part(copied)
         if half and casts_parameters:
             _cast(copied, half)
         _fill_gradients(copied)

@@ -56,10 +56,10 @@ def machine_mistakes(params: Params) -> list[str]:
     if not needs_the_machine(params.train):
         return []
     from slipway.planning.plan_checks import Findings, check_deepspeed, check_placement
-    from slipway.training.batches.batches import cut_step
     from slipway.training.distributed.execution import check_execution
     from slipway.training.distributed.launchers import RELAUNCH
     from slipway.training.distributed.strategies import this_host
+    from slipway.training.job import step_shape
 
     if os.environ.get(RELAUNCH, "").strip():
         return []
@@ -68,7 +68,7 @@ def machine_mistakes(params: Params) -> list[str]:
         placement = check_placement(train, this_host(), findings)
         if placement is not None:
             check_deepspeed(placement, findings)
-            cut_step(train.batch_size, placement.num_readers, train.max_batch_per_device)
+            step_shape(train, placement)
             check_execution(train, placement, params.data.task)
     except SlipwayError as error:
         findings.mismatches.append(str(error))

@@ -130,9 +130,8 @@ def _time_steps(
     if request.fixed_batch:
         first = next(iter(DataLoader(batches, batch_size=None, sampler=[(0, 0)])))
         loader = _RepeatedBatch(first, len(loader))
-    shares_rows = job.placement.shares_rows
     trainer.fit(
-        training_module(network, job.params, job.seed, job.data, batches, shares_rows=shares_rows),
+        training_module(network, job.params, job.seed, job.data, batches, placement=job.placement),
         loader,
     )
 

@@ -30,7 +30,7 @@ from slipway.training.distributed.strategies import (
     trainer_arguments,
 )
 from slipway.training.job import TrainingData, own_threads
-from slipway.training.module import TrainingModule
+from slipway.training.module import PipelinedModule, TrainingModule
 from slipway.training.networks.frozen_parts import FreezeCallback
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.precision import adapt_to_half, allow_float16_on_cpu
@@ -66,7 +66,12 @@ def step_arguments(
     clip_norm = params.gradient_clip_norm if placement.zero_stage else None
     freezes = params.freeze_epochs > 0 or is_user_code(params.network)  # which may skip a layer
     return {
-        **trainer_arguments(placement, shape.per_device, freezes=freezes),
+        **trainer_arguments(
+            placement,
+            shape.per_device,
+            freezes=freezes,
+            num_micro_batches=shape.num_micro_batches,
+        ),
         "accumulate_grad_batches": shape.num_accumulated,
         "gradient_clip_val": clip_norm,
         "enable_model_summary": False,
@@ -130,9 +135,10 @@ def training_module(
     data: TrainingData,
     batches: TrainingBatches,
     *,
-    shares_rows: bool = False,
+    placement: Placement | None = None,
 ) -> TrainingModule:
-    return TrainingModule(
+    is_pipeline = placement is not None and placement.strategy == "pipeline"
+    return (PipelinedModule if is_pipeline else TrainingModule)(
         network,
         params,
         seed,
@@ -141,7 +147,7 @@ def training_module(
         data.mean_weight,
         data.class_weights(params),
         data.soft.distillation if data.soft else None,
-        shares_rows=shares_rows,
+        shares_rows=placement is not None and placement.shares_rows,
     )
 
 

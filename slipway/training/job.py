@@ -21,13 +21,14 @@ from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import are_trees
 from slipway.system import files
 from slipway.system.cores import num_cores
-from slipway.system.errors import DataError
+from slipway.system.errors import DataError, ParamsError
 from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.batches.row_selection import select
 from slipway.training.batches.soft_answers import SoftAnswers, read_soft_answers
 from slipway.training.checkpoints.checkpoints import Checkpoint, CheckpointStore
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.distributed.execution import check_execution
+from slipway.training.distributed.pipeline import check_stages
 from slipway.training.distributed.processes import is_first_process
 from slipway.training.distributed.strategies import Placement, place, this_host
 from slipway.training.networks.blocks import check_blocks
@@ -166,7 +167,7 @@ class Job:
             first_step=0,
             strategy=self.placement.strategy,
             world_size=self.placement.world_size,
-            per_device=self.shape.per_device,
+            per_device=self.shape.per_device // self.shape.num_micro_batches,
             threads=threads,
         )
         saved_threads = resumed.segments[-1].threads if resumed else None
@@ -195,7 +196,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     check_execution(params, placement, spec.task)
     network = _initial_network(seed, params, spec, placement, paths.work)
     data.class_weights(params)  # refused here rather than after the start
-    shape = cut_step(params.batch_size, placement.num_readers, params.max_batch_per_device)
+    shape = step_shape(params, placement)
     fingerprint = take_fingerprint(
         seed,
         params,
@@ -219,10 +220,35 @@ def _initial_network(
         network = initial_network(seed, params, spec)
         if placement.strategy == "fsdp":
             check_blocks(network, placement.strategy)
-    if placement.strategy == "tensor_parallel":
-        check_layers(network, placement.world_size)
+    check_division(network, placement)
     network.mapped = mapped
     return network
+
+
+def check_division(network: Network, placement: Placement) -> None:
+    """Raise a ParamsError if the processes cannot share the layers, or the blocks."""
+    if placement.strategy == "tensor_parallel":
+        check_layers(network, placement.world_size)
+    if placement.strategy == "pipeline":
+        check_stages(network, placement.world_size)
+
+
+def step_shape(params: TrainParams, placement: Placement) -> StepShape:
+    """Divide a step over processes; a pipeline takes a whole one, and cuts it into micro-batches.
+
+    Raises ParamsError if the batch cannot be divided equally.
+    """
+    if placement.strategy != "pipeline":
+        return cut_step(params.batch_size, placement.num_readers, params.max_batch_per_device)
+    stages = placement.world_size
+    if params.batch_size < stages:
+        raise ParamsError(
+            f"train.batch_size is {params.batch_size}, but a pipeline of {stages} processes needs "
+            f"as many micro-batches. Use {stages} or more."
+        )
+    limit = min(params.max_batch_per_device, params.batch_size // stages)
+    number = cut_step(params.batch_size, 1, limit).num_accumulated
+    return StepShape(params.batch_size, params.batch_size, 1, 1, num_micro_batches=number)
 
 
 def placed(params: TrainParams) -> TrainParams:

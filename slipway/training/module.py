@@ -17,6 +17,7 @@ from slipway.training.augmentation.batch import augment_batch
 from slipway.training.batches.batches import Batch
 from slipway.training.batches.soft_answers import Distillation
 from slipway.training.distributed.collectives import num_ranks
+from slipway.training.distributed.pipeline import PipelineStrategy
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses, l1_penalty
 from slipway.training.recipe.nonfinite import NonFiniteGuard
@@ -66,27 +67,37 @@ class TrainingModule(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Return the weighted mean loss of a batch, () float32."""
-        # Dropout depends only on (seed, epoch, batch, rank), so a resumed run draws the same.
-        # Ranks that compute the same rows draw the same, too.
-        rank = 0 if self._shares_rows else self.global_rank
-        seed = _derived_seed(self._seed, self.current_epoch, batch_index, rank)
-        self._repeat_if_due(batch, seed)
-        torch.manual_seed(seed)
-        self.nonfinite_guard.start_batch()
+        self._start_batch(batch, batch_index)
         # Spikes are judged over all batches of a step.
         accumulated = self.trainer.accumulate_grad_batches if self._params.on_loss_spike else 1
-        losses = self._row_losses(batch)
+        losses = self._row_losses(self._answers_to(batch), batch)
         mean = self.nonfinite_guard.checked_mean(losses, batch, accumulated)
         return mean + l1_penalty(self.network, self._params.l1)
 
-    def _row_losses(self, batch: Batch) -> Tensor:
-        """Return the weighted losses (B,) of a batch, from the forward pass on."""
+    def _start_batch(self, batch: Batch, batch_index: int) -> None:
+        # Dropout depends only on (seed, epoch, batch, rank), so a resumed run draws the same.
+        seed = _derived_seed(self._seed, self.current_epoch, batch_index, self._drawing_rank)
+        self._repeat_if_due(batch, seed)
+        torch.manual_seed(seed)
+        self.nonfinite_guard.start_batch()
+
+    @property
+    def _drawing_rank(self) -> int:
+        """The rank in the draws of dropout: ranks that compute the same values draw the same."""
+        return 0 if self._shares_rows else self.global_rank
+
+    def _answers_to(self, batch: Batch) -> Tensor:
+        """Return the answers to a training batch, (B, K)."""
         inputs = batch.inputs
         if batch.changes is not None:
             inputs = augment_batch(inputs, batch.changes)
+        answers: Tensor = self.network(inputs)
+        return answers
+
+    def _row_losses(self, answers: Tensor, batch: Batch) -> Tensor:
+        """Return the weighted losses (B,) of the answers to a batch."""
         # Weights are relative to the mean of all training rows, not of the batch: a step then does
         # not depend on how its rows are divided over processes.
-        answers = self.network(inputs)
         losses: Tensor = self._losses(answers, batch.targets, batch.mixing, batch.soft)
         return losses * (batch.weights / self._mean_weight)
 
@@ -99,7 +110,7 @@ class TrainingModule(pl.LightningModule):
 
         def mean_loss() -> Tensor:
             torch.manual_seed(seed)
-            return self._row_losses(batch).mean()
+            return self._row_losses(self._answers_to(batch), batch).mean()
 
         if num_ranks() > 1:
             check_equal_weights(self.network, step)
@@ -138,12 +149,16 @@ class TrainingModule(pl.LightningModule):
 
     def validation_step(self, batch: Batch) -> None:
         """Add up the losses, and the scores from which the headline metric follows."""
-        answers = self.network(batch.inputs)
+        answers = self._answers(batch.inputs)
         self._val_sums.add(
             loss=self._losses(answers, batch.targets),
             score=self._losses.of_target.scores(answers, batch.targets),
             counted=self._counted(batch.counted),
         )
+
+    def _answers(self, rows: Tensor) -> Tensor:
+        answers: Tensor = self.network(rows)
+        return answers
 
     def on_validation_epoch_end(self) -> None:
         means = self._val_sums.means()
@@ -161,14 +176,76 @@ class TrainingModule(pl.LightningModule):
 
     def _counted(self, counted: Tensor) -> Tensor:
         """Leave out rows that another rank counts, (B,) bool."""
-        is_first = not self._shares_rows or self.global_rank == 0
-        return counted if is_first else torch.zeros_like(counted)
+        counts = not self._shares_rows or self._counts_rows
+        return counted if counts else torch.zeros_like(counted)
+
+    @property
+    def _counts_rows(self) -> bool:
+        """True in the process that counts rows which all compute."""
+        return self.global_rank == 0
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         configured = optimizer_and_schedule(self.network, self._params, self._steps_per_epoch)
         # Now, because DeepSpeed will flatten the weights of each group.
         self.optimizer_names = optimizer_names(configured["optimizer"], self)
         return configured
+
+
+class PipelinedModule(TrainingModule):
+    """Trains a network of which each process computes some blocks."""
+
+    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+        """Add the gradients of all micro-batches; return the weighted mean loss, () float32."""
+        self._start_batch(batch, batch_index)
+        self.network.zero_grad()
+        means: list[Tensor] = []
+
+        def loss(answers: Tensor, places: Tensor) -> Tensor:
+            part = _rows_of(batch, places)
+            losses = self._row_losses(answers, part)
+            means.append(self.nonfinite_guard.checked_mean(losses, part))
+            return means[-1]
+
+        self._pipeline.train_batch(batch.inputs, loss)
+        if not means:  # for the guard, which counts batches in each process
+            self.nonfinite_guard.checked_mean(torch.zeros_like(batch.weights), batch)
+        mean = torch.stack(means).mean() if means else batch.weights.new_zeros(())
+        # Lightning's own backward pass adds the gradient of the penalty alone.
+        return self._pipeline.from_last(mean).requires_grad_() + l1_penalty(
+            self.network, self._params.l1
+        )
+
+    def optimizer_zero_grad(self, *_: Any) -> None:
+        """Do nothing: gradients exist already when Lightning calls it."""
+
+    def _answers(self, rows: Tensor) -> Tensor:
+        return self._pipeline.answers(rows)
+
+    @property
+    def _counts_rows(self) -> bool:
+        return self._pipeline.is_last
+
+    @property
+    def _drawing_rank(self) -> int:
+        return self.global_rank
+
+    @property
+    def _pipeline(self) -> PipelineStrategy:
+        strategy = self.trainer.strategy
+        assert isinstance(strategy, PipelineStrategy)
+        return strategy
+
+
+def _rows_of(batch: Batch, places: Tensor) -> Batch:
+    """Select rows of a batch without mixed images, by place (B,) int64."""
+    return batch._replace(
+        inputs=batch.inputs[places],
+        targets=batch.targets[places],
+        weights=batch.weights[places],
+        counted=batch.counted[places],
+        rows=batch.rows[places],
+        soft=None if batch.soft is None else batch.soft[places],
+    )
 
 
 class EpochSums:

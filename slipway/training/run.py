@@ -210,9 +210,7 @@ def _fit(
     disable_lightning_signals(trainer)
     with terminate_ranks_together(trainer), _handle_stop_signals(checkpoints, signals):
         trainer.fit(
-            training_module(
-                network, params, job.seed, data, batches, shares_rows=placement.shares_rows
-            ),
+            training_module(network, params, job.seed, data, batches, placement=placement),
             training_loader(
                 batches, params.num_workers, pin_memory=on_gpu, **resumption.first_batch
             ),

@@ -94,6 +94,7 @@ class StepShape:
     per_device: int
     world_size: int
     num_accumulated: int
+    num_micro_batches: int = 1  # of a pipeline, in each batch of a process
 
     def rows(self, step: int, accumulated: int, rank: int) -> slice:
         """Return the slice of the epoch's order that `rank` reads in one accumulation step."""

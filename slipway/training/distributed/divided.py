@@ -83,7 +83,7 @@ class DividedStrategy(ModelParallelStrategy):
         """
         places: list[int] = []
         if self.is_global_zero:
-            places = _save_without_data(checkpoint, filepath)
+            places = save_without_data(checkpoint, filepath)
         tensors = [leaf for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor)]
         with open(filepath, "r+b") if self.is_global_zero else nullcontext() as file:
             for index, tensor in enumerate(tensors):
@@ -116,7 +116,7 @@ class DividedStrategy(ModelParallelStrategy):
             load_optimizer(optimizer, saved)
 
 
-def _save_without_data(checkpoint: dict[str, Any], path: Any) -> list[int]:
+def save_without_data(checkpoint: dict[str, Any], path: Any) -> list[int]:
     """Write `checkpoint` with room for its tensors; return where the bytes of each one begin."""
 
     def empty(tensor: Tensor) -> Tensor:

@@ -26,6 +26,11 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
             "state of the training, which is restored only at the start. Use 'skip', or the "
             "strategy 'single' or 'ddp'."
         )
+    if params.on_loss_spike and placement.strategy == "pipeline":
+        raise ParamsError(
+            f"train.on_loss_spike is {params.on_loss_spike!r}, but strategy 'pipeline' knows the "
+            "losses of a step only after its gradients. Use null, or another strategy."
+        )
     if params.repeat_every_steps and placement.divides_weights:
         raise ParamsError(
             f"train.repeat_every_steps is {params.repeat_every_steps}, but {placement.strategy} "
@@ -51,11 +56,11 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
             "each layer as it is called, which Slipway does not compile. Use false, or another "
             "strategy."
         )
-    if placement.strategy == "tensor_parallel":
+    if placement.shares_rows:
         raise ParamsError(
-            "train.compile is true, but train.strategy is 'tensor_parallel', which exchanges parts "
-            "between the layers of a block; Slipway does not compile that. Use false, or another "
-            "strategy."
+            f"train.compile is true, but train.strategy is {placement.strategy!r}, which exchanges "
+            "values between processes within the network; Slipway does not compile that. Use "
+            "false, or another strategy."
         )
     if missing := missing_compiler(placement.accelerator):
         raise UnavailableError(f"train.compile is true, but {missing}. Install it, or use false.")

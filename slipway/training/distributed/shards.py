@@ -27,7 +27,8 @@ def local(tensor: Tensor) -> Tensor:
 def divided_like(value: Tensor, like: Tensor) -> Tensor:
     """Divide a whole `value` as `like` is divided; each rank takes its part of its own copy."""
     if not isinstance(like, DTensor):
-        return value
+        # Strategy `pipeline` keeps an empty tensor in the place of another process's.
+        return value if like.numel() else torch.empty_like(like)
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).clone()
 
 
@@ -68,6 +69,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
             for key, value in values.items()
         }
         for index, values in saved["state"].items()
+        if weights[index].numel()  # otherwise another process has it
     }
     optimizer.load_state_dict({**saved, "state": state})
 

@@ -27,11 +27,13 @@ from slipway.system.errors import ParamsError, TrainingError, UnavailableError
 from slipway.training.distributed.divided import DividedStrategy
 from slipway.training.distributed.fully_sharded import FullyShardedStrategy, ShardedPrecision
 from slipway.training.distributed.launchers import Launch, cluster_environment, find_launch
+from slipway.training.distributed.pipeline import PipelineStrategy
 from slipway.training.distributed.tensor_parallel import TensorParallelStrategy
 from slipway.training.networks.mapped_weights import MappedWeights
 from slipway.training.networks.networks import Network, TrainingSetup
 
 PrecisionName = Literal["16-mixed", "bf16-mixed", "32-true"]
+_DIVIDING = ("fsdp", "tensor_parallel", "pipeline")  # without a loss scale
 _DTYPES = {"16-mixed": "float16", "bf16-mixed": "bfloat16", "32-true": "float32"}
 
 
@@ -63,8 +65,8 @@ class Placement:
 
     @property
     def shares_rows(self) -> bool:
-        """True if all processes compute the same rows, each with its share of the layers."""
-        return self.strategy == "tensor_parallel"
+        """True if all processes compute the same rows, each with its share of the network."""
+        return self.strategy in ("tensor_parallel", "pipeline")
 
     @property
     def num_readers(self) -> int:
@@ -87,8 +89,8 @@ class Placement:
 
     @property
     def divides_weights(self) -> bool:
-        """True if no process holds all weights: with ZeRO-3, FSDP and tensor_parallel."""
-        return self.zero_stage == 3 or self.strategy in ("fsdp", "tensor_parallel")
+        """True if no process holds all weights."""
+        return self.zero_stage == 3 or self.strategy in _DIVIDING
 
     @property
     def half_dtype(self) -> torch.dtype | None:
@@ -242,7 +244,7 @@ def _precision(
 ) -> PrecisionName:
     if params.precision == "auto":
         return _auto_precision(host, accelerator, strategy, reasons)
-    if params.precision == "16-mixed" and strategy in ("fsdp", "tensor_parallel"):
+    if params.precision == "16-mixed" and strategy in _DIVIDING:
         raise UnavailableError(
             f"train.precision is '16-mixed', but strategy {strategy!r} has no loss scaling, "
             "without which small gradients vanish in fp16. Use 'bf16-mixed' or '32-true', or a "
@@ -269,10 +271,10 @@ def _auto_precision(
     if accelerator == "cpu":
         reasons.append("precision 32-true: training on the cpu")
         return "32-true"
-    if strategy in ("single", "fsdp", "tensor_parallel") and host.has_bfloat16:
+    if strategy in ("single", *_DIVIDING) and host.has_bfloat16:
         reasons.append("precision bf16-mixed: this GPU computes in it, and it needs no loss scale")
         return "bf16-mixed"
-    if strategy in ("fsdp", "tensor_parallel"):
+    if strategy in _DIVIDING:
         reasons.append(f"precision 32-true: {strategy} has no loss scale, and this GPU no bfloat16")
         return "32-true"
     reasons.append("precision 16-mixed: training on the gpu")
@@ -359,11 +361,16 @@ class _DeepSpeedPrecision(DeepSpeedPrecision):
 
 
 def trainer_arguments(
-    placement: Placement, per_device_batch: int, *, freezes: bool = False
+    placement: Placement,
+    per_device_batch: int,
+    *,
+    freezes: bool = False,
+    num_micro_batches: int = 1,
 ) -> dict[str, Any]:
     """Make the arguments of `pl.Trainer` that follow from `placement`.
 
-    `freezes` means that some parameters get no gradient in some epochs.
+    `freezes` means that some parameters get no gradient in some epochs. `num_micro_batches` are
+    those of a pipeline in each step.
     """
     arguments: dict[str, Any] = {
         "accelerator": placement.accelerator,
@@ -376,8 +383,12 @@ def trainer_arguments(
         arguments["plugins"].append(ShardedPrecision())
         arguments["inference_mode"] = False  # its tensors could not be gathered for training again
         return arguments
-    if placement.strategy == "tensor_parallel":
-        arguments["strategy"] = TensorParallelStrategy(placement.world_size)
+    if placement.shares_rows:
+        arguments["strategy"] = (
+            PipelineStrategy(placement.world_size, num_micro_batches)
+            if placement.strategy == "pipeline"
+            else TensorParallelStrategy(placement.world_size)
+        )
         arguments["precision"] = placement.precision
         arguments["inference_mode"] = False  # its tensors could not be used for training again
         return arguments
@@ -448,13 +459,20 @@ def check_actual(expected: TrainingSetup, actual: TrainingSetup) -> None:
         raise TrainingError("\n".join(lines))
 
 
+_DIVIDED = {
+    FullyShardedStrategy: "fsdp",
+    TensorParallelStrategy: "tensor_parallel",
+    PipelineStrategy: "pipeline",
+}
+
+
 def _actual_strategy(strategy: Strategy, stage: int | None) -> str:
     if stage is not None:
         return f"deepspeed_stage_{stage}"
     if isinstance(strategy, DDPStrategy):
         return "ddp"
     if isinstance(strategy, DividedStrategy):
-        name = "fsdp" if isinstance(strategy, FullyShardedStrategy) else "tensor_parallel"
+        name = _DIVIDED[type(strategy)]
         return name if strategy.is_divided else f"{name}, of which a process holds whole weights"
     return "single" if isinstance(strategy, SingleDeviceStrategy) else type(strategy).__name__
 

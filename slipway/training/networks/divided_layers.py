@@ -109,8 +109,11 @@ def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str] | Non
 
 def _unusable_share(network: Network, num_processes: int) -> tuple[str, str] | None:
     """Describe why a block cannot compute with its share, and the remedy."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        share = narrowed(network, num_processes, fake)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(fake):
+        share = copy.deepcopy(network)
+    with fake:
+        narrow(share, num_processes)
         try:
             with torch.no_grad():
                 share.eval()(example_rows(network.spec))
@@ -122,14 +125,11 @@ def _unusable_share(network: Network, num_processes: int) -> tuple[str, str] | N
     return None
 
 
-def narrowed(network: Network, num_processes: int, fake: FakeTensorMode) -> Network:
-    """Return a copy without data of one process's share of `network`."""
-    with FakeCopyMode(fake):
-        copied = copy.deepcopy(network)
-    if num_processes == 1:
-        return copied
-    for block in parallel_blocks(copied):
-        for layer in parallel_layers(network):
+def narrow(network: Network, num_processes: int) -> None:
+    """Leave only the size of one process's share of the layers, without its values."""
+    layers = parallel_layers(network)
+    for block in parallel_blocks(network):
+        for layer in layers:
             module: Any = block.get_submodule(layer.name)
             inputs, outputs = module.in_features, module.out_features
             if layer.by == "outputs":
@@ -139,7 +139,6 @@ def narrowed(network: Network, num_processes: int, fake: FakeTensorMode) -> Netw
             module.weight = _empty_like(module.weight, (outputs, inputs))
             if module.bias is not None:
                 module.bias = _empty_like(module.bias, (outputs,))
-    return copied
 
 
 def _empty_like(weight: nn.Parameter, shape: tuple[int, ...]) -> nn.Parameter:

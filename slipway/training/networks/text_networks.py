@@ -33,11 +33,15 @@ class TextNetwork(Network):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map bytes or tokens (B, L) uint8 or int32 to outputs (B, K)."""
-        places = self._places(rows.to(torch.int64))
+        places = self.places(rows)
         # A plan traces tensors without content, of a class of their own.
         if not torch.compiler.is_exporting() and type(rows) is Tensor:
             places = _without_padding(places)
         return self.to_target_unit(self.backbone(places))
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Return bytes or tokens (B, L) as int64, without the mark of a text that was cut."""
+        return self._places(rows.to(torch.int64))
 
     def _places(self, rows: Tensor) -> Tensor:
         """Return (B, L) without the mark of a text that was cut."""
@@ -159,20 +163,40 @@ class SmallTransformer(nn.Module):
 
     def forward(self, places: Tensor) -> Tensor:
         """Map bytes or tokens (B, L) int64, 0 for padding, to outputs (B, K)."""
-        num_patches = -(-places.shape[1] // self._patch)
-        places = F.pad(places, (0, num_patches * self._patch - places.shape[1]))
-        embedded = self.bytes(places).reshape(places.shape[0], num_patches, -1)
-        tokens = self.patches(embedded) + self.positions[:num_patches]
-        first = self.first.expand(
-            places.shape[0], 1, -1
-        )  # never masked: attention to nothing is NaN
-        tokens = torch.cat([first, tokens], dim=1)
-        is_there = places.reshape(places.shape[0], num_patches, -1).amax(dim=2) > 0
-        mask = torch.where(F.pad(is_there, (1, 0), value=True), 0.0, _MASKED)[:, None, None, :]
+        tokens = self.before_blocks(places)
+        further = self.block_arguments(places)
         for block in self.blocks:
-            tokens = block(tokens, mask)
+            tokens = block(tokens, *further)
+        return self.after_blocks(tokens)
+
+    def before_blocks(self, places: Tensor) -> Tensor:
+        """Map (B, L) to the input of the first block (B, T, W)."""
+        places = self._patches_of(places)
+        embedded = self.bytes(places).flatten(2)
+        tokens = self.patches(embedded) + self.positions[: places.shape[1]]
+        first = self.first.expand(places.shape[0], 1, -1)
+        return torch.cat([first, tokens], dim=1)
+
+    def block_arguments(self, places: Tensor) -> tuple[Tensor]:
+        """Return what each block takes besides: the mask (B, 1, 1, T), added to scores."""
+        # The first is never masked: attention to nothing is NaN.
+        is_there = F.pad(self._patches_of(places).amax(dim=2) > 0, (1, 0), value=True)
+        return (torch.where(is_there, 0.0, _MASKED)[:, None, None, :],)
+
+    def after_blocks(self, tokens: Tensor) -> Tensor:
+        """Map the last block's answer to outputs (B, K)."""
         logits: Tensor = self.head(self.norm(tokens[:, 0]))
         return logits
+
+    def after_modules(self) -> list[nn.Module]:
+        """Return the modules that only `after_blocks` uses."""
+        return [self.norm, self.head]
+
+    def _patches_of(self, places: Tensor) -> Tensor:
+        """Map (B, L) to patches (B, N, P); the last one is padded."""
+        num_patches = -(-places.shape[1] // self._patch)
+        places = F.pad(places, (0, num_patches * self._patch - places.shape[1]))
+        return places.reshape(places.shape[0], num_patches, self._patch)
 
     def parallel_blocks(self) -> list[nn.Module]:
         """Return the blocks in order."""

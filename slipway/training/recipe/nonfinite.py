@@ -21,6 +21,7 @@ from slipway.config.sections import TrainParams
 from slipway.system.errors import TrainingError
 from slipway.training.batches.batches import Batch
 from slipway.training.distributed.collectives import gather_objects
+from slipway.training.distributed.pipeline import PipelineStrategy
 from slipway.training.distributed.shards import by_division, total_norm
 from slipway.training.recipe.loss_spikes import WINDOW, LossWindow, mean_over_ranks
 
@@ -116,6 +117,8 @@ class NonFiniteGuard:
             return
         parameters = [value for group in optimizer.param_groups for value in group["params"]]
         norm = total_norm([value.grad for value in parameters if value.grad is not None])
+        if isinstance(trainer.strategy, PipelineStrategy):
+            norm = trainer.strategy.norm(norm)
         self.gradient_norm, self._is_finite = norm, bool(torch.isfinite(norm))
         if not self._is_finite:
             self._scaler = _LossScaler(getattr(trainer.precision_plugin, "scaler", None))

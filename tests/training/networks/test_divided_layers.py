@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipway.system.errors import ParamsError
 from slipway.training.networks.blocks import parallel_blocks
-from slipway.training.networks.divided_layers import DividedLayer, check_layers, narrowed
+from slipway.training.networks.divided_layers import DividedLayer, check_layers, narrow
 from slipway.training.networks.networks import Network
 from slipway.training.networks.text_networks import TextNetwork
 from tests.encoder_folders import SIZES, tiny_encoder
@@ -74,8 +73,8 @@ def test_a_share_of_a_transformer_has_all_heads_over_the_number_of_processes(
 ) -> None:
     whole = transformer()
     check_layers(whole, num_processes)
-    share = narrowed(whole, num_processes, FakeTensorMode(allow_non_fake_inputs=True))
-    block: Any = parallel_blocks(share)[0]
+    narrow(whole, num_processes)
+    block: Any = parallel_blocks(whole)[0]
     assert block.queries_keys_values.weight.shape == (96 // num_processes, 32)
     assert block.attended.weight.shape == (32, 32 // num_processes)
     assert block.layer[0].bias.shape == (64 // num_processes,)

@@ -1,0 +1,237 @@
+"""The strategy `pipeline`: each process computes consecutive blocks, and passes their values on.
+
+A batch is cut into micro-batches, so that all processes compute at the same time: torch's
+Schedule1F1B, Narayanan et al. 2021, arXiv:2104.04473. The weights of other processes are empty
+tensors in the same places, so names and the order of the optimizer are those of one process.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from slipway.system.errors import ParamsError
+from slipway.training.distributed.collectives import gather_objects
+from slipway.training.distributed.divided import DividedStrategy, save_without_data
+from slipway.training.networks.blocks import parallel_blocks
+from slipway.training.networks.networks import Network, example_rows
+
+# Maps answers (B, K) and places in the batch (B,) int64 to a mean loss ().
+LossOfRows = Callable[[Tensor, Tensor], Tensor]
+
+
+def check_stages(network: Network, num_stages: int) -> None:
+    """Raise a ParamsError if `network` cannot be divided into `num_stages` of whole blocks."""
+    name = network.spec.name
+    if not hasattr(network.backbone, "before_blocks"):
+        raise ParamsError(
+            f"train.strategy is 'pipeline', but train.network {name!r} has no stages. Expected "
+            "'small_transformer'. Use it, or 'fsdp', which divides any network."
+        )
+    num_blocks = len(parallel_blocks(network))
+    if num_stages > num_blocks:
+        raise ParamsError(
+            f"train.strategy is 'pipeline' on {num_stages} processes, but train.network {name!r} "
+            f"has only {num_blocks} blocks, expected one or more for each process. Use at most "
+            f"{num_blocks} processes, or more layers in train.network_arguments."
+        )
+
+
+def blocks_of_stage(network: Network, index: int, num_stages: int) -> list[nn.Module]:
+    """Return the blocks that one of the stages computes, in order."""
+    blocks = parallel_blocks(network)
+    begin, end = (place * len(blocks) // num_stages for place in (index, index + 1))
+    return blocks[begin:end]
+
+
+def weights_of_stage(network: Network, index: int, num_stages: int) -> set[str]:
+    """Return the names of the weights that one of the stages holds."""
+    backbone: Any = network.backbone
+    after = _weights(backbone.after_modules())
+    own = _weights(blocks_of_stage(network, index, num_stages))
+    if index == num_stages - 1:
+        own |= after
+    if index == 0:
+        every = _weights([network])
+        own |= every - after - _weights(parallel_blocks(network))
+    return {name for name, weight in network.named_parameters() if id(weight) in own}
+
+
+def _weights(modules: list[nn.Module]) -> set[int]:
+    return {id(weight) for module in modules for weight in module.parameters()}
+
+
+class PipelineStrategy(DividedStrategy):
+    """Gives each process consecutive blocks of `TrainingModule.network`.
+
+    Args:
+        num_micro_batches: of each optimizer step, at least as many as processes.
+    """
+
+    def __init__(self, world_size: int, num_micro_batches: int) -> None:
+        super().__init__(data_parallel_size=1, tensor_parallel_size=world_size)
+        self._num_micro_batches = num_micro_batches
+        self._stage: _Stage | None = None
+        self._schedules: dict[tuple[int, bool], Any] = {}  # by rows of a micro-batch
+
+    @property
+    def is_divided(self) -> bool:
+        return self._stage is not None and all(
+            (weight.numel() > 0) == (name in self._stage.own_names)
+            for name, weight in self.network.named_parameters()
+        )
+
+    @property
+    def is_last(self) -> bool:
+        """True in the process that has the answers."""
+        return self.global_rank == self.world_size - 1
+
+    def divide(self, network: Network) -> None:
+        self._stage = _Stage(network, self.global_rank, self.world_size)
+        for name, weight in network.named_parameters():
+            empty = weight.data.new_empty((0, *weight.shape[1:]))
+            weight.data = weight.data.clone() if name in self._stage.own_names else empty
+            if network.mapped:
+                network.mapped.release()
+
+    def train_batch(self, rows: Tensor, loss: LossOfRows) -> None:
+        """Add the gradients of the mean loss of rows (B, L); only the last process computes it."""
+        schedule = self._schedule(len(rows) // self._num_micro_batches, loss)
+        first = (rows,) if self.global_rank == 0 else ()
+        places = torch.arange(len(rows), device=rows.device) if self.is_last else None
+        schedule.step(*first, target=places, return_outputs=False, rows=rows)
+
+    def answers(self, rows: Tensor) -> Tensor:
+        """Return the answers to rows (B, L): (B, K), which are zeros but in the last process."""
+        schedule = self._schedule(len(rows), None)
+        found = schedule.step(*((rows,) if self.global_rank == 0 else ()), rows=rows)
+        if self.is_last:
+            answers: Tensor = found
+            return answers
+        return torch.zeros(len(rows), self.network.spec.num_outputs, device=rows.device)
+
+    def from_last(self, value: Tensor) -> Tensor:
+        """Return the last process's value."""
+        value = value.detach().clone()
+        distributed.broadcast(value, src=self.world_size - 1)
+        return value
+
+    def norm(self, own: Tensor) -> Tensor:
+        """Return the 2-norm over all processes from that of each one's part, ()."""
+        total = own.square()
+        distributed.all_reduce(total)
+        return total.sqrt()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Write the file of torch.save on rank 0; each process then writes its tensors into it."""
+        owners: dict[str, int] = {}
+        described = gather_objects(_described(checkpoint))
+        whole = described[0]
+        for rank, other in enumerate(described):
+            whole = _merged(whole, other, rank, owners, "")
+        places: list[Any] = [{}]
+        if self.is_global_zero:
+            leaves, _ = tree_flatten_with_path(whole)
+            names = [keystr(path) for path, leaf in leaves if isinstance(leaf, Tensor)]
+            places = [dict(zip(names, save_without_data(whole, filepath), strict=True))]
+        distributed.broadcast_object_list(places, src=0)
+        with open(filepath, "r+b") as file:
+            for path, leaf in tree_flatten_with_path(checkpoint)[0]:
+                name = keystr(path)
+                if isinstance(leaf, Tensor) and owners.get(name, 0) == self.global_rank:
+                    file.seek(places[0][name])
+                    value = leaf.detach().cpu().contiguous()
+                    file.write(value.reshape(-1).view(torch.uint8).numpy().data)
+
+    def _schedule(self, rows: int, loss: LossOfRows | None) -> Any:
+        key = (rows, loss is None)
+        if key not in self._schedules:
+            assert self._stage is not None
+            stage = PipelineStage(
+                self._stage,
+                self.global_rank,
+                self.world_size,
+                self.root_device,
+                *self._stage.examples(rows),
+            )
+            self._schedules[key] = (
+                ScheduleGPipe(stage, 1)
+                if loss is None
+                else Schedule1F1B(stage, self._num_micro_batches, loss)
+            )
+        return self._schedules[key]
+
+
+class _Stage(nn.Module):
+    """Consecutive blocks, with what is before the first and after the last one."""
+
+    def __init__(self, network: Network, index: int, num_stages: int) -> None:
+        super().__init__()
+        self._network: Any = network
+        self._is_first, self._is_last = index == 0, index == num_stages - 1
+        self._backbone: Any = network.backbone
+        self._blocks = blocks_of_stage(network, index, num_stages)
+        self.own_names = weights_of_stage(network, index, num_stages)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            values = self._backbone.before_blocks(example_rows(network.spec).to(torch.int64))
+        self._shape, self._dtype = tuple(values.shape[1:]), values.dtype
+
+    def forward(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Map values (B, T, W) of the stage before, or rows, to values or float32 answers."""
+        places = self._network.places(rows)
+        values = self._backbone.before_blocks(places) if self._is_first else values
+        further = self._backbone.block_arguments(places)
+        for block in self._blocks:
+            values = block(values, *further)
+        if not self._is_last:
+            return values
+        answers: Tensor = self._network.to_target_unit(self._backbone.after_blocks(values))
+        return answers.to(torch.float32)
+
+    def examples(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Return tensors without data like the input and output for `rows`."""
+        values = torch.empty(rows, *self._shape, dtype=self._dtype, device="meta")
+        values = values.requires_grad_()
+        inputs = example_rows(self._network.spec, rows).to("meta") if self._is_first else values
+        answers = torch.empty(rows, self._network.spec.num_outputs, device="meta")
+        return inputs, answers.requires_grad_() if self._is_last else values
+
+
+def _described(value: Any) -> Any:
+    """Replace tensors by tensors without data."""
+    if isinstance(value, dict):
+        return {key: _described(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_described(item) for item in value)
+    return value.detach().to("meta") if isinstance(value, Tensor) else value
+
+
+def _merged(whole: Any, other: Any, rank: int, owners: dict[str, int], path: str) -> Any:
+    """Add what only `other` of `rank` has: keys of dictionaries, and tensors that are not empty."""
+    if isinstance(whole, dict) and isinstance(other, dict):
+        merged = dict(whole)
+        for key, item in other.items():
+            place = f"{path}[{key!r}]"
+            if key not in merged:
+                owners |= {
+                    place + keystr(inner): rank for inner, _ in tree_flatten_with_path(item)[0]
+                }
+                merged[key] = item
+            else:
+                merged[key] = _merged(merged[key], item, rank, owners, place)
+        return merged
+    if isinstance(whole, list) and isinstance(other, list):
+        return [
+            _merged(own, item, rank, owners, f"{path}[{index}]")
+            for index, (own, item) in enumerate(zip(whole, other, strict=True))
+        ]
+    if isinstance(whole, Tensor) and isinstance(other, Tensor) and other.numel() > whole.numel():
+        owners[path] = rank
+        return other
+    return whole
