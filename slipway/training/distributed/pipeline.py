@@ -77,6 +77,7 @@ class PipelineStrategy(DividedStrategy):
         self._num_micro_batches = num_micro_batches
         self._stage: _Stage | None = None
         self._schedules: dict[tuple[int, bool], Any] = {}  # by rows of a micro-batch
+        self._loss: LossOfRows | None = None  # of the current batch
 
     @property
     def is_divided(self) -> bool:
@@ -100,14 +101,15 @@ class PipelineStrategy(DividedStrategy):
 
     def train_batch(self, rows: Tensor, loss: LossOfRows) -> None:
         """Add the gradients of the mean loss of rows (B, L); only the last process computes it."""
-        schedule = self._schedule(len(rows) // self._num_micro_batches, loss)
+        self._loss = loss
+        schedule = self._schedule(len(rows) // self._num_micro_batches, trains=True)
         first = (rows,) if self.global_rank == 0 else ()
         places = torch.arange(len(rows), device=rows.device) if self.is_last else None
         schedule.step(*first, target=places, return_outputs=False, rows=rows)
 
     def answers(self, rows: Tensor) -> Tensor:
         """Return the answers to rows (B, L): (B, K), which are zeros but in the last process."""
-        schedule = self._schedule(len(rows), None)
+        schedule = self._schedule(len(rows), trains=False)
         found = schedule.step(*((rows,) if self.global_rank == 0 else ()), rows=rows)
         if self.is_last:
             answers: Tensor = found
@@ -149,8 +151,12 @@ class PipelineStrategy(DividedStrategy):
                     value = leaf.detach().cpu().contiguous()
                     file.write(value.reshape(-1).view(torch.uint8).numpy().data)
 
-    def _schedule(self, rows: int, loss: LossOfRows | None) -> Any:
-        key = (rows, loss is None)
+    def _mean_loss(self, answers: Tensor, places: Tensor) -> Tensor:
+        assert self._loss is not None
+        return self._loss(answers, places)
+
+    def _schedule(self, rows: int, *, trains: bool) -> Any:
+        key = (rows, trains)
         if key not in self._schedules:
             assert self._stage is not None
             stage = PipelineStage(
@@ -161,9 +167,9 @@ class PipelineStrategy(DividedStrategy):
                 *self._stage.examples(rows),
             )
             self._schedules[key] = (
-                ScheduleGPipe(stage, 1)
-                if loss is None
-                else Schedule1F1B(stage, self._num_micro_batches, loss)
+                Schedule1F1B(stage, self._num_micro_batches, self._mean_loss)
+                if trains
+                else ScheduleGPipe(stage, 1)
             )
         return self._schedules[key]
 
