@@ -13,7 +13,7 @@ from bench.conditions import conditions
 from slipway.system import files
 
 RESULT = Path("bench/results/sharded_plan.md")
-STRATEGIES = ("fsdp", "tensor_parallel")
+STRATEGIES = ("fsdp", "tensor_parallel", "pipeline")
 SHAPES = [(256, 12, 4), (512, 8, 8), (512, 24, 4), (768, 4, 64), (1024, 6, 8)]
 
 

@@ -10,51 +10,91 @@ import sys
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.profiler import ProfilerActivity, profile
 
 from slipway.planning.memory_plan import device_memory, trace_all
+from slipway.training.distributed.collectives import gather_objects
+from slipway.training.distributed.pipeline import _Stage
 from slipway.training.distributed.shards import local
 from slipway.training.distributed.tensor_parallel import share_layers
 from slipway.training.networks.blocks import parallel_blocks
+from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses
 from slipway.training.recipe.optimizers import optimizer_and_schedule
 from tests.planning.measured_step import peak_of_events
 from tests.project_params import PROJECT
 from tests.training.networks.test_text_networks import network
 
+NUM_MICRO_BATCHES = 2  # of a pipeline
+
 
 def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, int]:
-    """Return predicted and allocated bytes of one of two processes."""
+    """Return predicted and allocated bytes of the one of two processes that takes most."""
     built = network(
         "small_transformer", width=width, num_layers=num_layers, num_heads=4, patch=4, dropout=0.0
     )
-    traces = trace_all(built, PROJECT.train, rows, accumulates=False, world_size=2)
+    traces = trace_all(
+        built,
+        PROJECT.train,
+        rows,
+        accumulates=False,
+        world_size=2,
+        num_micro_batches=NUM_MICRO_BATCHES,
+    )
     predicted = device_memory(traces, strategy, "32-true", 2, on_gpu=False)
-    if strategy == "tensor_parallel":
+    losses = RowLosses(built, PROJECT.train)
+    texts = torch.randint(1, 200, (rows, 64), dtype=torch.uint8)
+    targets = torch.zeros(rows, dtype=torch.int64)
+
+    def gradients() -> None:
+        loss = losses(built(texts), targets).mean()
+        built.zero_grad()
+        loss.backward()
+
+    if strategy == "pipeline":
+        gradients = _pipeline(built, texts, targets, losses)
+    elif strategy == "tensor_parallel":
         share_layers(built, init_device_mesh("cpu", (2,)))
     else:
         for module in (*parallel_blocks(built), built):
             fully_shard(module, reshard_after_forward=True)
     optimizer: Any = optimizer_and_schedule(built, PROJECT.train, 1)["optimizer"]
-    losses = RowLosses(built, PROJECT.train)
-    texts = torch.randint(1, 200, (rows, 64), dtype=torch.uint8)
-    targets = torch.zeros(rows, dtype=torch.int64)
-
-    def step() -> None:
-        loss = losses(built(texts), targets).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    step()
+    gradients()
+    optimizer.step()
     parts = [local(weight) for weight in built.parameters()]
     held = sum(4 * part.nbytes for part in parts)  # weight, old gradient and two moments
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    return {"predicted": predicted.total, "allocated": held + peak_of_events(profiler)}
+        gradients()
+        optimizer.step()
+    allocated = max(gather_objects(held + peak_of_events(profiler)))
+    return {"predicted": predicted.total, "allocated": allocated}
+
+
+def _pipeline(built: Network, texts: Tensor, targets: Tensor, losses: RowLosses) -> Any:
+    """Keep this process's stage; return a function that makes the gradients of a step."""
+    rank = distributed.get_rank()
+    stage = _Stage(built, rank, 2)
+    for name, weight in built.named_parameters():
+        if name not in stage.own_names:
+            weight.data = weight.data.new_empty((0, *weight.shape[1:]))
+    examples = stage.examples(len(texts) // NUM_MICRO_BATCHES)
+    schedule = Schedule1F1B(
+        PipelineStage(stage, rank, 2, torch.device("cpu"), *examples),
+        NUM_MICRO_BATCHES,
+        lambda answers, own: losses(answers, own).mean(),
+    )
+
+    def gradients() -> None:
+        built.zero_grad()
+        target = targets if rank == 1 else None
+        rows = (texts,) if rank == 0 else ()
+        schedule.step(*rows, target=target, return_outputs=False, rows=texts)
+
+    return gradients
 
 
 if __name__ == "__main__":

@@ -226,16 +226,36 @@ def test_a_process_that_shares_layers_has_its_part_of_them_and_of_their_values()
     assert trace_all(built, PROJECT.train, 16, accumulates=False, world_size=3).shared is None
 
 
+def test_a_pipeline_is_counted_by_the_stage_that_takes_most() -> None:
+    built = text_network("small_transformer", width=64, num_heads=4, num_layers=4)
+    blocks = 4 * sum(weight.numel() for weight in built.backbone.blocks.parameters())
+    after = 4 * (2 * 64 + 64 * 3 + 3)  # the norm and the head
+    traces = trace_all(
+        built, PROJECT.train, 16, accumulates=False, world_size=2, num_micro_batches=4
+    )
+    assert traces.stage
+    first = traces.stage[0]
+    assert first.parameters == traces.full.parameters - after - blocks // 2
+    assert first.gradients == first.parameters
+    assert first.optimizer == pytest.approx(2 * first.parameters, rel=0.001)
+    # Two micro-batches of a quarter of the rows in half of the blocks.
+    assert 0.2 < first.activations / traces.full.activations < 0.4
+    planned = device_memory(traces, "pipeline", "32-true", 2, on_gpu=False)
+    assert planned.total == first.peak
+
+
 @pytest.mark.nightly(seconds=40)
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
-def test_the_planned_memory_of_parts_is_close_to_that_of_real_steps(strategy: str) -> None:
+@pytest.mark.parametrize(("strategy", "error"), [("fsdp", 0.1), ("tensor_parallel", 0.2)])
+def test_the_planned_memory_of_parts_is_close_to_that_of_real_steps(
+    strategy: str, error: float
+) -> None:
     shards = ["tests.planning.measured_shards", strategy, "512", "8", "8"]
     launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
     done = run_fresh([*launcher, *shards], ROOT, environment(), 300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["allocated"] > 100e6
-    assert found["predicted"] == pytest.approx(found["allocated"], rel=0.1)
+    assert found["predicted"] == pytest.approx(found["allocated"], rel=error)
 
 
 @pytest.mark.parametrize(("stage", "on_device"), [(1, 20_000_000), (2, 0), (3, 0)])

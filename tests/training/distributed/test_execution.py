@@ -19,6 +19,7 @@ from tests.training.real_runs import kill_after, run_training, weights_digest
 
 SINGLE = Placement("single", "32-true", "cpu", 1, 1, None, None, ())
 FSDP = Placement("fsdp", "32-true", "cpu", 2, 1, None, None, ())
+PIPELINE = Placement("pipeline", "32-true", "cpu", 2, 1, None, None, ())
 ZERO_2, ZERO_3 = (
     Placement(f"deepspeed_stage_{stage}", "32-true", "cpu", 2, 1, None, None, ())
     for stage in (2, 3)
@@ -39,6 +40,8 @@ def _params(**changes: Any) -> TrainParams:
         ({"channels_last": True}, SINGLE, "table_regression", "no channels"),
         ({"compile": True}, ZERO_3, "image_classification", "gathers and frees"),
         ({"compile": True}, FSDP, "image_classification", "fsdp gathers and frees"),
+        ({"compile": True}, PIPELINE, "text_classification", "exchanges values between"),
+        ({"on_loss_spike": "skip"}, PIPELINE, "text_classification", "only after its gradients"),
         ({"channels_last": True}, FSDP, "image_classification", "'fsdp' views weights"),
     ],
 )
