@@ -28,6 +28,7 @@ from slipway.planning.resource_plan import ResourcePlan, make_plan, process_byte
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.strategies import TrainingHost, place
 from slipway.training.job import PROJECT_PATHS
+from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.networks.networks import build_network
 from slipway.training.telemetry.costs import read_costs
 from tests import warm_starts
@@ -228,7 +229,8 @@ def test_a_process_that_shares_layers_has_its_part_of_them_and_of_their_values()
 
 def test_a_pipeline_is_counted_by_the_stage_that_takes_most() -> None:
     built = text_network("small_transformer", width=64, num_heads=4, num_layers=4)
-    blocks = 4 * sum(weight.numel() for weight in built.backbone.blocks.parameters())
+    own = [block.parameters() for block in parallel_blocks(built)]
+    blocks = 4 * sum(weight.numel() for weights in own for weight in weights)
     after = 4 * (2 * 64 + 64 * 3 + 3)  # the norm and the head
     traces = trace_all(
         built, PROJECT.train, 16, accumulates=False, world_size=2, num_micro_batches=4

@@ -181,11 +181,12 @@ class _Stage(nn.Module):
         super().__init__()
         self._network: Any = network
         self._is_first, self._is_last = index == 0, index == num_stages - 1
-        self._backbone: Any = network.backbone
+        backbone: Any = network.backbone
+        self._backbone: Any = backbone
         self._blocks = blocks_of_stage(network, index, num_stages)
         self.own_names = weights_of_stage(network, index, num_stages)
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            values = self._backbone.before_blocks(example_rows(network.spec).to(torch.int64))
+            values = backbone.before_blocks(example_rows(network.spec).to(torch.int64))
         self._shape, self._dtype = tuple(values.shape[1:]), values.dtype
 
     def forward(self, values: Tensor, rows: Tensor) -> Tensor:
