@@ -59,7 +59,7 @@ def test_sigterm_makes_a_server_not_ready_but_it_answers_until_drained(
             # Under load a signal may reach one worker later than the other.
             url = server.url + "/readyz"
             while not is_nightly and any(plain_http.get(url).status_code == 200 for _ in range(8)):
-                pass
+                time.sleep(0.02)
             for _ in range(10):  # new connections, to each of the workers
                 ready = plain_http.get(server.url + "/readyz")
                 assert (ready.status_code, ready.json()["error"]["code"]) == (503, "not_ready")
