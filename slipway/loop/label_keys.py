@@ -51,7 +51,7 @@ def suspicious_keys(labels: Sequence[JoinedLabel], trusted: Sequence[str] = ()) 
 def keys_that_stand_out(
     errors: Sequence[float] | NDArray[np.float64],
     names: Sequence[str],
-    times: Sequence[float],
+    times: Sequence[float] | NDArray[np.float64],
     trusted: Sequence[str] = (),
 ) -> list[KeyRecord]:
     """Return the keys with larger errors than the others at the same time, the worst first.
