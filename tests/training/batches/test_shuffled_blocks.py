@@ -24,8 +24,11 @@ from slipway.training.batches.shuffled_blocks import BlockShuffle, ReadAhead, bl
 from tests.data.augmentation.test_plan import ON
 from tests.packed_rows import packed_split
 from tests.project_params import augment_params
-from tests.training.conftest import split_of
+from tests.training.conftest import split_of, write_project
+from tests.training.forked_runs import kill_after_checkpoint, run_forked
+from tests.training.real_runs import weights_digest
 
+EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
 SPLITS = (split_of(403), split_of(97, start=900))
 BLOCKS = BlockShuffle(block=20, window=120)
 
@@ -235,3 +238,15 @@ def test_half_of_the_buffer_is_shuffled_together_in_at_least_eight_blocks() -> N
     assert block_shuffle([rows], 16) == BlockShuffle(block=8, window=64)
     huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (100, 2**26), (0, 0))
     assert block_shuffle([huge], 16) == BlockShuffle(block=1, window=1)
+
+
+@pytest.mark.nightly(seconds=60)
+def test_a_killed_training_in_blocks_ends_with_the_same_bits(tmp_path: Path) -> None:
+    settings = {"epochs": 2, "shuffle": "blocks", "shuffle_buffer_mib": 1, **EVERY_STEP}
+    whole, killed = (write_project(tmp_path / name, **settings) for name in ("whole", "killed"))
+    code, output = run_forked(whole)
+    assert code == 0, output
+    assert "order     blocks of 1,024 rows, of which 8,192 rows are shuffled" in output
+    assert run_forked(killed, kill_after_checkpoint, 3)[0] == -9
+    assert run_forked(killed)[0] == 0
+    assert weights_digest(killed) == weights_digest(whole)
