@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import slipway
 from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate
-from slipway.inference.predictions import ClassPrediction
+from slipway.inference.predictions import ClassPrediction, LabelsPrediction, ValuePrediction
 from slipway.replay.backends import decode_payload
 from slipway.traffic.request_log import LoggedRequest, digest_inputs, find_requests
 from tests import plain_http, warm_starts
@@ -222,6 +224,71 @@ def test_slipway_predict_answers_each_text_file_of_a_folder(
         ("b/c.txt", "travel", ""),
         ("b/d.pdf", "", "unreadable"),
     ]
+
+
+def labels_and_number(label: str, text: str) -> tuple[list[str], float]:
+    """The class and "again" of texts that have this word, and a number that both decide."""
+    is_again = "again" in text or "\u4e86" in text
+    number = 2.0 * (label == "food") + is_again
+    return [label, *(["again"] if is_again else [])], number
+
+
+@pytest.mark.nightly(seconds=90)
+@pytest.mark.parametrize(
+    ("task", "target", "gates"),
+    [
+        ("text_multilabel", "labels", {"f1_macro": {"min": 0.8, "max": None}}),
+        ("text_regression", "number", {"r2": {"min": 0.7, "max": None}}),
+    ],
+)
+def test_labels_and_numbers_of_two_columns_become_a_certified_model(
+    tmp_path: Path, task: str, target: str, gates: dict[str, Any]
+) -> None:
+    project = copy_checkout(tmp_path)
+    rows = []
+    for name, text in sentences(400, seed=1):
+        first, _, rest = text.partition(" ")
+        labels, number = labels_and_number(name, text)
+        rows.append({"title": first, "text": rest, "labels": labels, "number": number})
+    if task == "text_multilabel":
+        source = "data/sentences.jsonl"
+        (project.path / source).write_text("\n".join(map(json.dumps, rows)) + "\n")
+    else:
+        source = "data/sentences.parquet"
+        pq.write_table(pa.Table.from_pylist(rows).drop(["labels"]), project.path / source)
+    project.set_params(PARAMS)
+    project.set_params(
+        {
+            "data": {"path": source, "task": task, "target_column": target},
+            "split": {"assignment": "exact"},
+            "evaluate": {"gates": gates, "slices": []},
+        }
+    )
+    project.keep_own_keys()
+    project.set_params(
+        {"data": {"text_columns": ["title", "text"]}, "precompute": {"max_text_bytes": 128}}
+    )
+    (project.path / "dvc.lock").unlink(missing_ok=True)
+    variables = project.environment() | {"PYTHONPATH": str(project.path)}
+    for stage in STAGES:
+        done = warm_starts.run([f"slipway.stages.{stage}"], project.path, variables, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+    certificate = read_certificate(project.path / "artifacts/certificate.json")
+    agreeing = {hop.name for hop in certificate.hops if hop.status == "agrees"}
+    assert certificate.status == "certified"
+    assert {"torch", "onnxruntime/cpu/fp32", "http"} <= agreeing
+    row = {"title": "the", "text": "soup was cold again"}
+    with project.service() as address:
+        wait_until_ready(address)
+        served = plain_http.post(f"{address}/predict", json=row).json()
+    with slipway.load(project.path) as model:
+        (own,) = model.predict([row])
+    if isinstance(own, ValuePrediction):
+        assert served["value"] == pytest.approx(own.value, rel=1e-5)
+        assert served["value"] > 2
+    else:
+        assert isinstance(own, LabelsPrediction)
+        assert served["labels"] == own.labels == ["again", "food"]
 
 
 @pytest.mark.nightly(seconds=120)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from slipway.inputs.texts import TextContract, encode_texts, text_of
 from slipway.serving.open_inference.conversion import read_texts
 from slipway.serving.open_inference.tensors import BYTES, Tensor
 from slipway.serving.requests.rows import TextDecoder
+from tests import plain_http
 from tests.sentences import HALF, hostile_texts
+from tests.serving.bundles import text_classifier
+from tests.serving.ready_service import ready_service
 from tests.tokens import token_contract
 
 pytestmark = pytest.mark.unit
@@ -59,3 +63,23 @@ def test_a_text_of_a_megabyte_is_cut_equally(contract: TextContract) -> None:
 def test_half_a_surrogate_pair_is_replaced_where_python_can_hold_it() -> None:
     (row,) = next(TextReader(CONTRACT).read(f"a{HALF}b", 1)[0])
     assert row[:5].tobytes() == "a\ufffdb".encode()
+
+
+@pytest.mark.process
+def test_unreadable_texts_are_refused_over_http_and_the_next_is_answered(tmp_path: Path) -> None:
+    refused = {
+        json.dumps({"text": "soup " * 2_000_000}): (422, "out_of_range"),
+        '{"text": "half a pair \\ud83d"}': (400, "malformed_json"),
+        '{"text": "\\u0000"}': (422, "missing_value"),
+    }
+    with ready_service(tmp_path, text_classifier()) as server:
+        for body, (status, code) in refused.items():
+            answer = plain_http.post(
+                f"{server.url}/predict",
+                content=body.encode(),
+                headers={"content-type": "application/json"},
+            )
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+            odd = {"text": "\u202eright to left\0<script>alert(1)</script>"}
+            answer = plain_http.post(f"{server.url}/predict", json=odd)
+            assert (answer.status_code, answer.json()["truncated"]) == (200, False)

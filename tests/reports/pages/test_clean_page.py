@@ -16,6 +16,8 @@ from slipway.data.rules.report import (
     ColumnSummary,
     Example,
     RuleCount,
+    SharedPassage,
+    TextProfile,
     target_summary,
 )
 from slipway.data.sources.sources import read_samples
@@ -61,6 +63,26 @@ def test_the_clean_page_shows_every_count() -> None:
         "data.checksums is null",
     ):
         assert words in text
+
+
+def test_the_clean_page_of_texts_shows_scripts_words_passages_and_excerpts_as_text() -> None:
+    script = "<script>alert(1)</script>"
+    profile = TextProfile(
+        scripts={"Latin": 890, "Han": 10},
+        sampled=900,
+        terms={f"{script}spam": ["free prize", script], "ham": []},
+        passages=[SharedPassage(of="ham", text=f"sent by {script}", fraction=0.25)],
+    )
+    flagged = {"personal_data": rule(1, "flag")}
+    excerpts = {"cat/0.png": f"call [phone] {script}"}
+    text = clean_page(report(texts=profile, flagged=flagged, excerpts=excerpts), {})
+    escaped = "&lt;script&gt;alert(1)&lt;/script&gt;"
+    for words in ("Latin", "890", "Han", "Of 900 texts", "25%"):
+        assert words in text
+    for words in (f"{escaped}spam", f"free prize, {escaped}", f"sent by {escaped}"):
+        assert words in text
+    assert f"call [phone] {escaped}" in text
+    assert script not in text
 
 
 def test_the_clean_page_escapes_texts_of_the_data_and_loads_nothing() -> None:

@@ -19,6 +19,7 @@ from slipway.inputs.texts import (
 from slipway.system.errors import ParamsError
 from slipway.training.networks.encoders import (
     EncoderBackbone,
+    encoder_backbone,
     encoder_weights,
     load_encoder,
     merged,
@@ -107,6 +108,33 @@ def test_encoder_states_equal_those_of_transformers_whatever_the_padding(
         alone = torch.cat([network(batch[place : place + 1]) for place in range(len(batch))])
         np.testing.assert_allclose(network(batch), alone, atol=1e-5)
         assert torch.isfinite(network(torch.zeros_like(batch))).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "millions"),
+    [
+        ("bert", {"vocab_size": 30_522}, 108.9),
+        ("bert", {"vocab_size": 21_128}, 101.7),  # of the Chinese one
+        ("roberta", {"vocab_size": 50_265, "max_position_embeddings": 514}, 124.1),
+    ],
+)
+def test_an_encoder_of_a_real_size_is_built_from_its_config(
+    family: str, own: dict[str, Any], millions: float
+) -> None:
+    spec = NetworkSpec(
+        task="text_classification",
+        name="encoder",
+        arguments={**ARGUMENTS, "config": {"model_type": family, "type_vocab_size": 1, **own}},
+        classes=["a", "b"],
+        input=token_contract(),
+        mean=[],
+        std=[],
+        target_scale=None,
+    )
+    with torch.device("meta"):
+        backbone = encoder_backbone(spec)
+    counted = sum(weight.numel() for weight in backbone.parameters())
+    assert counted / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 def test_a_tokenizer_as_berts_reads_english_and_chinese(tmp_path: Path) -> None:
