@@ -44,6 +44,19 @@ TABM: dict[str, Any] = {
     "batch_size": 32,
     "learning_rate": 0.006,
 }
+NGRAMS: dict[str, Any] = {
+    "network": "hashed_ngrams",
+    "network_arguments": {
+        "buckets": 32768,
+        "width": 16,
+        "word_ngrams": 2,
+        "byte_ngrams": [3, 4, 5],
+        "lowercase": True,
+        "dropout": 0.0,
+    },
+    "batch_size": 32,
+    "learning_rate": 0.01,
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,11 @@ def cancer() -> pa.Table:
     )
 
 
+def messages() -> pa.Table:
+    """The embedded messages."""
+    return pyarrow.csv.read_csv(ROOT / "data/demo/messages.csv")
+
+
 def plant(table: pa.Table, seed: int) -> tuple[pa.Table, dict[int, str]]:
     """Return the table with 5 % wrong values in `label`, and the true labels by row number."""
     labels = table["label"].to_pylist()
@@ -98,9 +116,9 @@ def write_project(folder: Path, table: pa.Table, params: dict[str, dict[str, Any
     folder.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
     content = of_kind(yaml.load(ROOT / "params.yaml"), params["data"]["task"])
-    is_table = params["data"]["task"].startswith("table")
-    name = "rows.csv" if is_table else "rows.parquet"
-    if is_table:
+    is_csv = not params["data"]["task"].startswith("image")
+    name = "rows.csv" if is_csv else "rows.parquet"
+    if is_csv:
         pyarrow.csv.write_csv(table, folder / name)
     else:
         pq.write_table(table, folder / name)

@@ -15,12 +15,14 @@ from ruamel.yaml import YAML
 from slipway.data.engine.rows import SPLIT_ROWS, read_table
 from slipway.system import files
 from tests.planted_labels import (
+    NGRAMS,
     NO_CHANGES,
     STAGES,
     TABM,
     cancer,
     count_found,
     digits,
+    messages,
     plant,
     run_stage,
     write_project,
@@ -39,6 +41,15 @@ TABLE: dict[str, Any] = {
     "train": TABM,
     "audit": {"folds": 5, "epochs": 15},
 }
+TEXTS: dict[str, Any] = {
+    "data": {
+        "task": "text_classification",
+        "text_columns": ["text"],
+        "target_column": "label",
+    },
+    "train": NGRAMS,
+    "audit": {"folds": 3, "epochs": 5},
+}
 
 
 @pytest.mark.process
@@ -47,8 +58,9 @@ TABLE: dict[str, Any] = {
     [
         pytest.param(digits, IMAGES, marks=pytest.mark.nightly),
         pytest.param(cancer, TABLE, marks=pytest.mark.nightly(seconds=19)),
+        pytest.param(messages, TEXTS, marks=pytest.mark.nightly(seconds=30)),
     ],
-    ids=["images", "table"],
+    ids=["images", "table", "texts"],
 )
 def test_most_planted_labels_are_found_and_half_of_the_candidates_are_planted(
     table: Any, params: dict[str, Any], tmp_path: Path
