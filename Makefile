@@ -5,7 +5,8 @@ export BASH_ENV := $(CURDIR)/env.sh
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 TESTS ?= tests
-ON_EVERY_CORE = --numprocesses auto --dist loadfile
+# One process more than cores: some tests wait for a socket or a disk.
+ON_EVERY_CORE = --numprocesses $$(($$(nproc) + 1)) --dist loadfile
 BY_TWO = --numprocesses 2 --dist loadfile # each of these tests starts processes of its own
 
 .PHONY: install

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]  # the first test 
 # A key that the stage reads, as "section.key", with another value; and one that it does not read.
 EDITS: dict[str, tuple[str, Any, str, Any]] = {
     "clean": ("clean.outlier_mad_threshold", 7.0, "split.folds", 5),
-    "split": ("split.assignment", "exact", "clean.num_workers", 1),
+    "split": ("split.assignment", "exact", "clean.max_bad_fraction", 0.06),
     "precompute": ("precompute.jpeg_quality", 90, "split.folds", 5),
     "augment": ("seed", 8, "train.epochs", 9),
     "audit": ("audit.epochs", 9, "prune.epochs", 9),

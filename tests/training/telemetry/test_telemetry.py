@@ -118,9 +118,10 @@ def test_resume_rewrites_earlier_epochs_to_a_removed_tensorboard_folder(
     assert steps(board(project), "val/loss") == [4, 8, 12, 16]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("stage", "precision"),
-    [pytest.param(2, "bf16-mixed", marks=pytest.mark.nightly), (3, "16-mixed")],
+    [(2, "bf16-mixed"), (3, "16-mixed")],
 )
 def test_deepspeed_telemetry_has_gradient_norm_loss_scale_and_whole_histograms(
     tmp_path: Path, stage: int, precision: str
