@@ -1,7 +1,7 @@
 """The next step of the loop: a pure function of the journal, the facts and the settings.
 
-slipway/loop/steps.py collects the facts and takes the steps. The simulations of bench/loop.py call
-the same function with other facts.
+slipway/loop/facts.py collects the facts, slipway/loop/steps.py takes the steps. The simulations of
+bench/loop.py call the same function with other facts.
 """
 
 from dataclasses import dataclass

@@ -1,24 +1,21 @@
-"""The facts and the steps of the loop on a real project and service.
+"""The steps of the loop on a real project and service.
 
 Each step calls the function of the verb that a person would use, and returns the detail that the
 journal keeps. A step may be repeated if the process was killed before the journal had it: files are
 replaced, a finished experiment is used again, and a rollout that was proposed is recognised by its
-reason in the history.
+reason in the history. slipway/loop/facts.py collects the facts.
 """
 
 import json
 import shutil
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import read_certificate
 from slipway.config import edit
-from slipway.config.loop import LoopParams
-from slipway.config.params import Params, load_params, value_at
+from slipway.config.params import load_params, value_at
 from slipway.data.merge.__main__ import merge, merged_params
 from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.sources.sources import find_layout
@@ -30,28 +27,21 @@ from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.export.release import BUNDLE, CERTIFICATE, PACKED
 from slipway.loop.comparison import compare_models, judge
 from slipway.loop.decisions import REQUEST, new_request, read_request
-from slipway.loop.journal import FOLDER, JOURNAL, Cycle, LoopError, StepName, read_journal
-from slipway.loop.label_keys import KeyRecord, key_name, suspicious_keys
-from slipway.loop.machine import Action, CandidateFacts, LoopFacts, NextStep
-from slipway.loop.triggers import confirmed_drift, enough_labels, missed_objective
+from slipway.loop.facts import ObservedProject, mark_of
+from slipway.loop.journal import Cycle, LoopError, StepName
+from slipway.loop.label_keys import KeyRecord, key_name
+from slipway.loop.machine import Action, NextStep
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.slice_scores import RowAnswers
 from slipway.serving.rollout import commands
-from slipway.serving.rollout.evidence import total
-from slipway.serving.rollout.history import HISTORY, Author, Entry, read_history
-from slipway.serving.rollout.reports import read_reports
-from slipway.serving.rollout.state import RolloutPlan, read_rollout
-from slipway.serving.rollout.store import settings_of
-from slipway.serving.settings import Settings
+from slipway.serving.rollout.history import Author
+from slipway.serving.rollout.state import RolloutPlan
 from slipway.system import files
 from slipway.system.errors import LockedError, SlipwayError
 from slipway.traffic.collect import column_names, write_rows
 from slipway.traffic.monitoring_records import (
-    JoinedLabel,
     read_drifted_spans,
     read_ground_truth,
-    read_joined_labels,
-    read_judged_windows,
 )
 from slipway.traffic.selection import collect
 
@@ -59,7 +49,6 @@ DATA = Path("data/loop")
 WEIGHTS = Path("artifacts/model/weights.safetensors")
 ENGINE = Path("artifacts/engine")
 _WEBHOOK_S = 10.0
-_ARTIFACTS = Path("artifacts")
 DONE: dict[Action, StepName] = {
     "trigger": "triggered", "collect": "collected", "merge": "merged", "train": "trained",
     "compare": "compared", "shadow": "shadowed", "request": "requested", "notify": "notified",
@@ -67,73 +56,8 @@ DONE: dict[Action, StepName] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LoopProject:
-    """The project in the working directory, and the service of `settings`."""
-
-    params: Params
-    settings: Settings
-    request_log: Path
-
-    @property
-    def loop(self) -> LoopParams:
-        assert self.params.loop is not None
-        return self.params.loop
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the journal and of the cycles."""
-        return self.settings.state / FOLDER
-
-    def place(self, cycle: int) -> Path:
-        """Return the folder of a cycle's candidate and request."""
-        return self.folder / f"{cycle:04d}"
-
-    def served(self) -> LoadedBundle:
-        """Return the served bundle: the stable model of the rollout, or SLIPWAY_BUNDLE."""
-        stable = read_rollout(self.settings.state).stable
-        return load_bundle(settings_of(self.settings, stable).bundle)
-
-    def require_own_copy(self) -> None:
-        """Raise LoopError if a training would overwrite the files of the served model."""
-        if read_rollout(self.settings.state).stable is not None:
-            return
-        bundle = self.settings.bundle.resolve()
-        if bundle.is_relative_to(_ARTIFACTS.resolve()):
-            raise LoopError(
-                f"the service serves {self.settings.bundle}, which the next training overwrites; "
-                "expected a copy of its own, so that nothing reaches a caller without a decision. "
-                f"Deploy it once: slipway rollout deploy {BUNDLE}"
-            )
-
-    def facts(self, last: Cycle | None, now: float) -> LoopFacts:
-        """Collect the facts of the next step."""
-        bundle = self.served()
-        is_open = last is not None and last.is_open
-        labels = read_joined_labels(self.settings.state, bundle.version)
-        names = {record.key for record in self.refused_keys(bundle)}
-        labels = [label for label in labels if key_name(label.caller) not in names]
-        since = last.detail("triggered")["since"] if last and is_open else _begin(last)
-        return LoopFacts(
-            now=now,
-            reasons=() if is_open else self._reasons(bundle, labels, since),
-            num_labels=sum(label.answered >= since for label in labels),
-            served=bundle.version,
-            candidate=self._candidate_facts(last) if last and is_open else CandidateFacts(),
-        )
-
-    def refused_keys(self, bundle: LoadedBundle) -> list[KeyRecord]:
-        """Return the keys whose labels are not used: named by a comparison, or suspicious now."""
-        named = [
-            KeyRecord.model_validate(record)
-            for step in read_journal(self.folder / JOURNAL)
-            if step.what == "compared"
-            for record in step.detail["comparison"]["contradicted"]
-        ]
-        found = {one.key: one for one in named if one.key not in self.loop.trusted_keys}
-        labels = read_joined_labels(self.settings.state, bundle.version)
-        rest = [label for label in labels if key_name(label.caller) not in found]
-        return [*found.values(), *suspicious_keys(rest, self.loop.trusted_keys)]
+class LoopProject(ObservedProject):
+    """The project in the working directory, with the steps that change it."""
 
     def take(self, step: NextStep, cycle: Cycle, now: float) -> dict[str, Any]:
         """Take a step of a cycle, and return its detail for the journal."""
@@ -158,64 +82,9 @@ class LoopProject:
                 return self._end(cycle, step)
         raise AssertionError(step.action)
 
-    def _reasons(
-        self, bundle: LoadedBundle, labels: Sequence[JoinedLabel], since: float
-    ) -> tuple[str, ...]:
-        triggers, found = self.loop.triggers, []
-        if triggers.drift and (drift := self._drift(bundle.version, since)):
-            found.append(drift[0])
-        if triggers.objective is not None:
-            found.append(missed_objective(bundle.manifest, labels, triggers.objective))
-        found.append(enough_labels(sum(one.joined > since for one in labels), self.loop))
-        return tuple(reason for reason in found if reason)
-
-    def _drift(self, version: str, since: float) -> tuple[str, float] | None:
-        return confirmed_drift(read_judged_windows(self.settings.state, version), since)
-
-    def _candidate_facts(self, cycle: Cycle) -> CandidateFacts:
-        """Read the rollout as it concerns the cycle's candidate."""
-        state = self.settings.state
-        rollout, reports = read_rollout(state), read_reports(state)
-        workers = sum(report.is_alive for report in reports)
-        candidate = rollout.candidate
-        if not cycle.has("trained"):
-            return CandidateFacts(workers, candidate.name if candidate else "")
-        trained = cycle.detail("trained")
-        is_own = (
-            candidate is not None
-            and candidate.model is not None
-            and candidate.model.digest == trained["bundle_digest"]
-        )
-        shadow, canary = self._stage_of(cycle, "shadow"), self._stage_of(cycle, "canary")
-        counts = total(
-            report.counts
-            for report in reports
-            if candidate is not None and report.candidate == candidate.id
-        )
-        return CandidateFacts(
-            workers=workers,
-            other=candidate.name if candidate and not is_own else "",
-            shadow="none" if not shadow else ("running" if is_own else "ended"),
-            shadowed=sum(counts.disagreements) if is_own else 0,
-            canary=_canary_state(canary),
-            why=canary[-1].reason if canary else shadow[-1].reason if shadow else "",
-        )
-
-    def _stage_of(self, cycle: Cycle, mode: str) -> list[Entry]:
-        """Return the history since this cycle proposed its candidate in `mode`; [] before."""
-        mark = f"{mode} by command: {_mark(cycle)}"
-        version = cycle.detail("trained")["version"]
-        entries = [
-            entry for entry in read_history(self.settings.state / HISTORY) if entry.model == version
-        ]
-        for place, entry in enumerate(entries):
-            if entry.what == "proposed" and entry.reason.startswith(mark):
-                return entries[place:]
-        return []
-
     def _trigger(self, step: NextStep) -> dict[str, Any]:
         bundle = self.served()
-        drift = self._drift(bundle.version, 0.0) if self.loop.triggers.drift else None
+        drift = self.drift(bundle.version, 0.0) if self.loop.triggers.drift else None
         return {
             "reasons": step.why.split("; "),
             "since": drift[1] if drift else 0.0,
@@ -428,15 +297,15 @@ class LoopProject:
         """Propose the candidate as a shadow or a canary, unless this cycle has done so."""
         assert mode in ("shadow", "canary")
         trained = cycle.detail("trained")
-        if self._stage_of(cycle, mode):
+        if self.stage_of(cycle, mode):
             return {"version": trained["version"]}
-        facts = self._candidate_facts(cycle)
-        author = Author("slipway loop", f"{_mark(cycle)} compared on copies of live requests")
+        facts = self.candidate_facts(cycle)
+        author = Author("slipway loop", f"{mark_of(cycle)} compared on copies of live requests")
         if mode == "canary":
             decided = cycle.detail("decided")
-            author = Author(decided["by"], f"{_mark(cycle)} {decided['reason']}")
+            author = Author(decided["by"], f"{mark_of(cycle)} {decided['reason']}")
             if facts.shadow == "running":
-                commands.abort(self.settings, Author("slipway loop", f"{_mark(cycle)} decided"))
+                commands.abort(self.settings, Author("slipway loop", f"{mark_of(cycle)} decided"))
         place, canary = self.place(cycle.number), self.loop.canary
         copy = load_bundle(place / "bundle")
         if copy.digest != trained["bundle_digest"]:
@@ -519,34 +388,13 @@ class LoopProject:
     def _end(self, cycle: Cycle, step: NextStep) -> dict[str, Any]:
         """End a cycle. Unless it was promoted, params.yaml gets its former values back."""
         if step.outcome != "promoted":
-            facts = self._candidate_facts(cycle)
+            facts = self.candidate_facts(cycle)
             if facts.shadow == "running" or facts.canary == "running":
-                author = Author("slipway loop", f"{_mark(cycle)} {step.outcome}")
+                author = Author("slipway loop", f"{mark_of(cycle)} {step.outcome}")
                 commands.abort(self.settings, author)
             if cycle.has("merged"):
                 edit.propose(PARAMS, cycle.detail("merged")["before"], apply=True)
         return {"outcome": step.outcome, "why": step.why}
-
-
-def _canary_state(entries: Sequence[Entry]) -> Any:
-    if not entries:
-        return "none"
-    for entry in entries:
-        if entry.what in ("promoted", "swapped"):
-            return "promoted"
-        if entry.what in ("rolled_back", "refused"):
-            return "returned"
-    return "running"
-
-
-def _mark(cycle: Cycle) -> str:
-    """Return the begin of the reasons in the history, by which a cycle knows its own events."""
-    return f"loop cycle {cycle.number}:"
-
-
-def _begin(last: Cycle | None) -> float:
-    """Return the time after which evidence counts for a new cycle."""
-    return last.steps[-1].time if last else 0.0
 
 
 def _free_name(cycle: Cycle) -> str:

@@ -51,7 +51,7 @@ class KilledProject(LoopProject):
         found = LoopFacts(now, ("drift",), 1000, self.served().version)
         if not is_open or last is None:
             return found
-        return replace(found, candidate=replace(self._candidate_facts(last), shadowed=1000))
+        return replace(found, candidate=replace(self.candidate_facts(last), shadowed=1000))
 
     def take(self, step: NextStep, cycle: Cycle, now: float) -> dict[str, Any]:
         self._kill_at(f"before {step.action}")

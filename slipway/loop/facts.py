@@ -1,0 +1,176 @@
+"""The facts of the loop: what the next step depends on, read from a real project and service.
+
+Nothing here writes. slipway/loop/steps.py takes the steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.config.loop import LoopParams
+from slipway.config.params import Params
+from slipway.export.release import BUNDLE
+from slipway.loop.journal import FOLDER, JOURNAL, Cycle, LoopError, read_journal
+from slipway.loop.label_keys import KeyRecord, key_name, suspicious_keys
+from slipway.loop.machine import CandidateFacts, LoopFacts
+from slipway.loop.triggers import confirmed_drift, enough_labels, missed_objective
+from slipway.serving.rollout.evidence import total
+from slipway.serving.rollout.history import HISTORY, Entry, read_history
+from slipway.serving.rollout.reports import read_reports
+from slipway.serving.rollout.state import read_rollout
+from slipway.serving.rollout.store import settings_of
+from slipway.serving.settings import Settings
+from slipway.traffic.monitoring_records import (
+    JoinedLabel,
+    read_joined_labels,
+    read_judged_windows,
+)
+
+_ARTIFACTS = Path("artifacts")
+
+
+@dataclass(frozen=True)
+class ObservedProject:
+    """The project in the working directory, and the service of `settings`."""
+
+    params: Params
+    settings: Settings
+    request_log: Path
+
+    @property
+    def loop(self) -> LoopParams:
+        assert self.params.loop is not None
+        return self.params.loop
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the journal and of the cycles."""
+        return self.settings.state / FOLDER
+
+    def place(self, cycle: int) -> Path:
+        """Return the folder of a cycle's candidate and request."""
+        return self.folder / f"{cycle:04d}"
+
+    def served(self) -> LoadedBundle:
+        """Return the served bundle: the stable model of the rollout, or SLIPWAY_BUNDLE."""
+        stable = read_rollout(self.settings.state).stable
+        return load_bundle(settings_of(self.settings, stable).bundle)
+
+    def require_own_copy(self) -> None:
+        """Raise LoopError if a training would overwrite the files of the served model."""
+        if read_rollout(self.settings.state).stable is not None:
+            return
+        bundle = self.settings.bundle.resolve()
+        if bundle.is_relative_to(_ARTIFACTS.resolve()):
+            raise LoopError(
+                f"the service serves {self.settings.bundle}, which the next training overwrites; "
+                "expected a copy of its own, so that nothing reaches a caller without a decision. "
+                f"Deploy it once: slipway rollout deploy {BUNDLE}"
+            )
+
+    def facts(self, last: Cycle | None, now: float) -> LoopFacts:
+        """Collect the facts of the next step."""
+        bundle = self.served()
+        is_open = last is not None and last.is_open
+        labels = read_joined_labels(self.settings.state, bundle.version)
+        names = {record.key for record in self.refused_keys(bundle)}
+        labels = [label for label in labels if key_name(label.caller) not in names]
+        since = last.detail("triggered")["since"] if last and is_open else _begin(last)
+        return LoopFacts(
+            now=now,
+            reasons=() if is_open else self._reasons(bundle, labels, since),
+            num_labels=sum(label.answered >= since for label in labels),
+            served=bundle.version,
+            candidate=self.candidate_facts(last) if last and is_open else CandidateFacts(),
+        )
+
+    def refused_keys(self, bundle: LoadedBundle) -> list[KeyRecord]:
+        """Return the keys whose labels are not used: named by a comparison, or suspicious now."""
+        named = [
+            KeyRecord.model_validate(record)
+            for step in read_journal(self.folder / JOURNAL)
+            if step.what == "compared"
+            for record in step.detail["comparison"]["contradicted"]
+        ]
+        found = {one.key: one for one in named if one.key not in self.loop.trusted_keys}
+        labels = read_joined_labels(self.settings.state, bundle.version)
+        rest = [label for label in labels if key_name(label.caller) not in found]
+        return [*found.values(), *suspicious_keys(rest, self.loop.trusted_keys)]
+
+    def _reasons(
+        self, bundle: LoadedBundle, labels: Sequence[JoinedLabel], since: float
+    ) -> tuple[str, ...]:
+        triggers, found = self.loop.triggers, []
+        if triggers.drift and (drift := self.drift(bundle.version, since)):
+            found.append(drift[0])
+        if triggers.objective is not None:
+            found.append(missed_objective(bundle.manifest, labels, triggers.objective))
+        found.append(enough_labels(sum(one.joined > since for one in labels), self.loop))
+        return tuple(reason for reason in found if reason)
+
+    def drift(self, version: str, since: float) -> tuple[str, float] | None:
+        return confirmed_drift(read_judged_windows(self.settings.state, version), since)
+
+    def candidate_facts(self, cycle: Cycle) -> CandidateFacts:
+        """Read the rollout as it concerns the cycle's candidate."""
+        state = self.settings.state
+        rollout, reports = read_rollout(state), read_reports(state)
+        workers = sum(report.is_alive for report in reports)
+        candidate = rollout.candidate
+        if not cycle.has("trained"):
+            return CandidateFacts(workers, candidate.name if candidate else "")
+        trained = cycle.detail("trained")
+        is_own = (
+            candidate is not None
+            and candidate.model is not None
+            and candidate.model.digest == trained["bundle_digest"]
+        )
+        shadow, canary = self.stage_of(cycle, "shadow"), self.stage_of(cycle, "canary")
+        counts = total(
+            report.counts
+            for report in reports
+            if candidate is not None and report.candidate == candidate.id
+        )
+        return CandidateFacts(
+            workers=workers,
+            other=candidate.name if candidate and not is_own else "",
+            shadow="none" if not shadow else ("running" if is_own else "ended"),
+            shadowed=sum(counts.disagreements) if is_own else 0,
+            canary=_canary_state(canary),
+            why=canary[-1].reason if canary else shadow[-1].reason if shadow else "",
+        )
+
+    def stage_of(self, cycle: Cycle, mode: str) -> list[Entry]:
+        """Return the history since this cycle proposed its candidate in `mode`; [] before."""
+        mark = f"{mode} by command: {mark_of(cycle)}"
+        version = cycle.detail("trained")["version"]
+        entries = [
+            entry for entry in read_history(self.settings.state / HISTORY) if entry.model == version
+        ]
+        for place, entry in enumerate(entries):
+            if entry.what == "proposed" and entry.reason.startswith(mark):
+                return entries[place:]
+        return []
+
+
+def _canary_state(entries: Sequence[Entry]) -> Any:
+    if not entries:
+        return "none"
+    for entry in entries:
+        if entry.what in ("promoted", "swapped"):
+            return "promoted"
+        if entry.what in ("rolled_back", "refused"):
+            return "returned"
+    return "running"
+
+
+def _begin(last: Cycle | None) -> float:
+    """Return the time after which evidence counts for a new cycle."""
+    return last.steps[-1].time if last else 0.0
+
+
+def mark_of(cycle: Cycle) -> str:
+    """Return the begin of the reasons in the history, by which a cycle knows its own events."""
+    return f"loop cycle {cycle.number}:"
