@@ -26,6 +26,7 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+LicenseText = Annotated[str, Field(min_length=1, max_length=200, examples=["Apache-2.0"])]
 # Your own code.
 UserName = Annotated[str, Field(pattern=f"^{NAME}$", examples=["package.module:function"])]
 # refuse: quarantine the row; flag: keep it and name the rule in rows.parquet; null: do not check.
@@ -652,6 +653,10 @@ class ExportParams(ParamsSection):
     """The ONNX graphs to make, and the selection among them."""
 
     purpose: str | None  # intended use, for the model card; null: the card says it is unknown
+    # Licences of weights and raw data, for the model card and the release's bill of materials: an
+    # SPDX expression, or a name. null: nobody declared one.
+    license: LicenseText | None
+    data_license: LicenseText | None
     opset: Annotated[int, Field(ge=18, le=24)]
     max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # of the graphs and the service
     variants: Annotated[list[Variant], Field(min_length=1)]

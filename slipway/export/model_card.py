@@ -329,9 +329,16 @@ def _origin(facts: CardFacts) -> list[str]:
         f"Git revision `{revision}`{dirty}.",
         f"Weights SHA-256 `{facts.training.weights_sha256}`.",
         f"Trained with {', '.join(versions)}.",
+        *_licenses(facts),
         *_user_code(facts),
         "`bundle.json` has every parameter and the digest of every input.",
     ]
+
+
+def _licenses(facts: CardFacts) -> Iterator[str]:
+    for of, key in (("the weights", "license"), ("the raw data", "data_license")):
+        declared = facts.lineage.params["export"][key]
+        yield f"Licence of {of}: {declared or f'not declared (`export.{key}`)'}."
 
 
 def _user_code(facts: CardFacts) -> Iterator[str]:

@@ -6,6 +6,7 @@ certificate.json            its certificate
 known_rows.parquet          ids of its training and validation rows, if known
 release.json                digests of bundle, certificate and rows
 test_result.intoto.json     its gates and backends as an in-toto statement
+bom.cdx.json                its bill of materials: model, data, packages and their licences
 model.sig                   with `--sign`: a signature of all of these
 
 The folder is written as a whole or not at all; a later release replaces it. A bundle that is not
@@ -25,6 +26,7 @@ from slipway.artifacts.certificate import check_certificate, read_certificate
 from slipway.artifacts.signature import SIGNATURE, sign, verify
 from slipway.data.engine.rows import read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
+from slipway.export.bill_of_materials import BILL, bill_of_materials, undeclared
 from slipway.export.certification.statement import STATEMENT, statement_of
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
@@ -81,15 +83,20 @@ def release(key: Path | None = None) -> str:
         files.write_json(folder / RECORD, record.model_dump())
         statement = statement_of(bundle, certificate, record.certificate_digest)
         files.write_json(folder / STATEMENT, statement)
+        statement_digest = files.sha256_file(folder / STATEMENT)
+        bill = bill_of_materials(bundle, certificate, record.certificate_digest, statement_digest)
+        files.write_json(folder / BILL, bill)
         if key is not None:
             sign(folder, key)
     if known_ids is None:
         rows = f"without the ids of its training rows: {PACKED} was packed again"
     else:
         rows = f"with the ids of its {len(known_ids)} training and validation rows"
+    missing = " and ".join(undeclared(bundle))
+    remark = f". Its bill of materials lacks licences: set {missing}" if missing else ""
     return (
         f"released {bundle.version} to {RELEASED}, {rows}{', and signed' * (key is not None)}. "
-        f"To compare with it, set evaluate.reference_model: {RELEASED}"
+        f"To compare with it, set evaluate.reference_model: {RELEASED}{remark}"
     )
 
 
