@@ -74,7 +74,7 @@ VERBS: Mapping[str, Verb] = {
         extra="serve-cpu",
     ),
     "history": Verb(
-        "slipway.serving.history:main",
+        "slipway.loop.history:main",
         "print what was served when, and who decided it",
         extra="serve-cpu",
     ),

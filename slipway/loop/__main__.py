@@ -16,6 +16,7 @@ from typing import Any
 
 from slipway.config.command import run_command
 from slipway.config.params import load_params
+from slipway.loop.decision_page import PAGE
 from slipway.loop.decisions import (
     REQUEST,
     PersonDecision,
@@ -154,6 +155,7 @@ def status(project: LoopProject, *, as_json: bool) -> str:
             f"  gates {request.gates}, experiment {request.experiment}, data "
             f"{request.data_digest}, certificate {request.certificate_digest[:12]}",
             f"  request: {project.folder / last.detail('requested')['path']}",
+            f"  page: {(project.folder / last.detail('requested')['path']).with_name(PAGE)}",
             f"  slipway loop approve {request.version} --reason TEXT",
             f"  slipway loop reject {request.version} --reason TEXT",
         ]

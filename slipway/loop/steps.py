@@ -26,6 +26,7 @@ from slipway.experiments.run import run as run_pipeline
 from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.export.release import BUNDLE, CERTIFICATE, PACKED
 from slipway.loop.comparison import compare_models, judge
+from slipway.loop.decision_page import PAGE, decision_page
 from slipway.loop.decisions import REQUEST, new_request, read_request
 from slipway.loop.facts import ObservedProject, mark_of
 from slipway.loop.journal import Cycle, LoopError, StepName
@@ -42,6 +43,7 @@ from slipway.traffic.collect import column_names, write_rows
 from slipway.traffic.monitoring_records import (
     read_drifted_spans,
     read_ground_truth,
+    read_judged_windows,
 )
 from slipway.traffic.selection import collect
 
@@ -356,6 +358,8 @@ class LoopProject(ObservedProject):
                 path, files.canonical_json(request.model_dump(mode="json")), files.PRIVATE
             )
         request = read_request(path)
+        windows = read_judged_windows(self.settings.state, request.replaces)
+        files.write_text(path.with_name(PAGE), decision_page(path.parent, windows), files.PRIVATE)
         return {
             "path": path.relative_to(self.folder).as_posix(),
             "digest": files.sha256_file(path),

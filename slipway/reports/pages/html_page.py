@@ -16,6 +16,8 @@ from PIL import Image
 
 Html = NewType("Html", str)
 _SENTENCE = 24  # characters of a cell that keeps some width beside many columns
+_LARGE = 10  # characters of a tile that fit in large letters
+_LONG = ' class="long"'
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b2330;
@@ -53,6 +55,7 @@ tr:last-child td, .control tr:last-child th { border-bottom: 0; }
 .tile b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600;
   font-variant-numeric: tabular-nums;
   overflow-wrap: anywhere; }
+.tile b.long { font-size: 1.3rem; line-height: 1.6; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr));
   gap: 1.25rem 1rem; }
@@ -73,6 +76,8 @@ img { display: block; image-rendering: pixelated; }
 svg { display: block; width: 100%; max-width: 36rem; height: auto; font: 13px system-ui,
   sans-serif; fill: var(--soft); }
 svg.spark { width: 9rem; }
+.commands { margin: .5rem 0 1rem; padding: .75rem 1rem; overflow-x: auto; font-size: .85rem;
+  background: var(--ground); border: 1px solid var(--line); border-radius: .5rem; }
 .strip { display: flex; flex-wrap: wrap; gap: .25rem; }
 tr:has(.strip) td { vertical-align: middle; }
 .strip img { width: 4rem; height: 4rem; object-fit: contain; }
@@ -193,10 +198,16 @@ def _words(cell: str) -> str:
     return ' class="words"' if len(cell) > _SENTENCE and " " in cell else ""
 
 
+def commands(*lines: str) -> Html:
+    """Show commands of a shell, one a line, to copy."""
+    return Html(f'<pre class="commands">{escape(chr(10).join(lines))}</pre>')
+
+
 def tiles(entries: Sequence[tuple[str, str, str]]) -> Html:
     """Show large numbers side by side: (name, number, small print)."""
     boxes = (
-        f'<div class="tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b>'
+        f'<div class="tile"><span class="soft">{escape(name)}</span>'
+        f"<b{_LONG if len(value) > _LARGE else ''}>{escape(value)}</b>"
         f'<span class="soft">{escape(detail)}</span></div>'
         for name, value, detail in entries
     )

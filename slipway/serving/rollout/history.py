@@ -2,7 +2,7 @@
 
 Each line of the history is an entry as JSON, with the SHA-256 of the line before it. So the history
 shows if a line was changed, removed or added between others. A cut end, or a rewritten history,
-shows only by comparison with a last digest that was noted elsewhere. `slipway/serving/history.py`
+shows only by comparison with a last digest that was noted elsewhere. `slipway/loop/history.py`
 prints it.
 """
 

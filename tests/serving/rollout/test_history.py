@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slipway.artifacts.bundle import load_bundle
-from slipway.serving.history import main
+from slipway.loop.history import main
 from slipway.serving.rollout import commands
 from slipway.serving.rollout.history import (
     HISTORY,

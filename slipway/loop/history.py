@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from slipway.serving.rollout.history import (
 from slipway.serving.rollout.reports import iso
 from slipway.serving.rollout.state import FILE, RolloutError, name_of, read_rollout
 from slipway.serving.settings import read_settings
+from slipway.system import files
 from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 
@@ -27,7 +29,12 @@ from slipway.system.broken_pipe import quiet_when_unread
 def main(arguments: list[str]) -> None:
     """Run `slipway history`."""
     options = _parser().parse_args(arguments)
-    run_command(lambda: _print(read_settings().state, options.at, as_json=options.json))
+    if options.html and options.at is not None:
+        _parser().error("--html shows all of the history, expected no --at with it")
+    if options.html:
+        run_command(lambda: _write_page(read_settings().state, options.html))
+    else:
+        run_command(lambda: _print(read_settings().state, options.at, as_json=options.json))
 
 
 def _parser() -> CommandParser:
@@ -41,7 +48,11 @@ def _parser() -> CommandParser:
         metavar="TIME",
         help="what was served then: ISO 8601, such as 2026-11-26T15:00; UTC without an offset",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page, with the decisions of the loop"
+    )
     return parser
 
 
@@ -53,7 +64,35 @@ def _moment(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+def _write_page(state: Path, out: Path) -> None:
+    from slipway.loop.history_page import history_page  # only on use: it needs more packages
+
+    entries = _checked(state)
+    page = history_page(state, entries, _last_digest(state, entries), time.time())
+    files.write_text(out, page)
+    print(f"wrote {out}")
+
+
 def _print(state: Path, moment: float | None, *, as_json: bool) -> None:
+    entries = _checked(state)
+    if moment is not None:
+        entry = entry_at(entries, moment)
+        if entry is None:
+            raise RolloutError(
+                f"the history begins at {iso(entries[0].time)}, after {iso(moment)}. Name a later "
+                "time."
+            )
+        print(entry.model_dump_json(indent=2) if as_json else _described(entries[: entry.number]))
+    elif as_json:
+        print(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2))
+    else:
+        print("\n".join(map(_in_one_line, entries)))
+        digest = _last_digest(state, entries)
+        print(f"each line follows the one before; digest of the last: {digest}")
+
+
+def _checked(state: Path) -> list[Entry]:
+    """Return the entries; RolloutError if there are none, or if the end is missing."""
     path = state / HISTORY
     entries, rollout = read_history(path), read_rollout(state)
     if not entries:
@@ -67,20 +106,12 @@ def _print(state: Path, moment: float | None, *, as_json: bool) -> None:
             f"{HISTORY} was cut, or could not be written. The next change of the rollout adds the "
             "events that are still known."
         )
-    if moment is not None:
-        entry = entry_at(entries, moment)
-        if entry is None:
-            raise RolloutError(
-                f"the history begins at {iso(entries[0].time)}, after {iso(moment)}. Name a later "
-                "time."
-            )
-        print(entry.model_dump_json(indent=2) if as_json else _described(entries[: entry.number]))
-    elif as_json:
-        print(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2))
-    else:
-        print("\n".join(map(_in_one_line, entries)))
-        digest = hashlib.sha256(complete_lines(path)[-1]).hexdigest()
-        print(f"each line follows the one before; digest of the last: {digest}")
+    return entries
+
+
+def _last_digest(state: Path, entries: Sequence[Entry]) -> str:
+    """Return the SHA-256 of the line of the last entry; a running service may add more."""
+    return hashlib.sha256(complete_lines(state / HISTORY)[len(entries) - 1]).hexdigest()
 
 
 def _described(entries: Sequence[Entry]) -> str:
