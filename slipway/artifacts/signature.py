@@ -2,20 +2,47 @@
 
 https://github.com/sigstore/model-transparency describes it. `model.sig` covers the names and the
 SHA-256 of all other files in the folder, so it names each file that was changed, added or removed.
-Keys are elliptic (NIST P-256, P-384 or P-521) in PEM; nothing is looked up in a network.
+Keys are elliptic (NIST P-256, P-384 or P-521) in PEM; nothing is looked up in a network. A list of
+keys (JSON) may give keys an expiry, or revoke them.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AwareDatetime, Field
+
+from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import IntegrityError, SlipwayError, UnavailableError
 
 SIGNATURE = "model.sig"
+_LIST = (
+    'Expected {"format_version": 1, "keys": [{"sha256": "...", "expires": "2027-01-01T00:00:00Z", '
+    '"revoked": "the reason"}]}, where expires and revoked may be left out, and sha256 is what '
+    "`sha256sum signing.pub` prints. Correct the list."
+)
 _MAKE = (
     "Make a pair: openssl ecparam -name prime256v1 -genkey -noout -out signing.pem; "
     "openssl ec -in signing.pem -pubout -out signing.pub"
 )
+
+
+class ListedKey(Contract):
+    """A public key that expires or was revoked."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # of its PEM, as OpenSSL writes it
+    expires: AwareDatetime | None = None
+    revoked: Annotated[str, Field(min_length=1)] | None = None  # the reason
+
+
+class KeyList(Contract):
+    """The content of the list of keys. A key that it lacks has no expiry."""
+
+    format_version: Literal[1]
+    keys: list[ListedKey]
 
 
 def sign(folder: Path, key: Path) -> None:
@@ -51,11 +78,58 @@ def verify(folder: Path, key: Path) -> None:
         ) from error
 
 
-def require_signer(folder: Path, certificate: Path, keys: Sequence[Path]) -> None:
+def verify_by_any(
+    folder: Path, keys: Sequence[Path], key_list: Path | None = None, now: datetime | None = None
+) -> str:
+    """Check `model.sig` with each of the public keys; return the one that signed, in words.
+
+    `key_list` is read at each call; `now` is the clock of this machine unless given.
+
+    Raises:
+        IntegrityError: none of them signed the folder, or the one that did expired or was revoked.
+        SlipwayError: a key or the list cannot be used.
+    """
+    listed = _read_list(key_list) if key_list else []
+    refusals = []
+    for key in keys:
+        try:
+            verify(folder, key)
+        except IntegrityError as refusal:
+            refusals.append(refusal)
+            continue
+        sha256 = _sha256_of(key)
+        ends = [
+            _require_valid(entry, key, folder, key_list, now or datetime.now(UTC))
+            for entry in listed
+            if entry.sha256 == sha256
+        ]
+        until = "".join(f", valid until {end.isoformat()}" for end in ends if end)
+        return f"signed with the key of {key} (SHA-256 {sha256[:12]}{until})"
+    raise refusals[0]
+
+
+def signing_key(folder: Path) -> str | None:
+    """Read the SHA-256 of the public key that `model.sig` names; nothing is checked."""
+    try:
+        content = json.loads((folder / SIGNATURE).read_bytes())
+        return str(content["verificationMaterial"]["publicKey"]["hint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def require_signer(
+    folder: Path, certificate: Path, keys: Sequence[Path], key_list: Path | None = None
+) -> None:
     """Check that one of the public keys signed the bundle in `folder` with its certificate.
 
-    Raises IntegrityError if none of them did, or if the certificate is not a part of the folder.
+    Raises IntegrityError if none of them did, if the key expired or was revoked according to the
+    list, or if the certificate is not a part of the folder.
     """
+    if not keys:
+        raise SlipwayError(
+            f"SLIPWAY_SIGNER_LIST is {key_list}, but SLIPWAY_SIGNERS names no key; expected the "
+            "public keys that may sign. Set SLIPWAY_SIGNERS, or leave out the list."
+        )
     signed = folder / "certificate.json"
     if not signed.is_file() or signed.read_bytes() != certificate.read_bytes():
         raise IntegrityError(
@@ -63,15 +137,40 @@ def require_signer(folder: Path, certificate: Path, keys: Sequence[Path]) -> Non
             "Expected the folder of a signed release. Write it with `slipway release --sign KEY`, "
             "and let SLIPWAY_BUNDLE and SLIPWAY_CERTIFICATE name it and the certificate.json in it."
         )
-    refusals = []
-    for key in keys:
-        try:
-            verify(folder, key)
-        except IntegrityError as refusal:
-            refusals.append(refusal)
-        else:
-            return
-    raise refusals[0]
+    verify_by_any(folder, keys, key_list)
+
+
+def _read_list(path: Path) -> list[ListedKey]:
+    try:
+        payload = path.read_bytes()
+    except OSError as error:
+        raise SlipwayError(f"the list of keys {path} cannot be read ({error}). {_LIST}") from error
+    return parse_record(KeyList, path, payload, SlipwayError, _LIST).keys
+
+
+def _require_valid(
+    entry: ListedKey, key: Path, folder: Path, key_list: Path | None, now: datetime
+) -> datetime | None:
+    """Return the expiry; IntegrityError for a key that expired or was revoked."""
+    reason = f"was revoked: {entry.revoked}" if entry.revoked else ""
+    if not reason and entry.expires and entry.expires <= now:
+        reason = f"expired at {entry.expires.isoformat()}; it is {now.isoformat('T', 'seconds')}"
+    if reason:
+        raise IntegrityError(
+            f"{folder} is signed with the key {key}, which according to {key_list} {reason}. "
+            "Expected a signature by a valid key. Sign the release with another key: `slipway "
+            "release --sign KEY`."
+        )
+    return entry.expires
+
+
+def _sha256_of(key: Path) -> str:
+    """Return the SHA-256 of a public key, as `model.sig` has it: of its PEM in OpenSSL's form."""
+    from cryptography.hazmat.primitives import serialization
+
+    public = serialization.load_pem_public_key(key.read_bytes())
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(public.public_bytes(serialization.Encoding.PEM, form)).hexdigest()
 
 
 def _with_key(use: Callable[[], object], expected: str, key: Path) -> None:

@@ -26,10 +26,21 @@ def release(sign: Path | None) -> None:
 
 @click.command()
 @click.argument("folder", type=_FOLDER)
-@click.option("--key", type=_FILE, metavar="KEY", help="Require a signature by this public key.")
-def verify_bundle(folder: Path, key: Path | None) -> None:
-    """Check a bundle: its files, its certificate, its gates and its signature."""
-    click.echo(verify_release(folder, key))
+@click.option(
+    "--key",
+    "keys",
+    type=_FILE,
+    multiple=True,
+    metavar="KEY",
+    help="Require a signature by this public key; may be repeated.",
+)
+@click.option("--key-list", type=_FILE, metavar="LIST", help="Refuse keys that this list ends.")
+def verify_bundle(folder: Path, keys: tuple[Path, ...], key_list: Path | None) -> None:
+    """Check a bundle: its files, its certificate, its gates and its signature.
+
+    The list (JSON) has keys that expire or were revoked.
+    """
+    click.echo(verify_release(folder, keys, key_list))
 
 
 @click.command()

@@ -14,6 +14,7 @@ certified or did not pass its quality gates is refused. `evaluate.reference_mode
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,14 +24,14 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import check_certificate, read_certificate
-from slipway.artifacts.signature import SIGNATURE, sign, verify
+from slipway.artifacts.signature import SIGNATURE, sign, signing_key, verify_by_any
 from slipway.data.engine.rows import read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.export.bill_of_materials import BILL, bill_of_materials, undeclared
 from slipway.export.certification.statement import STATEMENT, statement_of
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
-from slipway.system.errors import BundleError, IntegrityError
+from slipway.system.errors import BundleError, IntegrityError, SlipwayError
 
 BUNDLE = Path("artifacts/bundle")
 CERTIFICATE = Path("artifacts/certificate.json")
@@ -100,30 +101,32 @@ def release(key: Path | None = None) -> str:
     )
 
 
-def verify_bundle(folder: Path, key: Path | None = None) -> str:
-    """Check a released folder, and its signature by the public key in `key`; return a summary.
+def verify_bundle(folder: Path, keys: Sequence[Path] = (), key_list: Path | None = None) -> str:
+    """Check a released folder, and its signature by one of the public keys; return a summary.
 
-    Without a certificate in the folder, that beside it is read, as the service does.
+    Without a certificate in the folder, that beside it is read, as the service does. `key_list`
+    names keys that expire or were revoked.
 
     Raises:
-        IntegrityError: the signature is missing or does not hold.
+        IntegrityError: the signature is missing or does not hold, or its key is not valid.
         BundleError: a file of the bundle was altered.
         CertificateError: the certificate is of another bundle, or does not certify it.
         GateMissedError: the bundle did not pass its quality gates.
     """
-    if key is not None:
-        verify(folder, key)
+    if key_list and not keys:
+        raise SlipwayError(
+            f"a list of keys is given ({key_list}), but no key; expected the public key that "
+            "signed. Give it with --key."
+        )
+    signed = verify_by_any(folder, keys, key_list) if keys else "not signed"
     bundle = load_bundle(folder)
     bundle.verify()
     own = folder / CERTIFICATE.name
     certificate = read_certificate(own if own.exists() else folder.parent / CERTIFICATE.name)
     check_certificate(certificate, bundle, accept_draft=False)
-    if key is not None:
-        signed = f"signed with the key of {key}"
-    elif (folder / SIGNATURE).exists():
-        signed = "its signature was not checked: give --key"
-    else:
-        signed = "not signed"
+    if not keys and (folder / SIGNATURE).exists():
+        sha256 = (signing_key(folder) or "unknown")[:12]
+        signed = f"its signature, by a key of SHA-256 {sha256}, was not checked: give --key"
     return (
         f"{bundle.version}: {len(bundle.file_names)} files as they were certified, gates "
         f"{certificate.gates}, {signed}"

@@ -42,8 +42,8 @@ def open_model(
         accept_draft=options.accept_draft,
         accept_missed_gates=options.accept_missed_gates,
     )
-    if options.signers:
-        require_signer(options.bundle, options.certificate, options.signers)
+    if options.signers or options.signer_list:
+        require_signer(options.bundle, options.certificate, options.signers, options.signer_list)
     bundle.manifest.input.require_usable()  # after the certificate, because it runs code
     max_batch_size = _max_batch_size(options, bundle.manifest)
     model = _open_warm(options, bundle, certificate, max_batch_size)

@@ -29,3 +29,4 @@ class ModelOptions:
     accept_draft: bool = False
     accept_missed_gates: bool = False
     signers: tuple[Path, ...] = ()  # public keys, one of which must have signed the bundle
+    signer_list: Path | None = None  # of keys that expire or were revoked

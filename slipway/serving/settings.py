@@ -111,6 +111,7 @@ class Settings(SettingsSection):
     state: RootedPath = Path(".work/serving")  # survives a restart: rollout, monitoring
     # Files of public keys, one of which must have signed the bundle. Empty: it needs no signature.
     signers: RootedPaths = ()
+    signer_list: OptionalPath = None  # of keys that expire or were revoked, read at each load
     accept_draft: bool = False  # only for the verify stage, which certifies a running service
     provider: Provider = "auto"
     variant: Variant = "auto"
@@ -163,6 +164,7 @@ class Settings(SettingsSection):
             max_batch_size=self.max_batch_size,
             accept_draft=self.accept_draft,
             signers=self.signers,
+            signer_list=self.signer_list,
         )
 
 

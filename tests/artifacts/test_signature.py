@@ -1,9 +1,11 @@
 """Signed releases: what is covered, what is refused, and a verifier that is not ours."""
 
+import json
 import random
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from slipway.artifacts.bundle import load_bundle
-from slipway.artifacts.signature import SIGNATURE, sign, verify
+from slipway.artifacts.signature import SIGNATURE, sign, verify, verify_by_any
 from slipway.cli.model import verify_bundle as verify_command
 from slipway.export.release import RELEASED, release, verify_bundle
 from slipway.serving.models.loader import load_model
 from slipway.serving.rollout.store import add_model, settings_of
 from slipway.serving.settings import Settings
+from slipway.system import files
 from slipway.system.errors import IntegrityError, SlipwayError
 from tests.serving.bundles import certify, write_bundle
 from tests.serving.in_process import read_all_settings
@@ -62,7 +65,7 @@ def test_signed_release_is_verified_also_as_a_copy_elsewhere(
 ) -> None:
     copy = shutil.copytree(released, tmp_path / "elsewhere/model")
     for folder in (released, copy):
-        summary = verify_bundle(folder, keys[1])
+        summary = verify_bundle(folder, keys[1:])
         assert "gates" in summary
         assert f"signed with the key of {keys[1]}" in summary
 
@@ -116,22 +119,115 @@ def test_changed_folder_is_refused_and_the_error_names_what_changed(
     assert callable(change)
     change(released)
     with pytest.raises(IntegrityError, match=message):
-        verify_bundle(released, keys[1])
+        verify_bundle(released, keys[1:])
 
 
 def test_signature_of_another_key_is_refused(tmp_path: Path, released: Path) -> None:
     _, other = write_keys(tmp_path, "other")
     with pytest.raises(IntegrityError, match=r"does not hold for .*other\.pub: Key mismatch"):
-        verify_bundle(released, other)
+        verify_bundle(released, [other])
 
 
-def settings_for(folder: Path, certificate: Path, *signers: Path) -> Settings:
+def sha256_of(key: Path) -> str:
+    return files.sha256_file(key)  # the PEM is as OpenSSL writes it
+
+
+def write_list(folder: Path, **entry: object) -> Path:
+    path = folder / "keys.json"
+    path.write_text(json.dumps({"format_version": 1, "keys": [entry]}))
+    return path
+
+
+def test_rotated_keys_are_both_accepted_and_the_summary_names_the_one_that_signed(
+    tmp_path: Path, released: Path, keys: tuple[Path, Path]
+) -> None:
+    _, newer = write_keys(tmp_path, "newer")
+    own = sha256_of(keys[1])
+    listed = write_list(tmp_path, sha256=own, expires="2999-01-01T00:00:00Z")
+    given = ["--key", str(newer), "--key", str(keys[1]), "--key-list", str(listed)]
+    done = CliRunner().invoke(verify_command, [str(released), *given])
+    assert done.exit_code == 0, done.output
+    assert f"signed with the key of {keys[1]} (SHA-256 {own[:12]}" in done.output
+    assert "valid until 2999-01-01T00:00:00+00:00" in done.output
+
+
+@pytest.mark.parametrize(
+    ("entry", "now", "message"),
+    [
+        ({"revoked": "laptop stolen"}, None, "was revoked: laptop stolen"),
+        ({"expires": "2026-01-01T00:00:00+01:00"}, None, "expired at 2026-01-01T00"),
+        ({"expires": "2999-01-01T00:00:00Z"}, datetime(2999, 1, 1, tzinfo=UTC), "expired at 2999"),
+    ],
+    ids=["revoked", "expired", "expires now"],
+)
+def test_signature_of_a_revoked_or_expired_key_is_refused_with_the_reason(
+    tmp_path: Path,
+    released: Path,
+    keys: tuple[Path, Path],
+    entry: dict[str, str],
+    now: datetime | None,
+    message: str,
+) -> None:
+    listed = write_list(tmp_path, sha256=sha256_of(keys[1]), **entry)
+    with pytest.raises(IntegrityError, match=message):
+        verify_by_any(released, keys[1:], listed, now)
+    others = write_list(tmp_path, sha256="0" * 64, **entry)
+    verify_by_any(released, keys[1:], others, now)
+
+
+def test_revoked_key_stays_refused_when_its_pem_is_written_otherwise(
+    tmp_path: Path, released: Path, keys: tuple[Path, Path]
+) -> None:
+    listed = write_list(tmp_path, sha256=sha256_of(keys[1]), revoked="stolen")
+    keys[1].write_text("a comment\n" + keys[1].read_text().replace("\n", "\r\n"))
+    with pytest.raises(IntegrityError, match="was revoked: stolen"):
+        verify_by_any(released, keys[1:], listed)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("keys", "is not JSON"),
+        ('{"format_version": 2, "keys": []}', "has format version 2"),
+        ('{"format_version": 1, "keys": [{"sha256": "AB"}]}', "is not a valid KeyList"),
+        ('{"format_version": 1, "keys": [{"expires": "2027-01-01T00:00:00"}]}', "timezone"),
+    ],
+)
+def test_list_that_cannot_be_read_lets_no_model_in(
+    tmp_path: Path, released: Path, keys: tuple[Path, Path], content: str, message: str
+) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(content)
+    with pytest.raises(SlipwayError, match=f"(?s){message}.*sha256sum signing.pub"):
+        verify_by_any(released, keys[1:], path)
+    path.unlink()
+    with pytest.raises(SlipwayError, match="cannot be read"):
+        verify_by_any(released, keys[1:], path)
+
+
+def test_service_reads_the_list_of_keys_at_each_load(
+    tmp_path: Path, released: Path, keys: tuple[Path, Path]
+) -> None:
+    listed = write_list(tmp_path, sha256="0" * 64, revoked="another key")
+    settings = settings_for(released, released / "certificate.json", keys[1], key_list=listed)
+    load_model(settings)
+    write_list(tmp_path, sha256=sha256_of(keys[1]), revoked="laptop stolen")
+    with pytest.raises(IntegrityError, match="was revoked: laptop stolen"):
+        load_model(settings)
+    with pytest.raises(SlipwayError, match="SLIPWAY_SIGNERS names no key"):
+        load_model(settings_for(released, released / "certificate.json", key_list=listed))
+
+
+def settings_for(
+    folder: Path, certificate: Path, *signers: Path, key_list: Path | None = None
+) -> Settings:
     return read_all_settings(
         {
             "SLIPWAY_BUNDLE": str(folder),
             "SLIPWAY_CERTIFICATE": str(certificate),
             "SLIPWAY_STATE": str(folder.parent / "state"),
             "SLIPWAY_SIGNERS": ",".join(map(str, signers)),
+            "SLIPWAY_SIGNER_LIST": str(key_list or ""),
         }
     )
 
@@ -207,8 +303,11 @@ def test_key_of_another_type_or_without_content_is_refused_and_nothing_is_releas
         verify(folder, keys[0])
 
 
-def test_command_without_a_key_says_that_the_signature_was_not_checked(released: Path) -> None:
+def test_command_without_a_key_says_that_the_signature_was_not_checked(
+    released: Path, keys: tuple[Path, Path]
+) -> None:
     done = CliRunner().invoke(verify_command, [str(released)])
-    assert (done.exit_code, "its signature was not checked: give --key" in done.output) == (0, True)
+    assert (done.exit_code, "was not checked: give --key" in done.output) == (0, True)
+    assert f"by a key of SHA-256 {sha256_of(keys[1])[:12]}," in done.output
     (released / SIGNATURE).unlink()
     assert CliRunner().invoke(verify_command, [str(released)]).output.endswith("not signed\n")
