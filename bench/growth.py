@@ -1,8 +1,8 @@
-"""Measures CPU time per row and memory of the whole stage `clean`, on small images and on a table.
+"""Measures CPU time per row and memory of the whole stage `clean`, on images, a table and texts.
 
-`python -m bench.growth KIND COUNT` prints one line; KIND is images or table. `bench.cleaning` runs
-all of them. The stage is a separate process with one worker in a folder of its own. Memory means
-pages that no file backs.
+`python -m bench.growth KIND COUNT` prints one line; KIND is images, table or texts.
+`bench.cleaning` runs all of them. The stage is a separate process with one worker in a folder of
+its own. Memory means pages that no file backs.
 """
 
 import os
@@ -25,7 +25,7 @@ from slipway.data.images.quality import THUMBNAIL_PX
 from tests.project_params import of_kind
 
 ROOT = Path(__file__).resolve().parents[1]
-KINDS = ("images", "table")
+KINDS = ("images", "table", "texts")
 COUNTS = (10_000, 100_000, 300_000, 1_000_000)
 _FEWEST = 1_000  # rows, whose time and memory are those of the imports
 _BATCH_ROWS = 1 << 12
@@ -38,6 +38,14 @@ _TABM = {
     "embedding_size": 32,
     "num_bins": 48,
 }  # not trained here
+_NGRAMS = {
+    "buckets": 131072,
+    "width": 16,
+    "word_ngrams": 2,
+    "byte_ngrams": [3, 4, 5, 6],
+    "lowercase": True,
+    "dropout": 0.0,
+}  # nor this
 
 
 def lines() -> Iterator[str]:
@@ -63,10 +71,11 @@ def line(kind: str, count: int) -> str:
 def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
     """Return the processor seconds of the stage, and its peak anonymous memory."""
     folder.mkdir()
-    path = {"images": _write_images, "table": _write_table}[kind](folder, count)
+    path = _WRITERS[kind](folder, count)
     task, target = {
         "images": ("image_classification", "label"),
         "table": ("table_regression", "price"),
+        "texts": ("text_classification", "label"),
     }[kind]
     params = of_kind(yaml.safe_load((ROOT / "params.yaml").read_text()), task)
     params["data"] |= {
@@ -80,6 +89,10 @@ def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
         params["clean"]["num_workers"] = 1
     if kind == "table":
         params["train"] |= {"network": "tabm", "network_arguments": _TABM}
+        params["evaluate"]["gates"] = {}
+    if kind == "texts":
+        params["data"]["text_columns"] = ["text"]
+        params["train"] |= {"network": "hashed_ngrams", "network_arguments": _NGRAMS}
         params["evaluate"]["gates"] = {}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     command = [sys.executable, "-m", "slipway.stages.clean"]
@@ -139,6 +152,29 @@ def _write_table(folder: Path, count: int) -> Path:
         for begin in range(0, count, 100_000):
             writer.write_table(make_table(min(100_000, count - begin), seed=begin))
     return path
+
+
+def _write_texts(folder: Path, count: int) -> Path:
+    """Write sentences of 12 rare words; 5 % have an e-mail, 2 % nearly equal the one before."""
+    path, before = folder / "texts.csv", ""
+    with path.open("w") as file:
+        file.write("label,text\n")
+        for begin in range(0, count, _BATCH_ROWS):
+            size = min(_BATCH_ROWS, count - begin)
+            for row, words in enumerate(
+                np.random.default_rng(begin).integers(0, 1 << 20, (size, 12)), begin
+            ):
+                text = " ".join(f"{word:x}" for word in words)
+                if row % 20 == 7:
+                    text += f" from {row}@example.org"
+                if row % 50 == 9:
+                    text = f"{before} again"
+                file.write(f"{'ab'[row % 2]},{text}\n")
+                before = text
+    return path
+
+
+_WRITERS = {"images": _write_images, "table": _write_table, "texts": _write_texts}
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ Sorting, taking and grouping work on slices; only a run of equal keys has to fit
 """
 
 import ctypes
+import hashlib
 import math
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any
@@ -26,6 +27,8 @@ _SLICE_ROWS = 1 << 16
 _BATCH_ROWS = 1 << 14
 _BATCH_BYTES = 1 << 26  # Arrow joins no column of text of 2^31 bytes and more into one piece
 _SMALLEST_FILE_BYTES = 1 << 20
+_MOST_TEXT_BYTES = (1 << 31) - 1  # of a `pa.string()` array
+_NULL = bytes(16)  # in place of a digest
 _32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -93,6 +96,78 @@ def store_array(array: pa.Array) -> pa.Array:
         return array
     batch = pa.RecordBatch.from_arrays([array], ["values"])
     return store_table([batch], batch.schema)["values"].chunk(0)
+
+
+def store_bytes(blocks: Iterable[bytes]) -> pa.Buffer:
+    """Return the blocks one after the other, in a file if they are large."""
+    held, num_bytes, unread = [], 0, iter(blocks)
+    for block in unread:
+        held.append(block)
+        num_bytes += len(block)
+        if num_bytes >= _SMALLEST_FILE_BYTES:
+            break
+    else:
+        return pa.py_buffer(b"".join(held))
+    with scratch_file() as file:
+        file.writelines(held)
+        file.writelines(unread)
+        file.flush()
+        return pa.py_buffer(np.asarray(_Mapping(file, file.tell())))
+
+
+def distinct_texts(chunks: Sequence[pa.Array]) -> tuple[pa.Array, Rows]:
+    """Return the distinct texts in order of appearance, and each row's index; -1 for null.
+
+    As `dictionary_encode`, but in files. Texts are equal if 128 bits of their digests are.
+    OverflowError if the distinct texts have 2 GiB or more.
+    """
+    begins = np.cumsum([0, *map(len, chunks)]).tolist()
+    digests = scratch_array((begins[-1], 2), np.uint64)
+    for chunk, begin in zip(chunks, begins, strict=False):
+        cells = chunk.cast(pa.binary()).to_pylist()
+        found = b"".join(_NULL if cell is None else _digest(cell) for cell in cells)
+        digests[begin : begin + len(chunk)] = np.frombuffer(found, np.uint64).reshape(-1, 2)
+    firsts = _first_equal_rows(digests)
+    numbers = scratch_array((len(firsts) + 1,), np.int64)  # of the distinct texts
+    offsets = scratch_array((len(firsts) + 1,), np.int32)
+    numbers[-1], offsets[0], count = -1, 0, 0
+
+    def contents() -> Iterator[bytes]:
+        nonlocal count
+        num_bytes = 0
+        for chunk, begin in zip(chunks, begins, strict=False):
+            rows = slice(begin, begin + len(chunk))
+            firsts[rows][chunk.is_null().to_numpy(zero_copy_only=False)] = -1
+            is_first = firsts[rows] == np.arange(rows.start, rows.stop)
+            numbers[rows] = count + np.cumsum(is_first) - 1
+            new = chunk.cast(pa.binary()).filter(pa.array(is_first)).to_pylist()
+            ends = num_bytes + np.cumsum([0, *map(len, new)])[1:]
+            num_bytes += sum(map(len, new))
+            if num_bytes > _MOST_TEXT_BYTES:
+                raise OverflowError("the distinct texts have 2 GiB or more")
+            offsets[count + 1 : count + 1 + len(new)] = ends
+            count += len(new)
+            yield b"".join(new)
+
+    content = store_bytes(contents())
+    buffers = [None, pa.py_buffer(offsets[: count + 1]), content]
+    return pa.Array.from_buffers(pa.string(), count, buffers), take(numbers, firsts)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=len(_NULL)).digest()
+
+
+def _first_equal_rows(digests: Keys) -> Rows:
+    """(N,) the first row that equals each of (N, 2)"""
+    firsts = scratch_array((len(digests),), np.int64)
+    order = order_by(digests[:, 0], digests[:, 1])
+    for part in key_slices(len(order), lambda part: digests[order[part], 0]):
+        rows = order[part]
+        own = digests[rows]
+        is_new = np.append(True, (own[1:] != own[:-1]).any(axis=1))
+        firsts[rows] = rows[np.maximum.accumulate(np.where(is_new, np.arange(len(rows)), 0))]
+    return firsts
 
 
 def _join_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:

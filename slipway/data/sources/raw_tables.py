@@ -2,7 +2,7 @@
 
 Work on a column then happens once per distinct cell, whatever the number of rows. A row with too
 many or too few cells is reported and left out; a file that is unreadable as a whole raises
-DataError. The file itself is read into memory.
+DataError.
 """
 
 import bisect
@@ -11,10 +11,10 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,13 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from slipway.data.engine.scratch import scratch_array, store_array, store_table
+from slipway.data.engine.scratch import (
+    distinct_texts,
+    scratch_array,
+    store_array,
+    store_bytes,
+    store_table,
+)
 from slipway.data.sources.csv_start import START_CHARACTERS, CsvStart, find_csv_start
 from slipway.data.sources.image_tables import NOT_AN_OBJECT, is_jsonl, json_columns, json_records
 from slipway.data.sources.samples import GIVEN_SPLIT
@@ -34,6 +40,7 @@ from slipway.data.sources.text_format import (
     TextFormat,
     as_utf8,
     remedy,
+    utf8_blocks,
 )
 from slipway.system.errors import DataError
 
@@ -47,6 +54,8 @@ _EMPTY = "empty"  # the type of a column without cells, which takes that of othe
 _MIXABLE = frozenset(("text", "number", "boolean", _EMPTY))
 _MAX_SHOWN = 10
 _BLOCK_BYTES = 1 << 22
+_BLOCK_ROWS = 1 << 12
+_LONG_CELL_BYTES = 24  # on average: a column of texts, not of names or numbers
 _MAX_BLOCK_BYTES = (1 << 31) - 1
 
 
@@ -211,7 +220,7 @@ def read_raw_table(
 def column_names(path: Path, written: TextFormat = USUAL_FORMAT) -> list[str]:
     """Return the columns of a table in order; DataError if it cannot be read."""
     if path.suffix.lower() == ".csv":
-        start = _read_bytes(path, _BLOCK_BYTES)
+        start = next(_file_blocks(path))
         if len(start) >= _BLOCK_BYTES:  # the last line may be incomplete
             start = start[: start.rfind(b"\n") + 1] or start
         payload = as_utf8(path, start, written.encoding)
@@ -224,21 +233,41 @@ def column_names(path: Path, written: TextFormat = USUAL_FORMAT) -> list[str]:
 
 
 def _read_csv(path: Path, only: Collection[str] | None, encoding: str) -> RawTable:
-    payload = as_utf8(path, _read_bytes(path), encoding)
-    (_, begin, delimiter), names = csv_header(path, payload, encoding)
-    payload = _complete(path, payload[begin:])
+    num_quotes, last = 0, b""
+
+    def blocks() -> Iterator[bytes]:
+        nonlocal num_quotes, last
+        for block in utf8_blocks(path, _file_blocks(path), encoding):
+            num_quotes += block.count(b'"')
+            last = block[-1:] or last
+            yield block
+        if last != b"\n":
+            yield b"\n"
+
+    content = store_bytes(blocks())
+    start = content[:_BLOCK_BYTES].to_pybytes()
+    if content.size > len(start):  # the last line may be incomplete
+        start = start[: start.rfind(b"\n") + 1] or content.to_pybytes()
+    (_, begin, delimiter), names = csv_header(path, start, encoding)
+    num_quotes -= start[:begin].count(b'"')
+    if num_quotes % 2:  # it would silently swallow every row that follows
+        raise DataError(
+            f"data.path {str(path)!r} has a quotation mark that is not closed. "
+            "Double each quotation mark inside a quoted cell."
+        )
+    rows = content[begin:]
     malformed: list[tuple[int, str]] = []
+    form = _CsvForm(delimiter, names, has_quotes=num_quotes > 0)
     try:
         try:
-            table = _parse(payload, delimiter, names, malformed, _BLOCK_BYTES)
+            table = _parse(rows, form, malformed, _BLOCK_BYTES)
         except pa.ArrowInvalid as error:
             if "straddling" not in str(error):
                 raise
             malformed.clear()  # a row is longer than a block
-            table = _parse(payload, delimiter, names, malformed, _MAX_BLOCK_BYTES)
+            table = _parse(rows, form, malformed, _MAX_BLOCK_BYTES)
     except pa.ArrowInvalid as error:
         raise _unreadable_csv(path, error) from error
-    del payload  # as large as the file
     is_kept = np.full(table.num_rows + len(malformed), True, np.bool_)
     is_kept[[number for number, _ in malformed]] = False
     columns = {
@@ -249,12 +278,14 @@ def _read_csv(path: Path, only: Collection[str] | None, encoding: str) -> RawTab
     return RawTable(columns, np.flatnonzero(is_kept), malformed)
 
 
+class _CsvForm(NamedTuple):
+    delimiter: str
+    names: list[str]
+    has_quotes: bool
+
+
 def _parse(
-    payload: bytes,
-    delimiter: str,
-    names: list[str],
-    malformed: list[tuple[int, str]],
-    max_block_bytes: int,
+    content: pa.Buffer, form: _CsvForm, malformed: list[tuple[int, str]], max_block_bytes: int
 ) -> pa.Table:
     def skip(row: Any) -> str:  # the header is row 1, empty lines are not counted
         found = f"{row.actual_columns} columns, the header has {row.expected_columns}"
@@ -262,19 +293,19 @@ def _parse(
         return "skip"
 
     reader = pyarrow.csv.open_csv(
-        io.BytesIO(payload),
+        pa.BufferReader(content),
         # Only with a single thread does the reader know the number of a malformed row.
-        pyarrow.csv.ReadOptions(use_threads=False, block_size=min(max_block_bytes, len(payload))),
+        pyarrow.csv.ReadOptions(use_threads=False, block_size=min(max_block_bytes, content.size)),
         pyarrow.csv.ParseOptions(
-            delimiter=delimiter, newlines_in_values=b'"' in payload, invalid_row_handler=skip
+            delimiter=form.delimiter, newlines_in_values=form.has_quotes, invalid_row_handler=skip
         ),
         pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()),
+            column_types=dict.fromkeys(form.names, pa.string()),
             check_utf8=False,
             strings_can_be_null=False,
         ),
     )
-    return reader.read_all() if len(payload) <= _BLOCK_BYTES else store_table(reader, reader.schema)
+    return reader.read_all() if content.size <= _BLOCK_BYTES else store_table(reader, reader.schema)
 
 
 def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
@@ -284,27 +315,22 @@ def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
     )
 
 
-def _complete(path: Path, payload: bytes) -> bytes:
-    if payload.count(b'"') % 2:  # it would silently swallow every row that follows
-        raise DataError(
-            f"data.path {str(path)!r} has a quotation mark that is not closed. "
-            "Double each quotation mark inside a quoted cell."
-        )
-    return payload if payload.endswith(b"\n") else payload + b"\n"
-
-
-def _read_bytes(path: Path, size: int = -1) -> bytes:
-    """Return the first `size` bytes of a file, or all."""
+def _file_blocks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file; DataError if it is blank or cannot be read."""
+    is_blank = True
     try:
         with path.open("rb") as file:
-            payload = file.read(size)
+            while block := file.read(_BLOCK_BYTES):
+                is_blank = is_blank and block.isspace()
+                if is_blank and len(block) < _BLOCK_BYTES:
+                    break
+                yield block
     except OSError as error:
         raise DataError(
             f"data.path {str(path)!r} cannot be read: {error.strerror}. Copy the file again."
         ) from error
-    if not payload or payload.isspace():
+    if is_blank:
         raise DataError(f"data.path {str(path)!r} is empty, expected a header and rows.")
-    return payload
 
 
 def csv_header(path: Path, payload: bytes, encoding: str) -> tuple[CsvStart, list[str]]:
@@ -457,6 +483,23 @@ def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataTy
 
 
 def _text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
+    if column.nbytes > max(_BLOCK_BYTES, _LONG_CELL_BYTES * len(column)):
+        return _long_text_column(name, column)
     raw = _encoded(name, "text", column, pa.string())
     values = store_array(pc.utf8_trim_whitespace(raw.values))
     return RawColumn(name, "text", values, raw.codes, "string")
+
+
+def _long_text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
+    """Return a column that may have as many distinct texts as rows, all of them in files."""
+    batches = pa.table({name: column}).to_batches(max_chunksize=_BLOCK_ROWS)
+    trimmed = (pa.record_batch([pc.utf8_trim_whitespace(each[name])], [name]) for each in batches)
+    cells = store_table(trimmed, pa.schema([(name, pa.string())]))[name]
+    try:
+        values, codes = distinct_texts(cells.chunks)
+    except OverflowError as error:
+        raise DataError(
+            f"the column {name!r} is too large: {error}, expected less. "
+            "Take some of the rows, or shorten the longest texts."
+        ) from error
+    return RawColumn(name, "text", values, codes, "string")

@@ -1,7 +1,9 @@
 """The text of tables: its encoding, further words for missing values, the format of its dates."""
 
 import codecs
+import itertools
 import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -10,7 +12,6 @@ from slipway.kinds.registry import kind_of
 from slipway.system.errors import DataError
 
 NOT_UTF8 = "\ufffd"  # stands in a cell for bytes that are not of the file's encoding
-_BLOCK_BYTES = 1 << 22
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",  # begins with that of UTF-16
     codecs.BOM_UTF32_BE: "utf-32",
@@ -55,17 +56,38 @@ def as_utf8(path: Path, payload: bytes, encoding: str) -> bytes:
 
     DataError if the file certainly has another encoding.
     """
-    if not is_utf8(encoding):
-        if not payload.isascii() and _is_valid(payload):
-            raise DataError(
-                f"data.encoding is {encoding!r}, but {str(path)!r} is UTF-8. "
-                "Set data.encoding to utf-8."
-            )
-        return payload.decode(encoding, errors="replace").removeprefix("\ufeff").encode()
-    if wide := _wide_encoding(payload):
-        raise DataError(f"data.path {str(path)!r} is not UTF-8. {remedy(path, wide)}")
-    payload = payload.removeprefix(codecs.BOM_UTF8)
-    return payload if _is_valid(payload) else payload.decode(errors="replace").encode()
+    return b"".join(utf8_blocks(path, [payload], encoding))
+
+
+def utf8_blocks(path: Path, blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
+    """Yield the content of a file as `as_utf8` returns it, block by block.
+
+    DataError, at the latest after the last block, if the file certainly has another encoding.
+    """
+    of_utf8 = is_utf8(encoding)
+    decoder = codecs.getincrementaldecoder("utf-8-sig" if of_utf8 else encoding)("replace")
+    strict = codecs.getincrementaldecoder("utf-8")()
+    is_ascii = is_first = True
+    is_valid = not of_utf8  # it could be UTF-8 in place of `encoding`
+    for block in itertools.chain(blocks, [b""]):
+        if of_utf8 and is_first and (wide := _wide_encoding(block)):
+            raise DataError(f"data.path {str(path)!r} is not UTF-8. {remedy(path, wide)}")
+        if is_valid:
+            is_ascii = is_ascii and block.isascii()
+            try:
+                strict.decode(block, final=not block)
+            except UnicodeDecodeError:
+                is_valid = False
+        text = decoder.decode(block, final=not block)
+        if is_first and not of_utf8:
+            text = text.removeprefix("\ufeff")
+        is_first = is_first and not text
+        yield text.encode(errors="replace")
+    if is_valid and not is_ascii:
+        raise DataError(
+            f"data.encoding is {encoding!r}, but {str(path)!r} is UTF-8. "
+            "Set data.encoding to utf-8."
+        )
 
 
 def remedy(path: Path | str, encoding: str = "windows-1252") -> str:
@@ -86,14 +108,3 @@ def _wide_encoding(payload: bytes) -> str | None:
     if start.count(0) <= len(start) / 4:
         return None
     return "utf-16-be" if start.startswith(b"\0") else "utf-16-le"
-
-
-def _is_valid(payload: bytes) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for begin in range(0, len(payload), _BLOCK_BYTES):
-            decoder.decode(payload[begin : begin + _BLOCK_BYTES])
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return False
-    return True

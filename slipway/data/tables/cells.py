@@ -216,6 +216,14 @@ def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
     cells = scratch_array((len(raw.values) + 1, _CELL_BYTES), np.uint8)
     cells[:] = 0
     cells[:, 1:8] = np.frombuffer(name, np.uint8)
+    for part in slices(len(raw.values)):
+        some = raw.values[part.start : part.stop]
+        _encode_cells(cells[part], replace(raw, values=some), name)
+    return cells
+
+
+def _encode_cells(cells: NDArray[np.uint8], raw: RawColumn, name: bytes) -> None:
+    """Write the distinct cells of a column to (U, 16) bytes."""
     is_number = np.zeros(len(raw.values), bool)
     if raw.stored != "boolean":
         if raw.stored == "text":
@@ -223,13 +231,12 @@ def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
         else:
             numbers = _numbers(raw)[0]
         is_number = np.isfinite(numbers) & ~_loses_digits(raw, numbers)
-        cells[:-1][is_number, 0] = _NUMBER_MARK
-        cells[:-1][is_number, 8:] = numbers[is_number].astype("<f8").view(np.uint8).reshape(-1, 8)
+        cells[is_number, 0] = _NUMBER_MARK
+        cells[is_number, 8:] = numbers[is_number].astype("<f8").view(np.uint8).reshape(-1, 8)
     for index in np.flatnonzero(~is_number & ~is_missing(raw)):
         text = cell_text(raw.values[int(index)].as_py())
         digest = bytes([_TEXT_MARK]) + _digest(text, _CELL_BYTES - 1, key=name)
         cells[index] = np.frombuffer(digest, np.uint8)
-    return cells
 
 
 def _loses_digits(raw: RawColumn, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:

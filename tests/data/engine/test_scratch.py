@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from slipway.data.engine import scratch
 from slipway.data.engine.scratch import (
     ScratchSet,
+    distinct_texts,
     first_bytes,
     key_slices,
     order_by,
     scratch_array,
     scratch_file,
     store_array,
+    store_bytes,
     store_table,
     take,
     take_rows,
@@ -179,6 +181,26 @@ def test_scratch_set_returns_each_number_once_in_ascending_order(kind: str) -> N
         assert np.array_equal(found.ascending(), np.unique(numbers))
     with scratch_file() as file:
         assert len(ScratchSet(file).ascending()) == 0
+
+
+def test_distinct_texts_are_those_of_arrow_in_the_same_order() -> None:
+    random = np.random.default_rng(1)
+    cells: list[str | None] = [f"text {n} \u00e9" for n in random.integers(0, 500, 2000)]
+    cells[3:9:2] = ["", None, ""]
+    chunks = [pa.array(cells[:1200], pa.string()), pa.array(cells[1200:], pa.string())]
+    values, codes = distinct_texts([chunks[0].slice(0, 700), chunks[0].slice(700), chunks[1]])
+    expected = pa.array(cells, pa.string()).dictionary_encode()
+    values.validate(full=True)
+    assert values.equals(expected.dictionary)
+    assert codes.tolist() == expected.indices.fill_null(-1).to_pylist()
+    none, no_codes = distinct_texts([])
+    assert (len(none), len(no_codes)) == (0, 0)
+
+
+@pytest.mark.parametrize("count", [3, 3 << 10])
+def test_stored_bytes_are_the_blocks_one_after_the_other(count: int) -> None:
+    blocks = [bytes([index % 256]) * 1000 for index in range(count)]
+    assert store_bytes(blocks).to_pybytes() == b"".join(blocks)
 
 
 MEMORY = """

@@ -1,9 +1,11 @@
+import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -145,3 +147,29 @@ def test_error_for_a_file_that_is_not_parquet_has_single_full_stops(tmp_path: Pa
     with pytest.raises(DataError, match="is not a readable Parquet file") as refused:
         read_raw_table(path)
     assert ".." not in str(refused.value).replace(str(path), "")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+def test_a_table_of_long_texts_is_read_as_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where its scratch files are
+    texts = [f" {row % 2000} " + "long text " * 200 for row in range(3000)]
+    labels = ["ab"[row % 2] for row in range(3000)]
+    tables = []
+    for count in (30, 3000):
+        path = tmp_path / f"{count}.{ending}"
+        table = pa.table({"text": texts[:count], "label": labels[:count]})
+        if ending == "parquet":
+            pq.write_table(table, path)
+        elif ending == "csv":
+            pyarrow.csv.write_csv(table, path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+        tables.append(read_raw_table(path))
+    few, many = (table.columns["text"] for table in tables)
+    assert len(many.values) == 2000
+    assert (many.stored, many.arrow_type) == (few.stored, few.arrow_type)
+    assert cells(many) == [text.strip() for text in texts]
+    assert cells(few) == cells(many)[:30]
+    assert cells(tables[1].columns["label"]) == labels

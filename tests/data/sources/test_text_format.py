@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from slipway.data.sources.raw_tables import column_names, read_raw_table
-from slipway.data.sources.text_format import TextFormat, as_utf8
+from slipway.data.sources.text_format import TextFormat, as_utf8, utf8_blocks
 from slipway.system.errors import DataError
 from tests.data.raw_files import write_csv
 
@@ -53,3 +53,19 @@ def test_a_utf8_file_is_not_read_as_another_encoding(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is UTF-8\. Set data\.encoding to utf-8"):
         as_utf8(tmp_path / "t.csv", TEXT.encode(), "latin-1")
     assert as_utf8(tmp_path / "t.csv", b"a,b\n", "latin-1") == b"a,b\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "windows-1252", "utf-16", "utf-32"])
+@pytest.mark.parametrize("size", [1, 3, 1 << 10])
+def test_blocks_may_end_within_a_character(tmp_path: Path, encoding: str, size: int) -> None:
+    payload = TEXT.encode(encoding) + b"\xff\xfe"
+    named = "utf-8" if encoding == "utf-8-sig" else encoding
+    blocks = (payload[begin : begin + size] for begin in range(0, len(payload), size))
+    found = b"".join(utf8_blocks(tmp_path / "t.csv", blocks, named))
+    assert found.decode() == payload.decode(encoding, errors="replace")
+
+
+def test_blocks_that_are_utf8_are_not_read_as_another_encoding(tmp_path: Path) -> None:
+    blocks = [bytes([byte]) for byte in TEXT.encode()]
+    with pytest.raises(DataError, match=r"is UTF-8\. Set data\.encoding to utf-8"):
+        list(utf8_blocks(tmp_path / "t.csv", blocks, "latin-1"))
