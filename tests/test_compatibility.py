@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def package_faults(page: str) -> list[str]:
     return found
 
 
+@cache
 def formats_in_code() -> dict[str, str]:
     """The format versions that each module declares, such as "1, 2"."""
     found = {}
@@ -66,6 +68,8 @@ def formats_in_code() -> dict[str, str]:
 
 
 def declared(source: str) -> Iterator[str]:
+    if not any(name in source for name in ("format_version", *_CONSTANTS)):
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "format_version":
             yield from re.findall(r"\d+", ast.unparse(node.annotation))

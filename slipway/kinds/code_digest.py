@@ -14,7 +14,7 @@ Comments, docstrings that nothing reads and blank lines do not count (`source_co
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,7 @@ def reached_files(
     They load the parts of `kinds`, by default those of all kinds.
     """
     declared = _declared_modules(KINDS.values() if kinds is None else kinds)
+    find = cache(partial(_file_of, root))  # most modules are imported many times
     modules: set[Path] = set()
     waiting = list(start)
     while waiting:
@@ -201,7 +202,7 @@ def reached_files(
             if path.suffix == ".py":
                 names = _reduced((_base(root, path.parts[0]) / path).read_bytes())[1]
                 loaded = {module for name in names for module in declared.get(name, ())}
-                found = (_file_of(root, _absolute(name, path)) for name in {*names, *loaded})
+                found = (find(_absolute(name, path)) for name in {*names, *loaded})
                 waiting.extend(file for file in found if file is not None)
                 waiting.extend(_packages_of(root, path))
     folders = {path.parent for path in modules if path.parts[0] in PACKAGES}
