@@ -105,6 +105,7 @@ def test_a_changed_line_changes_the_digests_of_the_stages_that_reach_it(
     assert {stage for stage in before if stage_digest(tree, stage) != before[stage]} == stages
 
 
+@pytest.mark.process
 def test_code_in_every_package_of_a_stages_modules_changes_its_digest(
     tmp_path: Path,
     root: Path,

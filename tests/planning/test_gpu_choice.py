@@ -92,6 +92,7 @@ def test_the_operations_of_a_transformer_are_six_per_weight_and_position() -> No
     assert step_flop(built, PROJECT.train, 8) == pytest.approx(6 * weights * 8 * positions, rel=0.2)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("num_gpus", [2, 8, 64])
 def test_states_of_zero_are_those_of_deepspeeds_estimators(num_gpus: int) -> None:
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs

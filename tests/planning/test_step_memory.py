@@ -9,6 +9,7 @@ from tests.training.networks.test_text_networks import TOKENS, network
 pytestmark = pytest.mark.unit
 
 
+@pytest.mark.process
 def test_a_step_on_texts_is_traced_at_their_whole_length() -> None:
     traced = [
         trace_step(network("small_transformer", TOKENS, patch=1), PROJECT.train, rows)

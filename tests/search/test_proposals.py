@@ -49,6 +49,7 @@ def run(method: str, count: int, space: dict[str, Any] = SPACE) -> list[Values]:
     return [one.values for one in outcomes]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["random", "tpe", "gp"])
 def test_a_method_proposes_the_same_values_again_and_no_values_twice(method: str) -> None:
     first = run(method, 14)

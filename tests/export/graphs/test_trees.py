@@ -190,6 +190,7 @@ def calibrated(found: Fitted, network: Network | None = None) -> CalibratedNetwo
     return CalibratedNetwork(whole, head, 1.5, score).eval()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("task", ["table_regression", "table_classification"])
 def test_one_graph_has_the_trees_the_temperature_and_the_ood_score(
     tmp_path: Path, task: str

@@ -12,6 +12,8 @@ from slipway.training.batches.row_selection import select
 from slipway.training.uncertainty.calibration import fitting_half
 from tests.export.conftest import RESAMPLING, Project
 
+pytestmark = pytest.mark.process
+
 
 def asked(project: Project, ood_fraction: float) -> Calibration:
     """The project's calibration, with a fraction for which its few validation rows suffice."""

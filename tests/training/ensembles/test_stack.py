@@ -87,6 +87,7 @@ def losses_out_of_fold(
     return found[:-num_val], found[-num_val:]
 
 
+@pytest.mark.process
 def test_copies_in_other_folds_are_detected_as_a_leak(tmp_path: Path) -> None:
     data = packed(tmp_path)
     train, val = noisy(data.train[0], 1), noisy(data.val, 2)

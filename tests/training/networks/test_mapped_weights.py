@@ -41,6 +41,7 @@ def test_mapped_weights_are_bit_for_bit_those_in_memory(tmp_path: Path, build: A
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_pages_leave_memory_while_weights_are_drawn_again(tmp_path: Path) -> None:
     before = status_bytes("VmRSS")
     with MappedWeights(tmp_path):

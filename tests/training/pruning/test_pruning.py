@@ -182,6 +182,7 @@ class _MaskedWeights(pl.Callback):
         )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("keeps", [True, False])
 def test_zeros_stay_zero_through_every_step(
     project: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
