@@ -34,6 +34,11 @@ _EXPORT = {
 _DATASET = {
     "collect": Verb("slipway.traffic.collect:main", "write logged requests and their labels"),
     "merge": Verb("slipway.data.merge.__main__:main", "add collected rows to the data"),
+    "erase": Verb(
+        "slipway.loop.erasure:main",
+        "remove one person's rows, and name the models that saw them",
+        extra="train,serve-cpu",
+    ),
 }
 VERBS: Mapping[str, Verb] = {
     "init": Verb("slipway.cli.project:init", "start a project with your data"),

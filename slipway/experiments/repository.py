@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from slipway.system import files
@@ -47,6 +47,12 @@ def experiments() -> dict[str, str]:
 def has_commit() -> bool:
     """Return True if there is a commit, which DVC's experiments need."""
     return bool(_git("rev-parse", "--verify", "-q", "HEAD"))
+
+
+def tracked_files(paths: Iterable[Path]) -> list[str]:
+    """Return those of the paths whose content git tracks; empty without git."""
+    names = [str(path) for path in paths]
+    return _git("ls-files", "--", *names).splitlines() if names else []
 
 
 def commit_time(commit: str) -> str:

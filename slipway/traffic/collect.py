@@ -37,6 +37,7 @@ _ARROW = {
 # The form of image data sets on the Hugging Face hub.
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _SHOWN_LABELS = 20
+ALL_COLLECTED = b"slipway_all_collected"  # in the metadata of a file of collected rows only
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -80,6 +81,7 @@ def write_rows(
 ) -> None:
     """Write the rows as Parquet; `columns` are those that `column_names` returned."""
     table = _table(collected, manifest, *columns)
+    table = table.replace_schema_metadata({ALL_COLLECTED: "true"})
     out.parent.mkdir(parents=True, exist_ok=True)
     with files.new_file(out, files.PRIVATE) as file:  # like the request log
         pq.write_table(table, file)
@@ -132,19 +134,19 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--request-log",
         type=Path,
-        default=_from("SLIPWAY_REQUEST_LOG_DIRECTORY"),
+        default=from_variable("SLIPWAY_REQUEST_LOG_DIRECTORY"),
         help="folder of the request log",
     )
     parser.add_argument(
         "--state",
         type=Path,
-        default=_from("SLIPWAY_STATE") or DEFAULT_STATE,
+        default=from_variable("SLIPWAY_STATE") or DEFAULT_STATE,
         help="state folder of the service",
     )
     parser.add_argument(
         "--bundle",
         type=Path,
-        default=_from("SLIPWAY_BUNDLE") or Path("artifacts/bundle"),
+        default=from_variable("SLIPWAY_BUNDLE") or Path("artifacts/bundle"),
         help="bundle that was served",
     )
     parser.add_argument(
@@ -164,7 +166,8 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _from(variable: str) -> Path | None:
+def from_variable(variable: str) -> Path | None:
+    """Return the path in an environment variable; None if it is unset or empty."""
     return Path(os.environ[variable]) if os.environ.get(variable) else None
 
 
@@ -194,20 +197,21 @@ def _table(
     collected: SelectedRows, manifest: Bundle, image_column: str, target_columns: list[str]
 ) -> pa.Table:
     contents = [collected.contents[item.key] for item in collected.items]
-    if isinstance(manifest.input, ColumnContract):
-        inputs = {column.name: _cells(contents, column) for column in manifest.input.columns}
-    elif isinstance(manifest.input, TextContract):
-        inputs = {
-            name: pa.array([row[name] for row in contents if isinstance(row, dict)], pa.string())
-            for name in manifest.input.columns
-        }
-    else:
-        inputs = {
-            image_column: pa.array(
-                [{"bytes": content, "path": None} for content in contents], _IMAGE
-            )
-        }
+    inputs = input_cells(contents, manifest) or {
+        image_column: pa.array([{"bytes": content, "path": None} for content in contents], _IMAGE)
+    }
     return pa.table(inputs | _targets(collected, manifest, target_columns))
+
+
+def input_cells(contents: Sequence[Content], manifest: Bundle) -> dict[str, pa.Array]:
+    """Return (N,) cells of each input column of logged rows; {} for images."""
+    if isinstance(manifest.input, ColumnContract):
+        return {column.name: _cells(contents, column) for column in manifest.input.columns}
+    names = manifest.input.columns if isinstance(manifest.input, TextContract) else []
+    return {
+        name: pa.array([row[name] for row in contents if isinstance(row, dict)], pa.string())
+        for name in names
+    }
 
 
 def _targets(collected: SelectedRows, manifest: Bundle, columns: list[str]) -> dict[str, pa.Array]:

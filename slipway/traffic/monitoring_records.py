@@ -121,7 +121,7 @@ class DriftedSpan:
 
 def read_ground_truth(state: Path) -> Iterator[GroundTruth]:
     """Yield every stored ground truth, the oldest first; UnavailableError without a database."""
-    with _reading(state) as connection:
+    with open_records(state) as connection:
         for row in connection.execute(
             "SELECT request_id, item, label, value, received, caller FROM labels "
             "ORDER BY received, request_id, item"
@@ -131,7 +131,7 @@ def read_ground_truth(state: Path) -> Iterator[GroundTruth]:
 
 def read_joined_labels(state: Path, version: str) -> list[JoinedLabel]:
     """Return the labels of a model's answers, the last joined first."""
-    with _reading(state) as connection:
+    with open_records(state) as connection:
         rows = connection.execute(
             "SELECT caller, coalesce(label, value), coalesce(predicted_label, predicted_value), "
             "answered, joined FROM labels "
@@ -144,7 +144,7 @@ def read_joined_labels(state: Path, version: str) -> list[JoinedLabel]:
 
 def read_judged_windows(state: Path, version: str) -> list[JudgedWindow]:
     """Return the judged windows of a model, the oldest first."""
-    with _reading(state) as connection:
+    with open_records(state) as connection:
         rows = connection.execute(
             "SELECT model, opened, closed, judgement FROM windows "
             "WHERE model LIKE ? || '/%' AND drifted IS NOT NULL ORDER BY closed, id",
@@ -163,7 +163,7 @@ def read_judged_windows(state: Path, version: str) -> list[JudgedWindow]:
 
 def read_drifted_spans(state: Path) -> list[DriftedSpan]:
     """Return the windows that drifted, the oldest first; UnavailableError without a database."""
-    with _reading(state) as connection:
+    with open_records(state) as connection:
         rows = connection.execute(
             "SELECT model, opened, closed FROM windows WHERE drifted = 1 ORDER BY opened"
         ).fetchall()
@@ -171,7 +171,8 @@ def read_drifted_spans(state: Path) -> list[DriftedSpan]:
 
 
 @contextmanager
-def _reading(state: Path) -> Iterator[sqlite3.Connection]:
+def open_records(state: Path) -> Iterator[sqlite3.Connection]:
+    """Open the database for reading; UnavailableError without one, or with another schema."""
     path = state / DATABASE
     if not path.is_file():
         raise UnavailableError(

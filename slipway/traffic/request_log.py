@@ -280,7 +280,7 @@ class SegmentWriter:
         closed: list[tuple[Path, int]] = []
         num_open = num_new
         for path in segments(self.root):
-            size = _size_if_closed(path)
+            size = size_if_closed(path)
             if size is None:
                 num_open += 1
             elif self._is_expired(path):
@@ -306,7 +306,7 @@ class SegmentWriter:
         return time.time() - begun > self._max_age_s * (1 - 1 / _SEGMENTS_PER_AGE)
 
 
-def _size_if_closed(path: Path) -> int | None:
+def size_if_closed(path: Path) -> int | None:
     """Return the bytes of a segment that nobody writes any more, else None."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -326,7 +326,8 @@ def _lines(folder: Path, beginning: bytes) -> Iterator[tuple[Path, int, bytes]]:
     for segment in segments(folder):
         with suppress(FileNotFoundError), segment.open("rb") as file:  # it may be removed meanwhile
             for number, line in enumerate(file, start=1):
-                if line.startswith(beginning) and line.endswith(b"\n"):
+                is_erased = line.isspace()  # slipway/traffic/erasure.py
+                if line.startswith(beginning) and line.endswith(b"\n") and not is_erased:
                     yield segment, number, line
 
 

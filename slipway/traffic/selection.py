@@ -136,7 +136,7 @@ def _items(
             for span in drifted
         )
         try:
-            contents = _request_contents(request, contract)
+            contents = request_contents(request, contract)
         except ValueError:
             collected.left_out["of another model"] += request.num_rows
             continue
@@ -148,7 +148,7 @@ def _items(
             yield LoggedItem(
                 key=(request.request_id, item, moment),
                 model=request.model_version,
-                digest=_digest(content),
+                digest=content_digest(content),
                 truth=None,
                 predicted=predicted,
                 doubt=_doubt(answer) if has_classes else 0.0,
@@ -169,7 +169,7 @@ def _doubt(answer: Mapping[str, Any]) -> float:
     return float(1 - max(probabilities))
 
 
-def _request_contents(request: LoggedRequest, contract: InputContract) -> list[Content]:
+def request_contents(request: LoggedRequest, contract: InputContract) -> list[Content]:
     """Return the items of a request; ValueError if it does not fit `contract`."""
     is_json = request.content_type == "application/json"
     if is_json != isinstance(contract, (ColumnContract, TextContract)):
@@ -187,7 +187,7 @@ def _request_contents(request: LoggedRequest, contract: InputContract) -> list[C
     ]
 
 
-def _digest(content: Content) -> str:
+def content_digest(content: Content) -> str:
     payload = (
         content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
     )
@@ -273,6 +273,6 @@ def _contents(request_log: Path, wanted: set[Key], contract: InputContract) -> d
                 for item in range(request.num_rows)
             ]
             if not wanted.isdisjoint(keys):
-                contents = zip(keys, _request_contents(request, contract), strict=True)
+                contents = zip(keys, request_contents(request, contract), strict=True)
                 found |= {key: content for key, content in contents if key in wanted}
     return found

@@ -78,6 +78,7 @@ DATA = in_order(
         "tables",
         "texts",
         "merge",
+        "erasure",
     )
 )
 TRAINING = in_order(

@@ -11,7 +11,7 @@ from slipway.inputs.texts import TextContract, decode_row
 from slipway.replay.backends import decode_payload
 from slipway.system.errors import DataError
 from slipway.traffic.request_log import LoggedRequest
-from slipway.traffic.selection import _request_contents
+from slipway.traffic.selection import request_contents
 
 pytestmark = pytest.mark.unit
 CONTRACT = TextContract(
@@ -38,15 +38,15 @@ def logged(body: object, content_type: str = JSON) -> LoggedRequest:
 
 
 def test_the_texts_of_a_request_are_collected_without_ignored_columns() -> None:
-    single = _request_contents(logged({"text": "a", "id": 3}), CONTRACT)
+    single = request_contents(logged({"text": "a", "id": 3}), CONTRACT)
     assert single == [{"title": None, "text": "a"}]
-    several = _request_contents(logged({"rows": [{"title": "t"}, {"text": "b"}]}), CONTRACT)
+    several = request_contents(logged({"rows": [{"title": "t"}, {"text": "b"}]}), CONTRACT)
     assert several == [{"title": "t", "text": None}, {"title": None, "text": "b"}]
 
 
 def test_an_image_request_is_not_collected_for_a_model_of_texts() -> None:
     with pytest.raises(ValueError, match="like the model's"):
-        _request_contents(logged({}, "image/png"), CONTRACT)
+        request_contents(logged({}, "image/png"), CONTRACT)
 
 
 def test_a_replayed_request_becomes_the_rows_that_the_service_made() -> None:

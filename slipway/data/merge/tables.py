@@ -85,6 +85,16 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
     return report
 
 
+def input_kinds(
+    data: DataParams, base: RawTable, new: RawTable, inputs: list[str]
+) -> dict[str, str]:
+    """Return the kind by which the cells of each input are compared."""
+    guesses = column_types({name: base.columns[name] for name in inputs}, data.columns)
+    kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
+    kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
+    return kinds | dict.fromkeys(data.text_columns, "category")  # never numbers or dates
+
+
 def _input_names(data: DataParams, base: RawTable, new: RawTable, new_path: Path) -> list[str]:
     inputs = [name for name in new.columns if name not in data.target_columns]
     missing = [
@@ -116,10 +126,7 @@ def _match_rows(
     was_collected: list[bool],
     report: MergeReport,
 ) -> tuple[list[Label], _AddedRows]:
-    guesses = column_types({name: base.columns[name] for name in inputs}, data.columns)
-    kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
-    kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
-    kinds |= dict.fromkeys(data.text_columns, "category")  # never numbers or dates
+    kinds = input_kinds(data, base, new, inputs)
     digests = input_digests(new, kinds)
     rows = NewRows(digests, table_labels(new, data), report)
     labels = [

@@ -113,7 +113,7 @@ def _target(column: str, cell: Any) -> float:
     try:
         number = float(cell)
     except _NOT_A_NUMBER:
-        detail = f"the target is {_text(cell)!r}, expected a number"
+        detail = f"the target is {annotation_text(cell)!r}, expected a number"
         raise _UnusableCellError("not_a_number", detail) from None
     if not math.isfinite(number):
         detail = f"the target is {number}, expected a finite number"
@@ -159,12 +159,13 @@ def _weight(column: str, cell: Any) -> float:
         return weight
     raise _UnusableCellError(
         "bad_weight",
-        f"the column {column!r} holds {_text(cell)!r}, expected a finite number of at least 0",
+        f"the column {column!r} holds {annotation_text(cell)!r}, expected a finite number of at "
+        "least 0",
     )
 
 
 def _split(column: str, cell: Any) -> str:
-    text = _text(cell)
+    text = annotation_text(cell)
     if text is not None and text.lower() in SPLITS:
         return text.lower()
     if column == GIVEN_SPLIT:
@@ -175,13 +176,13 @@ def _split(column: str, cell: Any) -> str:
 
 
 def _require(cell: Any, rule: str, detail: str) -> str:
-    text = _text(cell)
+    text = annotation_text(cell)
     if text is None:
         raise _UnusableCellError(rule, detail)
     return text
 
 
-def _text(cell: Any) -> str | None:
+def annotation_text(cell: Any) -> str | None:
     """Return a cell as stripped text, None if empty; whole floats have no decimal point."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return None

@@ -280,7 +280,7 @@ def _table_sample(part: TablePart, row: int, cells: _Row, data: DataParams) -> R
     if isinstance(cells, str):
         return RawSample(_source(row, part), b"", None, None, None, Fault("malformed_row", cells))
     column = data.image_column if data.image_column in cells else FILE_NAME
-    image = _image_cell(part.path.parent, cells[column])
+    image = image_cell(part.path.parent, cells[column])
     if data.split_column == GIVEN_SPLIT and GIVEN_SPLIT not in cells:
         cells = cells | {GIVEN_SPLIT: part.split_of(image.name)}
     annotation = annotate(cells, data)
@@ -312,7 +312,7 @@ class _ImageCell(NamedTuple):
     path: str | None = None  # of the file to read
 
 
-def _image_cell(folder: Path, cell: Any) -> _ImageCell:
+def image_cell(folder: Path, cell: Any) -> _ImageCell:
     name, content = cell, cell
     if isinstance(cell, dict):
         name, content = cell.get("path"), cell.get("bytes")

@@ -1,0 +1,408 @@
+"""`slipway dataset erase`: removes one person's rows, and names the models that saw them.
+
+Shows the rows first and asks. Names and numbers of the report are kept from before the first row
+goes, so a killed call that is repeated ends with the same report. See docs/how-to/erase.md.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from slipway.artifacts.bundle import load_bundle
+from slipway.config.command import run_command
+from slipway.config.params import load_params
+from slipway.config.sections import DataParams
+from slipway.config.stage_graph import read_pipeline
+from slipway.data.erasure.request_rows import RequestContents
+from slipway.data.erasure.rows import FoundRows, named_files, raw_tables, remove
+from slipway.experiments.repository import tracked_files
+from slipway.inputs.contract import InputContract
+from slipway.loop.journal import FOLDER, JOURNAL, LoopError, cycles, read_journal
+from slipway.loop.models_of_rows import ModelOfRows, RowSearch, RowSelection, models_of
+from slipway.loop.steps import DATA
+from slipway.system import files
+from slipway.system.arguments import CommandParser
+from slipway.system.contract import Contract, parse_record
+from slipway.system.errors import DataError, SchemaError
+from slipway.traffic import erasure
+from slipway.traffic.collect import from_variable, input_cells
+from slipway.traffic.monitoring_records import DATABASE, DEFAULT_STATE
+from slipway.traffic.request_log import DamagedLine, LoggedRequest, read_requests
+from slipway.traffic.selection import Content, content_digest, request_contents
+
+REPORTS = "erasures"  # in the state folder
+_COLLECTED = Path("data/collected.parquet")  # by default of `slipway dataset merge`
+_MAX_SHOWN = 5
+
+
+class RemovedRows(Contract):
+    """The number of rows in one place."""
+
+    place: str
+    what: str
+    count: int
+
+
+class ErasureReport(Contract):
+    """The rows that an erasure removes and leaves, without the name of the person."""
+
+    format_version: Literal[1]
+    selection: str  # SHA-256 of the selection, to recognise it
+    created: str  # ISO 8601, UTC
+    removed: list[RemovedRows]
+    left: list[str]  # what stays, and why
+    models: list[ModelOfRows]
+    stages: list[str]  # that run again, because the data changed
+    next: list[str]  # commands for what this one leaves to a person
+
+
+@dataclass
+class Erasure:
+    """The rows that were found, and the steps that remove them, in an order that can be repeated.
+
+    Raw data goes first and the request log last, because the log says which rows are meant.
+    """
+
+    report: ErasureReport
+    steps: list[Callable[[], object]] = field(default_factory=list)
+
+    def add(self, place: Path, what: str, count: int, step: Callable[[], object]) -> None:
+        """Add rows of a place, if there are any."""
+        if count:
+            self.report.removed.append(RemovedRows(place=str(place), what=what, count=count))
+            self.steps.append(step)
+
+
+def main(arguments: list[str]) -> None:
+    """Run `slipway dataset erase`."""
+    options = parser().parse_args(arguments)
+    run_command(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    folder = options.state / REPORTS
+    files.make_private_directory(folder)
+    with (
+        files.lock(folder / "erase.lock", "`slipway dataset erase`"),
+        files.lock(options.state / FOLDER / "loop.lock", "`slipway loop`"),
+    ):
+        _require_closed_loop(options.state)
+        erasure_of_rows = find(options)
+        report = erasure_of_rows.report
+        pending = _pending(report, options.state)
+        if pending.exists():
+            report = _joined(_read(pending), report)
+        if not report.removed:
+            raise DataError(
+                "no row of the selection was found, expected at least one in the data or in the "
+                f"records of the service ({options.state}). Check the spelling: groups, ids and "
+                "names are compared as a whole. If they were erased before, the report is in "
+                f"{folder}."
+            )
+        if not options.json:
+            print(text_of(report))
+        if not (options.yes or _is_confirmed(as_json=options.json)):
+            if options.json:
+                print(files.canonical_json(report.model_dump(mode="json")), end="")
+            print("nothing was removed; --yes removes these rows", file=sys.stderr)
+            return
+        out = carry_out(erasure_of_rows, report, options.state, options.report)
+        if options.json:
+            print(files.canonical_json(report.model_dump(mode="json")), end="")
+        else:
+            print(f"removed; the report is {out}")
+
+
+def carry_out(found: Erasure, report: ErasureReport, state: Path, out: Path | None) -> Path:
+    """Remove the rows and write the report, which is beside it from before the first step on."""
+    pending = _pending(report, state)
+    _write(pending, report)
+    for step in found.steps:
+        step()
+    path = out or state / REPORTS / f"{report.created.replace(':', '')}.json"
+    _write(path, report)
+    pending.unlink()
+    return path
+
+
+def _pending(report: ErasureReport, state: Path) -> Path:
+    return state / REPORTS / f"{report.selection[:16]}.pending.json"
+
+
+def find(options: argparse.Namespace) -> Erasure:
+    """Search all places for the rows of the selection; changes nothing."""
+    data = load_params().data
+    selection = _selection(options)
+    if selection.groups and data.group_column is None:
+        raise DataError(
+            "--group needs the column of the groups, but data.group_column of params.yaml is null. "
+            "Set it to the column that names a person, or give --request-id or --file."
+        )
+    report = ErasureReport(
+        format_version=1,
+        selection=selection.digest,
+        created=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        removed=[],
+        left=[],
+        models=[],
+        stages=[],
+        next=[],
+    )
+    found, raw = Erasure(report), raw_tables(data)
+    contents = _contents(options, selection, report)
+    search = RowSearch(data, selection, contents, raw)
+    searched = {path: search.rows_of(path) for path in _tables(options, raw)}
+    changed: list[Path] = []
+    for path, rows in searched.items():
+        if rows is not None:
+            report.left.extend(_left_in(rows))
+            step = partial(remove, rows, data)
+            found.add(path, "rows", rows.num_rows, step)
+            found.add(path.parent, "image files", len(rows.images), lambda: None)
+            changed += [path] * bool(rows.num_rows)
+    named = named_files(data, selection.names)
+    found.add(Path(data.path), "files", len(named), partial(_unlink, named))
+    changed += named
+    _add_records(options, selection, found)
+    report.models.extend(models_of(search, changed, options.bundle, options.state))
+    _add_advice(report, data, changed)
+    return found
+
+
+def text_of(report: ErasureReport) -> str:
+    """Describe a report for the console."""
+    width = max(len(one.place) for one in report.removed)
+    lines = [f"{one.place:<{width}}  {one.count} {one.what}" for one in report.removed]
+    if report.left:
+        lines += ["left:", *(f"  {text}" for text in report.left)]
+    if report.models:
+        lines += ["models with these rows in their data:"]
+        lines += [f"  {one.text}" for one in report.models]
+    if report.stages:
+        lines += [f"stages that run again: {', '.join(report.stages)}"]
+    return "\n".join([*lines, *(f"then: {text}" for text in report.next)])
+
+
+def _selection(options: argparse.Namespace) -> RowSelection:
+    ids = list(options.request_id)
+    for path in options.request_ids:
+        ids += [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    if not (options.group or ids or options.file):
+        raise DataError(
+            "no row is selected, expected --group, --request-id, --request-ids or --file. See "
+            "`slipway dataset erase --help`."
+        )
+    return RowSelection(frozenset(options.group), frozenset(ids), tuple(options.file))
+
+
+def _tables(options: argparse.Namespace, raw: Sequence[Path]) -> list[Path]:
+    """Return the raw tables, and the files that `collect`, `merge` and the loop wrote from them."""
+    if missing := [path for path in options.also if not path.is_file()]:
+        raise DataError(f"--also {missing[0]} is not a file, expected a table. Check its path.")
+    written = [_COLLECTED, *sorted(DATA.glob("*/*.parquet")), *options.also]
+    found = [*raw, *(path for path in written if path.is_file())]
+    return list({path.resolve(): path for path in reversed(found)}.values())[::-1]
+
+
+def _contents(
+    options: argparse.Namespace, selection: RowSelection, report: ErasureReport
+) -> RequestContents:
+    """Return the items of the selected requests that no other logged request has as well."""
+    ids = selection.request_ids
+    if not ids or options.request_log is None:
+        return RequestContents({})
+    own: list[LoggedRequest] = []
+    manifest = load_bundle(options.bundle).manifest
+    contents: dict[str, Content] = {}
+    for request in erasure.logged_requests(options.request_log, ids):
+        own.append(request)
+        for content in _items(request, manifest.input):
+            contents[content_digest(content)] = content
+    _require_single(own, reused=options.reused_ids)
+    if contents:
+        for other in read_requests(options.request_log):
+            if isinstance(other, DamagedLine) or other.request_id in ids:
+                continue
+            for content in _items(other, manifest.input):
+                if contents.pop(content_digest(content), None) is not None:
+                    report.left.append(
+                        f"collected rows equal to one of {other.request_id}, which is another "
+                        "request"
+                    )
+    left = list(contents.values())
+    images = [content for content in left if isinstance(content, bytes)]
+    return RequestContents(input_cells(left, manifest), images)
+
+
+def _items(request: LoggedRequest, contract: InputContract) -> list[Content]:
+    try:
+        return request_contents(request, contract)
+    except ValueError:  # of another kind of model
+        return []
+
+
+def _require_single(requests: Sequence[LoggedRequest], *, reused: bool) -> None:
+    """Raise DataError if an id names several requests, which may be of several people."""
+    times: dict[str, list[str]] = {}
+    for request in requests:
+        times.setdefault(request.request_id, []).append(f"{request.time:%Y-%m-%d %H:%M:%S}")
+    for name, found in times.items():
+        if len(found) > 1 and not reused:
+            raise DataError(
+                f"{len(found)} requests have the id {name} ({', '.join(found[:_MAX_SHOWN])}), "
+                "expected one: callers may reuse an id for another person. Check them with "
+                f"`slipway replay {name}`; --reused-ids removes all of them."
+            )
+
+
+def _left_in(rows: FoundRows) -> Iterator[str]:
+    for number in rows.unclear[:_MAX_SHOWN]:
+        yield f"row {number} of {rows.path}, which is malformed and contains the group: check it"
+    for image in rows.shared[:_MAX_SHOWN]:
+        yield f"{image}, which a row of another group names as well"
+
+
+def _add_records(options: argparse.Namespace, selection: RowSelection, found: Erasure) -> None:
+    """Add the records of the service; the request log last."""
+    ids, state, left = selection.request_ids, options.state, found.report.left
+    if selection.groups:
+        left.append(
+            "requests of the groups in the records of the service: requests have no group, name "
+            "them with --request-id"
+        )
+    if not ids:
+        return
+    counts = erasure.count_records(state, ids)
+    erase = partial(erasure.erase_records, state, ids)
+    for table, count in counts.items():
+        found.add(state / DATABASE, table, count, erase)
+    left.append("sums over many rows, without ids: drift windows, measured quality, metrics")
+    left += [
+        f"{path}, a damaged database that the service deletes by its age"
+        for path in sorted(state.glob(f"{DATABASE}.*Z"))
+    ]
+    for folder in (options.access_log, options.request_log):
+        if folder is not None:
+            step = partial(erasure.erase_lines, folder, ids)
+            found.add(folder, "requests", erasure.count_lines(folder, ids), step)
+    if options.request_log is None:
+        left.append("the request log: --request-log or SLIPWAY_REQUEST_LOG_DIRECTORY is not set")
+
+
+def _add_advice(report: ErasureReport, data: DataParams, changed: Sequence[Path]) -> None:
+    """Name the stages that run again, and the commands for copies that this one leaves."""
+    if not changed:
+        return
+    root = Path(data.path)
+    is_raw = any(path == root or path.is_relative_to(root) for path in changed)
+    if is_raw:
+        pipeline = read_pipeline()
+        first = [name for name, deps in pipeline.deps.items() if data.path in deps]
+        report.stages.extend(
+            name
+            for name in pipeline.outs
+            if name in first or set(first) & set(pipeline.before(name))
+        )
+        if Path(f"{data.path}.dvc").exists():
+            report.next.append(f"dvc add {data.path}")
+        report.next.append("slipway run   # packed rows, reports and the model are made again")
+    if data.checksums is not None:
+        report.next.append(f"write {data.checksums} again: data.checksums has the old digests")
+    if data.split_file is not None:
+        report.next.append(f"remove the rows from {data.split_file}, if it names them")
+    report.next.append(
+        "dvc gc --workspace   # older versions in DVC's cache, of all experiments; with --cloud in "
+        "its remote"
+    )
+    report.next.extend(
+        f"remove {path} from the history of git, such as with git filter-repo"
+        for path in tracked_files(changed)
+    )
+
+
+def _joined(before: ErasureReport, now: ErasureReport) -> ErasureReport:
+    """Return the report of a call that was killed, with what is found in addition now."""
+    known = {(one.place, one.what) for one in before.removed}
+    versions = {one.version for one in before.models}
+    return before.model_copy(
+        update={
+            "removed": [
+                *before.removed,
+                *(one for one in now.removed if (one.place, one.what) not in known),
+            ],
+            "models": [*before.models, *(one for one in now.models if one.version not in versions)],
+        }
+    )
+
+
+def _require_closed_loop(state: Path) -> None:
+    last = next(reversed(cycles(read_journal(state / FOLDER / JOURNAL))), None)
+    if last is not None and last.is_open and last.has("collected"):
+        raise LoopError(
+            f"cycle {last.number} of the loop is open and has collected rows, expected none whose "
+            "data could change. End it: slipway loop stop --reason erasure"
+        )
+
+
+def _unlink(paths: Sequence[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _is_confirmed(*, as_json: bool) -> bool:
+    if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    return input("Remove these rows? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _read(path: Path) -> ErasureReport:
+    fix = "Remove the file; the report of the killed call is lost then."
+    return parse_record(ErasureReport, path, path.read_bytes(), SchemaError, fix)
+
+
+def _write(path: Path, report: ErasureReport) -> None:
+    files.write_text(path, files.canonical_json(report.model_dump(mode="json")), files.PRIVATE)
+
+
+def parser() -> CommandParser:
+    """Return the parser of the command's arguments."""
+    parser = CommandParser(
+        prog="slipway dataset erase",
+        description="Remove one person's rows from the data and from the records of the service. "
+        "Shows them and asks; without a terminal nothing is removed unless --yes is given. See "
+        "docs/how-to/erase.md.",
+    )
+    for name, kind, metavar, text in (
+        ("--group", str, "VALUE", "rows with this value in data.group_column"),
+        ("--request-id", str, "ID", "a request, with all rows in it"),
+        ("--request-ids", Path, "FILE", "a file with one id per line"),
+        ("--file", str, "NAME", "a file of data.path, such as cat/1.png"),
+        ("--also", Path, "TABLE", "a further table to search"),
+    ):
+        parser.add_argument(
+            name, type=kind, metavar=metavar, help=text, action="append", default=[]
+        )
+    parser.add_argument(
+        "--reused-ids", action="store_true", help="remove all requests of an id that names several"
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="the report to write")
+    for name, variable, default in (
+        ("--request-log", "SLIPWAY_REQUEST_LOG_DIRECTORY", None),
+        ("--access-log", "SLIPWAY_ACCESS_LOG_DIRECTORY", None),
+        ("--state", "SLIPWAY_STATE", DEFAULT_STATE),
+        ("--bundle", "SLIPWAY_BUNDLE", Path("artifacts/bundle")),
+    ):
+        parser.add_argument(
+            name,
+            type=Path,
+            default=from_variable(variable) or default,
+            help=f"default: {variable}" + (f", else {default}" if default else ""),
+        )
+    return parser

@@ -1,0 +1,159 @@
+"""The models whose data had certain rows: yes, no or cannot tell, by the digest of the data.
+
+The present data and older versions in DVC's cache are searched. A model whose version of the data
+is gone cannot be judged.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from slipway.artifacts.bundle import MANIFEST, load_bundle
+from slipway.config.sections import DataParams
+from slipway.config.stage_graph import load_mapping
+from slipway.data.erasure.request_rows import RequestContents, find_collected
+from slipway.data.erasure.rows import FoundRows, find_group
+from slipway.data.sources.raw_tables import column_names
+from slipway.data.sources.text_format import TextFormat
+from slipway.serving.rollout.history import HISTORY, read_history
+from slipway.system import files
+from slipway.system.contract import Contract
+from slipway.system.errors import SlipwayError
+
+_CERTIFICATE = "certificate.json"
+_CACHE = Path(".dvc/cache/files/md5")  # of DVC, unless its cache is elsewhere
+
+
+class ModelOfRows(Contract):
+    """A model, and the answer to the question if its data had some of the rows."""
+
+    version: str
+    place: str  # its bundle, or the history of the service
+    data: str | None  # digest, as DVC has it
+    certificate: str | None  # SHA-256
+    saw: Literal["yes", "no", "cannot tell"]
+    why: str
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return f"{self.version} ({self.place}): {self.saw}, {self.why}"
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """The person's rows, as the user names them."""
+
+    groups: frozenset[str]
+    request_ids: frozenset[str]
+    names: tuple[str, ...]  # of files in folders of classes
+
+    @property
+    def digest(self) -> str:
+        return files.digest_json([sorted(self.groups), sorted(self.request_ids), *self.names])
+
+
+@dataclass(frozen=True)
+class RowSearch:
+    """The search for the selected rows in tables of the present or of the past."""
+
+    data: DataParams
+    selection: RowSelection
+    contents: RequestContents
+    raw: Sequence[Path]  # the tables of `data.path`, which need the column of the groups
+
+    def rows_of(self, path: Path) -> FoundRows | None:
+        """Return the rows of a table; None if it cannot hold any."""
+        by_request = find_collected(path, self.data, self.contents)
+        if not self.selection.groups or not self._has_groups(path):
+            return by_request
+        by_group = find_group(path, self.data, self.selection.groups)
+        if by_request is None:
+            return by_group
+        return replace(by_group, is_found=by_group.is_found | by_request.is_found)
+
+    def _has_groups(self, path: Path) -> bool:
+        own = path in self.raw
+        return own or self.data.group_column in column_names(path, TextFormat.of(self.data))
+
+
+def models_of(
+    search: RowSearch, changed: Sequence[Path], bundle: Path, state: Path
+) -> list[ModelOfRows]:
+    """Return all known models: in the folders of bundles and in the history of the service.
+
+    `changed` are the files that have some of the rows now.
+    """
+    root = Path(search.data.path)
+    known = {files.md5_file(path): path in changed for path in changed}
+    if root.is_file():
+        known[files.md5_file(root)] = root in changed
+    elif any(path.is_relative_to(root) for path in changed):
+        for dependency in (
+            load_mapping(Path("dvc.lock")).get("stages", {}).get("clean", {}).get("deps", [])
+        ):
+            if dependency.get("path") == search.data.path and dependency.get("md5"):
+                known[dependency["md5"]] = True
+    found: dict[str, ModelOfRows] = {}
+
+    def add(
+        version: str, place: str, digest: str | None, name: str, certificate: str | None
+    ) -> None:
+        saw, why = _answer(digest, name, known, search)
+        found.setdefault(
+            version,
+            ModelOfRows(
+                version=version,
+                place=place,
+                data=digest,
+                certificate=certificate,
+                saw=saw,
+                why=why,
+            ),
+        )
+
+    folders = [bundle.parent, Path("artifacts"), state]
+    for manifest in sorted({path for folder in folders for path in folder.rglob(MANIFEST)}):
+        try:
+            found_bundle = load_bundle(manifest.parent)
+        except SlipwayError:
+            continue
+        near = [manifest.parent / _CERTIFICATE, manifest.parent.parent / _CERTIFICATE]
+        certificate = next((files.sha256_file(path) for path in near if path.is_file()), None)
+        data = found_bundle.manifest.lineage.data
+        name = Path(data.path).name if data else ""
+        add(
+            found_bundle.version,
+            str(found_bundle.root),
+            data.digest if data else None,
+            name,
+            certificate,
+        )
+    for entry in read_history(state / HISTORY):
+        if entry.stable is not None:
+            served = entry.stable
+            add(served.version, "history", served.data, root.name, served.certificate)
+    return list(found.values())
+
+
+def _answer(
+    digest: str | None, name: str, known: dict[str, bool], search: RowSearch
+) -> tuple[Literal["yes", "no", "cannot tell"], str]:
+    if digest is None:
+        return "cannot tell", "its data is not recorded"
+    if digest in known:
+        return ("yes" if known[digest] else "no"), "its data is the present one"
+    cached = _CACHE / digest[:2] / digest[2:]
+    if not cached.is_file() or digest.endswith(".dir"):
+        return "cannot tell", "the version of its data is not here any more"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            link = Path(folder, name)  # readers know a table by its ending
+            link.symlink_to(cached.resolve())
+            rows = search.rows_of(link)
+    except SlipwayError:
+        return "cannot tell", "the version of its data cannot be read"
+    has_rows = rows is not None and bool(rows.num_rows)
+    return ("yes" if has_rows else "no"), "by the version of its data in DVC's cache"

@@ -1,0 +1,132 @@
+"""Erases requests from the service's records, also while the service runs.
+
+A line of a log is overwritten with spaces, which readers skip: its writer may have the segment open
+and goes on at its end. The payload goes first and the id last, so a process that is killed in
+between leaves a line that the next call finds again.
+"""
+
+import os
+import re
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+from slipway.system.errors import UnavailableError
+from slipway.traffic.monitoring_records import DATABASE, SCHEMA_VERSION, open_records
+from slipway.traffic.request_log import (
+    DamagedLine,
+    LoggedRequest,
+    read_requests,
+    segments,
+    size_if_closed,
+)
+
+# The begin of a line of the request log, or of the access log.
+_ID = re.compile(rb'\{(?:"time":"[^"\\]*",)?"request_id":"([^"\\]*)"')
+_TABLES = ("predictions", "labels")
+_IDS_AT_ONCE = 500  # of SQLite's variables
+
+
+def logged_requests(folder: Path, ids: Collection[str]) -> Iterator[LoggedRequest]:
+    """Yield the requests of these ids that can be read."""
+    for request in read_requests(folder):
+        if not isinstance(request, DamagedLine) and request.request_id in ids:
+            yield request
+
+
+def count_lines(folder: Path, ids: Collection[str]) -> int:
+    """Count the lines of these requests in the segments of a log."""
+    return sum(len(_places(segment, ids)) for segment in segments(folder))
+
+
+def erase_lines(folder: Path, ids: Collection[str]) -> int:
+    """Overwrite the lines of these requests in all segments; return their number."""
+    num_erased = 0
+    for segment in segments(folder):
+        places = _places(segment, ids)
+        if not places:
+            continue
+        with suppress(FileNotFoundError), segment.open("r+b") as file:  # removed meanwhile
+            for place, num_bytes, end_of_id in places:
+                for begin, end in ((end_of_id, num_bytes), (0, end_of_id)):
+                    _write_spaces(file.fileno(), place + begin, end - begin)
+                num_erased += 1
+    return num_erased
+
+
+def count_records(state: Path, ids: Collection[str]) -> dict[str, int]:
+    """Count the predictions and labels of these requests; {} without a database."""
+    if not (state / DATABASE).is_file():
+        return {}
+    with open_records(state) as connection:
+        return _in_parts(connection, "SELECT count(*) FROM {} WHERE request_id IN ({})", ids)
+
+
+def erase_records(state: Path, ids: Collection[str]) -> dict[str, int]:
+    """Delete the predictions and labels of these requests; return the numbers.
+
+    SQLite overwrites what is deleted, and the write-ahead log is emptied unless somebody reads.
+    """
+    if not (state / DATABASE).is_file():
+        return {}
+    path = state / DATABASE
+    try:
+        with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != SCHEMA_VERSION:
+                raise UnavailableError(
+                    f"{path} has schema version {version}, this Slipway writes {SCHEMA_VERSION}. "
+                    "Use the version of Slipway that runs the service."
+                )
+            connection.execute("PRAGMA secure_delete = ON").fetchall()
+            connection.execute("BEGIN IMMEDIATE")
+            found = _in_parts(connection, "DELETE FROM {} WHERE request_id IN ({})", ids)
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    except sqlite3.Error as error:
+        raise UnavailableError(
+            f"{path} cannot be written: {error}. Check that you may write it, and that no other "
+            "process holds it for long; then run the same command again."
+        ) from error
+    return found
+
+
+def _in_parts(
+    connection: sqlite3.Connection, statement: str, ids: Collection[str]
+) -> dict[str, int]:
+    """Run a statement for each table and some ids at a time; return the numbers of rows."""
+    counts = dict.fromkeys(_TABLES, 0)
+    names = sorted(ids)
+    for begin in range(0, len(names), _IDS_AT_ONCE):
+        some = names[begin : begin + _IDS_AT_ONCE]
+        for table in _TABLES:
+            places = ", ".join("?" * len(some))
+            done = connection.execute(statement.format(table, places), some)
+            counts[table] += done.fetchone()[0] if done.description else done.rowcount
+    return counts
+
+
+def _places(segment: Path, ids: Collection[str]) -> list[tuple[int, int, int]]:
+    """Return place, bytes and end of the id for each line; a line is without its line feed.
+
+    A last line without a line feed counts only if no writer has the segment open.
+    """
+    wanted = {name.encode() for name in ids}
+    found, place = [], 0
+    with suppress(FileNotFoundError), segment.open("rb") as file:
+        for line in file:
+            match = _ID.match(line)
+            if match and match[1] in wanted:
+                is_whole = line.endswith(b"\n")
+                if is_whole or size_if_closed(segment) is not None:
+                    found.append((place, len(line) - is_whole, match.end()))
+            place += len(line)
+    return found
+
+
+def _write_spaces(descriptor: int, place: int, num_bytes: int) -> None:
+    written = 0
+    while written < num_bytes:
+        written += os.pwrite(descriptor, b" " * (num_bytes - written), place + written)
+    os.fsync(descriptor)
