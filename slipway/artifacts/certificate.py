@@ -37,6 +37,8 @@ class Execution(Contract):
         "openvino",
         "triton",
         "kserve",
+        "mlflow",
+        "huggingface",
     ]
     provider: str  # "cpu", "cuda", "tensorrt"
     precision: str  # "fp32", "fp16", "int8"

@@ -1,68 +1,12 @@
 """`slipway export browser` and the other places."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
-_PATH = click.Path(path_type=Path)
 _EXISTING = click.Path(exists=True, path_type=Path)
-_VARIANT = click.option(
-    "--variant", metavar="NAME", help="Variant of the bundle, such as int8; default: fp32."
-)
-
-
-def _out(target: str) -> Path:
-    return Path("artifacts/exports") / target
-
-
-@click.command()
-@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/browser.")
-@click.option(
-    "--runtime",
-    type=_EXISTING,
-    metavar="FOLDER_OR_TGZ",
-    help="onnxruntime-web, as `npm pack onnxruntime-web` gives it.",
-)
-@click.option("--download", is_flag=True, help="Let npm fetch onnxruntime-web.")
-@_VARIANT
-def browser(out: Path | None, runtime: Path | None, download: bool, variant: str | None) -> None:
-    """Write a page that answers in the browser, and certify it in Chromium.
-
-    The folder works from any static host, and from the disk. It makes no connection.
-    """
-    from slipway.export.targets.browser.export import export_browser
-
-    click.echo(export_browser(out or _out("browser"), runtime, variant, download=download))
-
-
-@click.command()
-@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/edge.")
-@click.option(
-    "--variant", metavar="NAME", help="Variant of the bundle; default: the choice for a CPU."
-)
-def edge(out: Path | None, variant: str | None) -> None:
-    """Write a script with its model, and certify it in an environment of its own.
-
-    It needs onnxruntime, numpy and Pillow. The limits of `edge` in params.yaml must be met.
-    """
-    from slipway.export.targets.edge.export import EDGE, export_script
-
-    click.echo(export_script(EDGE, out or _out("edge"), variant))
-
-
-@click.command()
-@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/openvino.")
-@_VARIANT
-def openvino(out: Path | None, variant: str | None) -> None:
-    """Write a script with its model for OpenVINO, and certify it in an environment of its own.
-
-    Operators that OpenVINO lacks are named, and nothing is written.
-    """
-    from slipway.export.targets.edge.export import OPENVINO, export_script
-
-    click.echo(export_script(OPENVINO, out or _out("openvino"), variant))
-
-
 _NAME = click.option("--name", default="model", help="Name of the model on the server; model.")
 _SERVER = click.option(
     "--server",
@@ -71,41 +15,125 @@ _SERVER = click.option(
 )
 
 
-@click.command()
-@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/triton.")
-@_NAME
-@_SERVER
-@_VARIANT
-def triton(out: Path | None, name: str, server: str | None, variant: str | None) -> None:
+def _place(*options: Any, variant: str = "fp32") -> Callable[[Callable[..., str]], click.Command]:
+    """Make a command from a function that writes `out` and returns a summary.
+
+    The command has the name of the function, the options --out and --variant, and its own.
+    """
+
+    def command(write: Callable[..., str]) -> click.Command:
+        folder = Path("artifacts/exports") / write.__name__
+
+        def run(**given: Any) -> None:
+            click.echo(write(**given))
+
+        run.__doc__ = write.__doc__
+        of_variant = f"Variant of the bundle, such as int8; default: {variant}."
+        common = (
+            click.option(
+                "--out",
+                type=click.Path(path_type=Path),
+                default=folder,
+                help=f"Folder to write; default: {folder}.",
+            ),
+            click.option("--variant", metavar="NAME", help=of_variant),
+        )
+        for option in reversed([*options, *common]):
+            run = option(run)
+        return click.command(write.__name__)(run)
+
+    return command
+
+
+@_place(
+    click.option(
+        "--runtime",
+        type=_EXISTING,
+        metavar="FOLDER_OR_TGZ",
+        help="onnxruntime-web, as `npm pack onnxruntime-web` gives it.",
+    ),
+    click.option("--download", is_flag=True, help="Let npm fetch onnxruntime-web."),
+)
+def browser(out: Path, variant: str | None, runtime: Path | None, download: bool) -> str:
+    """Write a page that answers in the browser, and certify it in Chromium.
+
+    The folder works from any static host, and from the disk. It makes no connection.
+    """
+    from slipway.export.targets.browser.export import export_browser
+
+    return export_browser(out, runtime, variant, download=download)
+
+
+@_place(variant="the choice for a CPU")
+def edge(out: Path, variant: str | None) -> str:
+    """Write a script with its model, and certify it in an environment of its own.
+
+    It needs onnxruntime, numpy and Pillow. The limits of `edge` in params.yaml must be met.
+    """
+    from slipway.export.targets.edge.export import EDGE, export_script
+
+    return export_script(EDGE, out, variant)
+
+
+@_place()
+def openvino(out: Path, variant: str | None) -> str:
+    """Write a script with its model for OpenVINO, and certify it in an environment of its own.
+
+    Operators that OpenVINO lacks are named, and nothing is written.
+    """
+    from slipway.export.targets.edge.export import OPENVINO, export_script
+
+    return export_script(OPENVINO, out, variant)
+
+
+@_place(_NAME, _SERVER)
+def triton(out: Path, variant: str | None, name: str, server: str | None) -> str:
     """Write a model repository for NVIDIA's Triton.
 
     Batching is that of `slipway tune serving`, if it measured this model.
     """
     from slipway.export.targets.triton.export import ServerExport, export_server
 
-    given = ServerExport("triton", name, "", server)
-    click.echo(export_server(given, out or _out("triton"), variant))
+    return export_server(ServerExport("triton", name, "", server), out, variant)
 
 
-@click.command()
-@click.option("--out", type=_PATH, help="Folder to write; default: artifacts/exports/kserve.")
-@click.option(
-    "--storage-uri",
-    required=True,
-    metavar="URI",
-    help="Where model_repository will be copied to, such as pvc://models/digits.",
+@_place(
+    click.option(
+        "--storage-uri",
+        required=True,
+        metavar="URI",
+        help="Where model_repository will be copied to, such as pvc://models/digits.",
+    ),
+    _NAME,
+    _SERVER,
 )
-@_NAME
-@_SERVER
-@_VARIANT
-def kserve(
-    out: Path | None, storage_uri: str, name: str, server: str | None, variant: str | None
-) -> None:
+def kserve(out: Path, variant: str | None, storage_uri: str, name: str, server: str | None) -> str:
     """Write an InferenceService of KServe, with the model repository for its Triton.
 
     Batching is that of `slipway tune serving`, if it measured this model.
     """
     from slipway.export.targets.triton.export import ServerExport, export_server
 
-    given = ServerExport("kserve", name, storage_uri, server)
-    click.echo(export_server(given, out or _out("kserve"), variant))
+    return export_server(ServerExport("kserve", name, storage_uri, server), out, variant)
+
+
+@_place()
+def mlflow(out: Path, variant: str | None) -> str:
+    """Write a model of MLflow, and certify it by mlflow.pyfunc.
+
+    It holds the graph; PREPROCESSING.md says how callers make its tensors.
+    """
+    from slipway.export.targets.layouts import export_layout
+
+    return export_layout("mlflow", out, variant)
+
+
+@_place()
+def huggingface(out: Path, variant: str | None) -> str:
+    """Write a repository of the Hugging Face hub, with a card in its format, and certify it.
+
+    It holds the graph; PREPROCESSING.md says how callers make its tensors. Nothing is uploaded.
+    """
+    from slipway.export.targets.layouts import export_layout
+
+    return export_layout("huggingface", out, variant)

@@ -30,6 +30,10 @@ _EXPORT = {
     "openvino": Verb("slipway.cli.exports:openvino", "write a script that needs OpenVINO only"),
     "triton": Verb("slipway.cli.exports:triton", "write a model repository for NVIDIA's Triton"),
     "kserve": Verb("slipway.cli.exports:kserve", "write an InferenceService of KServe"),
+    "mlflow": Verb("slipway.cli.exports:mlflow", "write a model of MLflow"),
+    "huggingface": Verb(
+        "slipway.cli.exports:huggingface", "write a repository of the Hugging Face hub"
+    ),
 }
 _DATASET = {
     "collect": Verb("slipway.traffic.collect:main", "write logged requests and their labels"),

@@ -27,7 +27,7 @@ from slipway.artifacts.certificate import check_certificate, read_certificate
 from slipway.artifacts.signature import SIGNATURE, sign, signing_key, verify_by_any
 from slipway.data.engine.rows import read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
-from slipway.export.bill_of_materials import BILL, bill_of_materials, undeclared
+from slipway.export.certification.bill_of_materials import BILL, bill_of_materials, undeclared
 from slipway.export.certification.statement import STATEMENT, statement_of
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record

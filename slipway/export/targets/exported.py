@@ -52,7 +52,7 @@ BUNDLE = Path("artifacts/bundle")
 CERTIFICATE = Path("artifacts/certificate.json")
 PACKED = Path("data/packed")
 RECORD = "export.json"
-Target = Literal["browser", "edge", "openvino", "triton", "kserve"]
+Target = Literal["browser", "edge", "openvino", "triton", "kserve", "mlflow", "huggingface"]
 
 
 class ExportRecord(Contract):

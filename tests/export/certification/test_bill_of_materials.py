@@ -11,7 +11,7 @@ import pytest
 
 from slipway.artifacts.bundle import DataSource, Lineage
 from slipway.artifacts.certificate import read_certificate
-from slipway.export.bill_of_materials import BILL, DATA, as_spdx, bill_of_materials
+from slipway.export.certification.bill_of_materials import BILL, DATA, as_spdx, bill_of_materials
 from slipway.export.release import RELEASED, release
 from slipway.system import files
 from tests.serving.bundles import certify, write_bundle
