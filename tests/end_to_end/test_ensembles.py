@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from collections import Counter
 from typing import Any
 
@@ -92,6 +93,49 @@ def test_a_vote_of_networks_and_trees_is_one_certified_graph(project: Project) -
     assert operators(project)["TreeEnsemble"] == 1
     assert list((project.path / "artifacts/bundle").glob("*int8*.onnx")) == []
     assert [answer["label"] for answer in answers(project)] == [label for _, label in CLEAR]
+
+
+def test_an_ensemble_is_explained_and_monitored_as_one_model(project: Project) -> None:
+    certified(project, method="average", members=[{}, {"seed": 8}, TREES_MEMBER])
+    generator = np.random.default_rng(6)
+    usual = [
+        {"x": x, "y": y, "colour": str(generator.choice(["red", "green"]))}
+        for x, y in generator.normal(size=(200, 2)).tolist()
+    ]
+    moved = [row | {"y": row["y"] + 3, "colour": "green"} for row in usual]
+    far = {"x": 40.0, "y": -40.0, "colour": "red"}
+    with project.service(SLIPWAY_WINDOW_ROWS="100") as address:
+        wait_until_ready(address)
+        answer = plain_http.post(f"{address}/explain", json=CLEAR[0][0]).json()
+        changes = {each["name"]: each["change"] for each in answer["explanation"]["columns"]}
+        assert answer["label"] == "left"
+        assert max(changes, key=lambda name: abs(changes[name])) == "x"
+        scores = [
+            plain_http.post(f"{address}/predict", json=row).json()["ood_score"]
+            for row in (usual[0], far)
+        ]
+        assert scores[0] < scores[1]
+        assert drift_after(address, usual) == set()
+        assert drift_after(address, moved) >= {"column y", "column colour"}
+
+
+def drift_after(address: str, rows: list[dict[str, Any]]) -> set[str]:
+    """Send the rows, wait for the test of a window of 100, and return the features that alarm."""
+    before = len(drift_status(address).get("windows", []))
+    for start in range(0, len(rows), 8):
+        sent = plain_http.post(f"{address}/predict", json={"rows": rows[start : start + 8]})
+        assert sent.status_code == 200
+    deadline = time.monotonic() + 60
+    while len((drift := drift_status(address)).get("windows", [])) == before:
+        assert time.monotonic() < deadline, drift
+        time.sleep(0.2)
+    assert drift["state"] == "monitoring"
+    return {each["name"] for each in drift["features"] if abs(each["value"]) > each["threshold"]}
+
+
+def drift_status(address: str) -> dict[str, Any]:
+    found: dict[str, Any] = plain_http.get(f"{address}/status").json()["drift"]
+    return found
 
 
 def test_the_student_of_a_stack_is_certified_and_answers_in_its_place(project: Project) -> None:

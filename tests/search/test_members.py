@@ -89,12 +89,23 @@ def test_taking_members_of_an_unknown_or_missing_search_is_refused() -> None:
         write_members("other", 2)
 
 
-def test_member_trained_on_other_inputs_is_refused_and_params_stay_unchanged(project: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("precompute.image_size_px", 24),
+        ("data.task", "image_regression"),
+        ("split.test", 0.3),
+        ("seed", 99),  # of the split as well
+    ],
+)
+def test_member_of_another_task_split_or_input_is_refused_and_params_stay_unchanged(
+    project: Path, key: str, value: Any
+) -> None:
     before = (project / "params.yaml").read_text()
     write_record(record(0, 0.8, {}))
-    write_record(record(1, 0.9, {"precompute.image_size_px": 24}))
-    with pytest.raises(
-        ParamsError, match=r"search-1-001 was trained with precompute.image_size_px 24, which"
-    ):
+    other = record(1, 0.9, {})
+    assert key in other.params
+    write_record(other.model_copy(update={"params": other.params | {key: value}}))
+    with pytest.raises(ParamsError, match=rf"search-1-001 was trained with {key} {value!r}, which"):
         write_members(None, 2)
     assert (project / "params.yaml").read_text() == before
