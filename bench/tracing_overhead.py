@@ -1,27 +1,33 @@
 """The cost of access log and traces: processor time of a worker for each request, on and off.
 
-`python -m bench.tracing_overhead` lets an application in this process answer images, 32 at a time,
-in blocks with and without the two. A block lasts until its lines are written and its spans
-exported, so that their threads count. The requests come from no socket: HTTP would add the same
-time to both sides, so the ratios are above those of a service. Processor time hardly depends on
-other load, which rates of requests do.
+`python -m bench.tracing_overhead` lets an application in this process answer images, in short
+turns with and without the two. Three models are asked: a tiny graph, the small network at 28 px
+and resnet18 at 224 px. The cost is the time that the event loop's thread needs more, and that of
+the threads that write lines and export spans. The base is the time of all threads without the two,
+those of the model included. The requests come from no socket: HTTP would add the same to both
+sides, so the shares are above those of a service. Processor time depends far less on other load
+than rates of requests do.
 """
 
 import asyncio
 import math
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import Message, Receive, Scope, Send
 
+from bench import serving_models
 from bench.conditions import conditions
 from slipway.serving.app import Application
 from slipway.serving.extensions import EXTENSIONS, SECTIONS
 from slipway.serving.http.request_body import RequestBody
 from slipway.serving.http.routes import Request, new_request_id
+from slipway.serving.process.worker_process import freeze_gc, set_switch_interval
 from slipway.serving.settings import read_settings
 from slipway.serving.worker import ModelWorker
 from slipway.system import files
@@ -29,8 +35,7 @@ from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.tracing.test_extension import collector
 
 RESULT = Path("bench/results/tracing_overhead.md")
-ORDER = (True, False, False, True)
-NUM_ORDERS, REQUESTS, TOGETHER = 9, 3200, 32
+THREADS = ("slipway-access-log", "slipway-tracing")
 SETTLE_S = 1.3  # the threads gather for up to a second
 PACKAGES = ("bentoml", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "orjson")
 CASES: dict[str, dict[str, object]] = {
@@ -38,6 +43,41 @@ CASES: dict[str, dict[str, object]] = {
     "traces of 1 %, the default": {"tracing_sampling_rate": 0.01},
     "both, as by default": {"access_log_sampling_rate": 1.0, "tracing_sampling_rate": 0.01},
 }
+
+
+class Load(NamedTuple):
+    """One model, and how often it is asked."""
+
+    name: str
+    write: Callable[[Path], object]  # bundle and certificate into a folder
+    body: bytes
+    together: int  # requests at a time
+    num_requests: int  # of a turn
+    num_pairs: int  # of turns
+
+
+def _tiny(folder: Path) -> None:
+    certify(folder / "certificate.json", write_bundle(folder / "bundle"))
+
+
+LOADS = (
+    Load("tiny linear graph, 8 px", _tiny, picture(), 32, 640, 60),
+    Load("small CNN, 28 px", serving_models.write_small, picture(0, (28, 28)), 32, 640, 40),
+    Load("resnet18, 224 px", serving_models.write_large, picture(0, (224, 224)), 4, 8, 20),
+)
+
+
+class Costs(NamedTuple):
+    """µs of processor time for each request."""
+
+    base: float  # everything, without the two
+    more: tuple[float, float, float]  # of the event loop: median, and its 95 % interval
+    beside: float  # of the threads of the two
+
+    @property
+    def share(self) -> float:
+        """The whole cost as a fraction of the base."""
+        return (self.more[0] + self.beside) / self.base
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,17 +106,26 @@ async def _answer(application: Application, body: bytes) -> None:
     assert response.status == 200, response.body
 
 
-async def _block(application: Application, body: bytes) -> float:
-    """µs of processor time for each request, those of all threads included."""
-    before = time.process_time()
-    for _ in range(REQUESTS // TOGETHER):
-        await asyncio.gather(*(_answer(application, body) for _ in range(TOGETHER)))
-    await asyncio.sleep(SETTLE_S)
-    return (time.process_time() - before) / REQUESTS * 1e6
+async def _turn(application: Application, load: Load) -> tuple[float, float]:
+    """µs for each request, of the event loop's thread and of the whole process."""
+    own, every = time.thread_time(), time.process_time()
+    for _ in range(load.num_requests // load.together):
+        await asyncio.gather(*(_answer(application, load.body) for _ in range(load.together)))
+    ended = time.thread_time() - own, time.process_time() - every
+    return ended[0] / load.num_requests * 1e6, ended[1] / load.num_requests * 1e6
 
 
-async def _measure(folder: Path, url: str, sampled: dict[str, object]) -> dict[bool, list[float]]:
-    """The costs on and off, one of each for every order."""
+def _seconds_beside() -> float:
+    """Seconds of processor time of the threads that write lines and export spans, so far."""
+    clocks = [
+        time.pthread_getcpuclockid(one.ident)
+        for one in threading.enumerate()
+        if one.name in THREADS and one.ident
+    ]
+    return sum(map(time.clock_gettime, clocks))
+
+
+async def _measure(folder: Path, url: str, sampled: dict[str, object], load: Load) -> Costs:
     own: dict[str, Any] = {
         "bundle": folder / "bundle",
         "certificate": folder / "certificate.json",
@@ -95,55 +144,75 @@ async def _measure(folder: Path, url: str, sampled: dict[str, object]) -> dict[b
     worker = ModelWorker(read_settings(SECTIONS, environment), EXTENSIONS)
     worker.start()
     await worker.loaded()
-    application, body = Application(_nothing, worker, "only"), picture()
-    everyone = worker._on_response
-    costs: dict[bool, list[float]] = {True: [], False: []}
+    set_switch_interval()
+    application = Application(_nothing, worker, "only")
+    on, off = (worker._readers, worker._sampled_readers), ((), ())
+
+    async def turn(is_on: bool) -> tuple[float, float]:
+        worker._readers, worker._sampled_readers = on if is_on else off
+        return await _turn(application, load)
+
     try:
-        for _ in range(2):
-            await _block(application, body)  # warm-up
-        for _ in range(NUM_ORDERS):
-            found: dict[bool, list[float]] = {True: [], False: []}
-            for is_on in ORDER:
-                worker._on_response = everyone if is_on else ()
-                found[is_on].append(await _block(application, body))
-            for is_on, values in found.items():
-                costs[is_on].append(sum(values) / len(values))
+        for _ in range(4):
+            await turn(True)  # warm-up
+        freeze_gc()
+        await asyncio.sleep(SETTLE_S)
+        before, differences, bases = _seconds_beside(), [], []
+        for pair in range(load.num_pairs):
+            found = {is_on: await turn(is_on) for is_on in (pair % 2 == 0, pair % 2 == 1)}
+            differences.append(found[True][0] - found[False][0])
+            bases.append(found[False][1])
+        await asyncio.sleep(SETTLE_S)
+        beside = (_seconds_beside() - before) / load.num_requests / load.num_pairs * 1e6
     finally:
-        worker._on_response = everyone
+        worker._readers, worker._sampled_readers = on
         await worker.stop()
-    return costs
+    return Costs(median(bases), _interval(differences), beside)
 
 
-def compared(what: str, costs: dict[bool, list[float]]) -> str:
-    """A line of the table. The 95 % interval of the median ratio comes from order statistics."""
-    ratios = sorted(on / off for on, off in zip(costs[True], costs[False], strict=True))
-    around, reach = len(ratios) / 2, 0.98 * math.sqrt(len(ratios))
-    low = ratios[max(0, math.floor(around - reach))]
-    high = ratios[min(len(ratios) - 1, math.ceil(around + reach))]
+def _interval(values: list[float]) -> tuple[float, float, float]:
+    """The median and its 95 % interval, which comes from order statistics."""
+    ordered = sorted(values)
+    around, reach = len(ordered) / 2, 0.98 * math.sqrt(len(ordered))
+    low = ordered[max(0, math.floor(around - reach))]
+    high = ordered[min(len(ordered) - 1, math.ceil(around + reach))]
+    return median(ordered), low, high
+
+
+def described(what: str, load: Load, costs: Costs) -> str:
+    """A line of the table."""
+    more, low, high = costs.more
     return (
-        f"| {what} | {median(costs[False]):.1f} | {median(costs[True]):.1f} | "
-        f"{median(ratios):.3f} ({low:.3f} to {high:.3f}) |"
+        f"| {what} | {load.name} | {costs.base:,.0f} | {more:.1f} ({low:.1f} to {high:.1f}) | "
+        f"{costs.beside:.1f} | {100 * costs.share:.1f} % |"
     )
 
 
 def main() -> None:
     lines = [
-        "| | off, µs | on, µs | ratio of neighbours, median (95 % interval) |",
-        "|---|---|---|---|",
+        "| | Model | base, µs | event loop, µs more (95 % interval) | threads, µs | cost |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, sampled in CASES.items():
-        with tempfile.TemporaryDirectory() as temporary, collector() as (url, _):
-            folder = Path(temporary)
-            certify(folder / "certificate.json", write_bundle(folder / "bundle"))
-            lines.append(compared(name, asyncio.run(_measure(folder, url, sampled))))
-        print(lines[-1], flush=True)
+    for load in LOADS:
+        for name, sampled in CASES.items():
+            with tempfile.TemporaryDirectory() as temporary, collector() as (url, _):
+                folder = Path(temporary)
+                load.write(folder)
+                costs = asyncio.run(_measure(folder, url, sampled, load))
+            lines.append(described(name, load, costs))
+            print(lines[-1], flush=True)
     table = "\n".join(lines)
+    turns = "; ".join(
+        f"{one.name}: {one.together} at a time, {one.num_pairs} pairs of turns of "
+        f"{one.num_requests} requests"
+        for one in LOADS
+    )
     text = (
         "# Overhead of access log and traces\n\n"
-        "Processor time of a worker for each request, without reading HTTP and sockets. A tiny "
-        f"linear graph on 8x8 RGB PNGs.\n\n{table}\n\n"
-        f"{TOGETHER} requests at a time, n = {NUM_ORDERS} times four blocks of {REQUESTS}, on, "
-        f"off, off, on; monitoring off. The collector shares the process, so its work counts too. "
+        "Processor time of a worker for each request. The base is that of all threads with both "
+        "off, the model's included, but without HTTP and sockets. The cost is that of the event "
+        f"loop and of the threads that write and export, as a share of the base.\n\n{table}\n\n"
+        f"PNGs. {turns}. Turns with and without alternate; monitoring off. "
         f"{conditions(*PACKAGES)}\n"
     )
     files.write_text(RESULT, text)

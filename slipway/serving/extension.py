@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slipway.serving.http.callers import CallerCheck
-from slipway.serving.http.routes import OnResponse, Routes
+from slipway.serving.http.routes import Headers, OnResponse, Routes
 from slipway.serving.metrics.gauges import MetricsSource
 from slipway.serving.settings import Settings, SettingsSection
 
@@ -33,7 +33,9 @@ class Hooks:
     model_info: Callable[[], dict[str, Any]] | None = None  # further keys of `GET /model`
     status: Mapping[str, StatusPart] = field(default_factory=dict)  # parts of `GET /status`
     gauges: Sequence[MetricsSource] = ()  # sampled every few seconds
-    on_response: OnResponse | None = None  # gets every request that ended
+    on_response: OnResponse | None = None  # gets the requests that ended
+    # Decides for which requests, when they arrive; None: for every one.
+    samples: Callable[[Headers], bool] | None = None
     start: Callable[[], None] | None = None  # on the event loop, when loading begins
     stop: Callable[[], Awaitable[None]] | None = None  # before the model is retired
     close: Callable[[], Awaitable[None]] | None = None  # after the last answer

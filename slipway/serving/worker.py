@@ -22,7 +22,7 @@ from slipway.serving.http.callers import CallerCheck, LoopbackOnly
 from slipway.serving.http.deadlines import Deadlines
 from slipway.serving.http.refusal_log import RefusalLog
 from slipway.serving.http.responses import RETRY_AFTER, Refusal
-from slipway.serving.http.routes import Exchange, Request, RequestTrace
+from slipway.serving.http.routes import Exchange, Headers, Request, RequestTrace
 from slipway.serving.metrics.gauges import ProcessMetrics, Sampler
 from slipway.serving.metrics.service_metrics import ServiceMetrics, server_started
 from slipway.serving.models.admission import Admission, Place
@@ -93,7 +93,13 @@ class ModelWorker:
         self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)
         self.hooks = {one.name: one.attach(self) for one in extensions}
-        self._on_response = tuple(one.on_response for one in self.hooks.values() if one.on_response)
+        readers = [one for one in self.hooks.values() if one.on_response]
+        self._readers = tuple(
+            one.on_response for one in readers if one.on_response and not one.samples
+        )
+        self._sampled_readers = tuple(
+            (one.samples, one.on_response) for one in readers if one.on_response and one.samples
+        )
         checks = (one.caller_check for one in self.hooks.values() if one.caller_check)
         self.caller_check: CallerCheck = next(checks, None) or LoopbackOnly()
 
@@ -217,9 +223,13 @@ class ModelWorker:
             if hooks.on_wrong_answer:
                 hooks.on_wrong_answer(model_version)
 
-    def new_trace(self) -> RequestTrace | None:
+    def new_trace(self, headers: Headers) -> RequestTrace | None:
         """A trace for a new request. None if no extension reads it."""
-        return RequestTrace() if self._on_response else None
+        readers = self._readers
+        for samples, reader in self._sampled_readers:
+            if samples(headers):
+                readers = (reader, *readers)
+        return RequestTrace(readers=readers) if readers else None
 
     def ended(
         self, request: Request, route: str, status: int | None, error: str | None = None
@@ -246,7 +256,7 @@ class ModelWorker:
         """Count and report a request that was refused before it was read."""
         self.metrics.refused(refusal.code)
         self.metrics.answered("other", refusal.status)
-        if trace := self.new_trace():
+        if trace := self.new_trace({}):
             now = perf_counter()
             self._report(
                 Exchange(
@@ -354,7 +364,10 @@ class ModelWorker:
         return self._live
 
     def _report(self, exchange: Exchange) -> tuple[tuple[str, str], ...]:
-        return tuple(header for report in self._on_response for header in report(exchange))
+        headers: tuple[tuple[str, str], ...] = ()
+        for report in exchange.trace.readers:
+            headers += report(exchange)
+        return headers
 
     def _shed(self, num_kept: int) -> None:
         """Refuse waiting rows beyond about `num_kept`, divided among the queues in proportion."""

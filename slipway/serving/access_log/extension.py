@@ -76,7 +76,7 @@ def _attach(worker: ModelWorker) -> Hooks:
             directory,
         )
         return Hooks()
-    log: list[LineLog[tuple[float, Exchange]]] = []
+    log: list[LineLog[bytes]] = []
 
     def start() -> None:
         max_age_s = settings.access_log_days * _DAY_S or None
@@ -87,7 +87,7 @@ def _attach(worker: ModelWorker) -> Hooks:
             LineLog(
                 "access log",
                 writer,
-                lambda item: encode_line(*item),
+                bytes,
                 lambda outcome, number: counters[outcome].inc(number),
                 MAX_WAITING,
                 max_age_s=max_age_s,
@@ -97,7 +97,9 @@ def _attach(worker: ModelWorker) -> Hooks:
     def note(exchange: Exchange) -> tuple[tuple[str, str], ...]:
         is_fault = exchange.status is not None and exchange.status >= _FAULT
         if log and (is_fault or is_sampled(exchange.request_id, rate)):
-            log[0].put((time.time(), exchange))
+            # Here, not on the log's thread: there a line takes three times as long, because two
+            # threads would take turns in the interpreter (bench/results/tracing_overhead.md).
+            log[0].put(encode_line(time.time(), exchange))
         return ()
 
     async def close() -> None:

@@ -39,6 +39,7 @@ class RequestTrace:
     model_version: str | None = None  # of the model that answered, or failed to
     num_rows: int | None = None  # answered
     trace_id: str | None = None  # of a distributed trace, from an extension
+    readers: "tuple[OnResponse, ...]" = ()  # hooks that get the request when it ended
 
 
 @dataclass

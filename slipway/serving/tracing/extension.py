@@ -1,7 +1,8 @@
 """Sends traces to a collector: SLIPWAY_TRACING_ENDPOINT.
 
-A request continues the trace of its `traceparent`, or begins one, and every response has the
-`traceparent` of its span. https://www.w3.org/TR/trace-context/
+A request continues the trace of its `traceparent`, or begins one if it is sampled. Its response has
+the `traceparent` of its span. Any other request gets no ids and no header.
+https://www.w3.org/TR/trace-context/
 """
 
 import logging
@@ -71,7 +72,7 @@ def _attach(worker: ModelWorker) -> Hooks:
     async def close() -> None:
         tracer.close()
 
-    return Hooks(on_response=tracer.note, close=close)
+    return Hooks(on_response=tracer.note, samples=tracer.samples, close=close)
 
 
 EXTENSION = Extension("tracing", _attach, TracingSettings)

@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from random import getrandbits
 from typing import NamedTuple
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -16,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from slipway.serving.http.routes import Exchange, new_request_id
+from slipway.serving.http.routes import Exchange, Headers, new_request_id
 from slipway.serving.process.outbox import Outbox
 from slipway.system.version import installed_version
 
@@ -31,6 +32,8 @@ _PARENT = re.compile(
     rb"([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
 _METHOD_CHARACTERS = 20
+_DRAW_BITS = 32
+_DRAWS = 1 << _DRAW_BITS
 
 
 class _Traced(NamedTuple):
@@ -57,7 +60,7 @@ class Tracer:
         count: Callable[[str, int], None],
     ) -> None:
         self._exporter, self._endpoint, self._count = exporter, endpoint, count
-        self._bound = sampling_rate * 2**64  # for the last digits of a trace id
+        self._bound = int(sampling_rate * _DRAWS)
         self._is_failing = False
         version = installed_version()
         own = {"service.name": "slipway", "service.version": version}
@@ -68,14 +71,19 @@ class Tracer:
             "slipway-tracing", self._export, MAX_WAITING, gather_s=GATHER_S
         )
 
+    def samples(self, headers: Headers) -> bool:
+        """Decide about a request that arrived: one that begins a trace, or may continue one."""
+        return getrandbits(_DRAW_BITS) < self._bound or b"traceparent" in headers
+
     def note(self, exchange: Exchange) -> tuple[tuple[str, str], ...]:
-        """Trace a request if it is sampled. Returns its `traceparent`."""
-        parent_id = None
-        if parent := _read_parent(exchange.headers.get(b"traceparent")):
+        """Trace a request for which `samples` was True. Returns its `traceparent`."""
+        header, parent_id = exchange.headers.get(b"traceparent"), None
+        if parent := _read_parent(header):
             trace_id, parent_id, is_sampled = parent
+        elif header is None or getrandbits(_DRAW_BITS) < self._bound:
+            trace_id, is_sampled = new_request_id() + new_request_id(), True
         else:
-            trace_id = new_request_id() + new_request_id()
-            is_sampled = int(trace_id[16:], 16) < self._bound
+            return ()
         span_id = new_request_id()
         exchange.trace.trace_id = trace_id
         if is_sampled:

@@ -121,7 +121,7 @@ def test_the_sample_is_drawn_by_the_id_and_faults_are_always_in_it(
 
 def test_it_is_off_by_default_and_then_no_request_has_a_trace(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        assert worker.new_trace() is None
+        assert worker.new_trace({}) is None
         assert worker.hooks["access_log"].on_response is None
 
     run(make_settings(), work)

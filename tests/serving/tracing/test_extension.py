@@ -105,10 +105,13 @@ def exchange(number: int = 0, status: int = 200, **headers: str) -> Exchange:
 
 
 def traced(rate: float, *exchanges: Exchange) -> tuple[list[str], InMemorySpanExporter]:
-    """The headers of the responses, and the exporter with the spans."""
+    """The headers of the responses, empty if untraced, and the exporter with the spans."""
     exporter = InMemorySpanExporter()
     tracer = Tracer(exporter, "memory", rate, lambda outcome, number: None)
-    headers = [dict(tracer.note(one))["traceparent"] for one in exchanges]
+    headers = [
+        dict(tracer.note(one) if tracer.samples(one.headers) else ()).get("traceparent", "")
+        for one in exchanges
+    ]
     tracer.close()
     return headers, exporter
 
@@ -141,8 +144,9 @@ def test_the_caller_decides_about_its_own_trace_and_the_rate_about_new_ones() ->
     headers, exporter = traced(0.25, *(exchange(number) for number in range(1000)))
     spans = [span for span in exporter.get_finished_spans() if span.parent is None]
     assert 180 < len(spans) < 320
-    assert sum(header.endswith("-01") for header in headers) == len(spans)
-    assert len({header.split("-")[1] for header in headers}) == 1000
+    own = [header for header in headers if header]
+    assert all(header.endswith("-01") for header in own)
+    assert len({header.split("-")[1] for header in own}) == len(own) == len(spans)
 
 
 def test_a_fault_of_the_service_is_an_error_of_its_span() -> None:
@@ -228,3 +232,15 @@ def test_it_is_off_by_default_and_an_invalid_endpoint_is_refused(
     run(make_settings(tracing_endpoint=""), work)
     with pytest.raises(SettingsError, match="SLIPWAY_TRACING_ENDPOINT: found 'collector:4318'"):
         make_settings(tracing_endpoint="collector:4318")
+
+
+def test_a_request_that_is_not_sampled_has_no_trace_and_no_header(
+    make_settings: MakeSettings,
+) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        assert worker.new_trace({}) is None
+        assert "traceparent" not in (await client.get("/livez")).headers
+        continued = await client.get("/livez", headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
+        assert continued.headers["traceparent"].startswith(f"00-{TRACE}-")
+
+    run(make_settings(tracing_endpoint="http://127.0.0.1:9", tracing_sampling_rate=0), work)
