@@ -1,19 +1,47 @@
 """The smallest number of GPUs of a type on which a training fits, its hours and its price.
 
 The memory is that of the plan; a tenth of a GPU stays free for the CUDA context and fragmentation.
-The time is the floating-point operations of all steps, at 40 % of the rate in the data sheet.
-Communication and loading are left out, so the hours are a lower bound.
+A step takes the time of its floating-point operations, at 40 % of the rate in the data sheet, and
+of its communication. Loading and the latency of messages are left out: a lower bound.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from slipway.planning.memory_plan import DeviceMemory, Traces, device_memory
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from slipway.config.sections import TrainParams
+from slipway.planning.memory_plan import (
+    DeviceMemory,
+    Traces,
+    device_memory,
+    keep_stage,
+    trace_all,
+    trace_share,
+    trace_stage,
+    whole_step,
+)
+from slipway.planning.step_memory import parameter_counts, step_flop, trace_step
 from slipway.reports.console import size, text_table
-from slipway.system.errors import ParamsError
+from slipway.system.errors import ParamsError, SlipwayError, UnavailableError
+from slipway.training.distributed.execution import check_execution
+from slipway.training.distributed.pipeline import blocks_of_stage
+from slipway.training.distributed.strategies import Placement, TrainingHost, place
+from slipway.training.job import check_division, step_shape
+from slipway.training.networks.blocks import check_blocks, parallel_blocks
+from slipway.training.networks.divided_layers import narrow, parallel_layers
+from slipway.training.networks.networks import Network, example_rows
 
 _USABLE, _UTILISATION = 0.9, 0.4
 _MOST_GPUS = 64
+_GPUS_OF_A_MACHINE = 8
+_NETWORK_RATE = 12.5  # GB/s between machines for each GPU: 100 Gb/s
 # From the least communication to the most.
 STRATEGIES_BY_TRAFFIC = (
     "ddp",
@@ -22,6 +50,8 @@ STRATEGIES_BY_TRAFFIC = (
     "fsdp",
     "deepspeed_stage_3",
 )
+# Their processes wait for each other's values within a pass.
+_WAITING = ("pipeline", "tensor_parallel")
 
 
 @dataclass(frozen=True)
@@ -31,31 +61,52 @@ class GpuType:
     memory_gb: float
     half_rate: float  # fp16 or bf16 on tensor cores
     full_rate: float  # float32 without TF32
+    link_rate: float  # GB/s in one direction to the GPUs of the same machine: PCIe or NVLink
     has_bfloat16: bool = True
 
 
 GPU_TYPES = {
-    "T4": GpuType(16, 65, 8.1, has_bfloat16=False),
-    "L4": GpuType(24, 121, 30.3),
-    "A10": GpuType(24, 125, 31.2),
-    "L40S": GpuType(48, 362, 91.6),
-    "A100-40GB": GpuType(40, 312, 19.5),
-    "A100-80GB": GpuType(80, 312, 19.5),
-    "H100": GpuType(80, 989, 67),
-    "H200": GpuType(141, 989, 67),
+    "T4": GpuType(16, 65, 8.1, 16, has_bfloat16=False),
+    "L4": GpuType(24, 121, 30.3, 32),
+    "A10": GpuType(24, 125, 31.2, 32),
+    "L40S": GpuType(48, 362, 91.6, 32),
+    "A100-40GB": GpuType(40, 312, 19.5, 300),
+    "A100-80GB": GpuType(80, 312, 19.5, 300),
+    "H100": GpuType(80, 989, 67, 450),
+    "H200": GpuType(141, 989, 67, 450),
 }
 
 
 @dataclass(frozen=True)
+class Setting:
+    """A strategy on a number of GPUs of any type, and what each GPU does in a step."""
+
+    strategy: str
+    num_gpus: int
+    memory: DeviceMemory
+    flop: float  # floating-point operations, and those that a pipeline's idle time would hold
+    sent_bytes: float
+
+    def step_seconds(self, kind: GpuType, precision: str) -> float:
+        """Predict a step; data parallelism sends while it computes, other strategies do not."""
+        rate = kind.full_rate if precision == "32-true" else kind.half_rate
+        link = kind.link_rate if self.num_gpus <= _GPUS_OF_A_MACHINE else _NETWORK_RATE
+        parts = self.flop / (rate * 1e12 * _UTILISATION), self.sent_bytes / (link * 1e9)
+        return sum(parts) if self.strategy in _WAITING else max(parts)
+
+
+@dataclass(frozen=True)
 class GpuChoice:
-    """The smallest setting of one type."""
+    """A setting on one type of GPU."""
 
     name: str
-    num_gpus: int
-    strategy: str
-    memory: DeviceMemory
+    setting: Setting
     hours: float
     price: float | None  # of the run; None if the hourly price is missing
+
+    @property
+    def label(self) -> str:
+        return f"{self.setting.num_gpus} x {self.name} with {self.setting.strategy}"
 
 
 def parse_prices(texts: Sequence[str]) -> dict[str, float]:
@@ -80,74 +131,236 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def choose_gpus(
-    traces: Traces,
-    precision: str,
-    batch_size: int,
-    flop: float,
-    prices: Mapping[str, float],
-) -> list[GpuChoice]:
-    """Find the smallest setting of each type; types on which nothing fits are left out.
+class _Planner:
+    """Predicts a training on any number of GPUs; traces no part of it twice.
 
     Args:
-        traces: of a step of the rows of one device, at most.
-        flop: floating-point operations of the whole training.
+        traces: of the plan, for `rows` rows at a time.
     """
-    found = []
-    for name, kind in GPU_TYPES.items():
-        setting = _smallest(traces, precision, batch_size, kind)
-        if setting is None or (precision == "bf16-mixed" and not kind.has_bfloat16):
-            continue
-        num_gpus, strategy, memory = setting
-        rate = kind.full_rate if precision == "32-true" else kind.half_rate
-        hours = flop / (num_gpus * rate * 1e12 * _UTILISATION) / 3600
-        price = prices[name] * hours * num_gpus if name in prices else None
-        found.append(GpuChoice(name, num_gpus, strategy, memory, hours, price))
+
+    def __init__(
+        self, network: Network, params: TrainParams, precision: str, traces: Traces, rows: int
+    ) -> None:
+        self._network, self._params, self._precision = network, params, precision
+        self._half = None if precision == "32-true" else torch.bfloat16
+        self._traces = {(rows, False): traces}
+        self._row_flop = step_flop(network, params, rows) / rows
+        self._values = _exchanged_values(network)
+
+    def setting(self, strategy: str, num_gpus: int) -> Setting:
+        """Predict a setting; a SlipwayError names the reason if it is refused."""
+        params = self._params.model_copy(
+            update={
+                "strategy": strategy,
+                "precision": self._precision,
+                "accelerator": "gpu",
+                "devices": num_gpus,
+                "num_nodes": 1,
+            }
+        )
+        placement = place(params, TrainingHost(num_gpus, has_bfloat16=True, launch=None))
+        with suppress(UnavailableError):  # a compiler, which the machine with the GPUs may have
+            check_execution(params, placement, self._network.spec.task)
+        if strategy == "fsdp":
+            check_blocks(self._network, strategy)
+        check_division(self._network, placement)
+        shape = step_shape(params, placement)
+        passes = shape.num_accumulated
+        if strategy == "pipeline":
+            return self._pipeline(num_gpus, shape.batch_size, shape.num_micro_batches)
+        rows = shape.per_device * passes  # of a step
+        if strategy == "tensor_parallel":
+            return self._shared(num_gpus, shape.per_device, passes)
+        memory = device_memory(
+            self._traces_of(shape.per_device, accumulates=passes > 1),
+            strategy,
+            self._precision,
+            num_gpus,
+            on_gpu=True,
+        )
+        sent = self._sent_state(placement, passes)
+        return Setting(strategy, num_gpus, memory, rows * self._row_flop, sent)
+
+    def _traces_of(self, rows: int, *, accumulates: bool) -> Traces:
+        key = (rows, accumulates)
+        if key not in self._traces:
+            network, params, any_rows = self._network, self._params, next(iter(self._traces))
+            self._traces[key] = (
+                trace_all(network, params, rows, accumulates=accumulates)
+                if self._half
+                else self._traces[any_rows]._replace(
+                    full=trace_step(network, params, rows, accumulates=accumulates)
+                )
+            )
+        return self._traces[key]
+
+    def _sent_state(self, placement: Placement, passes: int) -> float:
+        """Return the bytes of weights and gradients that a process sends in a step."""
+        trainable, frozen = parameter_counts(self._network)
+        every, itemsize = trainable + frozen, 2 if self._half else 4
+        part = (placement.world_size - 1) / placement.world_size
+        # Gatherings of weights, then reductions of gradients, in bytes.
+        sent = {
+            "single": 0,
+            "ddp": 2 * 4 * trainable,
+            "deepspeed_stage_1": 2 * itemsize * trainable,
+            "deepspeed_stage_2": itemsize * trainable * (1 + passes),
+            "deepspeed_stage_3": itemsize * (2 * every + trainable) * passes,
+            "fsdp": (2 * itemsize * every + 4 * trainable) * passes,
+        }
+        return part * sent[placement.strategy]
+
+    def _shared(self, num_gpus: int, rows: int, passes: int) -> Setting:
+        part = partial(narrow, num_processes=num_gpus)
+        flop = step_flop(self._network, self._params, rows, part) * passes
+        memory = trace_share(
+            self._network, self._params, rows, num_gpus, self._half, accumulates=passes > 1
+        )
+        # A sum over all processes sends each value twice, but for a process's own part.
+        values = 2 * (num_gpus - 1) / num_gpus * self._values.shared * rows * passes
+        sent = values * (2 if self._half else 4)
+        return Setting("tensor_parallel", num_gpus, whole_step(memory), flop, sent)
+
+    def _pipeline(self, num_gpus: int, batch_size: int, num_micro_batches: int) -> Setting:
+        network, rows = self._network, batch_size // num_micro_batches
+        stages = [len(blocks_of_stage(network, index, num_gpus)) for index in range(num_gpus)]
+        part = partial(keep_stage, index=stages.index(max(stages)), num_stages=num_gpus)
+        memory = trace_stage(
+            network, self._params, batch_size, num_micro_batches, num_gpus, self._half
+        )
+        # Each process waits for the first micro-batch of the one before, and then for the last.
+        slots = num_micro_batches + num_gpus - 1
+        flop = step_flop(network, self._params, rows, part) * slots
+        sent = 2 * 4 * self._values.passed * batch_size
+        return Setting("pipeline", num_gpus, whole_step(memory), flop, sent)
+
+
+@dataclass
+class _ExchangedValues:
+    """Values of one row that processes exchange in a pass."""
+
+    shared: int = 0  # summed over processes that share layers
+    passed: int = 0  # from one block to the next
+
+
+def _exchanged_values(network: Network) -> _ExchangedValues:
+    """Count the values in a forward pass without data."""
+    found = _ExchangedValues()
+
+    def count(value: Any) -> int:
+        return sum(leaf.numel() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+    def shared(by: str, _: nn.Module, inputs: Any, output: Any) -> None:
+        # Forward sums the outputs of a layer divided by inputs, backward the inputs of the others.
+        found.shared += count(output if by == "inputs" else inputs)
+
+    def passed(_: nn.Module, inputs: Any, output: Any) -> None:
+        found.passed = count(output)
+
+    blocks = parallel_blocks(network)
+    hooks = [block.register_forward_hook(passed) for block in blocks]
+    for block in blocks:
+        modules = dict(block.named_modules())
+        hooks += [
+            modules[layer.name].register_forward_hook(partial(shared, layer.by))
+            for layer in parallel_layers(network)
+            if layer.name in modules
+        ]
+    was_training = network.training
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            network.eval()(example_rows(network.spec))
+    finally:
+        network.train(was_training)
+        for hook in hooks:
+            hook.remove()
     return found
 
 
-def _smallest(
-    traces: Traces, precision: str, batch_size: int, kind: GpuType
-) -> tuple[int, str, DeviceMemory] | None:
-    usable, num_gpus = _USABLE * kind.memory_gb * 1e9, 1
+def possible_settings(
+    network: Network, params: TrainParams, precision: str, traces: Traces, rows: int
+) -> tuple[list[Setting], list[str]]:
+    """Predict every strategy on 1, 2, 4 ... GPUs; also list the refusals, each once.
+
+    Args:
+        traces: of the plan, for `rows` rows at a time.
+    """
+    return _try_each(_Planner(network, params, precision, traces, rows).setting, params.batch_size)
+
+
+def _try_each(
+    predict: Callable[[str, int], Setting], batch_size: int
+) -> tuple[list[Setting], list[str]]:
+    settings, refusals = [], dict[str, str]()
+    num_gpus = 1
     while num_gpus <= min(_MOST_GPUS, batch_size):
-        for strategy in STRATEGIES_BY_TRAFFIC if num_gpus > 1 else ("single",):
-            if batch_size % num_gpus or (strategy == "fsdp" and precision == "16-mixed"):
+        for strategy in (*STRATEGIES_BY_TRAFFIC, *_WAITING) if num_gpus > 1 else ("single",):
+            if strategy in refusals:
                 continue
-            memory = device_memory(traces, strategy, precision, num_gpus, on_gpu=True)
-            if memory.total <= usable:
-                return num_gpus, strategy, memory
+            try:
+                settings.append(predict(strategy, num_gpus))
+            except SlipwayError as error:
+                refusals[strategy] = f"{strategy} on {num_gpus} GPUs: {error}"
         num_gpus *= 2
-    return None
+    return settings, list(refusals.values())
+
+
+def choose_gpus(
+    settings: Sequence[Setting], precision: str, num_steps: int, prices: Mapping[str, float]
+) -> list[GpuChoice]:
+    """List each setting on each type of GPU on which it fits, the smallest first.
+
+    Settings on equally many GPUs of a type are in the order of their hours.
+    """
+    found = []
+    for name, kind in GPU_TYPES.items():
+        if precision == "bf16-mixed" and not kind.has_bfloat16:
+            continue
+        fitting = [
+            _choice(name, setting, num_steps * setting.step_seconds(kind, precision), prices)
+            for setting in settings
+            if setting.memory.total <= _USABLE * kind.memory_gb * 1e9
+        ]
+        found += sorted(fitting, key=lambda choice: (choice.setting.num_gpus, choice.hours))
+    return found
+
+
+def _choice(name: str, setting: Setting, seconds: float, prices: Mapping[str, float]) -> GpuChoice:
+    hours = seconds / 3600
+    price = prices[name] * hours * setting.num_gpus if name in prices else None
+    return GpuChoice(name, setting, hours, price)
 
 
 def describe_choices(choices: Sequence[GpuChoice], prices: Mapping[str, float]) -> str:
-    """Tabulate the settings, and name the cheapest, the fastest, and missing prices."""
+    """Tabulate the smallest setting of each type; name the fastest and the cheapest of all."""
     if not choices:
         return (
             f"gpus      fits on none of {', '.join(GPU_TYPES)}, with at most {_MOST_GPUS} of them. "
             "Lower train.max_batch_per_device, or use train.offload."
         )
+    smallest: dict[str, GpuChoice] = {}
+    for choice in choices:
+        smallest.setdefault(choice.name, choice)
     rows = [
         [
             choice.name,
-            str(choice.num_gpus),
-            choice.strategy,
-            size(choice.memory.total),
+            str(choice.setting.num_gpus),
+            choice.setting.strategy,
+            size(choice.setting.memory.total),
             f"{choice.hours:,.2f}",
             "" if choice.price is None else f"{choice.price:,.2f}",
         ]
-        for choice in choices
+        for choice in smallest.values()
     ]
     columns = ["smallest setting", "GPUs", "strategy", "memory of each", "hours", "price"]
     lines = [text_table(columns, rows, "  ")]
     fastest = min(choices, key=lambda choice: choice.hours)
-    lines.append(f"fastest   {fastest.num_gpus} x {fastest.name} with {fastest.strategy}")
-    priced = [choice for choice in choices if choice.price is not None]
+    lines.append(f"fastest   {fastest.label}, {fastest.hours:,.2f} hours")
+    priced = [(choice.price, choice) for choice in choices if choice.price is not None]
     if priced:
-        cheapest = min(priced, key=lambda choice: choice.price or 0.0)
-        lines.append(f"cheapest  {cheapest.num_gpus} x {cheapest.name}, {cheapest.price:,.2f}")
-    missing = [choice.name for choice in choices if choice.name not in prices]
+        price, cheapest = min(priced, key=lambda pair: (pair[0], pair[1].setting.num_gpus))
+        lines.append(f"cheapest  {cheapest.label}, {price:,.2f}")
+    missing = [name for name in smallest if name not in prices]
     if prices and missing:
         lines.append(
             f"note      no price for {', '.join(missing)}: add --price-per-gpu-hour NAME=PRICE"

@@ -88,25 +88,9 @@ def trace_all(
     `num_micro_batches` are those of a pipeline, 0 for none.
     """
     half = torch.bfloat16
-
-    def share(half: torch.dtype | None) -> StepMemory:
-        return trace_step(
-            network,
-            params,
-            rows,
-            half=half,
-            accumulates=accumulates,
-            part=partial(narrow, num_processes=world_size),
-        )
-
-    def stage(half: torch.dtype | None) -> StepMemory:
-        # The stages between hold fewer micro-batches than the first one.
-        found = [
-            _stage_memory(network, params, rows // num_micro_batches, index, world_size, half)
-            for index in {0, world_size - 1}
-        ]
-        return max(found, key=lambda memory: memory.peak)
-
+    share = partial(trace_share, network, params, rows, world_size, accumulates=accumulates)
+    stage = partial(trace_stage, network, params, rows, num_micro_batches, world_size)
+    shares = world_size > 1 and can_share(network, world_size)
     return Traces(
         full=trace_step(network, params, rows, accumulates=accumulates),
         autocast=trace_step(network, params, rows, half=half, accumulates=accumulates),
@@ -114,30 +98,75 @@ def trace_all(
             network, params, rows, half=half, casts_parameters=True, accumulates=accumulates
         ),
         block=_largest_block(network),
-        shared=(share(None), share(half)) if can_share(network, world_size) else None,
+        shared=(share(None), share(half)) if shares else None,
         stage=(stage(None), stage(half)) if num_micro_batches else None,
     )
+
+
+def trace_share(
+    network: Network,
+    params: TrainParams,
+    rows: int,
+    num_processes: int,
+    half: torch.dtype | None,
+    *,
+    accumulates: bool,
+) -> StepMemory:
+    """Trace a step of one process with `tensor_parallel`; `half` is the dtype of autocast."""
+    part = partial(narrow, num_processes=num_processes)
+    return trace_step(network, params, rows, half=half, accumulates=accumulates, part=part)
+
+
+def trace_stage(
+    network: Network,
+    params: TrainParams,
+    rows: int,
+    num_micro_batches: int,
+    num_stages: int,
+    half: torch.dtype | None,
+) -> StepMemory:
+    """Trace a step of `rows` rows of the process that takes most with `pipeline`."""
+    # The stages between hold fewer micro-batches than the first one.
+    found = [
+        _stage_memory(network, params, rows, num_micro_batches, index, num_stages, half)
+        for index in {0, num_stages - 1}
+    ]
+    return max(found, key=lambda memory: memory.peak)
+
+
+def keep_stage(network: Network, index: int, num_stages: int) -> None:
+    """Leave only the blocks of one stage, and what is before and after all blocks."""
+    backbone: Any = network.backbone
+    backbone.blocks = nn.ModuleList(blocks_of_stage(network, index, num_stages))
 
 
 def _stage_memory(
     network: Network,
     params: TrainParams,
     rows: int,
+    num_micro_batches: int,
     index: int,
     num_stages: int,
     half: torch.dtype | None,
 ) -> StepMemory:
-    """Trace the blocks of one stage, with the micro-batches of `rows` whose values it keeps."""
-
-    def part(copied: Network) -> None:
-        backbone: Any = copied.backbone
-        backbone.blocks = nn.ModuleList(blocks_of_stage(copied, index, num_stages))
-
-    step = trace_step(network, params, rows * (num_stages - index), half=half, part=part)
+    """Trace the blocks of one stage, with the micro-batches whose values it keeps."""
+    num_kept = num_stages - index
+    step = trace_step(
+        network,
+        params,
+        rows // num_micro_batches,
+        half=half,
+        # It computes further micro-batches when the first ones have made gradients.
+        accumulates=num_micro_batches > num_kept,
+        part=partial(keep_stage, index=index, num_stages=num_stages),
+        num_forward=num_kept,
+    )
     weights = dict(network.named_parameters())
     own = 4 * sum(weights[name].numel() for name in weights_of_stage(network, index, num_stages))
-    optimizer = step.optimizer * own // step.parameters
-    return replace(step, parameters=own, gradients=own, optimizer=optimizer)
+    gradients, optimizer = (
+        part * own // step.parameters for part in (step.gradients, step.optimizer)
+    )
+    return replace(step, parameters=own, gradients=gradients, optimizer=optimizer)
 
 
 def device_memory(
@@ -164,10 +193,7 @@ def device_memory(
         if strategy == "pipeline" and traces.stage:
             step = traces.stage[mixed]
         # DDP has buckets besides the gradients.
-        buckets = step.parameters if strategy == "ddp" and world_size > 1 else 0
-        return DeviceMemory(
-            step.parameters, step.gradients, step.optimizer, step.buffers, step.activations, buckets
-        )
+        return whole_step(step, step.parameters if strategy == "ddp" and world_size > 1 else 0)
     step, stage = traces.cast if mixed else traces.full, int(strategy[-1])
     num_parameters = traces.full.parameters // 4
     state = (num_parameters * _MASTER_BYTES + traces.full.optimizer) // world_size
@@ -197,17 +223,27 @@ def device_memory(
     )
 
 
+def whole_step(step: StepMemory, buckets: int = 0) -> DeviceMemory:
+    """Return the memory of a process that holds all that was traced."""
+    return DeviceMemory(
+        step.parameters, step.gradients, step.optimizer, step.buffers, step.activations, buckets
+    )
+
+
 def _fully_sharded(traces: Traces, world_size: int, itemsize: int) -> DeviceMemory:
     """Parts stay float32; `itemsize` is that of the gathered weights."""
     full, half = traces.full, traces.cast
+    activations = full.activations if itemsize == 4 else half.activations
     weights = _GATHERED_WEIGHTS * traces.block * itemsize // 4
+    # Buffers of gradients exist when most values of the forward pass are freed.
+    gradients = max(0, _GATHERED_GRADIENTS * traces.block - activations)
     return DeviceMemory(
         parameters=full.parameters // world_size,
         gradients=full.parameters // world_size,
         optimizer=full.optimizer // world_size,
         buffers=full.buffers,
-        activations=full.activations if itemsize == 4 else half.activations,
-        buckets=weights + _GATHERED_GRADIENTS * traces.block,
+        activations=activations,
+        buckets=weights + gradients,
     )
 
 

@@ -10,10 +10,15 @@ from collections.abc import Mapping, Sequence
 from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.kinds.registry import are_trees
-from slipway.planning.gpu_choice import choose_gpus, describe_choices, parse_prices
+from slipway.planning.gpu_choice import (
+    choose_gpus,
+    describe_choices,
+    parse_prices,
+    possible_settings,
+)
 from slipway.planning.memory_plan import STRATEGIES, device_memory
 from slipway.planning.resource_plan import PlannedMemory, PlannedSeconds, ResourcePlan, make_plan
-from slipway.planning.step_memory import parameter_counts, step_flop
+from slipway.planning.step_memory import parameter_counts
 from slipway.planning.tree_plan import plan_trees
 from slipway.reports.console import size, text_table
 from slipway.system.arguments import CommandParser
@@ -119,12 +124,14 @@ def describe_gpus(plan: ResourcePlan, params: Params, prices: Mapping[str, float
         return (
             "note      the smallest settings of GPUs need the packed store: run `dvc repro augment`"
         )
-    train, shape = params.train, plan.shape
-    rows = plan.steps_per_epoch * train.epochs * shape.batch_size
-    flop = step_flop(plan.network, train, shape.per_device) / shape.per_device * rows
+    train = params.train
     precision = "bf16-mixed" if train.precision == "auto" else train.precision
-    choices = choose_gpus(plan.memory.traces, precision, shape.batch_size, flop, prices)
-    return describe_choices(choices, prices)
+    settings, refusals = possible_settings(
+        plan.network, train, precision, plan.memory.traces, plan.shape.per_device
+    )
+    choices = choose_gpus(settings, precision, plan.steps_per_epoch * train.epochs, prices)
+    lines = [describe_choices(choices, prices), *(f"refused   {text}" for text in refusals)]
+    return "\n".join(lines)
 
 
 def compare_costs(plan: ResourcePlan, params: Params, paths: Paths) -> str:

@@ -89,6 +89,7 @@ def trace_step(
     casts_parameters: bool = False,
     accumulates: bool = False,
     part: Callable[[Network], None] | None = None,
+    num_forward: int = 0,
 ) -> StepMemory:
     """Trace a step of `rows` rows at a time, on a copy of `network`.
 
@@ -97,6 +98,8 @@ def trace_step(
         casts_parameters: as DeepSpeed does; its optimizer is sharded and not included.
         accumulates: gradients stay from one batch to the next.
         part: leaves in a copy of the network only what one process computes.
+        num_forward: micro-batches of `rows` rows that a pipeline keeps; its old gradients are
+            freed before the first one.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
@@ -114,7 +117,9 @@ def trace_step(
         )
         with _LiveStorages(copied) as live:
             live.start([*copied.parameters(), *copied.buffers(), *_gradients(copied), *state])
-            _forward_backward(copied, params, rows, autocast, accumulates=accumulates)
+            _forward_backward(
+                copied, params, rows, autocast, accumulates=accumulates, num_forward=num_forward
+            )
         held = {
             "parameters": _bytes(copied.parameters()),
             "gradients": live.gradients_at_peak,
@@ -124,13 +129,24 @@ def trace_step(
         return StepMemory(**held, activations=live.peak - sum(held.values()))
 
 
-def step_flop(network: Network, params: TrainParams, rows: int) -> int:
-    """Count the floating-point operations of forward and backward of `rows` rows."""
+def step_flop(
+    network: Network,
+    params: TrainParams,
+    rows: int,
+    part: Callable[[Network], None] | None = None,
+) -> int:
+    """Count the floating-point operations of forward and backward of `rows` rows.
+
+    `part` leaves in a copy of the network only what one process computes.
+    """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
         copied = copy.deepcopy(network)
-    with fake, FlopCounterMode(display=False) as counter:
-        _forward_backward(copied, params, rows, nullcontext(), accumulates=False)
+    with fake:
+        if part:
+            part(copied)
+        with FlopCounterMode(display=False) as counter:
+            _forward_backward(copied, params, rows, nullcontext(), accumulates=False)
     return int(counter.get_total_flops())
 
 
@@ -161,15 +177,25 @@ def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _forward_backward(
-    network: Network, params: TrainParams, rows: int, autocast: Any, *, accumulates: bool
+    network: Network,
+    params: TrainParams,
+    rows: int,
+    autocast: Any,
+    *,
+    accumulates: bool,
+    num_forward: int = 0,
 ) -> None:
     """Run one batch; old gradients are freed after the forward pass, as Lightning does."""
-    inputs, targets = _batch(network, rows)
-    with autocast:
-        loss = RowLosses(network, params)(network(inputs), targets).mean()
+    losses = []
+    if num_forward and not accumulates:
+        network.zero_grad()
+    for _ in range(num_forward or 1):
+        inputs, targets = _batch(network, rows)
+        with autocast:
+            losses.append(RowLosses(network, params)(network(inputs), targets).mean())
     if not accumulates:
         network.zero_grad()
-    loss.backward()
+    losses.pop(0).backward()
 
 
 def _batch(network: Network, rows: int) -> tuple[Tensor, Tensor]:

@@ -5,10 +5,14 @@ from pathlib import Path
 import pytest
 
 from slipway.planning.gpu_choice import (
+    GPU_TYPES,
     STRATEGIES_BY_TRAFFIC,
+    GpuChoice,
+    Setting,
     choose_gpus,
     describe_choices,
     parse_prices,
+    possible_settings,
 )
 from slipway.planning.memory_plan import Traces, device_memory
 from slipway.planning.step_memory import StepMemory, step_flop
@@ -30,9 +34,28 @@ def traces(num_parameters: int, activations: int = 0, block: int = 0) -> Traces:
     return Traces(full, full, cast, block)
 
 
+def settings(
+    states: Traces, flop: float = 1e15, sent: float = 0.0, batch_size: int = 64
+) -> list[Setting]:
+    """Return the data-parallel settings of a step of `flop` operations, which all send as much."""
+    found = []
+    for num_gpus in (1, 2, 4, 8, 16, 32, 64):
+        for strategy in STRATEGIES_BY_TRAFFIC if num_gpus > 1 else ("single",):
+            memory = device_memory(states, strategy, "bf16-mixed", num_gpus, on_gpu=True)
+            found.append(Setting(strategy, num_gpus, memory, flop / num_gpus, sent))
+    return [each for each in found if each.num_gpus <= batch_size]
+
+
+def smallest(choices: list[GpuChoice]) -> dict[str, Setting]:
+    """Return the first setting of each type."""
+    return {choice.name: choice.setting for choice in reversed(choices)}
+
+
 def test_a_larger_network_needs_more_gpus_and_shards_more() -> None:
-    small = {each.name: each for each in choose_gpus(traces(10**9), "bf16-mixed", 64, 1e18, {})}
-    large = {each.name: each for each in choose_gpus(traces(8 * 10**9), "bf16-mixed", 64, 1e18, {})}
+    small, large = (
+        smallest(choose_gpus(settings(traces(size)), "bf16-mixed", 1, {}))
+        for size in (10**9, 8 * 10**9)
+    )
     assert (small["H100"].num_gpus, small["H100"].strategy) == (1, "single")
     assert large["H100"].num_gpus > 1
     assert large["H100"].strategy in ("deepspeed_stage_2", "fsdp", "deepspeed_stage_3")
@@ -44,18 +67,70 @@ def test_a_larger_network_needs_more_gpus_and_shards_more() -> None:
 def test_the_price_is_that_of_all_gpus_for_all_hours_and_a_missing_one_is_named() -> None:
     prices = parse_prices(["H100=2.5"])
     flop = 989e12 * 0.4 * 3600  # an hour
-    choices = choose_gpus(traces(10**9), "bf16-mixed", 64, flop, prices)
+    choices = choose_gpus(settings(traces(10**9), flop, batch_size=1), "bf16-mixed", 1, prices)
     chosen = {choice.name: choice for choice in choices}
     assert chosen["H100"].price == pytest.approx(2.5)
     assert chosen["A100-80GB"].price is None
     text = describe_choices(choices, prices)
-    assert "cheapest  1 x H100, 2.50" in text
+    assert "cheapest  1 x H100 with single, 2.50" in text
     missing = ", ".join(choice.name for choice in choices if choice.name != "H100")
     assert f"no price for {missing}: add --price-per-gpu-hour NAME=PRICE" in text
 
 
+def test_the_fastest_of_all_settings_is_named_and_more_gpus_may_only_wait_for_each_other() -> None:
+    quick = choose_gpus(settings(traces(10**8)), "bf16-mixed", 1, {})
+    assert "fastest   64 x H100 with ddp" in describe_choices(quick, {})
+    # Within a machine 450 GB/s, between machines 12.5: a step of 0.32 s on 8 GPUs sends for 2 s.
+    slow = choose_gpus(settings(traces(10**8), sent=25e9), "bf16-mixed", 1, {})
+    assert "fastest   8 x H100 with ddp" in describe_choices(slow, {})
+
+
+def test_a_step_that_waits_for_values_takes_the_sum_of_both_times() -> None:
+    memory = device_memory(traces(10**8), "ddp", "bf16-mixed", 2, on_gpu=True)
+    kind = GPU_TYPES["H100"]
+    flop, sent = kind.half_rate * 0.4e12, kind.link_rate * 1e9  # a second each
+    found = [
+        Setting(strategy, 2, memory, flop, sent).step_seconds(kind, "bf16-mixed")
+        for strategy in ("ddp", "fsdp", "tensor_parallel", "pipeline")
+    ]
+    assert found == pytest.approx([1, 1, 2, 2])
+
+
+@pytest.mark.process
+def test_shared_layers_and_stages_are_proposed_if_the_network_allows_and_else_refused() -> None:
+    built = network("small_transformer", width=64, num_layers=2, num_heads=2)
+    params = PROJECT.train.model_copy(update={"batch_size": 4})
+    found, refusals = possible_settings(built, params, "32-true", traces(10**6), rows=4)
+    sizes = {(each.strategy, each.num_gpus) for each in found}
+    assert {("tensor_parallel", 2), ("pipeline", 2), ("ddp", 4)} <= sizes
+    assert not sizes & {("tensor_parallel", 4), ("pipeline", 4)}
+    by_name = {each.strategy: each for each in found if each.num_gpus == 2}
+    shared, copied = by_name["tensor_parallel"], by_name["ddp"]
+    # Half of the columns for four rows, or all columns for half of the rows.
+    assert shared.flop == pytest.approx(copied.flop, rel=0.25)
+    # Two micro-batches of two stages take three turns, of half the blocks each.
+    assert by_name["pipeline"].flop == pytest.approx(1.5 * copied.flop, rel=0.25)
+    assert shared.memory.parameters < 0.8 * copied.memory.parameters
+    # Two sums in each direction of each block: 17 positions of 64 values, 4 rows, float32.
+    assert shared.sent_bytes == 2 * 4 * (17 * 64) * 4 * 4
+    refused = " ".join(refusals)
+    assert "tensor_parallel on 4 GPUs" in refused
+    assert "share the 2 heads" in refused
+    assert "pipeline on 4 GPUs" in refused
+    assert "only 2 blocks" in refused
+
+
+def test_strategies_without_a_loss_scale_are_refused_in_fp16() -> None:
+    params = PROJECT.train.model_copy(update={"batch_size": 2})
+    found, refusals = possible_settings(network(), params, "16-mixed", traces(10**6), rows=2)
+    assert {each.strategy for each in found} == {"single", *STRATEGIES_BY_TRAFFIC} - {"fsdp"}
+    assert [text.split()[0] for text in refusals] == ["fsdp", "pipeline", "tensor_parallel"]
+    assert all("no loss scaling" in text for text in refusals)
+
+
 def test_a_training_that_fits_nowhere_is_named() -> None:
-    assert choose_gpus(traces(10**9, activations=10**12), "bf16-mixed", 64, 1e18, {}) == []
+    nowhere = settings(traces(10**9, activations=10**12))
+    assert choose_gpus(nowhere, "bf16-mixed", 1, {}) == []
     assert "fits on none of T4, L4" in describe_choices([], {})
 
 
