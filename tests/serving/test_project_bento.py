@@ -168,6 +168,7 @@ def test_the_bento_of_a_project_serves_without_project_and_checkout(
         "build/requirements.cpu.lock",
         "build/requirements.gpu.lock",
         "build/requirements.grpc.lock",
+        "build/requirements.postgres.lock",
         "build/requirements.tracing.lock",
         "faces.py",
         "helpers/__init__.py",
@@ -178,7 +179,7 @@ def test_the_bento_of_a_project_serves_without_project_and_checkout(
     dockerfile = (bento / "env/docker/Dockerfile").read_text()
     (lock,) = re.findall(r"^COPY (\S+) /tmp/$", dockerfile, re.MULTILINE)
     assert {path.name for path in bento.glob(lock)} == {
-        f"requirements.{name}.lock" for name in ("cpu", "gpu", "grpc", "tracing")
+        f"requirements.{name}.lock" for name in ("cpu", "gpu", "grpc", "tracing", "postgres")
     }
     assert "src/build/slipway_ml-*.whl" in dockerfile
     there = install_wheel(own, tmp_path / "there")

@@ -78,6 +78,7 @@ def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict
         "service",
         "grpc",
         "tracing",
+        "postgres",
         "sign",
         "gpu",
         "dev",

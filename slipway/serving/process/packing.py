@@ -30,6 +30,7 @@ _IMAGE = (
     "requirements.gpu.lock",
     "requirements.grpc.lock",
     "requirements.tracing.lock",
+    "requirements.postgres.lock",
 )
 _CODE = Path(__file__).parents[3]  # the folder that holds `slipway`
 
