@@ -31,6 +31,7 @@ _LINK_HINT = (
     "Kubernetes sets this variable for a Service of this name: set enableServiceLinks: false in "
     "the pod"
 )
+_PASSWORD = re.compile(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^\s&']+")
 
 
 class SettingsError(SlipwayError):
@@ -56,6 +57,7 @@ EXTENSION_VARIABLES = frozenset(
         "access_log_directory",
         "access_log_sampling_rate",
         "allowed_hosts",
+        "database_url",
         "disable_auth",
         "feedback_days",
         "feedback_rows",
@@ -223,7 +225,8 @@ def _one_per_field(error: ValidationError) -> list[Any]:
 
 
 def _wrong(detail: Any) -> str:
-    return f"{PREFIX}{str(detail['loc'][0]).upper()}: found {detail['input']!r}. {detail['msg']}"
+    found = _PASSWORD.sub("***", repr(detail["input"]))
+    return f"{PREFIX}{str(detail['loc'][0]).upper()}: found {found}. {detail['msg']}"
 
 
 # Two parts or more: `/predict` and all below `/v2` are addresses of the service.

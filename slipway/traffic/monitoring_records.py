@@ -10,11 +10,12 @@ are in the request log (slipway/traffic/request_log.py).
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.system.errors import UnavailableError
+from slipway.traffic.postgres import SqlConnection, given_url, reading_postgres
 
 DATABASE = "monitoring.sqlite"
 PROPOSALS = "proposals"
@@ -25,7 +26,7 @@ DEFAULT_STATE = Path(".work/serving")  # of SLIPWAY_STATE
 # A label may arrive this long before its answer: clocks differ, and a caller who chose the id may
 # send it while the answer is on its way.
 EARLY_S = 5.0
-SCHEMA = """
+_WINDOWS_SCHEMA = """
 CREATE TABLE windows (
     id INTEGER PRIMARY KEY,
     model TEXT NOT NULL, -- VERSION/VARIANT; other tables have the version only
@@ -43,6 +44,9 @@ CREATE INDEX closed_windows ON windows (model, closed) WHERE closed IS NOT NULL;
 CREATE TABLE parts (
     worker TEXT PRIMARY KEY, sequence INTEGER NOT NULL, time REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
+"""
+# In PostgreSQL as well, for services that share feedback.
+FEEDBACK_SCHEMA = """
 CREATE TABLE predictions (
     request_id TEXT NOT NULL,
     item INTEGER NOT NULL, -- position in the request, from 0
@@ -71,10 +75,13 @@ CREATE TABLE labels (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX labels_by_time ON labels (received);
 CREATE INDEX labels_by_model ON labels (model, joined);
+"""
+_QUALITY_SCHEMA = """
 CREATE TABLE quality (
     model TEXT PRIMARY KEY, time REAL NOT NULL, latest REAL NOT NULL, content TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 """
+SCHEMA = _WINDOWS_SCHEMA + FEEDBACK_SCHEMA + _QUALITY_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class DriftedSpan:
 
 def read_ground_truth(state: Path) -> Iterator[GroundTruth]:
     """Yield every stored ground truth, the oldest first; UnavailableError without a database."""
-    with open_records(state) as connection:
+    with _reading_labels(state) as connection:
         for row in connection.execute(
             "SELECT request_id, item, label, value, received, caller FROM labels "
             "ORDER BY received, request_id, item"
@@ -131,15 +138,23 @@ def read_ground_truth(state: Path) -> Iterator[GroundTruth]:
 
 def read_joined_labels(state: Path, version: str) -> list[JoinedLabel]:
     """Return the labels of a model's answers, the last joined first."""
-    with open_records(state) as connection:
+    with _reading_labels(state) as connection:
         rows = connection.execute(
-            "SELECT caller, coalesce(label, value), coalesce(predicted_label, predicted_value), "
-            "answered, joined FROM labels "
+            "SELECT caller, label, value, predicted_label, predicted_value, answered, joined "
+            "FROM labels "
             "WHERE model = ? AND (label IS NULL) = (predicted_label IS NULL) "
             "ORDER BY joined DESC, request_id, item",
             (version,),
         ).fetchall()
-    return [JoinedLabel(*row) for row in rows]
+    return [
+        JoinedLabel(
+            caller,
+            value if label is None else label,
+            predicted_value if predicted is None else predicted,
+            *times,
+        )
+        for caller, label, value, predicted, predicted_value, *times in rows
+    ]
 
 
 def read_judged_windows(state: Path, version: str) -> list[JudgedWindow]:
@@ -168,6 +183,12 @@ def read_drifted_spans(state: Path) -> list[DriftedSpan]:
             "SELECT model, opened, closed FROM windows WHERE drifted = 1 ORDER BY opened"
         ).fetchall()
     return [DriftedSpan(model.partition("/")[0], opened, closed) for model, opened, closed in rows]
+
+
+def _reading_labels(state: Path) -> AbstractContextManager[SqlConnection]:
+    """Open the database that has the labels: PostgreSQL if services share them."""
+    url = given_url()
+    return reading_postgres(url, FEEDBACK_SCHEMA) if url else open_records(state)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from tests.structure.rooms import RING_0, TABLES, forbidden_arrows, unlisted_roo
 PACKAGES_OF_RING_0 = {
     *("imagecodecs", "numpy", "pi_heif", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"),
     "tokenizers",  # only on use, for models that read tokens
+    "psycopg",  # only on use, for SLIPWAY_DATABASE_URL
     *("cryptography", "model_signing"),  # only on use, for SLIPWAY_SIGNERS and signed releases
 }
 RUNTIMES = {"onnxruntime", "tensorrt", "cuda"}

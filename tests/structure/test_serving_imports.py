@@ -31,7 +31,6 @@ ALLOWED = {
     "service": {*CORE, "extensions"},
     "load_test": {*CORE, *EXTENSIONS, "extensions"},  # a client, which nothing imports
     "gateway": {*CORE, "auth", "extensions"},  # a command, which nothing imports
-    "history": {"settings", "rollout"},  # a command, which nothing imports
 }
 # The record of an extension names the worker's type, which a type checker alone resolves.
 ONLY_FOR_TYPES = ("slipway/serving/extension.py", "worker")

@@ -20,7 +20,12 @@ from slipway.artifacts.bundle import Bundle
 from slipway.artifacts.label_sets import set_text
 from slipway.serving.http.responses import RETRY_AFTER, Refusal
 from slipway.serving.http.strict_json import may_exceed, parse
-from slipway.serving.monitoring.labels import FeedbackItem, FeedbackResult, ItemNeededError
+from slipway.serving.monitoring.labels import (
+    FeedbackItem,
+    FeedbackResult,
+    ItemNeededError,
+    OutboxFullError,
+)
 from slipway.serving.monitoring.metrics import MonitoringMetrics
 from slipway.serving.monitoring.monitor import GATHER_S, MERGE_S
 from slipway.serving.monitoring.settings import MonitoringSettings
@@ -60,7 +65,9 @@ class FeedbackReceiver:
     ) -> None:
         self._recent_items = recent_items
         self._report_wrong = report_wrong
-        self._store = Store(settings.state, settings.section(MonitoringSettings).limits)
+        limits = settings.section(MonitoringSettings).limits
+        self._store = Store(settings.state, limits)
+        self._is_shared = limits.database_url is not None
         self._max_items = max(settings.max_rows, settings.max_items)  # of a table, of images
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-feedback")
@@ -99,10 +106,17 @@ class FeedbackReceiver:
                 "counted from 0",
                 field=_place(is_list, error.position, "item"),
             ) from None
+        except OutboxFullError as error:
+            raise Refusal(
+                "feedback_full",
+                f"{error.num_waiting} labels wait for the database of several services, the "
+                f"limit; try again in {RETRY_AFTER[1]} s",
+                headers=(RETRY_AFTER,),
+            ) from None
         finally:
             self._num_waiting -= 1
         is_joined = all(one.joined for one in results)
-        recent = {} if is_joined else self._recent_items()
+        recent = {} if is_joined or self._is_shared else self._recent_items()
         answers: list[dict[str, Any]] = []
         for one, item in zip(results, items, strict=True):
             answers.append({"joined": one.joined, "duplicate": one.duplicate})

@@ -6,15 +6,27 @@ log.
 """
 
 import itertools
-import sqlite3
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from slipway.traffic.monitoring_records import EARLY_S
+from slipway.traffic.postgres import SqlConnection
 
 # Rows per INSERT. Every statement releases the interpreter lock and has to get it back, which
 # delays the event loop more than the work itself.
 ROWS_PER_INSERT = 512
+# Only in the local database: rows for the database that several services share.
+_OUTBOX = (
+    "CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, "
+    "num_rows INTEGER NOT NULL, content TEXT NOT NULL) STRICT"
+)
+_MAX_ENTRIES = 200  # read at once
+_REPLACED = (  # by a later label of the same item
+    *("names_item", "received", "label", "value", "joined", "model", "answered"),
+    *("predicted_label", "predicted_value", "caller"),
+)
 _ANSWER_TIME = (
     "coalesce((SELECT max(time) FROM predictions "
     "WHERE request_id = {request_id} AND time <= {received}), "
@@ -79,7 +91,15 @@ class ItemNeededError(Exception):
         self.num_items = num_items
 
 
-def insert_predictions(connection: sqlite3.Connection, predictions: Sequence[Prediction]) -> None:
+class OutboxFullError(Exception):
+    """Too many labels wait for the database that several services share."""
+
+    def __init__(self, num_waiting: int) -> None:
+        super().__init__(f"{num_waiting} labels wait for SLIPWAY_DATABASE_URL")
+        self.num_waiting = num_waiting
+
+
+def insert_predictions(connection: SqlConnection, predictions: Sequence[Prediction]) -> None:
     """Store predictions; one with the same id, time and item replaces the other."""
     rows = [
         (one.request_id, one.item, one.num_items, one.time, one.model, one.label, one.value)
@@ -93,14 +113,15 @@ def insert_predictions(connection: sqlite3.Connection, predictions: Sequence[Pre
         start += num_rows
         places = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * num_rows)
         connection.execute(
-            f"INSERT INTO predictions VALUES {places} ON CONFLICT DO UPDATE SET "
+            f"INSERT INTO predictions VALUES {places} "
+            "ON CONFLICT (request_id, time, item) DO UPDATE SET "
             "num_items = excluded.num_items, model = excluded.model, label = excluded.label, "
             "value = excluded.value",
             list(itertools.chain.from_iterable(chunk)),
         )
 
 
-def join_labels(connection: sqlite3.Connection, since: float, now: float) -> Joins:
+def join_labels(connection: SqlConnection, since: float, now: float) -> Joins:
     """Join stored labels to predictions answered at `since` or later.
 
     This includes labels that were joined to an earlier answer of a reused request id.
@@ -108,11 +129,12 @@ def join_labels(connection: sqlite3.Connection, since: float, now: float) -> Joi
     answer_time = _ANSWER_TIME.format(request_id="labels.request_id", received="labels.received")
     found = connection.execute(
         "SELECT labels.request_id, labels.item, labels.model IS NULL, "
-        "NOT labels.names_item AND one.num_items > 1, labels.label, one.model, one.time, "
+        "labels.names_item = 0 AND one.num_items > 1, labels.label, one.model, one.time, "
         "one.label, one.value FROM labels CROSS JOIN predictions AS one "
-        "ON one.request_id = labels.request_id AND one.item = labels.item "
+        "WHERE one.request_id = labels.request_id AND one.item = labels.item "
         f"AND one.time = {answer_time} "
-        "WHERE labels.received >= ? AND labels.answered IS NOT one.time",
+        "AND labels.received >= ? "
+        "AND (labels.answered IS NULL OR labels.answered <> one.time)",
         (since - EARLY_S,),
     ).fetchall()
     num_joined = num_ambiguous = 0
@@ -137,15 +159,22 @@ def join_labels(connection: sqlite3.Connection, since: float, now: float) -> Joi
 
 
 def insert_label(
-    connection: sqlite3.Connection, position: int, item: FeedbackItem, now: float
+    connection: SqlConnection,
+    position: int,
+    item: FeedbackItem,
+    received: float,
+    joined: float | None = None,
 ) -> FeedbackResult:
-    """Store a label and join it if its prediction is known; ItemNeededError if it is ambiguous."""
+    """Store a label and join it if its prediction is known; ItemNeededError if it is ambiguous.
+
+    `joined` is the time of the join if the label was received earlier.
+    """
     key = {"request_id": item.request_id, "item": item.item or 0}
     answer_time = _ANSWER_TIME.format(request_id=":request_id", received=":received")
     prediction = connection.execute(
         "SELECT model, time, label, value, num_items FROM predictions "
         f"WHERE request_id = :request_id AND item = :item AND time = {answer_time}",
-        key | {"received": now},
+        key | {"received": received},
     ).fetchone()
     if prediction is not None and item.item is None and prediction[-1] > 1:
         raise ItemNeededError(position, prediction[-1])
@@ -159,14 +188,16 @@ def insert_label(
         joined_to = prediction[:-1]
     model, answered, label, value = joined_to or (None, None, None, None)
     connection.execute(
-        "INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO labels VALUES ({', '.join('?' * (2 + len(_REPLACED)))}) "
+        "ON CONFLICT (request_id, item) DO UPDATE SET "
+        + ", ".join(f"{name} = excluded.{name}" for name in _REPLACED),
         (
             *key.values(),
-            item.item is not None,
-            now,
+            int(item.item is not None),
+            received,
             item.label,
             item.value,
-            model and now,
+            model and (joined or received),
             model,
             answered,
             label,
@@ -178,15 +209,31 @@ def insert_label(
     return FeedbackResult(model is not None, before is not None, model, is_wrong)
 
 
+def joined_labels(
+    connection: SqlConnection, model: str, max_rows: int
+) -> list[tuple[str | float, str | float]]:
+    """Return (truth, prediction) of the last joined items of a model, newest first."""
+    rows = connection.execute(
+        "SELECT label, value, predicted_label, predicted_value FROM labels "
+        "WHERE model = ? AND (label IS NULL) = (predicted_label IS NULL) "
+        "ORDER BY joined DESC LIMIT ?",
+        (model, max_rows),
+    ).fetchall()
+    return [
+        (value, predicted_value) if label is None else (label, predicted)
+        for label, value, predicted, predicted_value in rows
+    ]
+
+
 def delete_old_labels(
-    connection: sqlite3.Connection,
+    connection: SqlConnection,
     max_age_s: float,
     max_pending_s: float,
     max_rows: int,
     now: float,
 ) -> int:
     """Delete old and surplus predictions and labels; return the number of labels never joined."""
-    num_unknown = connection.execute(
+    num_unknown: int = connection.execute(
         "DELETE FROM labels WHERE model IS NULL AND received < ?", (now - max_pending_s,)
     ).rowcount
     connection.execute("DELETE FROM predictions WHERE time < ?", (now - max_age_s,))
@@ -199,7 +246,7 @@ def delete_old_labels(
 
 
 def _keep_newest(
-    connection: sqlite3.Connection, table: str, time_column: str, condition: str, max_rows: int
+    connection: SqlConnection, table: str, time_column: str, condition: str, max_rows: int
 ) -> int:
     """Delete all but the newest rows that meet `condition`; return the number of deleted rows."""
     key = f"{time_column}, request_id, item"  # many rows share one time
@@ -210,6 +257,63 @@ def _keep_newest(
     ).fetchone()
     if oldest is None:
         return 0
-    return connection.execute(
+    num_deleted: int = connection.execute(
         f"DELETE FROM {table} WHERE {condition} AND ({key}) < (?, ?, ?)", oldest
     ).rowcount
+    return num_deleted
+
+
+def put_predictions(
+    connection: SqlConnection, predictions: Sequence[Prediction], max_rows: int
+) -> int:
+    """Add predictions to the outbox, without the oldest beyond `max_rows`; return their number."""
+    _put(connection, "predictions", [astuple(one) for one in predictions])
+    num_dropped = 0
+    while num_waiting(connection, "predictions") > max_rows:
+        (number, num_rows) = connection.execute(
+            "SELECT id, num_rows FROM outbox WHERE kind = 'predictions' ORDER BY id LIMIT 1"
+        ).fetchone()
+        connection.execute("DELETE FROM outbox WHERE id = ?", (number,))
+        num_dropped += num_rows
+    return num_dropped
+
+
+def put_labels(
+    connection: SqlConnection, items: Sequence[FeedbackItem], received: float, max_rows: int
+) -> None:
+    """Add labels to the outbox; OutboxFullError if more than `max_rows` would wait."""
+    _put(connection, "labels", [(*astuple(item), received) for item in items])
+    if num_waiting(connection, "labels") > max_rows:
+        raise OutboxFullError(max_rows)  # the transaction is rolled back
+
+
+def read_outbox(connection: SqlConnection, max_rows: int) -> list[tuple[int, str, list[Any]]]:
+    """Return the oldest entries (id, kind, rows) until they have `max_rows` rows."""
+    connection.execute(_OUTBOX)
+    found: list[tuple[int, str, list[Any]]] = []
+    num_rows = 0
+    for number, kind, content in connection.execute(
+        "SELECT id, kind, content FROM outbox ORDER BY id LIMIT ?", (_MAX_ENTRIES,)
+    ).fetchall():
+        found.append((number, kind, json.loads(content)))
+        num_rows += len(found[-1][2])
+        if num_rows >= max_rows:
+            break
+    return found
+
+
+def num_waiting(connection: SqlConnection, kind: str) -> int:
+    """Return the number of rows in the outbox; `kind` may be "%" for all."""
+    connection.execute(_OUTBOX)
+    (found,) = connection.execute(
+        "SELECT coalesce(sum(num_rows), 0) FROM outbox WHERE kind LIKE ?", (kind,)
+    ).fetchone()
+    return int(found)
+
+
+def _put(connection: SqlConnection, kind: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    connection.execute(_OUTBOX)
+    connection.execute(
+        "INSERT INTO outbox (kind, num_rows, content) VALUES (?, ?, ?)",
+        (kind, len(rows), json.dumps(rows)),
+    )

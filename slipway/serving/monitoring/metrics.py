@@ -16,7 +16,7 @@ from slipway.serving.metrics.service_metrics import ServiceMetrics
 from slipway.serving.metrics.tallies import HistogramTally
 
 # Of slipway_monitoring_errors_total
-PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback")
+PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback", "database")
 MAX_CLASSES = 50
 MAX_FEATURES = 30
 OTHER = "other"
@@ -36,6 +36,7 @@ class GaugeValues:
     is_estimate_valid: bool | None = None
     quality: dict[str, Bounds] = field(default_factory=dict)  # by metric
     num_joined: int = 0  # rows behind `quality`
+    num_waiting: int | None = None  # rows for the database of several services; None without one
 
 
 class MonitoringMetrics(Collector):
@@ -134,6 +135,11 @@ class MonitoringMetrics(Collector):
             "slipway_feedback_quality_rows",
             "Rows behind slipway_feedback_quality.",
             values.num_joined,
+        )
+        yield _gauge(
+            "slipway_feedback_waiting_rows",
+            "Predictions and labels that wait for SLIPWAY_DATABASE_URL.",
+            values.num_waiting,
         )
 
 

@@ -205,6 +205,7 @@ class TrafficMonitor:
         while models or not self._aggregator.is_merged:
             result = self._store.merge(self._aggregator.freeze(), models)
             self._aggregator.release(result)
+            self._metrics.rows["dropped"].inc(result.num_dropped)
             self._metrics.feedback["joined"].inc(result.joins.num_joined)
             self._metrics.feedback["invalid"].inc(result.joins.num_ambiguous)
             for version in result.joins.wrong_models:
@@ -273,8 +274,10 @@ class TrafficMonitor:
         judged = [window for window in history if window["drifted"] is not None]
         quality, _ = self._store.quality(model.version)
         opened = self._store.open_window(model.key)
+        num_waiting = self._store.num_waiting()
+        waiting = {} if num_waiting is None else {"waiting_rows": num_waiting}
         self._status = {
             "drift": describe_drift(model, judged, opened, self._section, self._state),
-            "feedback": describe_feedback(model, judged, quality),
+            "feedback": describe_feedback(model, judged, quality) | waiting,
         }
-        self._metrics.values = gauge_values(judged, quality)
+        self._metrics.values = gauge_values(judged, quality, num_waiting)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from slipway.serving.settings import SettingsSection
 
@@ -16,6 +16,7 @@ class Limits:
     window_s: float
     feedback_rows: int
     feedback_s: float
+    database_url: str | None = None  # PostgreSQL, if several services share feedback
 
 
 class MonitoringSettings(SettingsSection):
@@ -29,6 +30,29 @@ class MonitoringSettings(SettingsSection):
     feedback_rows: Annotated[int, Field(ge=100, le=100_000_000)] = 100_000
     feedback_days: Annotated[float, Field(gt=0, le=36500)] = 30.0  # until they are deleted
 
+    # PostgreSQL, shared with other services that serve the same models; unset or empty: none.
+    database_url: Annotated[str | None, BeforeValidator(lambda url: url or None)] = None
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_usable(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            from psycopg import ProgrammingError
+            from psycopg.conninfo import conninfo_to_dict
+        except ImportError:
+            raise ValueError(
+                "psycopg is missing. Install it: pip install 'slipway-ml[postgres]'"
+            ) from None
+        try:
+            conninfo_to_dict(url)
+        except ProgrammingError:  # its text may have the password
+            raise ValueError(
+                "It is no address of PostgreSQL, expected postgresql://USER@HOST/NAME"
+            ) from None
+        return url
+
     @property
     def limits(self) -> Limits:
         """The limits of windows and of feedback, with times in seconds."""
@@ -37,4 +61,5 @@ class MonitoringSettings(SettingsSection):
             self.window_minutes * 60,
             self.feedback_rows,
             self.feedback_days * 86400,
+            self.database_url,
         )

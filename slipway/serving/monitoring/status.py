@@ -50,7 +50,9 @@ def describe_feedback(
     }
 
 
-def gauge_values(windows: Windows, quality: dict[str, Any] | None) -> GaugeValues:
+def gauge_values(
+    windows: Windows, quality: dict[str, Any] | None, num_waiting: int | None = None
+) -> GaugeValues:
     """Collect the values of the drift and quality gauges."""
     bounds = {
         name: (metric["value"], metric["low"], metric["high"])
@@ -58,7 +60,7 @@ def gauge_values(windows: Windows, quality: dict[str, Any] | None) -> GaugeValue
     }
     num_joined = _num_joined(quality)
     if not windows:
-        return GaugeValues(quality=bounds, num_joined=num_joined)
+        return GaugeValues(quality=bounds, num_joined=num_joined, num_waiting=num_waiting)
     judgement = windows[0]["judgement"]
     estimate = judgement["estimate"]
     is_valid = bool(estimate["valid"])
@@ -72,6 +74,7 @@ def gauge_values(windows: Windows, quality: dict[str, Any] | None) -> GaugeValue
         is_estimate_valid=is_valid,
         quality=bounds,
         num_joined=num_joined,
+        num_waiting=num_waiting,
     )
 
 

@@ -25,6 +25,10 @@ from slipway.serving.monitoring.labels import (
     insert_label,
     insert_predictions,
     join_labels,
+    joined_labels,
+    num_waiting,
+    put_labels,
+    put_predictions,
 )
 from slipway.serving.monitoring.models import MonitoredModel
 from slipway.serving.monitoring.settings import Limits
@@ -68,6 +72,7 @@ class MergeResult:
 
     closed: list[ClosedWindow] = field(default_factory=list)
     joins: Joins = field(default_factory=Joins)
+    num_dropped: int = 0  # predictions for the database of several services, the oldest
     windows_s: float = 0.0  # processor time of merging and judging windows
     seconds: float = 0.0  # processor time of the whole transaction
     errors: list[Exception] = field(default_factory=list)  # windows closed without a verdict
@@ -102,7 +107,11 @@ class Store:
                         opened = min(now, part.opened.get(key, now))
                         _merge_window(connection, key, window, models[key], opened, result)
                 result.windows_s = time.thread_time() - started
-                if part.predictions:
+                if part.predictions and self._limits.database_url:
+                    result.num_dropped = put_predictions(
+                        connection, part.predictions, self._limits.feedback_rows
+                    )
+                elif part.predictions:
                     insert_predictions(connection, part.predictions)
                     since = min(prediction.time for prediction in part.predictions)
                     result.joins = join_labels(connection, since, now)
@@ -118,9 +127,16 @@ class Store:
         return result
 
     def add_feedback(self, items: Sequence[FeedbackItem]) -> list[FeedbackResult]:
-        """Store all labels or none; ItemNeededError for one that does not name its item."""
+        """Store all labels or none.
+
+        Raises ItemNeededError for one that does not name its item, and OutboxFullError if too many
+        labels wait for the database of several services.
+        """
         with self._database.transaction() as connection:
             now = time.time()  # inside the transaction: `quality` looks for later labels only
+            if self._limits.database_url:
+                put_labels(connection, items, now, self._limits.feedback_rows)
+                return [FeedbackResult(joined=False, duplicate=False) for _ in items]
             return [
                 insert_label(connection, position, item, now) for position, item in enumerate(items)
             ]
@@ -182,13 +198,7 @@ class Store:
     def joined(self, model: str, max_rows: int) -> list[tuple[str | float, str | float]]:
         """Return (truth, prediction) of the last joined items of a model, newest first."""
         with self._database.transaction() as connection:
-            rows: list[tuple[str | float, str | float]] = connection.execute(
-                "SELECT coalesce(label, value), coalesce(predicted_label, predicted_value) "
-                "FROM labels WHERE model = ? AND (label IS NULL) = (predicted_label IS NULL) "
-                "ORDER BY joined DESC LIMIT ?",
-                (model, max_rows),
-            ).fetchall()
-        return rows
+            return joined_labels(connection, model, max_rows)
 
     def quality(self, model: str) -> tuple[dict[str, Any] | None, float | None]:
         """Return the last measured quality, and the time of a later joined label, if any."""
@@ -213,6 +223,13 @@ class Store:
                 "(SELECT model FROM quality ORDER BY time DESC LIMIT ?)",
                 (_MAX_QUALITIES,),
             )
+
+    def num_waiting(self) -> int | None:
+        """Return the rows that wait for the database of several services; None without one."""
+        if not self._limits.database_url:
+            return None
+        with self._database.transaction() as connection:
+            return num_waiting(connection, "%")
 
     def proposals_due(self) -> list[tuple[int, str, float, float, int, dict[str, Any]]]:
         """Return (id, model, opened, closed, rows, judgement) of windows without their proposal."""

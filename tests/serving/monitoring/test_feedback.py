@@ -13,7 +13,7 @@ import pytest
 
 from slipway.artifacts.bundle import Metric
 from slipway.serving.monitoring import feedback, monitor, store
-from slipway.serving.monitoring.endpoint import feedback_routes
+from slipway.serving.monitoring.extension import feedback_routes
 from slipway.serving.monitoring.quality import compare, measure_joined
 from slipway.serving.worker import ModelWorker
 from slipway.traffic.monitoring_records import DATABASE, read_ground_truth

@@ -1,0 +1,134 @@
+"""The PostgreSQL database in which several services share predictions and labels.
+
+Its schema `slipway` has the tables of the SQLite database for feedback, and both run the same SQL.
+One transaction runs at a time, under an advisory lock: a label and its prediction may arrive from
+two services at once, and the later one must see the earlier one.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from slipway.system.errors import UnavailableError
+
+DATABASE_URL = "SLIPWAY_DATABASE_URL"
+_FORMAT = 1  # the comment on the schema
+_CONNECT_S = 5
+_LOCK = 0x736C6970  # of all transactions
+# The server ends what takes longer, so that a service that hangs does not stop the others.
+_BEGIN = (
+    "SET LOCAL search_path = slipway; SET LOCAL statement_timeout = '20s'; "
+    f"SET LOCAL idle_in_transaction_session_timeout = '20s'; SELECT pg_advisory_xact_lock({_LOCK})"
+)
+_NAMED = re.compile(r":(\w+)")
+
+
+class SqlConnection(Protocol):
+    """The part of a connection that SQLite's and PostgreSQL's have in common."""
+
+    def execute(self, sql: str, parameters: Any = ..., /) -> Any: ...
+
+
+class PostgresConnection:
+    """A transaction that takes SQL with SQLite's placeholders."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = (), /) -> Any:
+        if isinstance(parameters, Mapping):
+            named = {name: _storable(value) for name, value in parameters.items()}
+            return self._connection.execute(_NAMED.sub(r"%(\1)s", sql), named)
+        return self._connection.execute(sql.replace("?", "%s"), list(map(_storable, parameters)))
+
+
+class SharedDatabase:
+    """A connection for one thread, opened when needed. Methods raise psycopg.Error."""
+
+    def __init__(self, url: str, schema: str) -> None:
+        """`schema` creates the tables, as SQLite has them."""
+        self._url = url
+        self._schema = schema.replace(" STRICT, WITHOUT ROWID", "").replace(
+            " REAL", " DOUBLE PRECISION"
+        )
+        self._connection: Any = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[PostgresConnection]:
+        """Run a transaction alone; roll it back on any error."""
+        import psycopg
+
+        if self._connection is None:
+            self._connection = psycopg.connect(
+                self._url,
+                autocommit=True,
+                connect_timeout=_CONNECT_S,
+                application_name="slipway",
+                prepare_threshold=None,  # for poolers
+            )
+        try:
+            with self._connection.transaction():
+                self._connection.execute(_BEGIN)
+                self._create()
+                yield PostgresConnection(self._connection)
+        except BaseException:
+            self.close()  # the next transaction opens it again
+            raise
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):  # it is discarded either way
+                connection.close()
+
+    def _create(self) -> None:
+        found = self._connection.execute(
+            "SELECT obj_description(oid) FROM pg_namespace WHERE nspname = 'slipway'"
+        ).fetchone()
+        if found == (str(_FORMAT),):
+            return
+        if found not in (None, (None,)):
+            raise UnavailableError(
+                f"the schema slipway of {DATABASE_URL} has format {found[0]!r}, this Slipway has "
+                f"{_FORMAT}. Use the version of Slipway that wrote it, or another database."
+            )
+        if found is None:
+            self._connection.execute("CREATE SCHEMA slipway")
+        self._connection.execute(f"{self._schema} COMMENT ON SCHEMA slipway IS '{_FORMAT}'")
+
+
+@contextmanager
+def reading_postgres(url: str, schema: str) -> Iterator[PostgresConnection]:
+    """Run a transaction of a command; UnavailableError if the database cannot be used."""
+    try:
+        import psycopg
+    except ImportError as error:
+        raise UnavailableError(
+            f"{DATABASE_URL} is set, but psycopg is missing ({error}). Install it: "
+            "pip install 'slipway-ml[postgres]'"
+        ) from error
+    database = SharedDatabase(url, schema)
+    try:
+        with database.transaction() as connection:
+            yield connection
+    except psycopg.Error as error:
+        raise UnavailableError(
+            f"the database of {DATABASE_URL} cannot be read: {error}. Check that it runs and that "
+            "you may read it."
+        ) from error
+    finally:
+        database.close()
+
+
+def given_url() -> str | None:
+    """Return SLIPWAY_DATABASE_URL of this process; None if it is unset or empty."""
+    return os.environ.get(DATABASE_URL) or None
+
+
+def _storable(value: Any) -> Any:
+    """Return a value without the characters that PostgreSQL refuses in a text."""
+    if not isinstance(value, str):
+        return value
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
