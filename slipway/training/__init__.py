@@ -1,4 +1,4 @@
-"""The training run: assembly of its parts, the loop, the final model.
+"""Trains a model: assembles the parts of a training, runs the loop and writes the final model.
 
-Networks, batches, recipe, checkpoints and the other parts have folders of their own.
+Networks, batches, losses and optimizers, checkpoints and other parts have a subfolder each.
 """

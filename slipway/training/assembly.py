@@ -41,7 +41,8 @@ def prepare_process(
 ) -> None:
     """Set the threads, memory and precision of this process, and the memory layout of the weights.
 
-    `threads` are those of a resumed training; by default all that this process may use.
+    `threads` is the number of threads of the training that is resumed. The default is this
+    process's share of the node's cores; on a GPU torch decides.
     """
     # Deterministic mode would fill every new tensor, also DeepSpeed's buckets of 400 MB per step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -114,7 +115,7 @@ def training_batches(
 
 
 def shuffled_blocks(data: TrainingData, params: TrainParams) -> BlockShuffle | None:
-    """Return the sizes of the blocks that are shuffled; None if single rows are."""
+    """Return the block sizes for shuffling by blocks; None if single rows are shuffled."""
     if params.shuffle_buffer_mib is None:
         return None
     return block_shuffle([split.inputs for split in data.train], params.shuffle_buffer_mib)

@@ -1,8 +1,8 @@
-"""A training of an ensemble: trains each member, chooses weights, and writes one model.
+"""Trains an ensemble: trains each member, chooses their weights, and writes one model.
 
-A finished member stays in `.work/members/`, named by the fingerprint of its training: a new member
-trains only that member, and a killed training resumes with the unfinished one. A student is trained
-like a member, on the answers of the ensemble to the training rows.
+Finished members stay in `.work/members/`, named by the fingerprint of their training. So adding a
+member trains only the new one, and a killed training resumes with the unfinished member. A student
+is trained like a member, on the ensemble's outputs for the training rows.
 """
 
 import shutil
@@ -55,7 +55,7 @@ _STATISTICS_ROWS = 4096  # training rows for the statistics of a soup's BatchNor
 
 @dataclass(frozen=True)
 class TrainedMember:
-    """A finished member and its answers to the validation rows."""
+    """A finished member, with its outputs and metrics on the validation rows."""
 
     name: str  # in reports: "2 tabm, seed 8"
     network: Network
@@ -129,7 +129,7 @@ def _train_member(
 ) -> tuple[str, Paths]:
     """Train a member unless it is finished; return its name and its paths.
 
-    `soft` are the soft answers that a student learns from.
+    `soft` is the file of soft targets from which a student learns.
     """
     settings = member.train.model_copy(update=ONE_PROCESS)
     paths = replace(paths, soft=soft, left_out=_left_out(params, member))
@@ -181,10 +181,12 @@ def _student(
 def _soft_answers(
     params: Params, teacher: Network, members: Sequence[TrainedMember], paths: Paths
 ) -> Path:
-    """Write the answers of `teacher` to the training rows, unless the file exists; return its path.
+    """Write the outputs of `teacher` for the training rows to a file, and return its path.
 
-    The name is a digest of the teacher, its `members` and the distillation. So a resumed training
-    reads the same file, even if another number of threads would change the last bits.
+    An existing file is not written again.
+
+    Its name is a digest of the teacher, its `members` and the distillation settings. So a resumed
+    training reads the same file, even if another number of threads would change the last bits.
     """
     facts = params.ensemble.student
     assert facts is not None
@@ -215,7 +217,7 @@ def _trained(params: Params, name: str, paths: Paths, rows: PackedSplit) -> Trai
 
 
 def _answers(params: Params, network: Network, rows: PackedSplit) -> Tensor:
-    """Return the logits or values of the rows, (N, K)."""
+    """Return the network's logits or values for the rows, (N, K) on the CPU."""
     size = params.train.max_batch_per_device
     found = predict_logits(network, rows.inputs, size, default_device())
     network.cpu()
@@ -250,7 +252,7 @@ def _chosen(
 def _soup(
     params: Params, members: Sequence[TrainedMember], paths: Paths, rows: PackedSplit
 ) -> tuple[Network, list[int]]:
-    """Average weights greedily; return the network and the positions of the members in it."""
+    """Average the members' weights greedily; return the network and the indices of its members."""
     measure = _measure(params, members[0].network, rows)
     train = open_data(paths.packed, paths.augmented).train[0]
     shape = tuple(members[0].network.spec.input.shape)
@@ -275,9 +277,9 @@ def _stacked(
     num_folds: int,
     host: TrainingHost,
 ) -> ChosenWeights:
-    """Train each member without each fold of the rows, and fit weights to the held-out answers.
+    """Train each member once per fold, without that fold, and fit weights to held-out outputs.
 
-    Finished folds are read from the member's folder. Raises TrainingError if the rows leak.
+    Finished folds are read from the member's folder. Raises TrainingError if the folds share rows.
     """
     keys = np.concatenate([data.train[0].keys, data.val.keys])
     folds = stack_folds(keys, num_folds, params.seed)
@@ -397,9 +399,9 @@ def _manifest(
 
 
 def _as_requested(params: Params, manifest: ModelManifest) -> ModelManifest:
-    """Return the manifest with the seed and the section train of params.yaml.
+    """Return the manifest of the served model with the seed and the train section of params.yaml.
 
-    Later stages compare the served model with these; the section ensemble has those of its own.
+    Later stages compare both with params.yaml, but the members' own settings may differ from it.
     """
     content = params.train.model_dump(mode="json")
     return manifest.model_copy(

@@ -1,7 +1,7 @@
 """Decisions made before the first step: paths, data, network, placement, shape of a step.
 
-Everything here is a function of the params, the packed data and the machine. The stage, the audit,
-the profiler and the planner start from it.
+They follow from the params, the packed data and the machine only. The train stage, the audit, the
+profiler and the planner all start from them.
 """
 
 import os
@@ -49,14 +49,17 @@ _TREES_RUN = {"strategy": "single", "precision": "32-true", "accelerator": "cpu"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A fold of the training rows, by id and seed only, that a member does not learn from."""
+    """The fold of the training rows that an ensemble member does not learn from.
+
+    The fold of a row is drawn from its id and the seed.
+    """
 
     fold: int
     num_folds: int
     seed: int
 
     def keeps(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return True for each row of another fold, (N,)."""
+        """Return a mask (N,) of the rows that the member learns from: those of the other folds."""
         folds = (uniform(self.seed, 0, keys, "left out") * self.num_folds).astype(np.int64)
         kept: NDArray[np.bool_] = folds != self.fold
         return kept
@@ -80,7 +83,7 @@ class Paths:
     left_out: LeftOut | None = None  # training rows that a member does not learn from
 
     def further_data(self) -> dict[str, str]:
-        """Return digests of the rows of one member or student by name, for the fingerprint."""
+        """Return digests of the left-out fold and the soft targets by name, for the fingerprint."""
         soft = {"soft": files.sha256_file(self.soft)} if self.soft else {}
         rows = {"left_out": files.digest_json(asdict(self.left_out))} if self.left_out else {}
         return soft | rows
@@ -157,10 +160,10 @@ class Job:
         return self.data.num_train // self.shape.batch_size
 
     def segment(self, resumed: Checkpoint | None = None) -> RunSegment:
-        """Describe how the training is divided over processes.
+        """Describe the process layout of this training.
 
-        After a checkpoint of the same process layout it keeps that number of threads, however many
-        cores there are now: the last bits of sums depend on it.
+        If it equals that of the `resumed` checkpoint, the number of threads is the checkpoint's,
+        whatever cores there are now, because the last bits of sums depend on it.
         """
         threads = own_threads(self.placement)
         fresh = RunSegment(
@@ -226,7 +229,7 @@ def _initial_network(
 
 
 def check_division(network: Network, placement: Placement) -> None:
-    """Raise a ParamsError if the processes cannot share the layers, or the blocks."""
+    """Raise a ParamsError if the strategy cannot divide `network` over the processes."""
     if placement.strategy == "tensor_parallel":
         check_layers(network, placement.world_size)
     if placement.strategy == "pipeline":
@@ -234,7 +237,7 @@ def check_division(network: Network, placement: Placement) -> None:
 
 
 def step_shape(params: TrainParams, placement: Placement) -> StepShape:
-    """Divide a step over processes; a pipeline takes a whole one, and cuts it into micro-batches.
+    """Divide a step over processes; a pipeline cuts each batch into micro-batches instead.
 
     Raises ParamsError if the batch cannot be divided equally.
     """
@@ -264,10 +267,10 @@ def open_data(
     *,
     verify: bool = True,
 ) -> TrainingData:
-    """Map the output of `precompute` and `augment`; `soft` is a file of soft answers.
+    """Memory-map the outputs of `precompute` and `augment`; `soft` is a file of soft targets.
 
-    Raises SchemaError if it is missing or does not fit. With `verify`, raises IntegrityError if it
-    was altered.
+    Raises SchemaError if a file is missing or does not fit. With `verify`, raises IntegrityError
+    if one was altered.
     """
     manifest = read_manifest(packed)
     plan, copies = open_augmented(augmented, manifest)
@@ -311,7 +314,7 @@ def own_threads(placement: Placement) -> int | None:
 
 
 def can_have(threads: int) -> bool:
-    """Return True if OpenMP gives this process that many threads, even with fewer cores."""
+    """Return True if OpenMP allows that many threads, even if there are fewer cores."""
     return threads <= _thread_limit()
 
 

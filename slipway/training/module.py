@@ -83,11 +83,11 @@ class TrainingModule(pl.LightningModule):
 
     @property
     def _drawing_rank(self) -> int:
-        """The rank in the draws of dropout: ranks that compute the same values draw the same."""
+        """The rank that seeds dropout; ranks that compute the same values share one."""
         return 0 if self._shares_rows else self.global_rank
 
     def _answers_to(self, batch: Batch) -> Tensor:
-        """Return the answers to a training batch, (B, K)."""
+        """Run the forward pass of a training batch; return outputs (B, K)."""
         inputs = batch.inputs
         if batch.changes is not None:
             inputs = augment_batch(inputs, batch.changes)
@@ -95,14 +95,14 @@ class TrainingModule(pl.LightningModule):
         return answers
 
     def _row_losses(self, answers: Tensor, batch: Batch) -> Tensor:
-        """Return the weighted losses (B,) of the answers to a batch."""
+        """Return the weighted loss of each row, (B,), for the outputs of a batch."""
         # Weights are relative to the mean of all training rows, not of the batch: a step then does
         # not depend on how its rows are divided over processes.
         losses: Tensor = self._losses(answers, batch.targets, batch.mixing, batch.soft)
         return losses * (batch.weights / self._mean_weight)
 
     def _repeat_if_due(self, batch: Batch, seed: int) -> None:
-        """Check every so many steps that the same pass gives the same bits."""
+        """Every `train.repeat_every_steps` steps, check that a repeated pass gives equal bits."""
         every = self._params.repeat_every_steps
         if every is None or (self.trainer.global_step + 1) % every:
             return
@@ -148,7 +148,7 @@ class TrainingModule(pl.LightningModule):
         self._val_sums = EpochSums()
 
     def validation_step(self, batch: Batch) -> None:
-        """Add up the losses, and the scores from which the headline metric follows."""
+        """Add the losses and the scores of a batch to the sums of the epoch."""
         answers = self._answers(batch.inputs)
         self._val_sums.add(
             loss=self._losses(answers, batch.targets),
@@ -175,13 +175,13 @@ class TrainingModule(pl.LightningModule):
         )
 
     def _counted(self, counted: Tensor) -> Tensor:
-        """Leave out rows that another rank counts, (B,) bool."""
+        """Return the mask `counted` (B,) without the rows that another rank counts."""
         counts = not self._shares_rows or self._counts_rows
         return counted if counts else torch.zeros_like(counted)
 
     @property
     def _counts_rows(self) -> bool:
-        """True in the process that counts rows which all compute."""
+        """True if this rank counts the rows that it computes, and no other rank does."""
         return self.global_rank == 0
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -192,7 +192,7 @@ class TrainingModule(pl.LightningModule):
 
 
 class PipelinedModule(TrainingModule):
-    """Trains a network of which each process computes some blocks."""
+    """Trains a network whose blocks are divided over processes: strategy `pipeline`."""
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Add the gradients of all micro-batches; return the weighted mean loss, () float32."""
@@ -216,7 +216,7 @@ class PipelinedModule(TrainingModule):
         )
 
     def optimizer_zero_grad(self, *_: Any) -> None:
-        """Do nothing: gradients exist already when Lightning calls it."""
+        """Do nothing, because the step has computed its gradients before Lightning calls this."""
 
     def _answers(self, rows: Tensor) -> Tensor:
         return self._pipeline.answers(rows)
@@ -237,7 +237,7 @@ class PipelinedModule(TrainingModule):
 
 
 def _rows_of(batch: Batch, places: Tensor) -> Batch:
-    """Select rows of a batch without mixed images, by place (B,) int64."""
+    """Select rows of a batch by their positions (B,) int64. The batch has no mixed images."""
     return batch._replace(
         inputs=batch.inputs[places],
         targets=batch.targets[places],
@@ -249,7 +249,7 @@ def _rows_of(batch: Batch, places: Tensor) -> Batch:
 
 
 class EpochSums:
-    """Sums over the rows of all ranks. Their means do not depend on the division of rows."""
+    """Sums for the means of an epoch, which do not depend on the division of rows over ranks."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}  # () float64 by name, of this rank; empty at first

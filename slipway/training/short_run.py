@@ -90,7 +90,7 @@ def train_short(
 
 
 class EpochPrinter(pl.Callback):
-    """Prints each epoch with its accuracy or RMSE on some rows; these rows select nothing."""
+    """Prints each epoch with its accuracy or RMSE on some rows, by which no epoch is selected."""
 
     def __init__(self, name: str, rows: str) -> None:
         self._name, self._rows = name, rows

@@ -1,7 +1,7 @@
 """A training of boosted trees: from the packed store to the model.
 
-It takes seconds and saves no checkpoints: a killed training starts from the first round. The same
-seed gives the same bytes.
+Such a training takes seconds and saves no checkpoints: a killed one starts from the first round.
+The same seed gives the same bytes.
 """
 
 from slipway.config.seals import check_inputs

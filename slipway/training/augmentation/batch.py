@@ -27,7 +27,7 @@ GREY = 128  # fills an erased rectangle
 
 
 class Changes(NamedTuple):
-    """Changes of R stored images: the first B are the batch, the others partners to mix with."""
+    """Augmentation of R stored images: the first B are the batch, the rest are mixed into it."""
 
     matrices: Tensor  # (R, 2, 3) float32, see `affine_matrices`
     bounds: Tensor  # (R, 4) int64 crops in stored pixels, see `crop_bounds`
@@ -48,7 +48,7 @@ def device_changes(
     size_px: int,
     channels: int,
 ) -> Changes:
-    """Make tensors on the CPU from the `change` of R images, and the mixing of the first B."""
+    """Convert the drawn augmentation of R images, and the mixing of the first B, to CPU tensors."""
     colours, greys = (
         map(torch.from_numpy, colour_matrices(change, channels))
         if change.recolours
@@ -69,14 +69,14 @@ def device_changes(
 
 
 def samples_per_pixel(stored_px: int, size_px: int) -> int:
-    """Return the number of samples per side that are averaged to a pixel, against aliasing."""
+    """Return how many samples per side are averaged into one pixel, to avoid aliasing."""
     return max(1, round(stored_px / size_px))
 
 
 def augment_batch(images: Tensor, changes: Changes) -> Tensor:
     """Map images (R, S, S, C) uint8 to (B, size_px, size_px, C) uint8 on the same device.
 
-    The result for an image does not depend on other images of the batch, except its partner.
+    An image's result depends only on that image and the image it is mixed with.
     """
     if (
         images.dtype != torch.uint8

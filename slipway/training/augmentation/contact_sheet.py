@@ -1,7 +1,7 @@
 """Contact sheet: a picture of the augmentation of a few training images.
 
-A line for each requested operation shows that operation only, through its range. The lines below
-show all of them together, mixing included, as training draws them in its first epochs.
+The first lines show one operation each, from one end of its range to the other. The lines below
+them show all operations together, mixing included, as training draws them in its first epochs.
 """
 
 import io
@@ -111,7 +111,7 @@ def _name(target: Any, manifest: PackedManifest) -> str:
 
 
 def _operation_line(samples: _Samples, plan: AugmentPlan, name: str, number: int) -> _Line:
-    """Draw the line of one operation, on an image that differs from line to line."""
+    """Draw the line that shows one operation; each line uses another image."""
     index = number % len(samples.names)
     value = getattr(plan, name)
     values = value if isinstance(value, tuple) else (value,)
@@ -248,9 +248,9 @@ def _mixed_cells(samples: _Samples, index: int, *, cut: bool) -> list[_Cell]:
 def _combined_line(
     samples: _Samples, plan: AugmentPlan, keys: NDArray[np.uint64], index: int
 ) -> _Line:
-    """Draw the line of one image in the first epochs.
+    """Draw the original image, then the image as training augments it in each of its first epochs.
 
-    Its partner for mixing is another image of the sheet; training takes one of the batch.
+    The image is mixed with another image of the sheet; training mixes within a batch.
     """
     cells = [samples.original(index)]
     everyone = np.arange(len(keys))

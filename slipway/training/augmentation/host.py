@@ -1,7 +1,7 @@
-"""Applies drawn changes on the CPU, straight from the memory map, without copies of stored images.
+"""Augments images on the CPU with OpenCV, straight from the memory map, without copying them first.
 
-The changes are those of `batch`, apart from rounding. Pixels stay uint8. OpenCV releases Python's
-lock, so threads share a batch; their number changes no pixel.
+The results equal those of `batch` except for rounding. Pixels stay uint8. OpenCV releases the GIL,
+so several threads work on one batch; the number of threads does not change any pixel.
 """
 
 import os
@@ -127,7 +127,10 @@ def _move(images: StoredRows, rows: NDArray[np.int64], change: Draw, result: Pix
 
 
 def _widened(images: Pixels, margin: int) -> Pixels:
-    """Repeat the first and the last column: (B, S, S, C) to (B * S, S + 2 * margin, C)."""
+    """Pad images left and right with their edge columns.
+
+    Maps (B, S, S, C) to (B * S, S + 2 * margin, C).
+    """
     lines = images.reshape(-1, *images.shape[2:])
     if not margin:
         return lines
@@ -217,7 +220,7 @@ def _recolour(change: Draw, result: Pixels) -> None:
 
 
 def _in_parts(result: Pixels, max_bytes: int, work: Callable[[slice], None]) -> None:
-    """Call `work` on parts of a batch of at most `max_bytes`, at least one part per thread."""
+    """Call `work` on slices of a batch, each at most `max_bytes`; at least one per thread."""
     count = len(result)
     # torch has 1 thread in a loader process.
     num_threads = torch.get_num_threads() if result.nbytes >= _MIN_BYTES else 1
@@ -233,7 +236,7 @@ def _in_parts(result: Pixels, max_bytes: int, work: Callable[[slice], None]) -> 
 
 @cache
 def _threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Return the pool of this process: a forked one would wait forever for its parent's threads."""
+    """Return this process's thread pool; after a fork, the parent's pool would wait forever."""
     return ThreadPoolExecutor(count)
 
 
@@ -246,9 +249,10 @@ def _forbid_inner_threads(process: int) -> None:
 def without_tokens(
     rows: NDArray[Any], drawn: NDArray[np.float64], fraction: float, separator: int | None
 ) -> NDArray[Any]:
-    """Leave out the tokens whose number in `drawn` (B, L) is below `fraction`: (B, L) as `rows`.
+    """Drop the tokens whose random number in `drawn` (B, L) is below `fraction`.
 
-    The first and the last token of a text stay, and each `separator`.
+    Keeps the first and the last token of a text, and every `separator`. Returns (B, L) in the
+    dtype of `rows`.
     """
     is_there = rows != 0
     places, last = np.arange(rows.shape[1]), is_there.sum(axis=1, keepdims=True) - 1
@@ -259,10 +263,11 @@ def without_tokens(
 
 
 def without_words(rows: NDArray[Any], drawn: NDArray[np.float64], fraction: float) -> NDArray[Any]:
-    """Leave out the words of texts in bytes, with the space behind them: (B, L) as `rows`.
+    """Drop random words, with the space after them, from texts stored as bytes.
 
-    `drawn` is (B, L) numbers, of which the n-th is that of the n-th word. A word is a run without
-    white space. The one with the largest number stays, and so do line breaks.
+    `drawn` is (B, L): column n holds the random number of the n-th word. Words, runs without white
+    space, are dropped if their number is below `fraction`; the word with the largest number and
+    line breaks stay. Returns (B, L) in the dtype of `rows`.
     """
     is_text, is_break = (rows != 0) & (rows != TRUNCATED), rows == ord(SEPARATOR)
     is_inside = is_text & ~is_break & (rows != ord(" "))

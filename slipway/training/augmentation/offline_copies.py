@@ -1,8 +1,8 @@
 """Offline copies: augmented training images written to disk, which make epochs larger.
 
-Only training rows are copied, and never mixed: mixing happens during training. A copy is stored in
-the size of its source. It has its own id, so its order and online augmentation differ from the
-original's.
+Only training rows are copied. They are not mixed, because training mixes images itself. A copy is
+stored in the size of its source. It has its own id, so its order and online augmentation differ
+from the original's.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ def write_copies(
 ) -> PackedSplitManifest:
     """Write `num_copies` augmented copies of each row of `train` into the new folder `root`.
 
-    All first copies precede all second ones. `size_px` is the network's; pixels in the plan refer
-    to it.
+    The first copies of all rows precede the second copies. `size_px` is the input size of the
+    network, to which lengths in the plan refer.
     """
     root.mkdir()
     ids = [copy_id(sample_id, copy) for copy in range(1, num_copies + 1) for sample_id in train.ids]

@@ -1,4 +1,4 @@
 """Batches from the packed store: selection and order of rows.
 
-Pixels are changed in `training/augmentation/`.
+`training/augmentation/` changes the pixels.
 """

@@ -1,9 +1,9 @@
-"""Batches, straight from the memory map of the packed store.
+"""Reads batches straight from the memory map of the packed store.
 
-The rows of each step, and the pairs that are mixed, are pure functions of the seed, the epoch, the
-ids, the lengths of texts and the sizes of shuffled blocks. The division of a step over processes
-and accumulation does not change them. So the loader has no state: a resumed run gets the same
-batches, with any number of workers.
+The rows of each step, and the pairs to mix, are pure functions of the seed, the epoch, the row ids,
+the text lengths and the block sizes of the shuffle. Dividing a step over processes or accumulation
+steps does not change them. So the loader has no state: a resumed run gets the same batches, with
+any number of workers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -125,7 +125,7 @@ def cut_step(batch_size: int, world_size: int, max_batch_per_device: int) -> Ste
 class TrainingBatches(Dataset[Batch]):
     """Training batches of one rank, indexed by (epoch, number of the batch in the epoch).
 
-    An epoch omits the rows that do not fill its last step; which ones differs between epochs.
+    Rows that do not fill the last step of an epoch are left out; each epoch leaves out others.
 
     Args:
         splits: the training split, and its offline copies if there are any.
@@ -244,9 +244,9 @@ class TrainingBatches(Dataset[Batch]):
     def _partners(
         self, plan: AugmentPlan, epoch: int, step: int, positions: slice
     ) -> NDArray[np.int64]:
-        """Return the row that each row is mixed with, (B,): a fixed distance further in the step.
+        """Return the partner row that each row at `positions` is mixed with, (B,) int64.
 
-        Empty if the plan does not mix.
+        Partners are a fixed distance apart within a step. Empty if the plan does not mix.
         """
         size = self._shape.batch_size
         if not plan.mixes or size == 1:
@@ -259,7 +259,7 @@ class TrainingBatches(Dataset[Batch]):
         return rows
 
     def _await_rows(self, read_ahead: ReadAhead, epoch: int, step: int) -> None:
-        """Wait for the rows of a step; let those of the steps after it be read meanwhile."""
+        """Wait until the rows of a step are in memory, and start to read those of later steps."""
         group, last = (number // self._steps_together for number in (step, self.num_steps - 1))
         if read_ahead.place != (epoch, group):
             following = (epoch, group + 1) if group < last else (epoch + 1, 0)
@@ -393,7 +393,7 @@ def batch_loader(
     *,
     pin_memory: bool = False,
 ) -> DataLoader[Batch]:
-    """Load whole batches, in their own order without a sampler."""
+    """Make a loader that takes whole batches; without `sampler`, in the order of the dataset."""
     return DataLoader(
         batches,
         batch_size=None,
@@ -408,10 +408,10 @@ def batch_loader(
 def _with_partners(
     rows: NDArray[np.int64], partner_rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return `rows` with the missing partners appended, (R,), and each row's partner in it, (B,).
+    """Append missing partners to `rows`, and locate each row's partner in the result.
 
-    A partner from another process or accumulation step is augmented here as well, with equal
-    pixels.
+    Returns the rows (R,) and positions (B,) within them. A partner that belongs to another process
+    or accumulation step is augmented here again, with identical pixels.
     """
     needed = np.concatenate([rows, np.setdiff1d(partner_rows, rows)])
     order = np.argsort(needed)
@@ -419,7 +419,7 @@ def _with_partners(
 
 
 def _lengths(inputs: Inputs) -> NDArray[np.int64]:
-    """Return the number of nonzero places of each row (N, L): (N,)."""
+    """Count the nonzero elements in each row of (N, L); returns (N,)."""
     parts = [
         np.count_nonzero(inputs[begin : begin + _LENGTH_ROWS], axis=1)
         for begin in range(0, len(inputs), _LENGTH_ROWS)

@@ -1,6 +1,6 @@
-"""Selects rows of several splits as one split, in the image size of the network.
+"""Presents selected rows of several splits as one split, with images in the network's size.
 
-Nothing is copied until rows are read.
+Rows are copied only when they are read.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""An order of rows for data larger than memory, and the read-ahead of its blocks.
+"""Shuffles data larger than memory by blocks, and reads the blocks ahead.
 
 The packed store is cut into blocks of consecutive rows. Each epoch draws the order of the blocks,
 and shuffles the rows of the blocks that fit in the buffer together. The store is sorted by the
@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 20  # of one system call
 
 @dataclass(frozen=True)
 class BlockShuffle:
-    """Sizes in rows: read at a time, and shuffled together."""
+    """Block sizes in rows: how many are read at a time, and how many are shuffled together."""
 
     block: int
     window: int
@@ -52,7 +52,7 @@ class BlockShuffle:
 
 
 def block_shuffle(inputs: Sequence[Inputs], buffer_mib: int) -> BlockShuffle:
-    """Choose sizes for which the rows in use and the rows read ahead fill `buffer_mib`."""
+    """Choose the sizes so that the rows in use and the rows read ahead fill `buffer_mib` MiB."""
     num_rows = sum(map(len, inputs))
     row_bytes = max(1, -(-sum(map(stored_bytes, inputs)) // max(1, num_rows)))
     window_bytes = (buffer_mib << 20) // 2
@@ -85,11 +85,14 @@ class ReadAhead:
 
     @property
     def place(self) -> Any:
-        """The last place that `move` got in this process; None at first."""
+        """The `place` of the last call of `move` in this process; None before the first."""
         return self._current_reader().place
 
     def move(self, place: Any, now: NDArray[np.int64], following: NDArray[np.int64]) -> None:
-        """Read the blocks of rows `now`, then those of the rows `following`; drop all others."""
+        """Request the blocks of the rows `now`, then those of `following`; drop all other blocks.
+
+        Returns at once. `place` identifies the request, see the property.
+        """
         self._current_reader().plan(place, self._blocks_of(now), self._blocks_of(following))
 
     def wait(self) -> None:
@@ -166,7 +169,7 @@ class _Reader:
 
 
 def _read(span: FileSpan | None, following: FileSpan | None) -> None:
-    """Read a block into the page cache, and let the disk start with the following one."""
+    """Read a block into the page cache, and ask the system to start reading the next one."""
     assert span is not None
     descriptor = os.open(span.path, os.O_RDONLY)
     try:
@@ -191,7 +194,7 @@ def _read(span: FileSpan | None, following: FileSpan | None) -> None:
 
 
 def _drop(span: FileSpan | None) -> None:
-    """Give the whole pages of a block back to the system."""
+    """Release the pages that lie entirely within a block."""
     assert span is not None
     begin, end = -(-span.begin // mmap.PAGESIZE) * mmap.PAGESIZE, span.end & -mmap.PAGESIZE
     if end <= begin or not hasattr(os, "posix_fadvise"):

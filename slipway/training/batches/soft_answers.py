@@ -1,8 +1,8 @@
-"""Soft answers: an ensemble's outputs for the training rows, from which a student learns.
+"""Soft targets for distillation: an ensemble's outputs for the training rows.
 
-One safetensors file holds them with the settings of the distillation (Hinton et al. 2015,
-"Distilling the Knowledge in a Neural Network"). So its digest in the fingerprint of the student's
-training covers both.
+A student learns from them (Hinton et al. 2015, "Distilling the Knowledge in a Neural Network"). One
+safetensors file holds the outputs and the settings of the distillation, so the digest of this file
+in the fingerprint of the student's training covers both.
 """
 
 from dataclasses import astuple, dataclass
@@ -21,7 +21,7 @@ _FIX = "Remove it, and run `dvc repro train`."
 
 @dataclass(frozen=True)
 class Distillation:
-    """Settings of the loss that compares a student with the soft answers."""
+    """Settings of the loss between a student's outputs and the soft targets."""
 
     temperature: float  # divides the logits of both; 1 for a number
     fraction: float  # of the loss; the rest is the loss of the rows' own targets
@@ -29,7 +29,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class SoftAnswers:
-    """Soft answers to the training rows, offline copies included, and their use in the loss."""
+    """Soft targets for the training rows, offline copies included, with the loss settings."""
 
     answers: Tensor  # (N, K) float32 logits, or (N, 1) values in the target's unit
     distillation: Distillation
@@ -42,9 +42,9 @@ class SoftAnswers:
 
 
 def read_soft_answers(path: Path, num_rows: int) -> SoftAnswers:
-    """Read the answers to `num_rows` training rows.
+    """Read the soft targets for `num_rows` training rows.
 
-    Raises IntegrityError if the file is not readable, SchemaError if it has other rows.
+    Raises IntegrityError if the file is not readable, SchemaError if the number of rows differs.
     """
     try:
         tensors = safetensors.torch.load_file(path)

@@ -29,7 +29,7 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
     """Records the metrics of each epoch, stops early, and saves checkpoints.
 
     Args:
-        averages: averages of the weights, which replace them in a validation.
+        averages: average of the weights, which is validated in place of the weights.
         steps_per_epoch: optimizer steps per epoch.
         num_accumulated: batches per optimizer step.
         pause_after: the epoch after which an unfinished training saves and raises Paused.
@@ -99,7 +99,7 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
             raise Paused(epoch)
 
     def _is_due(self, trainer: pl.Trainer) -> bool:
-        """Return True if a checkpoint is due by the clock of rank 0; clocks of processes differ."""
+        """Return True on all ranks if a timed checkpoint is due by the clock of rank 0."""
         minutes = self._params.checkpoint_every_minutes
         if minutes is None or not trainer.is_global_zero:
             return False
@@ -154,15 +154,15 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
 
 
 def has_ended(history: Sequence[Mapping[str, float]], params: TrainParams) -> bool:
-    """Return True if the training is complete, given its metrics per epoch so far.
+    """Return True if the training is complete, by `history`: the metrics of each epoch so far.
 
-    Early stopping has no other state to resume.
+    Early stopping needs no other state, so a resumed training decides alike.
     """
     return len(history) >= params.epochs or stops_early(history, params.early_stopping_patience)
 
 
 def stops_early(history: Sequence[Mapping[str, float]], patience: int | None) -> bool:
-    """Return True if the lowest validation loss is `patience` epochs old."""
+    """Return True if the validation loss has not reached a new minimum for `patience` epochs."""
     if patience is None or not history:
         return False
     losses = [metrics["val/loss"] for metrics in history]
@@ -179,7 +179,7 @@ def _write_state(
 def _extend_segments(
     resumed: Checkpoint | None, segment: RunSegment, steps_per_epoch: int
 ) -> list[RunSegment]:
-    """Add a segment if the process layout differs from the resumed checkpoint's."""
+    """Append a segment if the process layout changed since the checkpoint that is resumed."""
     if resumed is None:
         return [segment]
     if resumed.segments[-1].has_same_layout(segment):

@@ -1,4 +1,4 @@
-"""Consolidates the training state of all processes by name of weight, for any strategy."""
+"""Merges the training state of all processes into one state by name, for any strategy."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -120,13 +120,13 @@ def _from_shards(folder: Path) -> ConsolidatedState:
 
 @contextmanager
 def _without_output() -> Iterator[None]:
-    """Hide DeepSpeed's messages about every step."""
+    """Hide the progress messages that DeepSpeed prints while it merges shards."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         yield
 
 
 def _flat_states(shard: Path) -> list[dict[str, Tensor]]:
-    """Return the optimizer's states of one rank, by group."""
+    """Return one rank's optimizer states as flat tensors: a dictionary per parameter group."""
     saved = _load_shard(shard)["optimizer_state_dict"]
     state = (saved.get("base_optimizer_state") or saved["optimizer_state_dict"])["state"]
     return [_tensors(state[group]) for group in sorted(state)]

@@ -1,8 +1,8 @@
-"""Resumes training from a checkpoint. Bit-exact if the process layout is unchanged.
+"""Resumes training from a checkpoint, bit-exact if the process layout is unchanged.
 
-With another strategy or number of processes the batches stay the same: weights, optimizer and
-schedule are consolidated by name and distributed to the new processes. Sums are then added in
-another order, so results may differ in the last bits.
+With another strategy or number of processes the batches stay the same. Weights, optimizer and
+schedule are merged by name and distributed to the new processes. Sums are then added in another
+order, so results may differ in the last bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -115,8 +115,8 @@ class Resumption(pl.Callback):
     def _rewind(self, trainer: pl.Trainer, module: Any) -> None:
         """Restore weights, optimizer and averages of the newest checkpoint.
 
-        The position stays: the steps since then are left out. Raises TrainingError if the ranks
-        find different checkpoints.
+        The position in the epoch stays, so the steps since that checkpoint are not repeated.
+        Raises TrainingError if the ranks find different checkpoints.
         """
         saved, problems = self._store.newest()
         position = saved.position if saved else None
@@ -215,7 +215,7 @@ def _restore_optimizer(
 
 
 def _restore_deepspeed(zero: Any, module: torch.nn.Module, state: ConsolidatedState) -> None:
-    """Restore float32 masters and optimizer states, of which each process has a flat partition."""
+    """Restore this process's flat partition of the float32 master weights and optimizer states."""
     example = next(iter(state.optimizer.values()), {})
     is_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
     masters = (

@@ -1,4 +1,4 @@
-"""Collective operations that also work in a single process, where there is no process group."""
+"""Collective operations that also work in a single process without a process group."""
 
 from typing import Any
 
@@ -23,13 +23,13 @@ def gather_objects(own: Any) -> list[Any]:
 
 
 class MaxReducer:
-    """Finds the highest number of all ranks on the CPU, so that no GPU has to synchronize."""
+    """Computes the maximum over all ranks on the CPU, so that no GPU has to synchronize."""
 
     def __init__(self) -> None:
         self._group: Any = None
 
     def highest(self, own: int) -> int:
-        """Return the highest `own` of all ranks. Every rank has to call it."""
+        """Return the maximum of `own` over all ranks. Every rank has to call it."""
         if num_ranks() == 1:
             return own
         if self._group is None and distributed.get_backend() != "gloo":

@@ -1,6 +1,6 @@
-"""Strategies that divide weights over processes as torch's DTensors: what they share.
+"""Base class of the strategies that divide weights over processes as torch's DTensors.
 
-Checkpoints hold whole tensors in the format of `ddp`, so that any strategy resumes them.
+Their checkpoints hold whole tensors in the format of `ddp`, so any strategy can resume from them.
 """
 
 from abc import abstractmethod
@@ -49,11 +49,14 @@ class DividedStrategy(ModelParallelStrategy):
     @property
     @abstractmethod
     def is_divided(self) -> bool:
-        """True if this process holds only its parts of the weights that the strategy divides."""
+        """True once the weights are divided: this process holds only its own parts."""
 
     @abstractmethod
     def divide(self, network: Network) -> None:
-        """Keep this process's parts of the weights; `network.mapped` may hold the whole ones."""
+        """Reduce the weights to this process's parts, in place.
+
+        The whole weights may lie in a file, see `network.mapped`.
+        """
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Divide the network before it moves to the device, where it may not fit whole."""
@@ -77,9 +80,9 @@ class DividedStrategy(ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Write the file of torch.save on rank 0, with whole tensors.
+        """Write a checkpoint in the format of torch.save on rank 0, with whole tensors.
 
-        They are gathered one after the other, so that no process holds all of them.
+        Tensors are gathered one after the other, so no process holds all of them.
         """
         places: list[int] = []
         if self.is_global_zero:
@@ -95,7 +98,7 @@ class DividedStrategy(ModelParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Map the file, of which each rank then reads its parts."""
+        """Memory-map the checkpoint file, so that each rank reads only its parts."""
         saved: dict[str, Any] = torch.load(
             checkpoint_path, map_location="cpu", mmap=True, weights_only=True
         )
@@ -117,7 +120,10 @@ class DividedStrategy(ModelParallelStrategy):
 
 
 def save_without_data(checkpoint: dict[str, Any], path: Any) -> list[int]:
-    """Write `checkpoint` with room for its tensors; return where the bytes of each one begin."""
+    """Write `checkpoint` with room for its tensors but without their values.
+
+    Returns the byte offset of each tensor in the file.
+    """
 
     def empty(tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype)  # of memory that is never used

@@ -1,7 +1,7 @@
 """Memory layout of the weights (channels_last) and compilation of the network.
 
-Neither changes the saved weights. A setting that this machine or strategy cannot provide is
-refused before the first step.
+Neither changes the saved weights. A setting that is impossible on this machine or with this
+strategy is refused before the first step.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """Explains failures whose cause lies outside the code: memory, loader processes, lost ranks.
 
-torch reports them as RuntimeErrors that only their text tells apart. An unknown text keeps its
-traceback.
+torch raises a RuntimeError for all of them, so they are recognised by their message. An error with
+an unknown message keeps its traceback.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ _keep_alive: list[object] = []  # C holds only a pointer to the handler
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Return True if the error says that another rank disappeared: the cause is in that rank."""
+    """Return True if the error is a lost connection, so that the cause lies in another rank."""
     is_network = isinstance(error, distributed.DistError | RuntimeError | ConnectionError)
     return is_network and bool(_LOST_RANK.search(str(error)))
 

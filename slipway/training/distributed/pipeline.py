@@ -1,4 +1,4 @@
-"""The strategy `pipeline`: each process computes consecutive blocks, and passes their values on.
+"""The strategy `pipeline`: each process runs consecutive blocks and passes on the activations.
 
 A batch is cut into micro-batches, so that all processes compute at the same time: torch's
 Schedule1F1B, Narayanan et al. 2021, arXiv:2104.04473. The weights of other processes are empty
@@ -42,14 +42,14 @@ def check_stages(network: Network, num_stages: int) -> None:
 
 
 def blocks_of_stage(network: Network, index: int, num_stages: int) -> list[nn.Module]:
-    """Return the blocks that one of the stages computes, in order."""
+    """Return the blocks that stage `index` of `num_stages` computes, in order."""
     blocks = parallel_blocks(network)
     begin, end = (place * len(blocks) // num_stages for place in (index, index + 1))
     return blocks[begin:end]
 
 
 def weights_of_stage(network: Network, index: int, num_stages: int) -> set[str]:
-    """Return the names of the weights that one of the stages holds."""
+    """Return the names of the weights that stage `index` of `num_stages` holds."""
     backbone: Any = network.backbone
     after = _weights(backbone.after_modules())
     own = _weights(blocks_of_stage(network, index, num_stages))
@@ -88,7 +88,7 @@ class PipelineStrategy(DividedStrategy):
 
     @property
     def is_last(self) -> bool:
-        """True in the process that has the answers."""
+        """True in the process of the last stage, which has the network's outputs."""
         return self.global_rank == self.world_size - 1
 
     def divide(self, network: Network) -> None:
@@ -100,7 +100,10 @@ class PipelineStrategy(DividedStrategy):
                 network.mapped.release()
 
     def train_batch(self, rows: Tensor, loss: LossOfRows) -> None:
-        """Add the gradients of the mean loss of rows (B, L); only the last process computes it."""
+        """Run forward and backward passes of rows (B, L), and accumulate the gradients.
+
+        `loss` is called in the last process only.
+        """
         self._loss = loss
         schedule = self._schedule(len(rows) // self._num_micro_batches, trains=True)
         first = (rows,) if self.global_rank == 0 else ()
@@ -108,7 +111,10 @@ class PipelineStrategy(DividedStrategy):
         schedule.step(*first, target=places, return_outputs=False, rows=rows)
 
     def answers(self, rows: Tensor) -> Tensor:
-        """Return the answers to rows (B, L): (B, K), which are zeros but in the last process."""
+        """Run a forward pass of rows (B, L); return outputs (B, K).
+
+        They are zeros in all processes except the last one.
+        """
         schedule = self._schedule(len(rows), trains=False)
         found = schedule.step(*((rows,) if self.global_rank == 0 else ()), rows=rows)
         if self.is_last:
@@ -117,13 +123,13 @@ class PipelineStrategy(DividedStrategy):
         return torch.zeros(len(rows), self.network.spec.num_outputs, device=rows.device)
 
     def from_last(self, value: Tensor) -> Tensor:
-        """Return the last process's value."""
+        """Broadcast `value` of the last process to all processes, and return it."""
         value = value.detach().clone()
         distributed.broadcast(value, src=self.world_size - 1)
         return value
 
     def norm(self, own: Tensor) -> Tensor:
-        """Return the 2-norm over all processes from that of each one's part, ()."""
+        """Combine each process's 2-norm () to the 2-norm over all processes, ()."""
         total = own.square()
         distributed.all_reduce(total)
         return total.sqrt()
@@ -175,7 +181,7 @@ class PipelineStrategy(DividedStrategy):
 
 
 class _Stage(nn.Module):
-    """Consecutive blocks, with what is before the first and after the last one."""
+    """One stage: consecutive blocks; the first stage also embeds, the last one has the head."""
 
     def __init__(self, network: Network, index: int, num_stages: int) -> None:
         super().__init__()
@@ -190,7 +196,10 @@ class _Stage(nn.Module):
         self._shape, self._dtype = tuple(values.shape[1:]), values.dtype
 
     def forward(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Map values (B, T, W) of the stage before, or rows, to values or float32 answers."""
+        """Map activations (B, T, W), or in the first stage rows (B, L), to activations.
+
+        The last stage returns the network's outputs, (B, K) float32.
+        """
         places = self._network.places(rows)
         values = self._backbone.before_blocks(places) if self._is_first else values
         further = self._backbone.block_arguments(places)
@@ -202,7 +211,7 @@ class _Stage(nn.Module):
         return answers.to(torch.float32)
 
     def examples(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Return tensors without data like the input and output for `rows`."""
+        """Return meta tensors in the shapes of this stage's input and output for `rows` rows."""
         values = torch.empty(rows, *self._shape, dtype=self._dtype, device="meta")
         values = values.requires_grad_()
         inputs = example_rows(self._network.spec, rows).to("meta") if self._is_first else values
@@ -211,7 +220,7 @@ class _Stage(nn.Module):
 
 
 def _described(value: Any) -> Any:
-    """Replace tensors by tensors without data."""
+    """Replace all tensors in a nested value by meta tensors, which have no data."""
     if isinstance(value, dict):
         return {key: _described(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -220,7 +229,10 @@ def _described(value: Any) -> Any:
 
 
 def _merged(whole: Any, other: Any, rank: int, owners: dict[str, int], path: str) -> Any:
-    """Add what only `other` of `rank` has: keys of dictionaries, and tensors that are not empty."""
+    """Merge the state `other` of `rank` into `whole`: missing keys and nonempty tensors.
+
+    Records in `owners` which rank holds the tensor at each path.
+    """
     if isinstance(whole, dict) and isinstance(other, dict):
         merged = dict(whole)
         for key, item in other.items():

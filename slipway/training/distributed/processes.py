@@ -67,7 +67,7 @@ def terminate_ranks_together(trainer: pl.Trainer) -> Iterator[None]:
 
 @contextmanager
 def report_error_once(rank: int, world_size: int) -> Iterator[None]:
-    """Let only one rank report an error of the block, and add its rank to the message."""
+    """Let only one rank report an error raised in the block, and add that rank to the message."""
     try:
         yield
     except Exception as error:

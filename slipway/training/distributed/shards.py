@@ -1,6 +1,6 @@
-"""Tensors that are divided over processes (torch's DTensor): whole values and local parts.
+"""Conversions between whole tensors and tensors divided over processes (torch's DTensor).
 
-A tensor that is not divided is its own whole and its own part.
+Tensors that are not divided pass through unchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from torch.nn.utils import get_total_norm
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gather the whole value. Every rank has to call it."""
+    """Gather the whole tensor from all ranks. Every rank has to call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -25,7 +25,10 @@ def local(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def divided_like(value: Tensor, like: Tensor) -> Tensor:
-    """Divide a whole `value` as `like` is divided; each rank takes its part of its own copy."""
+    """Divide a whole `value` in the same way as `like`.
+
+    Every rank passes the same whole value and takes its part from it, without communication.
+    """
     if not isinstance(like, DTensor):
         # Strategy `pipeline` keeps an empty tensor in the place of another process's.
         return value if like.numel() else torch.empty_like(like)
@@ -34,7 +37,7 @@ def divided_like(value: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def divided_from(part: Tensor, like: Tensor) -> Tensor:
-    """Return the divided tensor of which `part` is this rank's, divided as `like` is."""
+    """Make a divided tensor from this rank's `part`, with the shape and division of `like`."""
     if not isinstance(like, DTensor):
         return part
     return DTensor.from_local(
@@ -48,14 +51,14 @@ def divided_from(part: Tensor, like: Tensor) -> Tensor:
 
 
 def by_division(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Group tensors that one operation may take together: divided ones, and the others."""
+    """Separate divided tensors from whole ones; torch cannot mix both in one operation."""
     divided: list[Tensor] = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     others = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     return [group for group in (divided, others) if group]
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the 2-norm of all whole values, (). Every rank has to call it."""
+    """Return the 2-norm over all elements of all tensors, (). Every rank has to call it."""
     norms = [whole(get_total_norm(group)) for group in by_division(tensors)]
     return norms[0] if len(norms) == 1 else get_total_norm(norms)
 

@@ -4,8 +4,9 @@ SIGTERM ends with exit code 143 and Ctrl-C with 130. SIGUSR1, which Slurm sends 
 limit, ends with 138 after the job was requeued. A second signal ends a process at once.
 
 A search pauses a training at the end of an epoch, through the environment variable
-TRAIN_PAUSE_AFTER_EPOCH. It then ends with exit code 75 and goes on without that variable. It is no
-param: the length of the schedule, and so the weights, stay those of the whole training.
+TRAIN_PAUSE_AFTER_EPOCH. The process then exits with code 75; a start without the variable resumes
+it. The variable is not in params.yaml, because the learning-rate schedule, and so the weights, stay
+those of the whole training.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Strategy, precision and devices of a training: resolves "auto", and checks the actual setup.
 
-A setting that is named is used or refused, never replaced. Once the trainer has set itself up,
-`actual_setup` reads from it what really runs, and a difference ends the run.
+A setting other than "auto" is used or refused, never replaced. Before the first step,
+`actual_setup` reads from the trainer which setup really runs; a difference ends the run.
 """
 
 import os
@@ -48,7 +48,7 @@ class TrainingHost:
 
 @dataclass(frozen=True)
 class Placement:
-    """A resolved way of training, without any "auto"."""
+    """Strategy, precision and devices of a training, with every "auto" resolved."""
 
     strategy: str
     precision: PrecisionName
@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def shares_rows(self) -> bool:
-        """True if all processes compute the same rows, each with its share of the network."""
+        """True if all processes compute the same rows, each with a part of the network."""
         return self.strategy in ("tensor_parallel", "pipeline")
 
     @property
@@ -74,7 +74,7 @@ class Placement:
         return 1 if self.shares_rows else self.world_size
 
     def reader(self, rank: int) -> int:
-        """Return the place of `rank` among the processes that compute different rows."""
+        """Return the index of `rank` among the `num_readers` processes with different rows."""
         return 0 if self.shares_rows else rank
 
     @property
@@ -316,9 +316,9 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
     def _setup_model_and_optimizer(
         self, model: nn.Module, optimizer: Any, lr_scheduler: Any = None
     ) -> Any:
-        """Divide the weights one by one, before DeepSpeed would move all of them to the device.
+        """Divide the weights one by one, because DeepSpeed would first move all to the device.
 
-        The optimizer exists by now: it is made from the shapes of whole weights.
+        Runs after the optimizer is made, which needs the shapes of whole weights.
         """
         assert self.lightning_module is not None
         network = self.lightning_module.network

@@ -65,9 +65,10 @@ def _style(layer: DividedLayer) -> ParallelStyle:
 
 
 class PartwiseParallel(ParallelStyle):
-    """Divides each of several equal ranges of a linear layer's outputs: queries, keys, values.
+    """Divides a linear layer with fused outputs, such as queries, keys and values, range by range.
 
-    The rows of the whole weight keep their order, so that checkpoints have one process's format.
+    Each process gets its part of every range. The whole weight keeps the order of its rows, so
+    checkpoints have the same format as from a single process.
     """
 
     def __init__(self, parts: int) -> None:
@@ -86,7 +87,7 @@ class PartwiseParallel(ParallelStyle):
 
 
 def _forward(module: nn.Linear, mesh: DeviceMesh, inputs: Tensor) -> Tensor:
-    """Compute this process's outputs of a divided layer; DTensor would gather the weight."""
+    """Compute this process's outputs with its local weight, which DTensor would gather first."""
     # Backward adds up the gradients of all processes.
     shared = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
     own = shared.to_local(grad_placements=[Partial()])

@@ -1,4 +1,4 @@
 """Ensembles: measures members on validation rows and chooses their weights.
 
-The training of the members is `ensemble_run.py`; `networks/ensemble.py` combines their answers.
+`ensemble_run.py` trains the members; `networks/ensemble.py` combines their outputs.
 """

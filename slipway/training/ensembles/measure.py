@@ -1,4 +1,4 @@
-"""Loss and headline metric of answers on the validation rows, as trainings report them."""
+"""Loss and headline metric on the validation rows, computed as in a training."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from slipway.training.networks.networks import NetworkSpec
 
 
 class ValidationMeasure:
-    """Measures answers by the task's usual loss, without class weights and label smoothing."""
+    """Evaluates outputs by the task's plain loss, without class weights and label smoothing."""
 
     def __init__(self, train: TrainParams, spec: NetworkSpec, rows: PackedSplit) -> None:
         target, scale = kind_of(spec.task).target, spec.target_scale
@@ -21,17 +21,17 @@ class ValidationMeasure:
         self.headline = target.headline
 
     def losses(self, answers: Tensor) -> Tensor:
-        """Return (N,) losses of (N, K) answers."""
+        """Return the loss of each row, (N,), for outputs (N, K)."""
         found: Tensor = self._loss(answers, self._targets)
         return found
 
     def loss(self, answers: Tensor, mask: Tensor | None = None) -> float:
-        """Return the mean loss of (B, K) answers of the rows in a (N,) mask, or of all."""
+        """Return the mean loss of the outputs (B, K) for the rows in `mask` (N,), or for all."""
         targets = self._targets if mask is None else self._targets[mask]
         return float(self._loss(answers, targets).double().mean())
 
     def metrics(self, answers: Tensor) -> dict[str, float]:
-        """Return loss and headline metric of (N, K) answers."""
+        """Return the mean loss and the headline metric of outputs (N, K), by name."""
         score = float(self._loss.scores(answers, self._targets).mean())
         return {
             "val/loss": self.loss(answers),

@@ -1,8 +1,8 @@
 """Model soups: the mean of the weights of several trainings from one initialisation.
 
-It is the greedy soup of Wortsman et al. (2022, "Model soups"): members are tried from the best to
-the worst, and one stays if the mean is then no worse on the validation rows. So the soup is never
-worse there than its best member, and costs no more than one model.
+This is the greedy soup of Wortsman et al. (2022, "Model soups"). Members are tried from the best to
+the worst; a member is added if the validation loss of the mean does not rise. So the soup is never
+worse on the validation rows than its best member, and it is as fast as one model.
 """
 
 import copy
@@ -21,12 +21,12 @@ def greedy_soup(
     measure: Callable[[Network], float],
     batches: Iterable[Tensor],
 ) -> tuple[Network, list[int]]:
-    """Return the soup, and the places of its members, from the best on.
+    """Return the soup, and the indices of the networks in it, the best one first.
 
     Args:
-        losses: of the networks on the validation rows.
-        measure: returns this loss of another network.
-        batches: training rows, over which the statistics of BatchNorm are taken again.
+        losses: validation loss of each network.
+        measure: computes the validation loss of a network.
+        batches: training rows, from which the statistics of BatchNorm are computed again.
     """
     best_first = sorted(range(len(networks)), key=lambda place: losses[place])
     kept = best_first[:1]

@@ -1,7 +1,7 @@
-"""Stacking (Wolpert 1992): a linear model of the members' answers, fitted out of fold.
+"""Stacking (Wolpert 1992): a linear model of the members' outputs, fitted out of fold.
 
-Each member answers every row by a training without the row's fold. On answers to rows that it was
-trained on, the member that memorises most would get the largest weight.
+Each member's output for a row comes from a training without the row's fold. If it came from a
+training with the row, the member that memorises most would get the largest weight.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,19 @@ _LARGEST_Z = 5.0  # standard errors by which a loss out of fold may be below tha
 
 
 def stack_folds(keys: NDArray[np.uint64], num_folds: int, seed: int) -> NDArray[np.int64]:
-    """(N,) the fold of each row, from 0, by id and seed only."""
+    """Return the fold of each row, (N,) in [0, num_folds), drawn from the row's id and the seed."""
     return (uniform(seed, 0, keys, "stack fold") * num_folds).astype(np.int64)
 
 
 def stacked_weights(
     answers: Tensor, losses: Callable[[Tensor], Tensor], scale: TargetScale | None
 ) -> ChosenWeights:
-    """Fit weights and bias to (N, members, K) answers, by the mean of `losses` of (N, K) ones."""
+    """Fit the weights and the bias of a stack to outputs (N, members, K).
+
+    Args:
+        losses: maps combined outputs (N, K) to losses (N,), whose mean is minimised.
+        scale: of a numeric target, which is fitted in standard deviations; None for classes.
+    """
     mean, std = (scale.mean, scale.std) if scale else (0.0, 1.0)
     inputs = (answers.double() - mean) / std
     num_members = inputs.shape[1]
@@ -53,9 +58,10 @@ def stacked_weights(
 
 
 def refuse_leak(name: str, out_of_fold: Tensor, unseen: Tensor) -> None:
-    """Raise TrainingError if (N,) losses out of fold are far below (M,) losses of unseen rows.
+    """Raise TrainingError if the out-of-fold losses are far below those of unseen rows.
 
-    Rows of a fold are then known to the trainings of the others, as copies or parts of a group.
+    The held-out rows were then not unseen: other folds hold copies of them, or rows of the same
+    group. `out_of_fold` is (N,), `unseen` (M,).
     """
     samples = [losses.double() for losses in (out_of_fold, unseen)]
     error = sum(float(losses.var()) / len(losses) for losses in samples) ** 0.5

@@ -1,9 +1,9 @@
 """Weights of an ensemble's members, chosen on validation rows.
 
-Greedy weights are the ensemble selection of Caruana et al. (2004, "Ensemble Selection from
-Libraries of Models"): the member that lowers the loss most is added, again and again, with
-replacement. That overfits few rows, so it is repeated on halves of the rows, and the weights are
-averaged. The other half shows how good such a choice is on rows that it has not seen.
+Greedy weights follow the ensemble selection of Caruana et al. (2004, "Ensemble Selection from
+Libraries of Models"): repeatedly add the member that lowers the loss most, with replacement. This
+overfits if there are few rows, so it is repeated on random halves of the rows, and the weights are
+averaged. The other halves estimate the loss of such weights on unseen rows.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Loss = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class ChosenWeights:
-    """The weights of the members, and the loss of such a choice on rows that did not choose."""
+    """The weights of the members, and their expected loss on unseen rows."""
 
     weights: list[float]  # 0 or more, with the sum 1; of a stack any number
     expected_loss: float | None = None
@@ -33,14 +33,18 @@ class ChosenWeights:
 
 
 def equal_weights(num_members: int) -> ChosenWeights:
-    """Return the weight 1 / `num_members` for each member."""
+    """Return equal weights, 1 / `num_members` for each member."""
     return ChosenWeights([1 / num_members] * num_members)
 
 
 def greedy_weights(
     num_members: int, keys: NDArray[np.uint64], seed: int, loss: Loss
 ) -> ChosenWeights:
-    """Choose weights by the loss on rows with these `keys`, which draw the halves."""
+    """Choose weights by ensemble selection on random halves of the validation rows.
+
+    The halves are drawn from the rows' `keys` and the `seed`. `loss` maps weights and a mask of
+    rows to a mean loss.
+    """
     halves = [
         torch.from_numpy(uniform(seed, bag, keys, "ensemble bag") < 0.5) for bag in range(_BAGS)
     ]
@@ -59,7 +63,10 @@ def greedy_weights(
 
 
 def _selected(num_members: int, loss: Loss, mask: Tensor) -> NDArray[np.float64]:
-    """Return the share of each member among the best number of those added."""
+    """Select members greedily on the rows of `mask`; return their weights, (members,), sum 1.
+
+    The selection with the lowest loss of all numbers of added members counts.
+    """
     counts, best, best_loss = np.zeros(num_members), np.ones(num_members), np.inf
     for step in range(1, _STEPS + 1):
         tried = counts + np.eye(num_members)

@@ -1,4 +1,4 @@
-"""The blocks of a network: its repeated layers, by which strategies divide it over processes.
+"""Finds the blocks of a network: the repeated layers that strategies divide over processes.
 
 A backbone may define a method `parallel_blocks()` that returns them in the order of the forward
 pass. Otherwise they are the modules of one class in lists or sequences (`nn.ModuleList`,
@@ -18,7 +18,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
 def parallel_blocks(network: Network) -> list[nn.Module]:
-    """Return the blocks in order; none if the whole network is one block."""
+    """Return the blocks in order; an empty list if the whole network counts as one block."""
     backbone = network.backbone
     named = getattr(backbone, "parallel_blocks", None)
     if callable(named):
@@ -51,7 +51,7 @@ def check_blocks(network: Network, strategy: str) -> None:
 
 
 def _layers_in_containers(backbone: nn.Module) -> Iterator[nn.Module]:
-    """Yield modules that hold others, each directly in a container."""
+    """Yield the modules directly inside lists and sequences that have submodules themselves."""
     for container in backbone.modules():
         if isinstance(container, _CONTAINERS):
             for module in container:
@@ -70,7 +70,7 @@ def _names(network: Network, blocks: list[nn.Module]) -> list[str]:
 
 
 def _shared_weight(network: Network, blocks: list[nn.Module]) -> str:
-    """Describe a weight of a block that another module holds as well; "" if there is none."""
+    """Describe a weight that a block shares with another module; "" if there is none."""
     owners: dict[int, str] = {}
     for name, block in zip(_names(network, blocks), blocks, strict=True):
         for weight in block.parameters():
@@ -88,7 +88,7 @@ def _shared_weight(network: Network, blocks: list[nn.Module]) -> str:
 
 
 def _uncalled_block(network: Network, blocks: list[nn.Module]) -> str:
-    """Describe blocks that a forward pass does not call as modules; "" if there is none."""
+    """Describe blocks whose `forward` a forward pass does not call; "" if there are none."""
     called: set[int] = set()
     hooks = [
         block.register_forward_pre_hook(lambda module, _: called.add(id(module)))

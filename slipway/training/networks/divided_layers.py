@@ -1,8 +1,8 @@
-"""The linear layers of a network's blocks that processes share: strategy `tensor_parallel`.
+"""The linear layers that the strategy `tensor_parallel` divides over processes.
 
-A layer is divided by its outputs, the next one by its inputs, so that a block adds up the parts of
-all processes twice: Shoeybi et al. 2019, arXiv:1909.08053. A backbone names these layers with a
-method `parallel_layers()`.
+One layer is divided by its outputs and the next by its inputs, so a block needs only two sums over
+the processes: Shoeybi et al. 2019, arXiv:1909.08053. A backbone names these layers in a method
+`parallel_layers()`.
 """
 
 import copy
@@ -23,7 +23,7 @@ _MOST_PROCESSES = 64  # that a message proposes
 
 @dataclass(frozen=True)
 class DividedLayer:
-    """A linear layer of each block."""
+    """A linear layer, present in each block, that is divided over processes."""
 
     name: str  # within a block
     by: Literal["outputs", "inputs"]
@@ -33,13 +33,13 @@ class DividedLayer:
 
 
 def parallel_layers(network: Network) -> list[DividedLayer]:
-    """Return the layers of each block that processes can share; none if the backbone names none."""
+    """Return the layers that the backbone names for division; an empty list if it names none."""
     named = getattr(network.backbone, "parallel_layers", None)
     return list(named()) if callable(named) else []
 
 
 def check_layers(network: Network, num_processes: int) -> None:
-    """Raise a ParamsError if `num_processes` cannot share the layers of `network`."""
+    """Raise a ParamsError if the layers cannot be divided over `num_processes` processes."""
     if found := _problem(network, num_processes):
         what, remedy = found
         raise ParamsError(
@@ -49,12 +49,12 @@ def check_layers(network: Network, num_processes: int) -> None:
 
 
 def can_share(network: Network, num_processes: int) -> bool:
-    """Return True if `num_processes` can share the layers of `network`."""
+    """Return True if the layers of `network` can be divided over `num_processes` processes."""
     return _problem(network, num_processes) is None
 
 
 def _problem(network: Network, num_processes: int) -> tuple[str, str] | None:
-    """Describe why the processes cannot share the layers, and the remedy."""
+    """Return why the layers cannot be divided, and the remedy; None if they can."""
     return (
         _unnamed_layer(network)
         or _uneven_layer(network, num_processes)
@@ -63,7 +63,7 @@ def _problem(network: Network, num_processes: int) -> tuple[str, str] | None:
 
 
 def _unnamed_layer(network: Network) -> tuple[str, str] | None:
-    """Describe layers that are not named or not there, and the remedy."""
+    """Return which layers are unnamed or missing, and the remedy; None if all are right."""
     layers, blocks = parallel_layers(network), parallel_blocks(network)
     if not layers or not blocks:
         return (
@@ -88,7 +88,7 @@ def _unnamed_layer(network: Network) -> tuple[str, str] | None:
 
 
 def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str] | None:
-    """Describe a layer that the processes cannot share equally, and the remedy."""
+    """Return which layer cannot be divided equally, and the remedy; None if all can."""
     layers = parallel_layers(network)
     for layer in layers:
         if layer.groups % num_processes:
@@ -108,7 +108,7 @@ def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str] | Non
 
 
 def _unusable_share(network: Network, num_processes: int) -> tuple[str, str] | None:
-    """Describe why a block cannot compute with its share, and the remedy."""
+    """Return why a divided block fails to compute, and the remedy; None if it works."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
         share = copy.deepcopy(network)
@@ -126,7 +126,7 @@ def _unusable_share(network: Network, num_processes: int) -> tuple[str, str] | N
 
 
 def narrow(network: Network, num_processes: int) -> None:
-    """Leave only the size of one process's share of the layers, without its values."""
+    """Shrink the layers to the size of one process's part; their values are undefined then."""
     layers = parallel_layers(network)
     for block in parallel_blocks(network):
         for layer in layers:

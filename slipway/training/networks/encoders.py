@@ -1,4 +1,4 @@
-"""Encoders of a local Hugging Face folder, fine-tuned whole, in their last layers, or by LoRA.
+"""Fine-tunes encoders from a local Hugging Face folder: all layers, the last ones, or by LoRA.
 
 `train.pretrained` is the folder with config.json, model.safetensors and tokenizer.json. Nothing is
 downloaded or unpickled, and no code of the folder runs. The config becomes part of the model's
@@ -60,7 +60,7 @@ _SAVE = "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER, safe_serializ
 
 
 class EncoderBackbone(nn.Module):
-    """The encoder, pooling over the tokens of a text (mean or first token), and a linear head."""
+    """A text encoder, pooling over tokens (mean or first token), and a linear head."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class EncoderBackbone(nn.Module):
         return list(_layers(self.encoder))
 
     def parallel_layers(self) -> list[DividedLayer]:
-        """Return the linear layers of a block that processes can share, and their adapters."""
+        """Return the linear layers of a block to divide over processes, with their adapters."""
         config, block = self.encoder.config, _layers(self.encoder)[0]
         found = []
         for name, by, unit, parts in _DIVIDED.get(config.model_type, _BERT_LAYERS):
@@ -157,7 +157,7 @@ class EncoderBackbone(nn.Module):
         return (is_separator.cumsum(dim=1) - is_separator).clamp(max=1)
 
     def load_file(self, path: Path) -> bool:
-        """Load the weights of the encoder tensor by tensor; False if the file has other names."""
+        """Load the encoder's weights tensor by tensor; return False if tensor names differ."""
         prefix = f"{self.encoder.base_model_prefix}."
         with safe_open(path, framework="pt") as file:
             places = {name.removeprefix(prefix): name for name in list(file.keys())}
@@ -175,7 +175,7 @@ class EncoderBackbone(nn.Module):
         return True
 
     def _masks(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return the mask (B, 1, 1, L) itself, or for ModernBERT one mask per kind of layer."""
+        """Return the mask (B, 1, 1, L); for ModernBERT, a dictionary with one per kind of layer."""
         config: Any = self.encoder.config
         if config.model_type != "modernbert":
             return mask
@@ -226,9 +226,9 @@ def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json without the keys of its own head.
+    """Read config.json, without the keys that describe the original head.
 
-    Raises ParamsError if the file is not readable, or of an unknown family.
+    Raises ParamsError if the file is not readable or describes an unknown family of models.
     """
     try:
         content = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
@@ -330,7 +330,7 @@ def _adapt(encoder: nn.Module, rank: int) -> None:
 
 
 def _layers(encoder: Any) -> nn.ModuleList:
-    """Return the layers: the only list with as many modules as the config has layers."""
+    """Return the encoder's layers: the only `ModuleList` as long as the config's layer count."""
     return next(
         module
         for module in encoder.modules()

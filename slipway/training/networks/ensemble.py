@@ -1,7 +1,7 @@
-"""Several networks whose answers are combined, behind the interface of one network.
+"""Several networks whose outputs are combined, behind the interface of one network.
 
-One safetensors file holds the weights of all members; the text of boosted trees is a tensor of
-bytes.
+One safetensors file holds the weights of all members. Boosted trees are stored in it as LightGBM's
+text, in a tensor of bytes.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class MemberSpec(Contract):
 
 
 class EnsembleArguments(Contract):
-    """`network.arguments` in model.json: the members and the weights of their answers."""
+    """`network.arguments` in model.json: the members and the weights of their outputs."""
 
     method: Literal["average", "vote", "greedy", "stack"]
     members: list[MemberSpec]
@@ -100,7 +100,7 @@ class EnsembleNetwork(Network):
         return self.combine(torch.stack([member(rows) for member in self.members], dim=1))
 
     def combine(self, answers: Tensor) -> Tensor:
-        """Combine the outputs of the members, (B, members, K), to (B, K) float32."""
+        """Combine the members' outputs (B, members, K) into outputs (B, K) float32."""
         if self.arguments.method == "vote":
             votes: Tensor = self._head.vote(answers)
             return votes
@@ -110,7 +110,7 @@ class EnsembleNetwork(Network):
         return mean
 
     def adopt(self, networks: Sequence[Network]) -> None:
-        """Copy the weights of trained members."""
+        """Copy the weights of trained `networks` into the members, in the same order."""
         for member, trained in zip(self.members, networks, strict=True):
             member.load_payload(trained.payload())
 
@@ -138,7 +138,7 @@ class EnsembleNetwork(Network):
         self.load_state_dict(tensors, strict=True)
 
     def _trees(self) -> dict[str, Network]:
-        """Return the members that are boosted trees, by the name of the tensor with their text."""
+        """Return the members that are boosted trees, by the name of their tensor in the file."""
         return {
             f"{_TREES}{place}": member
             for place, member in enumerate(self.members)

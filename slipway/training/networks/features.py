@@ -1,7 +1,7 @@
 """Features of a row, from which the OOD score is computed.
 
-For images they are the inputs of the last layer that has a weight matrix, which any network has.
-For tables they are the columns themselves: the encoding clips numbers to the range of the training
+For images, features are the inputs of the last layer with a weight matrix, which any network has.
+For tables, they are the columns themselves: the encoding clips numbers to the range of the training
 rows, so after it a far outlier looks like the edge of the range (bench/results/ood_scores.md).
 """
 
@@ -23,9 +23,9 @@ class FeatureEncoding(nn.Module, ABC):
 
 
 def last_layer(network: nn.Module, example: Tensor) -> str:
-    """Return the dotted name of the layer that `example` (1, ...) reaches last.
+    """Return the dotted name of the last layer that a forward pass of `example` (1, ...) calls.
 
-    "" stands for the network itself, if it has no layers.
+    Returns "", which stands for the network itself, if it has no layers.
     """
     called: list[str] = []
     hooks = [
@@ -41,16 +41,16 @@ def last_layer(network: nn.Module, example: Tensor) -> str:
 
 
 def feature_layer(network: nn.Module, example: Tensor) -> str:
-    """Return the name of the module that gives the features: an encoding, else the last layer."""
+    """Return the name of the module that yields the features: an encoding, else the last layer."""
     modules = network.named_modules()
     encodings = [name for name, module in modules if isinstance(module, FeatureEncoding)]
     return encodings[0] if encodings else last_layer(network, example)
 
 
 def answer_and_features(network: nn.Module, layer: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Run rows (B, ...); return the answer, and features (B, D) float32 averaged over positions.
+    """Run a forward pass of rows (B, ...); return outputs (B, K) and features (B, D) float32.
 
-    The features of a table are its numbers and a slot for each category.
+    Features are averaged over positions. Those of a table are its numbers and one-hot categories.
     """
     module = network.get_submodule(layer)
     if isinstance(module, FeatureEncoding):

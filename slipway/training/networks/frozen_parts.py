@@ -20,7 +20,7 @@ _BACKBONE = "backbone."
 
 
 def num_frozen(epoch: int, num_parts: int, params: TrainParams) -> int:
-    """Count the frozen parts in `epoch`, counted from 0. The last part is the head."""
+    """Return the number of frozen parts in `epoch` (from 0). The last part is the head."""
     body_parts, unfreezing_epoch = num_parts - 1, epoch - params.freeze_epochs
     if unfreezing_epoch < 0:
         return body_parts
@@ -54,7 +54,7 @@ def parts_of(network: Network) -> list[list[str]]:
 
 
 class FreezeCallback(pl.Callback):
-    """Freezes and unfreezes the parts of a network at the begin of each epoch."""
+    """Freezes and unfreezes the parts of a network at the start of each epoch."""
 
     def __init__(self, network: Network, params: TrainParams) -> None:
         self._network, self._params = network, params
@@ -67,7 +67,7 @@ class FreezeCallback(pl.Callback):
         self.apply(trainer.current_epoch)
 
     def apply(self, epoch: int) -> None:
-        """Freeze and unfreeze the parts for `epoch`, counted from 0."""
+        """Set which parts are frozen in `epoch`, counted from 0."""
         number = num_frozen(epoch, len(self._parts), self._params)
         frozen = {name for part in self._parts[:number] for name in part}
         for name, parameter in self._network.named_parameters():

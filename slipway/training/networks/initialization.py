@@ -1,8 +1,8 @@
-"""Initial networks, with random or pretrained weights.
+"""Builds the initial network, with random or pretrained weights.
 
-Pretrained weights come from a local file, from the hub that timm's tag selects, or for an encoder
-from a local folder. The head is always new. All other weights have to fit by name and shape; timm
-adapts inputs with another number of channels. Nothing is unpickled.
+Pretrained weights come from a local file, from the hub that timm configures for the network, or for
+an encoder from a local folder. The head is always new. All other weights must fit by name and
+shape; timm adapts the first layer to another number of channels. Nothing is unpickled.
 """
 
 from pathlib import Path
@@ -37,10 +37,10 @@ def initial_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Networ
 
 
 def image_network_spec(params: Params) -> NetworkSpec:
-    """Describe the network for images before there is packed data.
+    """Describe the network for images before packed data exists.
 
-    If `data.classes` is null it has two outputs. The mean and the largest value of the pixels are
-    placeholders that affect no shape.
+    It has two outputs if `data.classes` is null. The mean and the maximum of the pixels are
+    placeholders, which affect no shape.
     """
     data, wanted = params.data, params.precompute
     mean, std = [0.5] * wanted.channels, [0.25] * wanted.channels
@@ -68,7 +68,7 @@ def image_network_spec(params: Params) -> NetworkSpec:
 
 
 def pretrained_file(params: TrainParams) -> Path | None:
-    """Return the file of the pretrained weights, downloaded from the hub if needed; None for none.
+    """Return the file of the pretrained weights, downloaded if needed; None for random weights.
 
     Raises ParamsError if the file does not exist, UnavailableError if the download fails.
     """

@@ -1,8 +1,8 @@
-"""Builds a network whose weights lie in a file, so that no process holds all of them in memory.
+"""Builds a network whose weights lie in a memory-mapped file, for networks larger than memory.
 
-The code that draws or loads weights runs unchanged, so they are bit for bit those of a network in
-memory. The file has no name: nothing of it is left after a kill. Strategies copy their parts of
-the weights from it, which frees the rest.
+The code that draws or loads weights runs unchanged, so the weights are bit for bit those of a
+network in memory. The file is unnamed, so a killed process leaves nothing behind. Strategies copy
+their parts of the weights out of the file and drop the rest.
 """
 
 import mmap

@@ -5,8 +5,8 @@ artifacts/model/weights.safetensors  weights in float32; boosted trees have tree
 artifacts/model/student/             both files of the student, if the ensemble is served
 artifacts/model/ensemble/            both files of the ensemble, if its student is served
 
-Training, evaluation and export use the same module, with normalisation inside, so none of them can
-forget it. Altered weights, unknown networks and unknown arguments are refused.
+Training, evaluation and export use the same module, which includes the normalisation, so none of
+them can forget it. Altered weights, unknown networks and unknown arguments are refused.
 """
 
 import json
@@ -40,7 +40,7 @@ Arguments = TypeVar("Arguments", bound=BaseModel)
 
 
 class NetworkSpec(Contract):
-    """Everything that a network is built from, except its weights."""
+    """Everything needed to build a network, except its weights."""
 
     task: Task
     # "small_resnet" or "timm/NAME" for images, "tabm" or "lightgbm" for tables, the user's own
@@ -91,7 +91,7 @@ class RunSegment(Contract):
     threads: int | None = None  # of each process on a CPU; null on a GPU
 
     def has_same_layout(self, other: "RunSegment") -> bool:
-        """Return True if all but the first step is equal."""
+        """Return True if both segments are equal apart from their first step."""
         return self.model_copy(update={"first_step": other.first_step}) == other
 
     def __str__(self) -> str:
@@ -160,11 +160,11 @@ class Network(nn.Module):
         self.load_state_dict(safetensors.torch.load(payload), strict=True)
 
     def column_gains(self) -> dict[str, float]:
-        """Return each column's fraction of the gain of all splits, by name; empty without trees."""
+        """Return each column's fraction of the total split gain, by name; empty without trees."""
         return {}
 
     def misfit(self, error: Exception) -> str:
-        """Describe why this network cannot read its inputs, and the remedy."""
+        """Return a sentence on why this network cannot read its inputs, and the remedy."""
         return f"cannot take its input: {error}. Change train.network_arguments."
 
 
@@ -294,7 +294,7 @@ def parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:
 
 
 def _check_forward(network: Network) -> None:
-    """Run one row of zeros, to detect mismatched sizes before any data is read."""
+    """Run a forward pass of one row of zeros, to find mismatched sizes before reading data."""
     spec = network.spec
     try:
         with torch.no_grad():

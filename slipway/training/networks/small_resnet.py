@@ -1,8 +1,9 @@
-"""A residual network for small images (8 to 64 px), of which the usual stem would drop most pixels.
+"""A residual network for small images (8 to 64 px).
 
-The stem keeps the resolution; each stage after the first halves it and doubles the width. After
-He et al. 2016, "Deep Residual Learning for Image Recognition", with the last norm of every block
-starting at zero (Goyal et al. 2017), so that a block begins as the identity.
+The usual stem would reduce them to a few pixels, so this one keeps the resolution. Each stage after
+the first halves the resolution and doubles the width. After He et al. 2016, "Deep Residual Learning
+for Image Recognition". The last norm of every block starts at zero (Goyal et al. 2017), so that a
+block starts as the identity.
 """
 
 import torch
@@ -45,9 +46,9 @@ class SmallResnet(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut, skipped at random in training.
+    """A residual block: two 3x3 convolutions and a shortcut, skipped at random in training.
 
-    A block that widens halves the resolution.
+    A block that changes the width halves the resolution, too.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Networks for texts: a bag of hashed n-grams, a small transformer, and the user's own.
 
-Their input is the bytes or the tokens of a text (slipway/inputs/texts.py). Integer arithmetic turns
-bytes into n-grams inside the network, so the exported graph does the same.
+Their input is the bytes or the tokens of a text (slipway/inputs/texts.py). The network itself turns
+bytes into n-grams, by integer arithmetic, so the exported graph needs no other preprocessing.
 """
 
 import torch
@@ -40,17 +40,17 @@ class TextNetwork(Network):
         return self.to_target_unit(self.backbone(places))
 
     def places(self, rows: Tensor) -> Tensor:
-        """Return bytes or tokens (B, L) as int64, without the mark of a text that was cut."""
+        """Return bytes or tokens (B, L) as int64, without the mark of a truncated text."""
         return self._places(rows.to(torch.int64))
 
     def _places(self, rows: Tensor) -> Tensor:
-        """Return (B, L) without the mark of a text that was cut."""
+        """Remove the mark of a truncated text from (B, L) int64 bytes or tokens."""
         if self.spec.input.varies_in_length:
             return rows.abs()
         return torch.where(rows == TRUNCATED, 0, rows)
 
     def misfit(self, error: Exception) -> str:
-        """Describe why this network cannot read such texts, and the remedy."""
+        """Return a sentence on why this network cannot read such texts, and the remedy."""
         has_tokens = self.spec.input.varies_in_length
         unit, key = ("tokens", "max_tokens") if has_tokens else ("bytes", "max_text_bytes")
         return (
@@ -68,10 +68,10 @@ class UserTextNetwork(TextNetwork):
 
 
 class HashedNgrams(nn.Module):
-    """A linear model of embedded n-grams, as fastText (Joulin et al. 2016, arXiv:1607.01759).
+    """A linear model on n-gram embeddings, like fastText (Joulin et al. 2016, arXiv:1607.01759).
 
-    N-grams consist of words, or of the bytes of whole characters. The embeddings of each length are
-    added up and divided by the root of their number. All n-grams share one table, by their hash.
+    N-grams consist of words, or of the bytes of whole characters. For each n, the embeddings are
+    added up and divided by the square root of their number. All n-grams share one hash table.
     """
 
     def __init__(self, arguments: HashedNgramsArguments, num_outputs: int) -> None:
@@ -94,7 +94,7 @@ class HashedNgrams(nn.Module):
         return logits
 
     def families(self, places: Tensor) -> list[Tensor]:
-        """Return for each length the buckets of the n-grams, (B, L), 0 for none."""
+        """Return one tensor (B, L) of hash buckets for each n; 0 stands for no n-gram."""
         if self._lowercase:
             places = torch.where((places >= ord("A")) & (places <= ord("Z")), places + 32, places)
         return [*self._byte_ngrams(places), *self._word_ngrams(places)]
@@ -106,7 +106,7 @@ class HashedNgrams(nn.Module):
         return embedded.sum(dim=1) * count.to(embedded.dtype).rsqrt()
 
     def _byte_ngrams(self, places: Tensor) -> list[Tensor]:
-        """Return for each length the bucket of the n-gram that begins at each byte, (B, L)."""
+        """Return for each n the bucket of the n-gram that starts at each byte, (B, L)."""
         found = []
         hashes = torch.zeros_like(places)
         begins = _begins_character(places) & (places > 0)
@@ -119,7 +119,7 @@ class HashedNgrams(nn.Module):
         return found
 
     def _word_ngrams(self, places: Tensor) -> list[Tensor]:
-        """Return for each length the bucket of the n-gram that begins at each word, (B, L)."""
+        """Return for each n the bucket of the n-gram that starts at each word, (B, L)."""
         if not self._num_words:
             return []
         words = _words(places)
@@ -137,7 +137,7 @@ class HashedNgrams(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """A transformer over patches of bytes, or tokens, with a learned position for the output."""
+    """A transformer over patches of bytes, or over tokens, with a learned output token."""
 
     def __init__(
         self, arguments: SmallTransformerArguments, contract: TextContract, num_outputs: int
@@ -178,13 +178,13 @@ class SmallTransformer(nn.Module):
         return torch.cat([first, tokens], dim=1)
 
     def block_arguments(self, places: Tensor) -> tuple[Tensor]:
-        """Return what each block takes besides: the mask (B, 1, 1, T), added to scores."""
+        """Return the further argument of each block: the attention mask (B, 1, 1, T), additive."""
         # The first is never masked: attention to nothing is NaN.
         is_there = F.pad(self._patches_of(places).amax(dim=2) > 0, (1, 0), value=True)
         return (torch.where(is_there, 0.0, _MASKED)[:, None, None, :],)
 
     def after_blocks(self, tokens: Tensor) -> Tensor:
-        """Map the last block's answer to outputs (B, K)."""
+        """Map the last block's output (B, T, W) to outputs of the network (B, K)."""
         logits: Tensor = self.head(self.norm(tokens[:, 0]))
         return logits
 
@@ -203,7 +203,7 @@ class SmallTransformer(nn.Module):
         return list(self.blocks)
 
     def parallel_layers(self) -> list[DividedLayer]:
-        """Return the layers of a block that processes can share."""
+        """Return the linear layers of a block that can be divided over processes."""
         heads, columns = self._num_heads, 2 * self.norm.normalized_shape[0]
         return [
             DividedLayer("queries_keys_values", "outputs", heads, "heads", parts=3),
@@ -271,13 +271,13 @@ def text_network(spec: NetworkSpec) -> TextNetwork:
 
 
 def _without_padding(places: Tensor) -> Tensor:
-    """Cut the columns that no text of the batch reaches, which affect no output."""
+    """Drop the columns that are padding in every text of the batch; they affect no output."""
     longest = int((places > 0).any(dim=0).sum())
     return places[:, : max(_WORD_BYTES, longest)]
 
 
 def _begins_character(places: Tensor) -> Tensor:
-    """Return False for each byte that continues a character of several bytes, (B, L)."""
+    """Return a mask (B, L): True for the first byte of each UTF-8 character."""
     return (places < 0x80) | (places >= 0xC0)
 
 

@@ -1,9 +1,10 @@
 """Gradient-boosted trees of LightGBM for tables, behind the interface of a network.
 
-They read the rows of the column contract: a missing number is NaN, for which each split has a
-direction; a category is its code, where 0 (missing or unknown) is a category like the others. The
-stored model is LightGBM's text, not a pickle, without its settings, which are in model.json.
-LightGBM itself predicts, in float64; only the exported graph has another form (`TREES_NODE`).
+The trees read the rows of the column contract. A missing number is NaN, for which each split has a
+direction. A category is its code, where 0 (missing or unknown) is a category like the others. The
+stored model is LightGBM's text, not a pickle. It lacks LightGBM's settings, which are in
+model.json. LightGBM predicts in float64; the exported graph contains the trees as a node instead
+(`TREES_NODE`).
 """
 
 import re
@@ -100,7 +101,7 @@ class TreeNetwork(Network):
         return self.text.encode()
 
     def load_payload(self, payload: bytes) -> None:
-        """Load LightGBM's text; ValueError if it is of another model."""
+        """Load LightGBM's text; ValueError if it does not fit the columns and outputs."""
         self.text = payload.decode()
         self.__dict__.pop("booster", None)
         num_columns = len(self.inputs.names) + len(self.inputs.categories)
@@ -127,7 +128,7 @@ class TreeNetwork(Network):
         return sum(2 * int(leaves) - 1 for leaves in _LEAVES.findall(self.text))
 
     def column_gains(self) -> dict[str, float]:
-        """Return each column's fraction of the gain of all splits, by name."""
+        """Return each column's fraction of the total split gain, by name."""
         gains = self.booster.feature_importance("gain").astype(np.float64)
         names = [*self.inputs.names, *self.inputs.categories]
         return dict(zip(names, (gains / max(gains.sum(), 1e-300)).tolist(), strict=True))
@@ -138,7 +139,7 @@ class TreeNetwork(Network):
         return self.to_target_unit(answers)
 
     def _sums(self, columns: Tensor) -> Tensor:
-        """Return the sums of the leaves that each row reaches, (B, sums) float32."""
+        """Return the raw scores of rows (B, columns): sums of leaf values, (B, sums) float32."""
         if torch.onnx.is_in_onnx_export():
             return torch.onnx.ops.symbolic(
                 TREES_NODE,

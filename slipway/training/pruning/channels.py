@@ -1,8 +1,8 @@
 """Structured pruning: removes the least important channels of a trained network.
 
-In any network, it narrows layers whose output only one other layer reads. Channels that are added
-to a shortcut stay. The preflight imports this module, so it does not import Lightning, which takes
-seconds.
+It narrows layers whose output only one other layer reads, in any network. Channels that are added
+to a shortcut stay. The preflight imports this module, so this module does not import Lightning,
+which takes seconds.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ def find_chains(network: Network) -> list[ChannelChain]:
 
 
 def prunable_chains(network: Network, sparsity: float) -> list[ChannelChain]:
-    """Find every chain; ParamsError if `sparsity` removes no channel from any of them."""
+    """Find every chain; ParamsError if `sparsity` removes no channel from any chain."""
     chains, state = find_chains(network), network.state_dict()
     widths = [len(state[chain.maker]) for chain in chains]
     if all(width_left(width, sparsity) == width for width in widths):
@@ -74,12 +74,12 @@ def prunable_chains(network: Network, sparsity: float) -> list[ChannelChain]:
 
 
 def prune_channels(network: Network, sparsity: float) -> tuple[dict[str, Tensor], dict[str, Width]]:
-    """Remove a fraction of the channels of each chain; return weights, and widths by layer.
+    """Remove the least important channels of each chain; return weights, and widths by layer.
 
-    The remaining number is a multiple of 8. A channel's importance estimates its contribution to
-    the next layer: its size times the L2 norm of the weights that read it. The size is |scale| of
-    its BatchNorm (Liu et al. 2017, "Network slimming") or the L2 norm of its weights. Raises
-    ParamsError if no channel can be removed.
+    The fraction `sparsity` is removed; the remaining number is rounded up to a multiple of 8. A
+    channel's importance estimates its contribution to the next layer: its size times the L2 norm of
+    the weights that read it. The size is |scale| of its BatchNorm (Liu et al. 2017, "Network
+    slimming") or the L2 norm of its weights. Raises ParamsError if no channel can be removed.
     """
     before = {name: value.detach().cpu() for name, value in network.state_dict().items()}
     after, widths = dict(before), {}
@@ -97,13 +97,13 @@ def prune_channels(network: Network, sparsity: float) -> tuple[dict[str, Tensor]
 
 
 def width_left(width: int, sparsity: float) -> int:
-    """Return `width` less the fraction `sparsity`, rounded up to a multiple of 8."""
+    """Return the width after removing the fraction `sparsity`, rounded up to a multiple of 8."""
     wanted = width * (1 - sparsity)
     return min(width, BLOCK * max(1, int(np.ceil(round(wanted / BLOCK, 9)))))
 
 
 def _is_layer(node: Node, names: Mapping[str, str]) -> bool:
-    """Accept linear layers and convolutions without groups whose weight nothing else uses."""
+    """Return True for a linear layer or an ungrouped convolution whose weight is not shared."""
     if node.target not in _LAYERS or (len(node.args) > _GROUPS and node.args[_GROUPS] != 1):
         return False
     return _are_own(_tensors(node), names)
@@ -132,7 +132,7 @@ def _chain_from(maker: Node, names: Mapping[str, str]) -> ChannelChain | None:
 
 
 def _are_own(tensors: list[Node], names: Mapping[str, str]) -> bool:
-    """Return True if all are tensors of the network's state that only one operation uses."""
+    """Return True if all `tensors` are in the network's state and used by one operation each."""
     return all(tensor.name in names and len(tensor.users) == 1 for tensor in tensors)
 
 
@@ -142,7 +142,7 @@ def _tensors(node: Node) -> list[Node]:
 
 
 def _norms(tensor: Tensor) -> Tensor:
-    """Return the L2 norm of each line of a tensor (C, ...): (C,)."""
+    """Return the L2 norm (C,) of each slice along the first dimension of a tensor (C, ...)."""
     norms: Tensor = torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), dim=1)
     return norms
 

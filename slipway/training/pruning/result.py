@@ -1,4 +1,4 @@
-"""Output of `prune`: a smaller network with its own calibration, or a record that there is none.
+"""Output of `prune`: a pruned network with its calibration, or a record that nothing was pruned.
 
 artifacts/pruned/model.json                  kind null, or the network and its origin
 artifacts/pruned/weights.safetensors         float32 weights, whose shapes define the network
@@ -34,7 +34,7 @@ _WEIGHTS, _SCORE = "weights.safetensors", "ood_score.safetensors"
 
 
 class Width(Contract):
-    """Numbers of channels of a layer."""
+    """The number of channels of a layer, before and after pruning."""
 
     before: int
     after: int

@@ -1,8 +1,8 @@
 """Pruning: removes channels or weights, fine-tunes briefly, calibrates, and reports the cost.
 
-Fine-tuning uses the settings of the section train, except for the epochs, the learning rate and its
-schedule, in one process. It is a function of seed, data and weights; a killed run starts from the
-beginning and ends with the same bytes.
+Fine-tuning runs in one process with the settings of the section train, except for the epochs, the
+learning rate and its schedule. The result depends only on seed, data and weights: a killed run
+starts from the beginning and ends with the same bytes.
 """
 
 import tempfile

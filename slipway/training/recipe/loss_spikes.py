@@ -32,7 +32,7 @@ class LossWindow:
         return list(self._losses)
 
     def describe_spike(self, loss: float) -> str | None:
-        """Say how far a spike lies above the window; None if the loss is no spike."""
+        """Describe how far `loss` lies above the window; None if it is not a spike."""
         if len(self._losses) < WINDOW or not math.isfinite(loss):
             return None
         mean, deviation = statistics.fmean(self._losses), statistics.pstdev(self._losses)
@@ -42,7 +42,7 @@ class LossWindow:
 
 
 def mean_over_ranks(batches: Sequence[Tensor]) -> float:
-    """Return the mean of the losses (B,) of a step's batches on all ranks, equal on each rank."""
+    """Return the mean loss of a step over its batches (B,) on all ranks; equal on every rank."""
     own = torch.stack([losses.double().mean() for losses in batches]).mean()
     if num_ranks() == 1:
         return float(own)

@@ -21,7 +21,7 @@ from slipway.training.recipe.optimizers import decays
 
 
 class RowLosses(nn.Module):
-    """Maps answers and targets to (B,) float32 losses. `class_weights` is (K,) float32."""
+    """Maps outputs and targets to losses (B,) float32. `class_weights` is (K,) float32."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class RowLosses(nn.Module):
         mixing: Mixing | None = None,
         soft: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of the kind of target.
+        """Compute the loss of each row, (B,).
 
-        The loss of a mixed image is the sum of the losses for its two targets, weighted by their
-        fractions. `answers` are (B, K), or (B, submodels, K): then the loss is the mean over
-        submodels, so that each learns separately. A fraction of the loss compares `answers` with
-        the `soft` answers (B, K) of a teacher.
+        `answers` are outputs (B, K), or (B, submodels, K): then the loss is the mean over
+        submodels, so that each learns separately. The loss of a mixed image is the sum of the
+        losses for its two targets, weighted by their fractions. With a teacher's outputs `soft`
+        (B, K), a fraction of the loss is the distillation loss.
         """
         own = self._unmixed(answers, targets, soft)
         if mixing is None:
@@ -121,7 +121,7 @@ def class_weights(
     classes: Sequence[str],
     targets: NDArray[Any],
 ) -> Tensor | None:
-    """Return class weights (K,) float32 in the order of `classes`; their mean over the rows is 1.
+    """Return class weights (K,) float32 in the order of `classes`, scaled to a mean of 1 over rows.
 
     `targets` (N,) are the rows' positions in `classes`. With "balanced" each class has the same
     total weight, however many rows it has. Returns None for None. Raises ParamsError if a mapping

@@ -1,11 +1,12 @@
 """Non-finite guard: a step with a NaN or infinite loss or gradient leaves no lasting change.
 
-It protects weights, optimizer, running statistics and the sums of the epoch. It checks the norm of
-the gradient once per optimizer step, which is all that the host waits for; with DeepSpeed it reads
-the result of DeepSpeed's own check. A non-finite loss makes its gradient NaN, and the reduction of
-gradients spreads it, so all ranks reach the same result. They communicate only to list the rows. In
-float16 an overflowing gradient is left to the loss scaler, as long as the losses are finite and the
-scale can be lowered. A loss spike is skipped in the same way, by a NaN in place of its gradient.
+The guard protects weights, optimizer, running statistics and the sums of the epoch. It checks the
+norm of the gradient once per optimizer step, so the host synchronises with the GPU only once; with
+DeepSpeed it reads the result of DeepSpeed's own check. A non-finite loss makes the gradient NaN,
+and the reduction of gradients spreads the NaN, so all ranks reach the same result. They communicate
+only to list the rows. In float16 the loss scaler handles an overflowing gradient, as long as the
+losses are finite and the scale can be lowered. A loss spike is skipped in the same way: its
+gradient is replaced by NaN.
 """
 
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ class NonFiniteGuard:
         self.num_skipped, self._window = state["num_skipped"], LossWindow(state["losses"])
 
     def take_rewind(self) -> bool:
-        """Return True once after a spike, if the training has to go back to a checkpoint."""
+        """Return True once after a spike that sends the training back to a checkpoint."""
         wanted, self._rewinds = self._rewinds, False
         return wanted
 
@@ -90,10 +91,10 @@ class NonFiniteGuard:
         _copy(self._buffers, self._saved_buffers)
 
     def checked_mean(self, losses: Tensor, batch: Batch, num_accumulated: int = 1) -> Tensor:
-        """Return the mean of losses (B,) as a scalar, with a NaN gradient if it is not finite.
+        """Return the mean of losses (B,), (); its gradient is NaN if the mean is not finite.
 
-        An infinite loss alone may have a finite gradient. The gradient of a loss spike is NaN, too;
-        all ranks find it in the last of the `num_accumulated` batches of a step.
+        Without this, an infinite loss could have a finite gradient. A loss spike gets a NaN
+        gradient, too; it is detected in the last of the `num_accumulated` batches of a step.
         """
         self._batches.append(BatchLosses(losses.detach(), batch.counted, batch.rows))
         mean = losses.mean()
@@ -105,7 +106,7 @@ class NonFiniteGuard:
         return mean * torch.where(torch.isfinite(mean.detach()), 1.0, torch.nan)
 
     def discard(self) -> None:
-        """Discard the recorded batches of a step that the trainer will not take."""
+        """Discard the recorded batches of a step that the trainer abandons."""
         self._batches = []
 
     def clip(self, trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
@@ -129,7 +130,7 @@ class NonFiniteGuard:
                 clip_grads_with_norm_(group, self._params.gradient_clip_norm, norm)
 
     def before_step(self, trainer: Trainer) -> None:
-        """Save the state of DeepSpeed's loss scaler."""
+        """Save the state of DeepSpeed's loss scaler, to restore it if the step is skipped."""
         if isinstance(trainer.strategy, DeepSpeedStrategy):
             self._scaler = _LossScaler(trainer.strategy.deepspeed_engine.optimizer.loss_scaler)
 
@@ -219,7 +220,7 @@ class _LossScaler:
         return float(self._state["scale" if self._is_torch else "cur_scale"])
 
     def restore(self) -> None:
-        """Undo the scaler's reaction to a non-finite loss, which no scale has caused."""
+        """Restore the scaler after a non-finite loss, which a lower scale would not prevent."""
         if self._is_torch:
             self._scaler.load_state_dict(self._state)
         elif self.scales:

@@ -1,9 +1,9 @@
 """Adapts networks to weights in half precision: DeepSpeed's fp16 and bf16, FSDP's bf16.
 
-Both cast every parameter and leave buffers in float32, which BatchNorm refuses (seen in DeepSpeed
-0.19.8, on the CPU and by its source on a GPU). So BatchNorm computes in float32, and the inputs of
-the backbone and derived buffers (attention masks, rotary tables) get the dtype of the parameters.
-Names, shapes and saved weights stay the same.
+DeepSpeed and FSDP cast every parameter but leave buffers in float32, and BatchNorm refuses such a
+mixture (seen in DeepSpeed 0.19.8). So BatchNorm computes in float32, and the inputs of the backbone
+and derived buffers (attention masks, rotary tables) get the dtype of the parameters. Names, shapes
+and saved weights stay the same.
 """
 
 import os
@@ -31,7 +31,7 @@ def adapt_to_half(network: Network, dtype: torch.dtype) -> None:
 
 
 def allow_float16_on_cpu() -> None:
-    """Lift DeepSpeed's refusal of fp16 on the CPU: oneDNN is slow at it, but torch supports it."""
+    """Make DeepSpeed accept fp16 on the CPU; torch supports it, but oneDNN is slow at it."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # read at the import
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 

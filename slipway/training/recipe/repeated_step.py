@@ -1,7 +1,8 @@
-"""Repeats a step: equal inputs must give equal bits, else the hardware computes wrong results.
+"""Detects hardware that computes wrong results: equal inputs must give equal bits.
 
-The forward and backward pass of this process run twice, with the same draws, on the same rows.
-Processes that hold the same weights compare these, too. The optimizer's step is not repeated.
+The forward and backward pass of this process run twice on the same rows, with the same random
+numbers. Processes that hold the same weights also compare their weights. The optimizer's step is
+not repeated.
 """
 
 import socket
@@ -49,7 +50,7 @@ def check_equal_bits(network: nn.Module, mean_loss: Callable[[], Tensor], step: 
 
 
 def check_equal_weights(network: nn.Module, step: str) -> None:
-    """Compare the weights of all ranks, which must hold the same; TrainingError if one differs."""
+    """Raise TrainingError unless all ranks hold bit-identical weights; call it on every rank."""
     digest = xxhash.xxh3_128()
     for value in network.parameters():
         digest.update(_bits(value.detach()).cpu().numpy().tobytes())
@@ -64,6 +65,6 @@ def check_equal_weights(network: nn.Module, step: str) -> None:
 
 
 def _bits(value: Tensor) -> Tensor:
-    """View floating-point numbers as whole ones, because NaN differs from itself."""
+    """View floating-point numbers as integers, because NaN does not equal itself."""
     kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16}
     return value.contiguous().view(kinds[value.element_size()])

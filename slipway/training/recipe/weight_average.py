@@ -1,8 +1,8 @@
-"""Exponential moving average of the weights, in float32: it is validated, saved and exported.
+"""Exponential moving average (EMA) of the weights in float32.
 
-Training continues with its own weights, which are restored bit for bit after each validation. The
-running statistics of BatchNorm are averaged as well. The average is part of the trainer's state.
-The check of the params refuses it with ZeRO-3.
+The average is validated, saved and exported. Training continues with its own weights, which are
+restored bit for bit after each validation. The running statistics of BatchNorm are averaged as
+well. The average is part of the trainer's state. ZeRO-3 with an average is refused with the params.
 """
 
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ class WeightAverage(pl.Callback):
 
     @contextmanager
     def training_weights(self) -> Iterator[None]:
-        """Use the weights of training in the block, also within a validation."""
+        """Put the training weights back for the block, even if a validation uses the average."""
         if not self._training_weights:
             yield
             return

@@ -1,1 +1,1 @@
-"""Losses, scores and output functions of each kind of target; the kind's record names them."""
+"""Losses, scores and output functions for each kind of target: classes, labels and numbers."""

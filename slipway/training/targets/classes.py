@@ -34,9 +34,9 @@ class ClassLoss(nn.Module):
         )
 
     def distilled(self, logits: Tensor, soft: Tensor, temperature: float) -> Tensor:
-        """Return the divergence (B,) from the probabilities of a teacher's logits `soft` (B, K).
+        """Return the KL divergence (B,) from a teacher with the logits `soft` (B, K).
 
-        It is multiplied by the squared temperature, which keeps the size of its gradient.
+        It is multiplied by the squared temperature, which preserves the size of the gradient.
         """
         own = F.log_softmax(logits.float() / temperature, dim=1)
         other = F.log_softmax(soft / temperature, dim=1)
@@ -85,7 +85,7 @@ class ClassHead:
 
 
 class ClassTrees:
-    """Boosted trees for classes: per round one tree for two classes, else one for each class."""
+    """Boosted trees for classes. Each round adds one tree for two classes, else one per class."""
 
     @staticmethod
     def objective(params: TrainParams, num_classes: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class ClassTrees:
 
     @staticmethod
     def num_sums(num_classes: int) -> int:
-        """Return the number of sums of trees: one for two classes, else one for each class."""
+        """Return the number of raw scores per row: one for two classes, else one for each class."""
         return 1 if num_classes == 2 else num_classes
 
     @staticmethod
@@ -106,7 +106,7 @@ class ClassTrees:
 
     @staticmethod
     def sums(predictions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sums of trees (N, sums) of LightGBM's probabilities, (N,) or (N, K)."""
+        """Convert LightGBM's probabilities, (N,) or (N, K), back to raw scores, (N, sums)."""
         smallest = np.finfo(np.float64).tiny
         if predictions.ndim == 1:
             inverse = np.log1p(-np.minimum(predictions, 1 - np.finfo(np.float64).epsneg))
@@ -115,5 +115,5 @@ class ClassTrees:
 
     @staticmethod
     def answers(sums: Tensor) -> Tensor:
-        """Return logits (B, K) of sums of trees (B, sums)."""
+        """Convert raw scores (B, sums) to logits (B, K)."""
         return torch.cat([torch.zeros_like(sums), sums], dim=1) if sums.shape[1] == 1 else sums

@@ -66,7 +66,7 @@ class NumberHead:
 
 
 class NumberTrees:
-    """Boosted trees for a numeric target, which they learn in standard deviations."""
+    """Boosted trees for a numeric target, scaled to standard deviations from its mean."""
 
     @staticmethod
     def objective(params: TrainParams, num_classes: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class NumberTrees:
 
     @staticmethod
     def num_sums(num_classes: int) -> int:
-        """Return the number of sums of trees: 1."""
+        """Return the number of raw scores per row: 1."""
         return 1
 
     @staticmethod
@@ -88,10 +88,10 @@ class NumberTrees:
 
     @staticmethod
     def sums(predictions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return LightGBM's values (N,) as sums of trees (N, 1)."""
+        """Reshape LightGBM's predictions (N,) to raw scores (N, 1)."""
         return predictions[:, np.newaxis]
 
     @staticmethod
     def answers(sums: Tensor) -> Tensor:
-        """Return the sums of trees (B, 1) unchanged: they are the values."""
+        """Return raw scores (B, 1) unchanged: they are the predicted values."""
         return sums

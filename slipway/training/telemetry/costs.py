@@ -1,7 +1,7 @@
-"""`.work/plan/costs.json`: actual costs of the last training, for `planning.plan` to compare.
+"""`.work/plan/costs.json`: actual costs of the last training, compared with the plan's estimates.
 
-Rank 0 measures them. The file is not an output of the pipeline, because it differs between equal
-trainings.
+Rank 0 measures them. The file is not an output of the pipeline, because equal trainings may take
+different times.
 """
 
 import json
@@ -71,7 +71,7 @@ class CostMeter(pl.Callback):
 
 
 def _median_after_warmup(seconds: list[float]) -> float:
-    """Return the median without the first epoch, unless it is the only one; 0 without epochs."""
+    """Return the median over all epochs but the first (all if there is one); 0 without epochs."""
     return statistics.median(seconds[1:] or seconds or [0.0])
 
 

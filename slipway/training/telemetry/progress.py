@@ -175,9 +175,9 @@ def format_epoch(trainer: pl.Trainer) -> str:
 
 
 class _EpochLogger(DVCLiveLogger):
-    """DVCLive's logger without its search of the call stack for a caller in Lightning.
+    """DVCLive's logger without its inspection of the call stack at every logged value.
 
-    The search took longer than a short epoch (dvclive 3.49). Only `_log` logs here.
+    The inspection took longer than a short epoch (dvclive 3.49). Only `_log` logs here.
     """
 
     def log_metrics(
@@ -206,7 +206,7 @@ class _Bar(TQDMProgressBar):
 
 
 def format_figures(figures: Mapping[str, float | None]) -> str:
-    """Format the known ones of throughput, data wait, loss scale and memory."""
+    """Format throughput, data wait, loss scale and memory; unknown figures are left out."""
     formats: dict[str, Callable[[float], str]] = {
         "rows_per_second": lambda value: f"{value:,.0f} rows/s",
         "data_wait_share": lambda value: f"data wait {value:.0%}",
@@ -230,7 +230,7 @@ def loggers(live: Path) -> list[Logger]:
 
 
 def log_finished(live: Path, history: list[dict[str, float]]) -> None:
-    """Log a training whose epochs an earlier run has completed."""
+    """Write the DVCLive log of a training whose epochs were all completed by an earlier run."""
     targets = loggers(live)
     _log_history(targets, history)
     for target in targets:

@@ -1,8 +1,8 @@
 """Compares the processes of a training with each other, and names a slow one.
 
-All processes end a step together, however slow one of them is. So each measures what it does by
-itself: waiting for its batches, and the forward pass. With FSDP and ZeRO-3 the forward pass
-exchanges weights, so only the waiting differs there.
+All processes end a step together, so a slow one cannot be seen in the step time. Each process
+therefore measures its own work: waiting for batches, and the forward pass. With FSDP and ZeRO-3 the
+forward pass exchanges weights, so only the waiting can differ.
 """
 
 import socket
@@ -22,7 +22,7 @@ SLOW_ROUNDS = 3  # measurements in a row
 
 
 class RankTime(NamedTuple):
-    """Milliseconds of a step that a rank takes by itself."""
+    """Milliseconds per step that a rank spends without waiting for other ranks."""
 
     host: str
     wait_ms: float  # for batches, mean since the last measurement
@@ -34,14 +34,14 @@ class RankTime(NamedTuple):
 
 
 class SlowRankFinder:
-    """Finds a rank that is slow in several measurements in a row."""
+    """Finds a rank that is slower than the others in several measurements in a row."""
 
     def __init__(self) -> None:
         self._rank: int | None = None
         self._rounds = 0
 
     def add(self, times: list[RankTime]) -> str | None:
-        """Add a measurement of all ranks; describe a rank when it has become a slow one."""
+        """Add one measurement of all ranks; return a message if a rank is newly found slow."""
         own = [time.own_ms for time in times]
         slowest = max(range(len(own)), key=own.__getitem__)
         others = statistics.median(own[:slowest] + own[slowest + 1 :])
@@ -110,7 +110,7 @@ class RankTimes(pl.Callback):
 
 
 def _now() -> float:
-    """Return the time, after a GPU has done all work so far."""
+    """Return the time in seconds, after waiting for all queued work of the GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -22,7 +22,7 @@ RUN_LOG = Path("train.jsonl")
 
 
 class RunLog:
-    """Appends events of one process; as a context manager, also the error that ends the block."""
+    """Appends events of one process; as a context manager, also an error raised in the block."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path, self._rank = folder / RUN_LOG, rank
@@ -44,7 +44,7 @@ class RunLog:
             self.write(event, error=type(error).__name__, text=str(error))
 
     def name_run(self, run: str) -> None:
-        """Assign all further events to the training `run`."""
+        """Set the training name `run` for all further events."""
         self._run = run
         self._attempt = 1 + sum(
             event["event"] == "started" and event["run"] == run
@@ -71,7 +71,7 @@ class RunLog:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Read all complete events in order; none without a log."""
+    """Read all complete events in order; an empty list if there is no log."""
     try:
         lines = (folder / RUN_LOG).read_text(errors="replace").splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The packages of the trackers, which are an extra. Importing this module imports no torch."""
+"""Checks that the experiment trackers' packages are installed, without importing torch."""
 
 from importlib.util import find_spec
 

@@ -1,8 +1,8 @@
-"""Experiment trackers, MLflow and Weights & Biases: rank 0 reports to those in `train.loggers`.
+"""Reports a training to experiment trackers: MLflow and Weights & Biases.
 
-They receive the settings once, and TensorBoard's scalars by optimizer step. Data stays on this
-machine unless an environment variable sets a server. A tracker that fails is disabled, and the
-training continues.
+Rank 0 reports to those listed in `train.loggers`. They receive the settings once, and the same
+scalars as TensorBoard by optimizer step. Data stays on this machine unless an environment variable
+sets a server. A tracker that fails is disabled, and the training continues.
 
 `.work/train/NAME/trackers.json`, next to the checkpoints, holds the id of each run, so that a
 resumed training continues the same runs.
@@ -30,14 +30,14 @@ _FINISH_S = 300.0  # of W&B's upload at the end, which waits forever by default
 
 
 class TrackedRun(Contract):
-    """A training in a tracker."""
+    """The run of a tracker that records this training."""
 
     id: str | None  # null if the tracker failed before it began
     failure: str | None  # why the tracker lacks a part of the training
 
 
 class Trackers:
-    """The trackers of a training; on ranks other than 0 there are none."""
+    """The active trackers of a training; empty on ranks other than 0."""
 
     def __init__(self, job: Job, log: RunLog) -> None:
         self._job, self._log = job, log
@@ -45,7 +45,7 @@ class Trackers:
         self._runs = tracked_runs(job.store.root)
 
     def start(self, history: Sequence[Mapping[str, float]]) -> None:
-        """Continue the runs, or begin new ones with the settings and metrics of earlier epochs."""
+        """Continue the runs, or create new ones and report settings and metrics of past epochs."""
         for name in self._job.params.loggers:
             self._guard(name, partial(self._open, name, history))
 
@@ -55,7 +55,7 @@ class Trackers:
             self._guard(name, partial(logger.log_metrics, dict(values), step))
 
     def finish(self, *, failed: bool) -> None:
-        """End the runs; a stopped training can continue them later."""
+        """Close the runs; a training that is resumed later continues them."""
         for name, logger in list(self._loggers.items()):
             self._guard(name, partial(_finish, logger, failed=failed))
         self._loggers.clear()
@@ -76,7 +76,7 @@ class Trackers:
             logger.log_metrics(dict(metrics), epoch * self._job.steps_per_epoch)
 
     def _guard(self, name: Tracker, act: Callable[[], None]) -> None:
-        """Disable the tracker if `act` fails; a network or a disk may fail in many ways."""
+        """Call `act`; after any exception disable the tracker and print why."""
         try:
             act()
         except Exception as error:

@@ -1,7 +1,7 @@
 """Fits LightGBM's trees to the training rows; the validation rows decide when to stop.
 
-The same seed, rows and settings give the same text, on any number of threads. Loss and headline
-metric of each round are computed as for networks, so that both can be compared.
+The same seed, rows and settings give the same model text, on any number of threads. Loss and
+headline metric of each round are computed as for networks, so trees and networks are comparable.
 """
 
 from collections.abc import Callable
@@ -122,7 +122,7 @@ def _dataset(
 
 
 def _weights(params: TrainParams, data: TrainingData) -> NDArray[np.float64]:
-    """Return the weights (N,) of the training rows: relative to their mean, times class weights."""
+    """Return the training rows' weights (N,): relative to their mean, times class weights."""
     split, of_classes = data.train[0], data.class_weights(params)
     weights: NDArray[np.float64] = split.weights / data.mean_weight
     if of_classes is not None:

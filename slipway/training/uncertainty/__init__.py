@@ -1,4 +1,4 @@
 """Fits temperature, conformal thresholds and OOD score; makes out-of-fold predictions.
 
-Their record is in `artifacts/`.
+`artifacts/` defines the record that stores the fitted values.
 """

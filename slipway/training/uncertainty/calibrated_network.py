@@ -1,7 +1,6 @@
-"""A trained network with calibration and OOD score: the form that is measured and exported.
+"""A trained network with calibration and OOD score, as it is evaluated and exported.
 
-Temperature, softmax and the OOD score are inside the exported graph, so no service can forget one
-of them.
+The exported graph contains temperature, softmax and OOD score, so no service can omit them.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Fits the uncertainty of a trained network: temperature, conformal thresholds and OOD score.
 
-Test rows are never used. Training rows fit only the OOD score. One half of the validation rows fits
-the temperature and the other the thresholds, whose guarantee needs rows on which nothing else was
-fitted.
+The OOD score is fitted to training rows, the temperature to one half of the validation rows, and
+the thresholds to the other half, because their guarantee needs rows on which nothing else was
+fitted. Test rows are never used.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class FittedCalibration:
     score: OODScore
 
     def apply(self, network: Network, raw: Answers) -> Answers:
-        """Return answers as of the exported graph, with probabilities in place of logits (N, K)."""
+        """Convert raw outputs as the exported graph does: logits (N, K) become probabilities."""
         uncertainty = kind_of(network.spec.task).target.load_part("uncertainty")
         return raw._replace(outputs=uncertainty.answers(raw.outputs, self.calibration.temperature))
 
@@ -129,8 +129,8 @@ def _decision(params: MeasuringParams, classes: Sequence[str]) -> Decision | Non
 
 
 def fitting_half(keys: NDArray[np.uint64], seed: int) -> NDArray[np.bool_]:
-    """Return True for each validation row that fits the temperature, (N,), by id and seed only.
+    """Return a mask (N,) of the validation rows for the temperature; the others fit the thresholds.
 
-    The other rows fit the thresholds.
+    It depends only on the row ids and the seed.
     """
     return uniform(seed, 0, keys, "calibration half") < 0.5

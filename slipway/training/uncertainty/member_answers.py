@@ -1,4 +1,4 @@
-"""Test-row answers of an ensemble's members and of its student, for the report."""
+"""Predictions of an ensemble's members and of its student for the test rows, for the report."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def ensemble_answers(
     device: str,
     measured: Callable[[Mapping[str, Network]], Mapping[str, Speed]],
 ) -> EnsembleAnswers | None:
-    """Return the answers of an ensemble's members, and of its student if there is one.
+    """Return the predictions of an ensemble's members, and of its student if there is one.
 
     Args:
         model: folder of the network `served`, with the ensemble or the student next to it.

@@ -107,7 +107,7 @@ def plan_folds(
 
     `rows` come from `audit_folds.audited_rows`, `root` is the project's folder. Raises ParamsError
     or UnavailableError as any training does, DataError if `rows` cannot be divided into the folds,
-    SchemaError if other rows are packed.
+    SchemaError if the packed store holds different rows.
     """
     assert audit.folds is not None, "the stage audits only if audit.folds is set"
     params = train.model_copy(update={"epochs": audit.epochs, **ONE_PROCESS})
@@ -133,9 +133,9 @@ def plan_folds(
 def predict_out_of_fold(
     training: FoldTraining, folder: Path, answer: Answer = predict
 ) -> NDArray[np.float32]:
-    """Return answers to the audited rows (N, K), each from the network trained without its fold.
+    """Predict the audited rows, each by the network that was trained without the row's fold.
 
-    By default the answers are probabilities. Finished folds are read from `folder`. Raises
+    Returns (N, K), by default probabilities. Finished folds are read from `folder`. Raises
     TrainingError as any training does.
     """
     silence_chatter()

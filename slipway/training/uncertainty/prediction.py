@@ -1,4 +1,4 @@
-"""Predictions of a trained network in one process, exactly one for each row.
+"""Computes the predictions of a trained network for all rows of a split, in one process.
 
 A non-finite prediction raises TrainingError.
 """
@@ -77,7 +77,7 @@ def predict_raw(
 def _predict_batch(
     network: Network, layer: str | None, score: nn.Module, rows: NDArray[Any], device: str
 ) -> Answers:
-    """Return outputs (B, K), and OOD scores (B,) or features (B, D), of rows (B, ...)."""
+    """Return outputs (B, K) for rows (B, ...), with OOD scores (B,) or features (B, D)."""
     inputs = torch.from_numpy(np.array(rows)).to(device)  # torch takes no read-only memory map
     if layer is None:
         answer, features = network(inputs), torch.empty(len(inputs), 0)
