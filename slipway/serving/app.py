@@ -75,9 +75,10 @@ class Application:
     async def respond(
         self, request: Request, pass_on: Callable[[str], Awaitable[None]]
     ) -> Response | None:
-        """Return the response to a request.
+        """Route a request to its handler, and return the response.
 
-        None if the client disconnected, or if `pass_on` (called with the route) has answered.
+        Errors become error responses. Returns None if there is nothing left to send: the client
+        disconnected, or `pass_on` (called with the route's key) let BentoML's application answer.
         """
         found = find_route(self._routes, request.path)
         label = found or "other"
@@ -153,7 +154,7 @@ class Application:
             await send({"type": "http.response.body", "body": b""})
 
     def _require_known_address(self, scope: Scope) -> None:
-        """Raise Refusal if other machines can reach the address without being allowed to."""
+        """Refuse requests that arrive on a public address while remote callers are not allowed."""
         server = scope.get("server")
         if not self._check.allows_remote and server and not is_loopback(server[0]):
             message = (
@@ -172,9 +173,9 @@ class Application:
         await send_response(response, request_id, send)
 
     async def _drain_in_turn(self, request: Request) -> bool:
-        """Drain the body of a refused caller that will retry, when its turn comes in the queue.
+        """Wait for a slot in the drain queue, then read and discard the body of a refused request.
 
-        Returns False if the connection must be closed with the rest of the body unread.
+        Returns False if the rest of the body stays unread, so that the connection must be closed.
         """
         max_bytes, body = self._worker.settings.max_body_bytes, request.body
         is_expected = b"expect" in request.headers
@@ -274,10 +275,10 @@ def _is_answered_at(port: Port, path: str, route: Route) -> bool:
 
 
 def _drop_tracebacks(error: BaseException | None) -> None:
-    """Break the reference cycle of an error that passed through a future.
+    """Remove the tracebacks of an error, so that the request's body is freed at once.
 
-    The frames of its traceback hold that future, and the request with its body. Only Python's
-    cycle search would free them, hundreds of requests later.
+    The error came from a future, and its traceback refers to that future and to the request. Such
+    a reference cycle would wait for the garbage collector, hundreds of requests later.
     """
     while error is not None:
         error.__traceback__ = None

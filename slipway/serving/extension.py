@@ -21,7 +21,7 @@ StatusPart = Callable[[], dict[str, Any] | None]
 
 @dataclass(frozen=True)
 class Hooks:
-    """The parts that one extension adds to one worker.
+    """The routes, callbacks and gauges that one extension adds to one worker. All are optional.
 
     At any time, an extension may also set `ModelWorker.router` and add to `ModelWorker.observers`.
     """

@@ -1,7 +1,8 @@
 """The extensions of the service. Removing one from the list removes its feature and nothing else.
 
-They stop in this order, gRPC first. `GET /status` shows their parts in the same order.
-Requests are reported in it too: the access log needs the ids that the traces give.
+The order of the list matters. Extensions stop in this order, gRPC first. `GET /status` shows their
+parts in this order. Each ended request is reported to them in this order: tracing comes before the
+access log, which writes the trace ids.
 """
 
 from slipway.serving.access_log import extension as access_log

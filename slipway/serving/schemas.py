@@ -51,7 +51,7 @@ _COMMON = {"model_version": TEXT, "request_id": TEXT}
 
 
 def row_schema(contract: ColumnContract) -> dict[str, Any]:
-    """The JSON Schema of one row."""
+    """Return the JSON Schema of one table row, a JSON object of columns."""
     return {
         "type": "object",
         "properties": {column.name: _column_schema(column) for column in contract.columns}
@@ -63,7 +63,7 @@ def row_schema(contract: ColumnContract) -> dict[str, Any]:
 
 
 def text_schema(contract: TextContract) -> dict[str, Any]:
-    """The JSON Schema of the texts of one row."""
+    """Return the JSON Schema of one text row, a JSON object of text columns."""
     text: dict[str, Any] = {"type": "string"}
     if contract.max_characters is not None:
         text["maxLength"] = contract.max_characters
@@ -82,29 +82,29 @@ def text_schema(contract: TextContract) -> dict[str, Any]:
 
 
 class InputApi(Protocol):
-    """The input of `/predict` for one contract. Each kind of input has its own class."""
+    """Describes the body of `/predict` for one input contract. Each kind of input has a class."""
 
     summary: str  # of `/predict`
     errors: tuple[str, ...]  # that only this kind of input causes
 
     def content(self, max_items: int | None = None) -> dict[str, Any]:
-        """Return the schema of the body by media type, for at most `max_items` items."""
+        """Return the JSON Schema of the body by media type, for at most `max_items` items."""
 
     def curl(self) -> str:
-        """Return curl's arguments that send an example."""
+        """Return arguments of curl that send an example request."""
 
     def example_bodies(self, bundle: LoadedBundle, most: int) -> tuple[list[bytes], str]:
-        """Return at most `most` request bodies for the load test, and their origin in words."""
+        """Return at most `most` example bodies for the load test, and a text on their origin."""
 
 
 def input_api(contract: InputContract) -> InputApi:
-    """Return the description of the input of a contract."""
+    """Create the InputApi for a contract."""
     make: Callable[[InputContract], InputApi] = input_kind(contract.kind).load_part("api")
     return make(contract)
 
 
 class TextApi:
-    """Texts: one JSON object, or a list of them."""
+    """Describes the body of a text model: one JSON object, or a list of them."""
 
     summary = "Predict one text, or several."
     errors = (
@@ -139,7 +139,7 @@ class TextApi:
 
 
 class ImageApi:
-    """Images: the body itself, or files of a form."""
+    """Describes the body of an image model: one encoded image, or a multipart form of several."""
 
     summary = "Predict one image, or several."
     errors = (
@@ -175,7 +175,7 @@ class ImageApi:
 
 
 class RowApi:
-    """Rows of a table: one JSON object, or a list of them."""
+    """Describes the body of a table model: one JSON object per row, or a list of them."""
 
     summary = "Predict one row, or several."
     errors = (

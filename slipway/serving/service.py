@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 
 def _served_bundle(settings: Settings) -> Path:
-    """Return the bundle that a start would serve.
+    """Return the path of the bundle that the service would serve if it started now.
 
-    Returns SLIPWAY_BUNDLE if that cannot be determined; loading the model then reports the reason.
+    If that cannot be determined, returns SLIPWAY_BUNDLE: a worker reports the reason when it loads
+    the model.
     """
     for extension in EXTENSIONS:
         if extension.initial_settings:
@@ -53,7 +54,10 @@ def _served_bundle(settings: Settings) -> Path:
 
 
 def _read_columns(bundle: Path) -> ColumnContract | TextContract | None:
-    """Return the columns of a bundle for a table or texts. None for images, or without a bundle."""
+    """Read the input contract of a bundle for tables or texts.
+
+    None for images, or if the bundle cannot be read.
+    """
     with suppress(SlipwayError):
         contract = load_bundle(bundle).manifest.input
         return contract if isinstance(contract, (ColumnContract, TextContract)) else None
@@ -73,17 +77,17 @@ _operator_port: "OperatorPort | None" = None  # of a worker, if there is a secon
 
 @functools.cache
 def worker() -> ModelWorker:
-    """Return this process's model, which is created when a worker starts, not at import."""
+    """Return the ModelWorker of this process. The first call, at a worker's start, creates it."""
     from slipway.serving.process.worker_process import freeze_gc
 
     return ModelWorker(SETTINGS, EXTENSIONS, settle=freeze_gc)
 
 
 class WrappedService(Service[Any]):  # type: ignore[misc]
-    """A BentoML service whose ASGI application is wrapped by ours."""
+    """A BentoML service whose ASGI application is wrapped by Slipway's `Application`."""
 
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
-        """Return our application; BentoML's if another service depends on this one."""
+        """Return Slipway's application, or BentoML's own if another service depends on this one."""
         bentoml_application: ASGIApp = super().to_asgi(is_main)
         if not is_main:
             return bentoml_application
@@ -110,7 +114,7 @@ class WrappedService(Service[Any]):  # type: ignore[misc]
 
     @labels.setter
     def labels(self, _: dict[str, str]) -> None:
-        """BentoML sets an empty mapping when it creates a service."""
+        """Ignore the empty mapping that BentoML sets when it creates a service."""
 
     @property
     def doc(self) -> str:

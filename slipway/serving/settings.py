@@ -80,7 +80,7 @@ EXTENSION_VARIABLES = frozenset(
 
 
 class SettingsSection(BaseSettings):
-    """The settings of one extension."""
+    """Base class of settings: each field is an environment variable SLIPWAY_NAME."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", validate_default=True
@@ -88,7 +88,7 @@ class SettingsSection(BaseSettings):
 
 
 def checked_model_name(name: str) -> str:
-    """Return a name that is one part of a URL without escapes. ValueError for any other."""
+    """Return `name` if it can be a part of a URL without escapes; else raise ValueError."""
     if not _MODEL_NAME.fullmatch(name) or name == "stats":
         raise ValueError(
             f"{name!r} is no name of a model, expected letters, digits, `.`, `_` and `-`, at most "
@@ -101,7 +101,7 @@ AnySection = TypeVar("AnySection", bound=SettingsSection)
 
 
 class Settings(SettingsSection):
-    """The settings of the core, and the sections of its extensions."""
+    """The settings of the core, and in `sections` those of the extensions."""
 
     bundle: RootedPath = Path("artifacts/bundle")
     certificate: RootedPath = Path("artifacts/certificate.json")
@@ -138,21 +138,21 @@ class Settings(SettingsSection):
     sections: tuple[SettingsSection, ...] = ()  # not a variable; see `section`
 
     def section(self, kind: type[AnySection]) -> AnySection:
-        """Return the settings of an extension; defaults if they were not read."""
+        """Return an extension's settings, of class `kind`; the defaults if they were not read."""
         found = (one for one in self.sections if isinstance(one, kind))
         return next(found, None) or kind()
 
     def paths(self) -> Iterator[Path]:
-        """All configured paths, those of extensions included."""
+        """Yield all paths in the settings, those of extensions included."""
         for section in (self, *self.sections):
             yield from (value for value in vars(section).values() if isinstance(value, Path))
 
     def threads_per_worker(self) -> int:
-        """ONNX Runtime threads of one worker."""
+        """Return the number of ONNX Runtime threads of one worker."""
         return self.num_threads or max(1, num_cores() // self.workers)
 
     def model_options(self) -> ModelOptions:
-        """The options of loading the model: its files, and how it runs."""
+        """Return the settings that concern loading the model: paths, runtime, threads, signers."""
         return ModelOptions(
             bundle=self.bundle,
             certificate=self.certificate,
@@ -171,7 +171,7 @@ class Settings(SettingsSection):
 
 
 def variables_of(kind: type[SettingsSection]) -> dict[str, str]:
-    """The fields of a section, by environment variable."""
+    """Return the names of a section's fields, by environment variable."""
     return {f"{PREFIX}{name.upper()}": name for name in kind.model_fields if name != "sections"}
 
 
@@ -219,7 +219,10 @@ def _unknown(name: str, known: list[str]) -> str:
 
 
 def _one_per_field(error: ValidationError) -> list[Any]:
-    """Return one error per field: of a union's errors, the last one is the helpful one."""
+    """Return one pydantic error for each field.
+
+    A field of several types has an error for each type, of which the last one is the most helpful.
+    """
     details = [detail for detail in error.errors(include_url=False) if detail["loc"]]
     return list({detail["loc"][0]: detail for detail in details}.values())
 
@@ -237,9 +240,10 @@ _END_OF_NAME = r"(?![\w.-]*\w)"
 
 
 def redact_paths(content: Any, settings: Settings) -> Any:
-    """Hide the server's file system from callers in a text, or in all texts of JSON values.
+    """Shorten file paths in a text, or in all texts of a JSON value.
 
-    Paths below ROOT become relative, all others are cut to their last part. Keys stay unchanged.
+    Callers must not learn about the server's file system. Paths below ROOT become relative, all
+    others are cut to their last part. Keys of JSON objects stay unchanged.
     """
     if isinstance(content, dict):
         return {key: redact_paths(value, settings) for key, value in content.items()}

@@ -1,7 +1,7 @@
-"""The model of one worker: loads and swaps it, and answers payloads with it.
+"""The model of one worker: loads it, swaps it, and answers requests with it.
 
-If the model cannot be served, the process stays up, is not ready, and reports the reason. So an
-operator sees the reason instead of a crash loop.
+If the model cannot be served, the process stays up, is not ready, and reports the reason. So
+operators see the reason instead of a crash loop.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ModelRouter(Protocol):
 
 
 class ModelWorker:
-    """One worker's model, queue and metrics. There is one model name today.
+    """The model, queue, metrics and extensions of one worker process. It serves one model.
 
     `settle` is called once, after the first model is loaded and before its first request.
     """
@@ -159,13 +159,13 @@ class ModelWorker:
         await self.take_over(self.make_live(model, "stable"))
 
     def make_live(self, model: ServedModel, slot: str) -> LiveModel:
-        """Give a model a decoder and a queue, without sending requests to it."""
+        """Create a LiveModel, with a decoder and a queue. It receives no requests yet."""
         from slipway.serving.models.live_model import LiveModel  # lazily, as in `_load`
 
         return LiveModel(model, self.settings.max_rows, self._on_batch, slot)
 
     async def take_over(self, live: LiveModel) -> None:
-        """Replace the model as `swap` does, by one that already has a queue."""
+        """Make a LiveModel the served model, and retire the former one."""
         before, self._live = self._live, live
         live.slot = "stable"
         model = live.model
@@ -198,11 +198,11 @@ class ModelWorker:
             await before.retire()
 
     def require_model(self) -> ServedModel:
-        """Return the model. Raises Refusal with the reason if it is not ready."""
+        """Return the served model. Raises Refusal with the reason if no model is ready."""
         return self.require_live().model
 
     def require_ready(self) -> ServedModel:
-        """Return the model. Raises Refusal with the reason if it is not ready, or draining."""
+        """Return the served model. Raises Refusal if none is ready or the worker is draining."""
         model = self.require_model()
         if self.is_draining:
             message = "the service is shutting down; requests are still answered"
@@ -210,7 +210,7 @@ class ModelWorker:
         return model
 
     def model_info(self) -> dict[str, Any]:
-        """Return the content of `GET /model`. Raises Refusal with the reason if not ready."""
+        """Return the content of `GET /model`. Raises Refusal with the reason if none is ready."""
         info = self.require_model().info()
         for hooks in self.hooks.values():
             if hooks.model_info:
@@ -224,7 +224,10 @@ class ModelWorker:
                 hooks.on_wrong_answer(model_version)
 
     def new_trace(self, headers: Headers) -> RequestTrace | None:
-        """A trace for a new request. None if no extension reads it."""
+        """Create the trace of a new request; None if no extension reads it.
+
+        Extensions that sample requests decide by its `headers`.
+        """
         readers = self._readers
         for samples, reader in self._sampled_readers:
             if samples(headers):
@@ -234,7 +237,10 @@ class ModelWorker:
     def ended(
         self, request: Request, route: str, status: int | None, error: str | None = None
     ) -> tuple[tuple[str, str], ...]:
-        """Report the end of a request to all extensions. Returns their headers of the response."""
+        """Report the end of a request to all extensions.
+
+        Returns the headers that they add to the response.
+        """
         if request.trace is None:
             return ()
         return self._report(
@@ -253,7 +259,7 @@ class ModelWorker:
         )
 
     def refused_unread(self, refusal: Refusal, request_id: str) -> None:
-        """Count and report a request that was refused before it was read."""
+        """Count a request that was refused before it was read, and report it to the extensions."""
         self.metrics.refused(refusal.code)
         self.metrics.answered("other", refusal.status)
         if trace := self.new_trace({}):
@@ -269,14 +275,17 @@ class ModelWorker:
         return Place(self.admission)
 
     async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
-        """Admit and answer one request."""
+        """Admit one request and return its answer. Raises Refusal."""
         with self.admit() as place:
             return await self.predict_inside(place, payload, request_id)
 
     def predict_inside(
         self, place: Place, payload: Payload, request_id: str, trace: RequestTrace | None = None
     ) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Return the answer to an admitted request. Raises Refusal if there is none."""
+        """Return the answer to an admitted request, from the model that the router selects.
+
+        Raises Refusal if there is no answer. `trace` receives the stages of the request.
+        """
         if input_kind(payload.kind).takes_files:  # rows are counted once decoded
             place.has(len(payload.items))
         if self.router is None:
@@ -295,7 +304,10 @@ class ModelWorker:
         request_id: str,
         trace: RequestTrace | None,
     ) -> dict[str, Any]:
-        """Return one model's answer. A request cancelled before its batch counts as expired."""
+        """Return the answer of the model `live`. Raises Refusal if there is none.
+
+        A request that is cancelled before its first batch counts as expired.
+        """
         model, submission = live.model, None
         if trace is not None:
             trace.model_version = model.version
@@ -358,7 +370,7 @@ class ModelWorker:
         return decoded
 
     def require_live(self) -> LiveModel:
-        """Return the model with its queue. Raises Refusal with the reason if there is none."""
+        """Return the served model with its queue. Raises Refusal with the reason without one."""
         if self._live is None:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
@@ -370,7 +382,10 @@ class ModelWorker:
         return headers
 
     def _shed(self, num_kept: int) -> None:
-        """Refuse waiting rows beyond about `num_kept`, divided among the queues in proportion."""
+        """Refuse waiting rows so that about `num_kept` stay.
+
+        The stable model and a candidate have a queue each; both lose the same fraction.
+        """
         lives = (self._live, self.router.live if self.router else None)
         waiting = [(live.batcher, live.batcher.num_waiting) for live in lives if live]
         num_waiting = sum(number for _, number in waiting)

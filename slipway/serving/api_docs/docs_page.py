@@ -22,9 +22,10 @@ POLICY = (
 def render_docs(
     document: dict[str, Any], address: str, callers_address: str | None = None
 ) -> bytes:
-    """Render the page for an OpenAPI document.
+    """Render an OpenAPI document as a UTF-8 HTML page.
 
-    Example commands use `address` (host:port); those of callers use `callers_address` if given.
+    The example commands use `address` (host:port). If the service has a second port for operators,
+    `callers_address` is the address of the routes for callers.
     """
     found = [
         (path, method, item[method])

@@ -20,7 +20,7 @@ _SCHEMA = Operation(
 
 
 class ApiDocs:
-    """The OpenAPI document of one worker. Cached for the current model version."""
+    """Builds a worker's OpenAPI document, and caches it until the model version changes."""
 
     def __init__(self, worker: ModelWorker) -> None:
         self._worker = worker
@@ -49,7 +49,7 @@ class ApiDocs:
 
 
 def routes(worker: ModelWorker) -> Routes:
-    """Return the routes of the three paths."""
+    """Return the routes `/docs.json`, `/docs` and `/schema.json`."""
     docs = ApiDocs(worker)
     return {
         "/docs": Route(READING, docs.page, "operator", always(_DOCS)),

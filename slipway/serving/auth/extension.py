@@ -27,7 +27,7 @@ _INVALID = ("www-authenticate", 'Bearer error="invalid_token"')
 
 
 class AuthSettings(SettingsSection):
-    """Callers that the service admits, and host names that it accepts."""
+    """Settings of authentication: key file, allowed host names, and the switch that disables it."""
 
     keys: OptionalPath = None  # file with the digests of keys; unset or empty: no key is needed
     disable_auth: bool = False  # let other machines connect without keys
@@ -65,12 +65,12 @@ class AuthMetrics:
         )
 
     def file_fault(self) -> None:
-        """Count a change that made the key file invalid."""
+        """Count a change of the key file that made it unreadable or invalid."""
         self.faults.total += 1
 
 
 class KeyCheck:
-    """Admits callers with a key of the file. One per worker."""
+    """Admits callers that present a key of the key file. Each worker has one KeyCheck."""
 
     allows_remote = True
     errors: tuple[str, ...] = ("key_missing", "key_unknown", "not_allowed", "rate_limited")
@@ -88,7 +88,11 @@ class KeyCheck:
         self._refused = metrics.refused
 
     def admit(self, headers: Headers, access: Access) -> str | None:
-        """Return the name of the caller's key, or None if the route is open. Raises Refusal."""
+        """Return the name of the caller's key, or None if the route needs no key.
+
+        Raises Refusal if the key is missing or unknown, lacks the required role, or exceeds its
+        request rate.
+        """
         if access == "open":
             return None
         presented = presented_key(headers)
@@ -129,7 +133,7 @@ class AdmitAnyone:
     security: Mapping[str, Any] = {}
 
     def admit(self, headers: Headers, access: Access) -> str | None:
-        """Admit without a key."""
+        """Return None: every caller is admitted, and no key is read."""
         return None
 
 

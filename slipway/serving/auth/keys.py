@@ -55,17 +55,17 @@ class Key:
 
 
 def make_key() -> str:
-    """Return a new key."""
+    """Return a new random API key of 256 bits."""
     return MARK + secrets.token_urlsafe(32)
 
 
 def digest_of(key: bytes) -> bytes:
-    """Return the digest by which the file stores a key."""
+    """Return the SHA-256 of a key, 32 bytes. The key file stores it in hex in place of the key."""
     return hashlib.sha256(key).digest()
 
 
 def format_line(key: Key) -> str:
-    """Return the line of a key in the file."""
+    """Format a key as a line of the key file."""
     rate = "" if key.rate is None else f":{key.rate:g}"
     return f"{key.name}:{key.role}:{key.digest.hex()}{rate}\n"
 
@@ -92,7 +92,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def _parse(text: str) -> tuple[list[Key], list[str]]:
-    """Return the keys, and the problems of invalid lines."""
+    """Parse the text of a key file. Returns the valid keys, and a message for each invalid line."""
     keys: dict[bytes, Key] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -110,9 +110,9 @@ def _parse(text: str) -> tuple[list[Key], list[str]]:
 
 
 def _parse_line(line: str) -> Key | str:
-    """Return the key of a line, or its problem.
+    """Parse a line of the key file. Returns the key, or a message if the line is invalid.
 
-    A problem never quotes the line, which may hold a secret by mistake.
+    The message never quotes the line, because it may contain a secret by mistake.
     """
     fields = line.split(":")
     if not 3 <= len(fields) <= 4:
@@ -135,7 +135,7 @@ def _parse_line(line: str) -> Key | str:
 
 
 class Bucket:
-    """A token bucket of `rate` tokens per second. It holds the tokens of a second, at least one."""
+    """A token bucket. It gains `rate` tokens per second and holds at most max(rate, 1) of them."""
 
     def __init__(self, rate: float, now: float) -> None:
         self._rate = rate
@@ -154,9 +154,10 @@ class Bucket:
 
 
 class KeyRing:
-    """One worker's keys and rate limits.
+    """The API keys and rate limits of one worker.
 
-    Each worker grants an equal part of a rate. `on_fault` is called when the file becomes invalid.
+    The workers divide each key's rate equally. `on_fault` is called if the key file becomes
+    invalid.
     """
 
     def __init__(
@@ -187,7 +188,10 @@ class KeyRing:
         return found
 
     def take(self, key: Key) -> float:
-        """Count a request of this key. Returns 0 if it may proceed, else the seconds to wait."""
+        """Count a request against the rate limit of its key.
+
+        Returns 0 if the request may proceed, else the seconds until a retry can succeed.
+        """
         bucket = self._buckets.get(key)
         return bucket.take(self._clock()) if bucket else 0.0
 
@@ -225,9 +229,10 @@ class KeyRing:
 
 
 class KeyFile:
-    """Checks the key file regularly, so that metrics show how long it is invalid.
+    """Checks the key file at regular intervals and passes its state to `show`, for a gauge.
 
-    A KeyRing only reads the file at requests, and counts a fault once. Each check calls `show`.
+    KeyRing is not enough: it reads the file only when a request arrives, and counts a fault once,
+    so its counter does not show for how long the file is invalid.
     """
 
     def __init__(self, path: Path, show: Callable[[bool], None]) -> None:
@@ -236,7 +241,7 @@ class KeyFile:
         self._seen: tuple[int, ...] | None = None  # stamp of the last valid file
 
     def sample(self) -> None:
-        """Check the file once."""
+        """Check the key file once, and report the result to `show`."""
         seen = _stamp(self._path)
         if seen is None or seen != self._seen:
             try:
@@ -248,7 +253,10 @@ class KeyFile:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Return a value that changes whenever the file changes or is replaced; None without a file."""
+    """Return a fingerprint of the file's metadata, which differs after every change.
+
+    None if the file does not exist.
+    """
     try:
         status = path.stat()
     except OSError:

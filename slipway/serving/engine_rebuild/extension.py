@@ -106,7 +106,7 @@ class EngineRebuild:
         self.state = RebuildState("not_asked_for", "the model is being loaded")
 
     def start(self) -> None:
-        """Start to build, after the model is loaded, if an engine is needed."""
+        """Schedule the rebuild, if an engine is needed. It begins after the model is loaded."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -115,7 +115,7 @@ class EngineRebuild:
             await self.ended()
 
     async def ended(self) -> None:
-        """Wait for the end of the rebuild, if there is one."""
+        """Wait until the rebuild has finished. Returns at once if none was started."""
         if self._task:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task

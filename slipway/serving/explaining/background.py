@@ -1,7 +1,8 @@
-"""Runs extra rows through a model in use, in small batches, while no request waits.
+"""Runs the rows of an explanation through the live model while no request waits.
 
-Live requests come first. They share the model with at most one small batch of these rows, so a
-request waits at most BATCH_SECONDS longer, or one row if a single row takes more.
+Requests have priority. The rows run in small batches of about BATCH_SECONDS, and a batch starts
+only when the queue is empty. So a request waits at most BATCH_SECONDS longer, or for one row if the
+model needs more time for a single row.
 """
 
 import asyncio
@@ -23,7 +24,10 @@ _POLL_SECONDS = 0.002
 
 
 def predictions_first(retry_after: tuple[str, str]) -> Refusal:
-    """Return the refusal of an explanation while the worker is overloaded with predictions."""
+    """Create the refusal of an explanation because predictions overload the worker.
+
+    `retry_after` is the header that tells the caller when to try again.
+    """
     message = (
         "predictions go first, and the service is overloaded with them; "
         f"try again in {retry_after[1]} s"
@@ -32,7 +36,7 @@ def predictions_first(retry_after: tuple[str, str]) -> Refusal:
 
 
 class BackgroundRows:
-    """Runs rows through `batcher` after all requests, at most `max_batch_size` at once."""
+    """Runs rows through `batcher` when no request waits, at most `max_batch_size` in one batch."""
 
     def __init__(self, batcher: MicroBatcher[AnsweredRow], max_batch_size: int) -> None:
         self._batcher = batcher
@@ -40,7 +44,10 @@ class BackgroundRows:
         self._batch_size = 1  # grows while batches are quick
 
     async def run(self, rows: NDArray[Any]) -> NDArray[np.float32]:
-        """Return outputs (rows, outputs) of inputs (rows, ...). Raises Refusal if that fails."""
+        """Run the model on inputs (rows, ...). Returns its outputs (rows, outputs) in float32.
+
+        Raises Refusal if the model fails or is overloaded.
+        """
         outputs: list[NDArray[np.float32]] = []
         while len(outputs) < len(rows):
             while self._batcher.num_waiting:

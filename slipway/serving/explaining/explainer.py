@@ -36,9 +36,10 @@ class Explainer:
         self._is_busy = False
 
     async def explain(self, live: LiveModel, payload: Payload) -> dict[str, Any]:
-        """Return the answer to one item with its `explanation`, without the request id.
+        """Predict one item and explain the prediction.
 
-        Raises Refusal.
+        Returns the JSON fields of the answer with `explanation` added, but no request id. Raises
+        Refusal if `payload` has several items or the model gives no valid answer.
         """
         with self._alone(), live:
             inputs = (await live.decoder.decode(*payload.items)).inputs
@@ -68,7 +69,10 @@ class Explainer:
         return answer | {"explanation": explanation}
 
     async def _predict(self, rows: BackgroundRows, item: NDArray[Any]) -> tuple[AnsweredRow, int]:
-        """Return the answer to the item itself, and the number of copies that the budget allows."""
+        """Run the model on the unchanged item.
+
+        Returns its answer, and the number of changed copies that fit into the time budget.
+        """
         seconds = float("inf")
         for _ in range(_TRIES):
             answers, taken = await rows.submit(item[np.newaxis])

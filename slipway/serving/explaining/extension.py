@@ -22,7 +22,7 @@ logger = logging.getLogger("bentoml.slipway")
 
 
 class _Explanations:
-    """Explains one request at a time, and none while the worker is overloaded."""
+    """Explains one request at a time. Refuses explanations while the worker is overloaded."""
 
     def __init__(self, worker: ModelWorker) -> None:
         self._worker = worker
@@ -36,7 +36,10 @@ class _Explanations:
         self._explainer.require_idle()
 
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
-        """Return the answer and its explanation, without the request id. Raises Refusal."""
+        """Return the JSON fields of the answer and its explanation, without the request id.
+
+        Raises Refusal if the worker is busy or the answer cannot be explained.
+        """
         worker = self._worker
         stable = worker.require_live()
         self.require_capacity()

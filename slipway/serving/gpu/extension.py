@@ -1,4 +1,4 @@
-"""Hooks GPU metrics into the service, if there is a GPU."""
+"""Adds GPU metrics to the service if the machine has an NVIDIA GPU."""
 
 from slipway.serving.extension import Extension, Hooks
 from slipway.serving.gpu.metrics import open_gpu_metrics

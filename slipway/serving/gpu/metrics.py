@@ -25,7 +25,7 @@ LOST = math.nan  # for a GPU that no longer answers, in place of its last good f
 
 
 class GpuMetrics:
-    """Gauges of every GPU, by NVML's index. `nvml` is the module `pynvml` or a fake."""
+    """Gauges of every GPU, labelled with its NVML index. `nvml` is the module pynvml or a fake."""
 
     def __init__(self, registry: CollectorRegistry, nvml: Any) -> None:
         self._nvml = nvml
@@ -40,7 +40,10 @@ class GpuMetrics:
         }
 
     def sample(self) -> None:
-        """Read every GPU once. A GPU that does not respond shows NaN, and is logged once."""
+        """Update the gauges of every GPU. If a GPU does not respond, its gauges become NaN.
+
+        Such a GPU is logged once.
+        """
         for index in range(self._num_gpus):
             try:
                 figures = self._read(index)
@@ -99,7 +102,7 @@ class GpuMetrics:
 
 
 def open_gpu_metrics(registry: CollectorRegistry, nvml: Any = None) -> GpuMetrics | None:
-    """Create the gauges; None without an NVIDIA driver or GPU."""
+    """Create the gauges in `registry`. Returns None if there is no NVIDIA driver or no GPU."""
     nvml = nvml or _bindings()
     try:
         nvml.nvmlInit()

@@ -59,7 +59,7 @@ class GrpcSettings(SettingsSection):
 
 
 class _FailedError(Exception):
-    """The HTTP form answered with an error."""
+    """The application answered a call's HTTP request with an error response."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(response.body)
@@ -69,7 +69,7 @@ class _FailedError(Exception):
 
 
 class GrpcPort:
-    """One worker's listener."""
+    """The gRPC server of one worker."""
 
     def __init__(self, worker: ModelWorker) -> None:
         self._settings = worker.settings
@@ -215,7 +215,10 @@ class _Methods:
         return handle
 
     def _state(self, name: str, path_of: Callable[[Any], str]) -> Any:
-        """Return a method that reports if the server or the model is live or ready."""
+        """Create a method that reports if the server or the model is live or ready.
+
+        `name` is the true-or-false field of its reply, and `path_of` returns the HTTP path to ask.
+        """
 
         async def answer(asked: Any, context: Any) -> Any:
             reply = getattr(self._pb, type(asked).__name__.removesuffix("Request") + "Response")
@@ -230,7 +233,10 @@ class _Methods:
         return answer
 
     def _read(self, name: str, path_of: Callable[[Any], str]) -> Any:
-        """Return a method whose answer has the fields of the HTTP form."""
+        """Create the method `name`, whose reply has the fields of an HTTP response.
+
+        `path_of` returns the HTTP path for a message.
+        """
         reply = getattr(self._pb, f"{name}Response")
 
         async def answer(asked: Any, context: Any) -> Any:
@@ -279,7 +285,7 @@ def _path(name: str, version: str) -> str:
 
 
 def _statistics(asked: Any) -> str:
-    """Return the HTTP path of a request for statistics; without a name, those of all models."""
+    """Return the HTTP path for a statistics request. Without a model name, it covers all models."""
     return f"{_model(asked)}/stats" if asked.name else "/v2/models/stats"
 
 
@@ -293,7 +299,7 @@ async def _abort(error: Refusal | _FailedError, context: Any) -> None:
 
 
 async def _answer_nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Do nothing, in place of BentoML's application, which no call reaches."""
+    """Do nothing. Stands in for BentoML's application, which gRPC calls never reach."""
 
 
 _ANOTHER = "Choose another with SLIPWAY_GRPC_PORT"

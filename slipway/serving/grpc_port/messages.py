@@ -1,6 +1,6 @@
-"""Converts the protocol's messages to requests of its HTTP form, and the answers back.
+"""Converts gRPC messages of the Open Inference Protocol to its HTTP requests, and responses back.
 
-Both forms send tensors as the same bytes, so only their descriptions are converted.
+gRPC and HTTP send tensors as the same bytes, so only names, shapes and datatypes are converted.
 https://github.com/kserve/open-inference-protocol
 """
 
@@ -43,9 +43,10 @@ def parse(content: bytes, kind: type[Message]) -> Any:
 
 
 def http_body(request: service_pb2.ModelInferRequest) -> tuple[bytes, int]:
-    """Return the body of POST .../infer, and the number of its bytes that are JSON.
+    """Return the HTTP body for an inference request, and the number of its bytes that are JSON.
 
-    Raises Refusal if the contents do not match the inputs. The HTTP form checks the rest.
+    Raises Refusal if the number of tensors' contents is not the number of inputs, or if a tensor's
+    values do not fit its datatype. The HTTP endpoint checks everything else.
     """
     contents = list(request.raw_input_contents) or [_as_bytes(one) for one in request.inputs]
     if len(contents) != len(request.inputs):
@@ -87,7 +88,7 @@ def http_body(request: service_pb2.ModelInferRequest) -> tuple[bytes, int]:
 
 
 def _as_bytes(tensor: Any) -> bytes:
-    """Pack the values of a tensor in the format of raw contents."""
+    """Pack the typed values of a tensor into bytes, as in `raw_input_contents`."""
     if tensor.datatype not in _CONTENTS:
         return b""  # refused with the datatype
     field, dtype = _CONTENTS[tensor.datatype]
@@ -115,7 +116,7 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def infer_response(body: bytes, head_length: int) -> service_pb2.ModelInferResponse:
-    """Build the answer to `infer` from the JSON of its HTTP form and the bytes of its tensors."""
+    """Build the gRPC response from an HTTP response: JSON, then the bytes of the tensors."""
     head = json.loads(body[:head_length])
     response = service_pb2.ModelInferResponse(
         model_name=head["model_name"], model_version=head["model_version"], id=head.get("id", "")
@@ -132,6 +133,6 @@ def infer_response(body: bytes, head_length: int) -> service_pb2.ModelInferRespo
 
 
 def described(content: Any, kind: type[Message]) -> Message:
-    """Build a message from the fields of the JSON that it defines."""
+    """Build a message of `kind` from JSON content. Fields that the message lacks are ignored."""
     message: Message = json_format.ParseDict(content, kind(), ignore_unknown_fields=True)
     return message

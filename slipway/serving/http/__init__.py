@@ -1,4 +1,4 @@
 """HTTP: routes, requests, responses, connection limits, deadlines.
 
-Independent of models.
+Nothing here depends on models.
 """

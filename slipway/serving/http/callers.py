@@ -1,9 +1,9 @@
 """The check of callers. Without authentication, only this machine is admitted.
 
-A browser on this machine reaches loopback too, and a page of another site must not call the service
-through it. So two headers are checked that no page can forge: `Host`, which remains the page's own
-name if that name is pointed at 127.0.0.1 (DNS rebinding), and `Origin`, which browsers add to
-cross-origin requests.
+A web page of another site could call the service through a browser on this machine. Two headers
+that a page cannot forge prevent this. `Host` shows DNS rebinding: it has the page's own host name,
+even if that name was pointed at 127.0.0.1. `Origin` shows cross-origin requests: browsers add it to
+them.
 """
 
 import functools
@@ -17,7 +17,7 @@ from slipway.serving.http.routes import Access, Headers
 
 
 class CallerCheck(Protocol):
-    """Decides if a caller may use a route. One per worker."""
+    """Decides if a caller may use a route. Each worker has one CallerCheck."""
 
     @property
     def allows_remote(self) -> bool:

@@ -34,10 +34,10 @@ _errors.setLevel(logging.ERROR)
 
 
 class ConnectionLimits:
-    """Creates the protocol of each connection (uvicorn's setting `http`) and times them.
+    """Creates a `Connection` for each connection (uvicorn's setting `http`), and times them out.
 
-    `respond` returns the response to a refusal. Its arguments are the refusal, a request id, the
-    caller, and the path if that has arrived.
+    `respond` creates the response to a request that a connection refuses. Its arguments are the
+    refusal, a request id, the caller's address, and the path (empty if it has not arrived).
     """
 
     def __init__(
@@ -66,14 +66,18 @@ class ConnectionLimits:
         return Connection(self, config, server_state, app_state, _loop)
 
     def replace_uvicorns_default(self) -> None:
-        """Use this in every server of the process: BentoML does not set uvicorn's `http`."""
+        """Make every uvicorn server of this process use these limits.
+
+        Replaces uvicorn's default, because BentoML gives no access to uvicorn's setting `http`.
+        """
         HTTP_PROTOCOLS["auto"] = self  # type: ignore[assignment]  # uvicorn takes a factory as well
         WS_PROTOCOLS["auto"] = None
 
     def add(self, connection: "Connection") -> bool:
-        """Start timing a connection. Above the limit, close the connection that is idle longest.
+        """Register a new connection. Returns False if it must be refused.
 
-        Returns False if no connection is idle long enough: its caller may be sending a request.
+        If the limit is exceeded, the longest idle connection is closed in its place. A connection
+        that became idle just now is not closed, because its caller may be sending a request.
         """
         self.connections.add(connection)
         if not self._is_ticking:
@@ -94,7 +98,11 @@ class ConnectionLimits:
         self._num_lingering -= was_lingering
 
     def may_linger(self) -> bool:
-        """Count a connection as refused. Returns True if it may stay open for a while."""
+        """Count a connection that is about to close.
+
+        Returns True if it may linger, so that its caller can read the response. The number of
+        lingering connections is limited.
+        """
         self._num_lingering += 1
         return self._num_lingering <= MAX_LINGERING
 
@@ -108,11 +116,12 @@ class ConnectionLimits:
 
 
 class AnswerTransport:
-    """The transport of uvicorn's protocol: sends the head and the body of an answer at once.
+    """Wraps the transport of uvicorn's protocol, to send fewer packets and to close gracefully.
 
-    uvicorn writes them one after the other: two system calls, and two packets for the caller. And
-    it closes while the caller still sends a body: a reset, which may cost the caller the answer
-    that it has not read yet (RFC 9112, section 9.6).
+    uvicorn writes the head and the body of a response separately, which takes two system calls and
+    two packets; this class sends both at once. uvicorn also closes a connection while the caller
+    still sends a body. The resulting reset may destroy a response that the caller has not read yet
+    (RFC 9112, section 9.6); this class lingers instead.
     """
 
     def __init__(self, transport: Any, may_linger: Callable[[], bool] = lambda: False) -> None:
@@ -128,11 +137,11 @@ class AnswerTransport:
         return getattr(self._transport, name)
 
     def hold_head(self) -> None:
-        """Hold the next head until the body is written, or the connection closed."""
+        """Hold back the next response head until its body is written or the connection closes."""
         self._is_holding = True
 
     def resume_reading(self) -> None:
-        """Continue to read, unless bytes are held, so that held bytes do not accumulate."""
+        """Resume reading, unless bytes that were read before are still waiting to be parsed."""
         if not self.has_input:
             self._transport.resume_reading()
 
@@ -144,7 +153,7 @@ class AnswerTransport:
             self._unsent = b""
 
     def send(self) -> None:
-        """Send a head that has no body."""
+        """Send the held response head, if there is one, without a body."""
         if self._unsent:
             self.write(b"")
 
@@ -159,7 +168,10 @@ class AnswerTransport:
             self._transport.close()
 
     def linger(self) -> None:
-        """End our side, and close once the caller has ended its own, or after `LINGER_S`."""
+        """Close gracefully: send end-of-file, then discard input until the caller closes.
+
+        After `LINGER_S` seconds the connection is closed in any case.
+        """
         self.send()
         if self.is_closing():
             return
@@ -174,7 +186,7 @@ class AnswerTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection: uvicorn's protocol with limits around it."""
+    """One HTTP connection: uvicorn's protocol with time and size limits."""
 
     transport: AnswerTransport  # type: ignore[assignment]  # behaves like one
 
@@ -290,7 +302,10 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _parse(self) -> None:
-        """Parse the held bytes, up to the end of a request or of a slice."""
+        """Parse the received bytes in slices.
+
+        Stops when a request is complete; the bytes after it wait until its response is sent.
+        """
         rest = memoryview(self._held)
         while rest and not self.transport.is_closing() and self._refusal is None:
             if self._is_answering() and not self.cycle.more_body:
@@ -308,9 +323,9 @@ class Connection(HttpToolsProtocol):
             self.transport.resume_reading()
 
     def _feed(self, piece: memoryview) -> int:
-        """Parse a piece; return the number of parsed bytes.
+        """Feed bytes to the HTTP parser. Returns the number of bytes that it consumed.
 
-        Replaces uvicorn's `data_received`, which drops the bytes after a request to upgrade.
+        Replaces uvicorn's `data_received`, which loses the bytes after a request with `Upgrade`.
         """
         self._unset_keepalive_if_required()
         self._limits.idle.pop(self, None)
@@ -341,6 +356,6 @@ class Connection(HttpToolsProtocol):
         self._end()
 
     def _end(self) -> None:
-        """Drop bytes that still arrive, and close soon."""
+        """Close the connection gracefully, and discard the bytes that still arrive."""
         self.transport.linger()
         super().connection_lost(ConnectionAbortedError())

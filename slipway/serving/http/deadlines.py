@@ -1,4 +1,4 @@
-"""One timer for the deadlines of all requests: all are equally long, so the oldest expires first.
+"""Request deadlines that share one timer. All are equally long, so the oldest expires first.
 
 `asyncio.timeout` creates and cancels a timer for each request, which takes 7 of the 90 µs of a
 small prediction.
@@ -10,7 +10,7 @@ from types import TracebackType
 
 
 class Deadlines:
-    """Limits blocks of code to `seconds` each, then cancels them with TimeoutError."""
+    """Limits blocks of code to `seconds` each. A block that takes longer raises TimeoutError."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -20,7 +20,7 @@ class Deadlines:
 
     @cached_property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of all deadlines. Python 3.11 makes a system call to look it up."""
+        """The event loop of all deadlines, cached: each look-up is a system call in Python 3.11."""
         return asyncio.get_running_loop()
 
     def deadline(self) -> "Deadline":
@@ -43,7 +43,7 @@ class Deadlines:
 
 
 class Deadline:
-    """Context that cancels its block with TimeoutError after the seconds of `deadlines`."""
+    """Context manager of one deadline: cancels its block, which then raises TimeoutError."""
 
     __slots__ = ("_all", "_is_expired", "_task")
 

@@ -1,4 +1,4 @@
-"""The log of refused requests, with a bound, so that callers cannot fill the disk."""
+"""Logs refused requests, at a limited rate, so that callers cannot fill the disk."""
 
 import asyncio
 import logging
@@ -12,7 +12,10 @@ Peer = tuple[str, int] | None  # address and port; None: unknown
 
 
 class RefusalLog:
-    """Logs refusals with caller and reason, up to MAX_LINES_PER_S; beyond it only their number."""
+    """Logs refusals with caller and reason, at most MAX_LINES_PER_S per second.
+
+    The refusals beyond this limit are only counted, in one further line.
+    """
 
     def __init__(self) -> None:
         self._num = 0  # in the present second

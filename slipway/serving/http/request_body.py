@@ -45,7 +45,7 @@ class RequestBody:
 
 @dataclass(frozen=True)
 class DrainSlot:
-    """A refused caller's place in the queue."""
+    """A refused request's place in the DrainQueue. Its turn comes after `wait_s` seconds."""
 
     wait_s: float
     is_read: bool  # False: after the wait it is answered without reading its body
@@ -53,10 +53,10 @@ class DrainSlot:
 
 
 class DrainQueue:
-    """Drains refused bodies one after the other, at no more than DRAIN_BYTES_S.
+    """Schedules the draining of refused bodies: one at a time, at most DRAIN_BYTES_S bytes/s.
 
-    Without it, callers that retry at once would keep the service busy with bodies that it refuses.
-    Times are seconds of any clock.
+    Without this limit, callers that retry at once would keep the service busy with bodies that it
+    refuses. The queue reads no clock: callers pass the time in seconds.
     """
 
     def __init__(self, max_waiting: int, max_wait_s: float) -> None:
@@ -65,7 +65,10 @@ class DrainQueue:
         self._free_at = 0.0
 
     def take(self, now: float, num_bytes: int) -> DrainSlot | None:
-        """Reserve a slot for about `num_bytes`; None if too many wait. `end` must follow."""
+        """Reserve a slot for a body of about `num_bytes`. Returns None if too many slots are taken.
+
+        The caller must release the slot with `end`.
+        """
         if self._num_waiting >= self._max_waiting:
             return None
         self._num_waiting += 1
@@ -76,7 +79,7 @@ class DrainQueue:
         return DrainSlot(begin - now, is_read=True, num_bytes=num_bytes)
 
     def end(self, slot: DrainSlot, num_read: int) -> None:
-        """Free the slot, and the reserved time of bytes that were not read."""
+        """Release a slot, with the reserved time of the bytes that were not read."""
         self._num_waiting -= 1
         if slot.is_read:
             self._free_at += (num_read - slot.num_bytes) / DRAIN_BYTES_S

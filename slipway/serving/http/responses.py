@@ -1,7 +1,7 @@
-"""Responses, and the one shape of all errors.
+"""Responses, and the common format of all error responses.
 
-An error is `{"error": {"code", "message", "field", "request_id"}}`. ERRORS lists every code with
-its status, so that no handler invents one.
+An error is `{"error": {"code", "message", "field", "request_id"}}`. ERRORS maps every error code to
+its HTTP status; handlers use only these codes.
 """
 
 import json
@@ -81,7 +81,10 @@ SECURITY_HEADERS: tuple[tuple[str, str], ...] = (
 
 
 class Refusal(Exception):  # noqa: N818 - a response to the caller, not a fault of ours
-    """Refuses a request with an error response."""
+    """Raised to refuse a request. The application turns it into an error response.
+
+    `code` is a key of ERRORS, and `field` names the invalid part of the request, if any.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class ClientDisconnectedError(Exception):
 
 @dataclass(slots=True)  # a frozen one takes four times as long to create
 class Response:
-    """A complete response. Treat it as immutable."""
+    """A complete HTTP response. Treat it as immutable."""
 
     status: int
     body: bytes
@@ -121,7 +124,10 @@ def json_response(
 
 
 def finite_json_response(content: Any) -> Response:
-    """Encode finite content as JSON in a tenth of the time; NaN would silently become null."""
+    """Encode `content` as JSON, ten times as fast as `json_response`.
+
+    Every number must be finite: NaN and infinities would silently become null.
+    """
     return Response(200, orjson.dumps(content))
 
 
@@ -143,9 +149,9 @@ def describe_refusal(refusal: Refusal, request_id: str) -> dict[str, str | None]
 async def send_response(
     response: Response, request_id: str, send: Send, *, with_body: bool = True, is_last: bool = True
 ) -> None:
-    """Send a response, without its body for HEAD.
+    """Send a response. `with_body=False` leaves out the body, as HEAD requires.
 
-    If it is not the last message, the caller must send an empty one later.
+    With `is_last=False` the response stays open, and the caller must end it with an empty message.
     """
     await send(
         {
@@ -164,7 +170,7 @@ async def send_response(
 
 
 def response_bytes(response: Response, request_id: str) -> bytes:
-    """Return a response as bytes on the wire, which closes its connection."""
+    """Serialise a response as HTTP/1.1 bytes, with the header `connection: close`."""
     status = HTTPStatus(response.status)
     headers = [*encoded_headers(response, request_id), (b"connection", b"close")]
     lines = [b"%s: %s\r\n" % header for header in headers]
@@ -188,7 +194,7 @@ def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, by
 
 
 def security_headers(own: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a response, with the defaults that it does not override."""
+    """Return a response's `own` headers, the missing security headers, and `x-request-id`."""
     names = {name for name, _ in own}
     defaults = [header for header in _SECURITY_HEADERS if header[0] not in names]
     return [*own, *defaults, (b"x-request-id", request_id.encode("latin-1"))]

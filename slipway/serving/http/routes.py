@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_unused_ids.clear)
 
 @dataclass(slots=True)
 class RequestTrace:
-    """Notes of the core about one request, made only for hooks that read them."""
+    """Stages, model and number of rows of one request, recorded only if an extension reads them."""
 
     # Name, begin and end of each part that took place, in perf_counter seconds.
     stages: list[tuple[str, float, float]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class RequestTrace:
 
 @dataclass
 class Request:
-    """One request that is being handled."""
+    """A request while the service handles it."""
 
     id: str
     method: str
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(slots=True)
 class Exchange:
-    """A request that ended, as the hooks `on_response` get it."""
+    """A request that ended, with its outcome. Extensions receive it in their hook `on_response`."""
 
     request_id: str
     method: str  # empty if it was refused before it was read
@@ -106,7 +106,7 @@ Describe = Callable[[Bundle | None], Operation]  # takes the served bundle's man
 
 @dataclass(frozen=True)
 class Route:
-    """One path, or a pattern of paths."""
+    """A path or a pattern of paths, with its methods, access rule and handler."""
 
     methods: tuple[str, ...]
     handler: Handler | None  # None: BentoML's application answers
@@ -143,7 +143,10 @@ def find_route(routes: Routes, path: str) -> str | None:
 
 
 def error_shape_of(routes: Routes, path: str) -> Callable[[Refusal, str], Response]:
-    """Return the function that creates the error responses of a path, known or not."""
+    """Return the function that creates error responses for a path.
+
+    Paths of a protocol with its own error format use that format, also if no route matches.
+    """
     found = find_route(routes, path)
     shape = routes[found].error_shape if found else None
     return shape.respond if shape else error_response
@@ -164,7 +167,10 @@ def new_request_id() -> str:
 
 
 def is_sampled(request_id: str, sampling_rate: float) -> bool:
-    """Return True for the sampled ids: a pure function of the id, the same in all workers."""
+    """Return True if a request is in the sample of about `sampling_rate` (0 to 1) of all requests.
+
+    The result depends only on the id and the rate, so all workers agree.
+    """
     if sampling_rate >= 1:
         return True
     drawn = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8])

@@ -32,10 +32,10 @@ _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
-    """Return True if a JSON text may hold more than `most` values, without creating them.
+    """Estimate if a JSON text holds more than `most` values, without parsing it.
 
-    Raises Refusal if they are nested too deeply. Long texts are scanned in blocks, so that they are
-    never in memory twice.
+    False is certain; True may be wrong. Raises Refusal if the values are nested deeper than
+    `max_depth`. Long texts are scanned in blocks, so that no second copy is in memory.
     """
     num_strings = num_separators = depth = deepest = 0
     for block in _blocks(body):
@@ -54,7 +54,7 @@ def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
 
 
 def _blocks(body: bytes) -> Iterator[bytes | memoryview]:
-    """Yield the body in pieces that do not cut a string; "" replaces each long string."""
+    """Yield the body in pieces that never split a string. Each long string is replaced by ""."""
     if len(body) <= _ONE_BLOCK:
         yield body
         return
@@ -117,7 +117,7 @@ def _constant(text: str) -> NoReturn:
 
 
 def _require_text(content: Any) -> None:
-    """Refuse escapes of half a character: a response cannot contain them."""
+    """Refuse strings with half of a surrogate pair, such as "\\ud800": UTF-8 cannot encode them."""
     if isinstance(content, dict):
         for name, value in content.items():
             _require_text(name)

@@ -38,7 +38,7 @@ _CONNECTIONS = 32  # default load
 
 
 class Services:
-    """Starts the service with a candidate's settings, in a new folder below `folder` each time."""
+    """Starts the service with the settings of a candidate. Each start uses a new subfolder."""
 
     def __init__(self, settings: Settings, samples: Samples, folder: Path) -> None:
         self._settings = settings
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
 
 
 def tune(options: argparse.Namespace) -> None:
-    """Measure, print, and write the card."""
+    """Measure all candidates, print the results, and write the capacity card."""
     root: Path = options.out
     load_before = os.getloadavg()[0]
     settings = served_settings(read_settings(SECTIONS))

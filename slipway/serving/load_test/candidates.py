@@ -14,19 +14,22 @@ _SMALL_BATCH = 8
 
 @dataclass(frozen=True)
 class SettingsCandidate:
-    """One choice of the settings that determine capacity."""
+    """Values of the settings that determine capacity: workers, threads and the largest batch."""
 
     workers: int
     num_threads: int
     max_batch_size: int
 
     def settings(self) -> dict[str, str]:
-        """Return the environment variables."""
+        """Return the candidate as environment variables of the service."""
         return {f"SLIPWAY_{name.upper()}": str(value) for name, value in vars(self).items()}
 
 
 def present_candidate(settings: Settings, largest_batch: int) -> SettingsCandidate:
-    """Return the current settings; `largest_batch` is the bundle's."""
+    """Return the current settings as a candidate.
+
+    `largest_batch` is the largest batch that the bundle supports, in rows.
+    """
     size = (
         min(DEFAULT_BATCH_SIZE, largest_batch)
         if settings.max_batch_size == "auto"
@@ -36,7 +39,10 @@ def present_candidate(settings: Settings, largest_batch: int) -> SettingsCandida
 
 
 def sharings(present: SettingsCandidate, cores: int) -> list[SettingsCandidate]:
-    """Return divisions of the cores among workers at the present batch size, present one first."""
+    """Return candidates that divide the cores among different numbers of workers.
+
+    All have the batch size of `present`, which comes first.
+    """
     workers = [count for count in (1, min(cores, _MAX_WORKERS), 2, 4) if count <= cores]
     shared = [(count, max(1, cores // count)) for count in workers]
     pairs = [
@@ -48,7 +54,7 @@ def sharings(present: SettingsCandidate, cores: int) -> list[SettingsCandidate]:
 
 
 def batches(best: SettingsCandidate, largest_batch: int) -> list[SettingsCandidate]:
-    """Return the best division with other batch sizes: a few rows, the bundle's largest, one."""
+    """Return copies of `best` with other batch sizes: a few rows, the bundle's largest, one row."""
     sizes = dict.fromkeys(
         size
         for size in (_SMALL_BATCH, largest_batch, 1)

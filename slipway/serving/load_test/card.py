@@ -72,7 +72,7 @@ def card(
 
 
 def verdict(outcome: Outcome) -> str:
-    """Describe if the goal is met, or else the closest result."""
+    """Return a sentence that says if the goal is met; if not, it names the closest result."""
     best, goal = outcome.best, outcome.goal
     p99 = _milliseconds(_middle(best.load_rounds, "p99_ms"))
     if best.confirmed is None:
@@ -96,7 +96,7 @@ def verdict(outcome: Outcome) -> str:
 
 
 def remarks(outcome: Outcome, hardware: dict[str, Any]) -> list[str]:
-    """List caveats of the figures."""
+    """List reasons why the figures may not hold in production, as sentences."""
     best, cores = outcome.best, hardware["cores"]
     shares = [figures.client_share for figures in (*best.rounds, *best.load_rounds)]
     client = statistics.median(shares)
@@ -174,7 +174,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def describe_trial(tried: Tried) -> str:
-    """Format one candidate's results as a line."""
+    """Format the results of one candidate as a line of text."""
     candidate = tried.candidate
     name = (
         f"{candidate.workers} workers, {candidate.num_threads} threads, "
@@ -236,7 +236,10 @@ def _middle(rounds: Sequence[Figures], name: str) -> float | None:
 
 
 def _failed(rounds: Sequence[Figures]) -> str:
-    """Format failed requests, such as "429: 12.0%"; empty without any."""
+    """Format the fraction of failed requests by status, such as "429: 12.0%".
+
+    Returns "" if no request failed.
+    """
     total = sum(figures.answered + sum(figures.failed.values()) for figures in rounds)
     statuses = sorted({status for figures in rounds for status in figures.failed})
     return ", ".join(

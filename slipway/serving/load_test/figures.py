@@ -1,7 +1,7 @@
-"""Results of one load: throughput, latency, failures, and the client's own processor time.
+"""Results of one load test: throughput, latency, failures, and the client's processor time.
 
-Latency counts from the time a request was due (slipway/serving/load_test/load.py), so it includes
-delays of an overloaded client.
+Latency is measured from the time at which a request was due, not from the time it was sent. So it
+includes delays of an overloaded client (slipway/serving/load_test/load.py).
 """
 
 import time
@@ -26,7 +26,7 @@ _REST_S = 1.0  # after an overload, until the service admits requests normally
 
 @dataclass(frozen=True)
 class Figures:
-    """Results of one load."""
+    """Results of one load test run."""
 
     target_rate: float | None  # requests per second; None in a closed loop
     connections: int | None  # callers of a closed loop
@@ -40,7 +40,7 @@ class Figures:
 
     @property
     def rate(self) -> float:
-        """Answers per second."""
+        """Successful answers per second."""
         return self.answered / self.seconds
 
     def holds(self, p99_ms: float) -> bool:

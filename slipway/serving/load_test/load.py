@@ -64,7 +64,7 @@ def http_request(
 
 
 class _Caller(asyncio.Protocol):
-    """One connection with at most one request at a time."""
+    """One HTTP/1.1 connection of the load test. It has at most one request in flight."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -133,7 +133,7 @@ class _Caller(asyncio.Protocol):
 
 @dataclass
 class Callers:
-    """Connections to one service, reused when free."""
+    """Sends requests to one service over connections that are reused."""
 
     url: str
     answers: list[Answer] = field(default_factory=list)
@@ -141,7 +141,11 @@ class Callers:
     _all: list[_Caller] = field(default_factory=list)
 
     async def ask(self, number: int, request: bytes, due: float | None = None) -> Answer:
-        """Send one request; store and return its answer."""
+        """Send one request, and store and return its answer.
+
+        `due` is the time at which the request should have been sent (perf_counter), from which
+        latency counts; None means now.
+        """
         due = time.perf_counter() if due is None else due
         try:
             async with asyncio.timeout(GIVE_UP_S):
@@ -204,7 +208,10 @@ async def closed_loop(
     seconds: float = 60.0,
     num_requests: int = 1 << 62,
 ) -> list[Answer]:
-    """Send requests from `num_callers`, each after its answer, up to a time or a number."""
+    """Send requests from `num_callers` callers. Each waits for its answer before the next request.
+
+    Stops after `seconds` or `num_requests`, whichever comes first.
+    """
     callers, ends = Callers(url), time.perf_counter() + seconds
     numbers = iter(range(num_requests))
 

@@ -26,7 +26,7 @@ _MOST_MARGIN = 0.9
 
 @dataclass(frozen=True)
 class Sizing:
-    """The replicas for a load, and their utilisation."""
+    """Computes the number of replicas for a load, and their utilisation."""
 
     rate: float  # requests per second of all
     carried: float  # requests per second that one replica sustains within the limit
@@ -34,7 +34,7 @@ class Sizing:
 
     @property
     def replicas(self) -> int:
-        """Return the smallest number that leaves the margin free."""
+        """The smallest number of replicas that leaves the requested margin of capacity free."""
         needed = self.rate / ((1 - self.margin) * self.carried)
         return max(1, math.ceil(round(needed, 9)))  # 1 - 0.9 is a little less than 0.1
 

@@ -19,18 +19,21 @@ _MAX_BYTES = 64 << 20  # in total
 
 @dataclass(frozen=True)
 class Samples:
-    """Encoded requests, sent repeatedly in their order."""
+    """Encoded HTTP requests of the load test, which sends them in order and then starts over."""
 
     requests: list[bytes]
     description: str  # for the card
 
     def __call__(self, number: int) -> bytes:
-        """Return the request with that number."""
+        """Return the request to send as number `number`, counted from 0."""
         return self.requests[number % len(self.requests)]
 
 
 def samples_of(bundle: LoadedBundle, given: Path | None = None) -> Samples:
-    """Read `given` (a file or a folder), or the bundle's examples; DataError without any."""
+    """Read request bodies from `given`, a file or a folder; without it, use the bundle's examples.
+
+    Raises DataError if there are none, or if they cannot be read.
+    """
     contract = bundle.manifest.input
     if given is not None:
         bodies, description = _read(given), f"files of {given}"

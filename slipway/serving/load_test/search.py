@@ -1,7 +1,8 @@
 """Searches for the highest sustained rate: brackets it by factors, then bisects on a log scale.
 
-Machines stall now and then, so a miss counts only if the same rate is missed twice. Services may
-not be monotone: a rate counts as sustained only if it lies below every missed rate.
+A service "holds" a rate if it meets the latency goal at this rate, and "misses" it otherwise.
+Machines stall now and then, so a rate counts as missed only after two misses. A service may miss a
+rate and hold a higher one, so a rate counts as sustained only if it lies below every missed rate.
 """
 
 import math
@@ -15,14 +16,14 @@ LOWEST = RESOLUTION**-14  # requests a second: about one in two seconds
 
 
 class LoadTrial(NamedTuple):
-    """A tried rate; `holds` is True if the service held it."""
+    """A measured rate, and True if the service met the latency goal at this rate."""
 
     rate: float  # requests a second
     holds: bool
 
 
 def lowest_missed(trials: Sequence[LoadTrial]) -> float | None:
-    """Return the lowest rate missed at least twice, and more often than held; None without one."""
+    """Return the lowest rate that was missed at least twice and more often than held, or None."""
     held, missed = _counted(trials)
     return min(
         (rate for rate, count in missed.items() if count >= 2 and count > held[rate]), default=None
@@ -30,7 +31,7 @@ def lowest_missed(trials: Sequence[LoadTrial]) -> float | None:
 
 
 def carried(trials: Sequence[LoadTrial]) -> float | None:
-    """Return the highest held rate below every missed rate; None if there is none."""
+    """Return the sustained rate: the highest held rate below every missed rate, or None."""
     missed = lowest_missed(trials)
     return max(
         (trial.rate for trial in trials if trial.holds and (missed is None or trial.rate < missed)),
@@ -39,12 +40,15 @@ def carried(trials: Sequence[LoadTrial]) -> float | None:
 
 
 def on_grid(rate: float) -> float:
-    """Round to a power of RESOLUTION, so that equal candidates are tried at equal rates."""
+    """Round a rate to a power of RESOLUTION, so that all candidates are tried at the same rates."""
     return float(RESOLUTION ** round(math.log(rate) / math.log(RESOLUTION)))
 
 
 def next_rate(trials: Sequence[LoadTrial], guess: float) -> float | None:
-    """Return the next rate to try, first about `guess`; None when the search is over."""
+    """Return the next rate to try, in requests per second; None if the search is over.
+
+    The first rate is about `guess`.
+    """
     guess = on_grid(max(guess, LOWEST))
     if not trials:
         return guess

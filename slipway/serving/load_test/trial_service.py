@@ -37,7 +37,7 @@ _ALL_READY = "slipway_ready "  # line of the metric
 
 @dataclass(frozen=True)
 class TrialService:
-    """A service with all workers ready."""
+    """A running service whose workers are all ready."""
 
     url: str
     model: dict[str, Any]  # answer of /model
@@ -162,7 +162,7 @@ def _num_ready(metrics: str) -> float:
 
 
 def _get(url: str) -> tuple[int, str]:
-    """Return (status, body); OSError without an answer."""
+    """Send a GET request. Returns status and body; raises OSError if there is no answer."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=5) as response:

@@ -1,9 +1,10 @@
 """Finds the settings with the highest rate within a latency goal.
 
-Each candidate is tried once, by bisection, which takes most of the time; a candidate with less than
-half of the best rate is abandoned at once. Then the two best are confirmed in alternating rounds: a
-rate counts only if it is held in most of them, otherwise a lower rate is tried. Both run at the
-same time, one idle while the other is measured, so other load affects both.
+First a bisection measures each candidate once, which takes most of the time. A candidate with less
+than half of the best rate is abandoned at once. Then the two best candidates, the finalists, are
+measured in alternating rounds. A rate is confirmed if the candidate holds it in most rounds; if
+not, a lower rate is tried. Both finalists run at the same time, and one is idle while the other is
+measured, so that other load on the machine affects both alike.
 """
 
 import time
@@ -47,14 +48,18 @@ _TOO_MUCH = 2.0  # times the closed-loop rate: never sent
 
 @dataclass(frozen=True)
 class Goal:
-    """Goal: 99 % within `p99_ms` at a rate (open loop) or for a number of callers (closed loop)."""
+    """Latency goal: 99 % of the answers within `p99_ms`.
+
+    It applies at `rate` requests per second (open loop), or for `connections` callers that wait for
+    each answer (closed loop).
+    """
 
     p99_ms: float
     rate: float | None
     connections: int | None
 
     def is_met_by(self, figures: Figures) -> bool:
-        """Return True if the figures are of the full load and meet the goal."""
+        """Return True if the figures meet the latency goal, and were measured at its full rate."""
         return figures.holds(self.p99_ms) and (
             self.rate is None or figures.target_rate == self.rate
         )
@@ -70,7 +75,7 @@ class Goal:
 
 @dataclass
 class Tried:
-    """Measured rates of one candidate."""
+    """A candidate with its measured rates."""
 
     candidate: SettingsCandidate
     most: float = 0.0  # closed-loop answers per second
@@ -84,7 +89,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All candidates as tried, and the best one."""
+    """The result of a search: all tried candidates, and the best one."""
 
     goal: Goal
     all_tried: list[Tried]
@@ -94,7 +99,7 @@ class Outcome:
 
     @property
     def headroom(self) -> float | None:
-        """The surplus over the goal's rate as a fraction; None for a closed loop."""
+        """Confirmed rate relative to the goal's rate, minus 1. None for a closed loop."""
         return (
             self.best.confirmed / self.goal.rate - 1
             if self.best.confirmed is not None and self.goal.rate
@@ -104,7 +109,7 @@ class Outcome:
 
 @dataclass
 class _Finalist:
-    """A running service with one of the best candidates."""
+    """One of the two best candidates, with its running service, while its rate is confirmed."""
 
     tried: Tried
     bench: Bench
@@ -114,7 +119,7 @@ class _Finalist:
 
 
 class Tuner:
-    """One search; `clock` returns seconds."""
+    """Searches for the best settings within about `seconds`. `clock` returns seconds."""
 
     def __init__(
         self,
@@ -138,7 +143,10 @@ class Tuner:
         largest_batch: int,
         report: Callable[[Tried], None],
     ) -> Outcome:
-        """Try the present settings and others, then confirm the best. Calls `report` for each."""
+        """Try the present settings and other candidates, then confirm the best ones.
+
+        Calls `report` after each candidate.
+        """
         end = self._began + _TRYING * self._seconds
         sharings = candidates.sharings(present, cores)
         self._try_all(sharings, len(candidates.batches(present, largest_batch)), end, report)
@@ -164,7 +172,10 @@ class Tuner:
         end: float,
         report: Callable[[Tried], None],
     ) -> None:
-        """Try candidates while time is left for `num_later` more. The first always runs."""
+        """Try the candidates in order, while time is left for them and `num_later` later ones.
+
+        The first candidate is always tried.
+        """
         for position, candidate in enumerate(coming):
             left = end - self._clock()
             if self.all_tried and left <= 0:
@@ -207,7 +218,10 @@ class Tuner:
         tried.rate = carried(trials)
 
     def _confirm(self, best: list[Tried]) -> None:
-        """Confirm rates in alternating rounds; lower missed ones and raise held ones in time."""
+        """Measure the best candidates in alternating rounds, and store their confirmed rates.
+
+        A missed rate is lowered, and a held one is raised while time is left.
+        """
         with ExitStack() as stack:
             finalists = self._opened(best, stack)
             for number in range(NUM_ROUNDS):
@@ -233,7 +247,10 @@ class Tuner:
                 tried.confirmed, tried.rounds = self._goal.rate, tried.load_rounds
 
     def _opened(self, best: list[Tried], stack: ExitStack) -> list[_Finalist]:
-        """Start and warm up the best; skip one that cannot run next to the other (memory)."""
+        """Start and warm up a service for each of the best candidates.
+
+        Skips the second if it cannot run beside the first, for example for lack of memory.
+        """
         finalists: list[_Finalist] = []
         for tried in best:
             try:
@@ -248,7 +265,7 @@ class Tuner:
         return finalists
 
     def _is_settled(self, one: _Finalist) -> bool:
-        """Return True if no more rounds are needed; else set the next rate.
+        """Evaluate a finalist's last rounds. Returns True if it needs no more; sets its next rate.
 
         A finalist is settled if it held a rate and missed the next one, or if the time is over.
         """
@@ -274,7 +291,7 @@ class Tuner:
         return False
 
     def _ranked(self, all_tried: list[Tried]) -> list[Tried]:
-        """Sort the best first; only a clearly better candidate precedes an earlier one."""
+        """Sort candidates, the best first. Differences within the noise keep the given order."""
         ranked: list[Tried] = []
         for tried in all_tried:
             place = next(
@@ -301,7 +318,7 @@ class Tuner:
         return sum(figures.holds(self._goal.p99_ms) for figures in rounds) > len(rounds) / 2
 
     def _at_load(self, bench: Bench, tried: Tried, seconds: float) -> Figures:
-        """Apply the goal's load, capped at a multiple of the closed-loop rate."""
+        """Measure at the goal's load. Its rate is capped at a multiple of the closed-loop rate."""
         if self._goal.rate is None:
             return bench.with_connections(self._goal.connections or 1, seconds)
         return self._at_rate(
@@ -309,13 +326,13 @@ class Tuner:
         )
 
     def _at_rate(self, bench: Bench, rate: float, seconds: float) -> Figures:
-        """Measure at a rate, longer if it is low."""
+        """Measure at a rate in requests per second, longer if it is low, to get enough requests."""
         return bench.at_rate(
             rate, min(max(seconds, _MIN_REQUESTS / rate), _MAX_EXTENSION * seconds)
         )
 
 
 def _in_turns(finalists: list[_Finalist], number: int) -> list[_Finalist]:
-    """Yield the finalists in an order that rotates by one in each round."""
+    """Return the finalists in the order of round `number`, which rotates by one in each round."""
     first = number % len(finalists)
     return finalists[first:] + finalists[:first]

@@ -25,11 +25,14 @@ class MetricsSource(Protocol):
     """A source of gauges."""
 
     def sample(self) -> None:
-        """Read all figures once. Takes milliseconds."""
+        """Update all gauges once. May take some milliseconds."""
 
 
 class Sampler:
-    """A thread that samples `sources` until closed. Calls `failed` if a source raises."""
+    """A thread that samples `sources` at intervals until it is closed.
+
+    Calls `failed` each time that a source raises an exception.
+    """
 
     def __init__(
         self, sources: Sequence[MetricsSource], failed: Callable[[], None], seconds: float = SECONDS
@@ -43,7 +46,7 @@ class Sampler:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. Returns within a second: a driver that hangs must not delay the end."""
+        """End the thread. Waits at most a second, because a source may hang in its driver."""
         self._ended.set()
         self._thread.join(1)
 

@@ -149,7 +149,7 @@ class ServiceMetrics:
         self._shown_info: Gauge | None = None
 
     def answered(self, route: str, status: int, seconds: float = 0.0) -> None:
-        """Count a response. `route` is a key of the routes, never a caller's path."""
+        """Count a response. `route` is a key of the routes, never the path that a caller sent."""
         if status != HTTPStatus.OK and route.endswith(PREDICTION_ROUTES):
             self._failed_seconds.total += seconds
         count = self._answered.get((route, status))
@@ -173,44 +173,44 @@ class ServiceMetrics:
         self._expired.total += 1
 
     def add_slots(self, *slots: str) -> None:
-        """Let `answer` count these rollout slots."""
+        """Create the counters that `answer` increases for these rollout slots."""
         for slot in slots:
             self._answers[slot] = self.count(self._predictions.labels(slot))
 
     def answer(self, slot: str) -> None:
-        """Count a prediction of the model in a slot. One thread per slot."""
+        """Count a prediction by the model in a rollout slot. One thread may count for a slot."""
         self._answers[slot].total += 1
 
     def add_fault_parts(self, *parts: str) -> None:
-        """Let `fault` count these parts."""
+        """Create the counters that `fault` increases for these parts of the service."""
         for part in parts:
             self._faults_by_part[part] = self._faults.labels(part)
 
     def fault(self, part: str) -> None:
-        """Count a failure outside the request path. Any thread may call it."""
+        """Count a failure of a background part. Any thread may call it."""
         self._faults_by_part[part].inc()
 
     def register_shared(self, collector: Collector) -> None:
-        """Expose metrics that every worker reports identically, without summing them."""
+        """Expose a collector whose values are already the same in every worker, without a sum."""
         self._shared.register(collector)
 
     def stage(self, stage: str) -> Callable[[float], None]:
-        """Return the function that observes the seconds of one of STAGES."""
+        """Return the function that records a duration of `stage`, one of STAGES, in seconds."""
         return self._stages[stage].observe
 
     def predicted(self, seconds: float, *, read_s: float, encode_s: float) -> None:
-        """Observe the duration of a whole prediction, and of its first and last stage."""
+        """Record the seconds of a whole prediction, and of its stages `read` and `encode`."""
         self._seconds.observe(seconds)
         self._stages["read"].observe(read_s)
         self._stages["encode"].observe(encode_s)
 
     def batch(self, num_rows: int, fill: float) -> None:
-        """Observe the size of a batch, and its fraction of the largest one, in (0, 1]."""
+        """Record the rows of a batch. `fill` is its fraction of the largest batch, in (0, 1]."""
         self._batch_size.observe(num_rows)
         self._batch_fill.observe(fill)
 
     def queue_depth(self, read: Callable[[], int]) -> None:
-        """Set the function that returns the number of queued requests. It may run on any thread."""
+        """Expose the queue depth. `read` returns the queued requests; any thread may call it."""
         self._add(GaugeTally(self._queue, read))
 
     def not_ready(self) -> None:
@@ -218,7 +218,7 @@ class ServiceMetrics:
         self._ready.set(0)
 
     def model(self, model: ServedModel | None) -> None:
-        """Show the ready model; None: no model is ready."""
+        """Expose the model that is ready, with its backend and variant; None if there is none."""
         self._ready.set(1 if model else 0)
         if self._shown_info:
             self._shown_info.set(0)
@@ -248,13 +248,16 @@ class ServiceMetrics:
             return list(registry.collect())
 
     def flush(self) -> None:
-        """Write all counts. Any thread may call it."""
+        """Copy all fast counters to prometheus_client's metrics. Any thread may call it."""
         with self._flush_lock:
             for tally in list(self._tallies):
                 tally.flush()
 
     def close(self) -> None:
-        """Write all counts now, and each later one at once, because the event loop may end soon."""
+        """Flush all counters now, and from now on after each change.
+
+        Flushes on a timer are over: the event loop may end soon.
+        """
         self._is_closed = True
         if self._flushing is not None:
             self._flushing.cancel()
@@ -297,7 +300,10 @@ class ServiceMetrics:
 
     @contextmanager
     def _summed(self) -> Iterator[CollectorRegistry]:
-        """Yield the metrics of all workers. Collect them in the block, which reads the files."""
+        """Yield a registry that sums the metrics of all workers.
+
+        Collect the registry within the block, because collecting reads the workers' files.
+        """
         self.flush()
         if _MULTIPROCESS not in os.environ:
             yield self.registry

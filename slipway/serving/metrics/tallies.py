@@ -13,14 +13,14 @@ from prometheus_client import Counter, Gauge, Histogram
 
 
 class Tally(Protocol):
-    """A number that is counted here and exposed by prometheus_client."""
+    """A fast counter whose value prometheus_client exposes after the next flush."""
 
     def flush(self) -> None:
-        """Copy the changes since the last flush. One thread at a time."""
+        """Copy the changes since the last flush to prometheus_client. One thread at a time."""
 
 
 class CounterTally:
-    """Counts events or seconds: add to `total`."""
+    """A counter of events or seconds. To count, add to `total`."""
 
     __slots__ = ("_counter", "_flushed", "total")
 
@@ -37,7 +37,7 @@ class CounterTally:
 
 
 class GaugeTally:
-    """A gauge of the value that `read` returns, on any thread."""
+    """A gauge whose value is read at each flush by `read`, which may run on any thread."""
 
     __slots__ = ("_flushed", "_gauge", "_read")
 
@@ -54,10 +54,10 @@ class GaugeTally:
 
 
 class HistogramTally:
-    """A histogram with these upper bounds.
+    """A histogram with the given upper bounds of its buckets.
 
-    `observe` only stores a value; `flush` sorts all new values into buckets at once, which takes a
-    fraction of the time.
+    `observe` only stores a value. `flush` sorts all new values into buckets at once, which takes a
+    fraction of the time of sorting them one by one.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class HistogramTally:
         self._sum = self._flushed_sum = 0.0
 
     def include(self, counts: Sequence[int], total: float) -> None:
-        """Add values that were counted elsewhere with the same bounds, and their sum."""
+        """Add values that were counted elsewhere: counts per bucket, and the sum of the values."""
         for index, count in enumerate(counts):
             self._counts[index] += count
         self._sum += total

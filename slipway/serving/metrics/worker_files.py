@@ -46,7 +46,7 @@ _has_failed = False  # the last merge
 
 
 class ClaimedFile(MmapedDict):
-    """prometheus_client's (0.26) dictionary in a file, written only where blocks are allocated."""
+    """Replaces prometheus_client's (0.26) memory-mapped dictionary; safe when the disk is full."""
 
     def __init__(self, filename: str) -> None:
         self._fname = filename
@@ -65,7 +65,7 @@ class ClaimedFile(MmapedDict):
         self._claim()
 
     def write_value(self, key: str, value: float, timestamp: float) -> None:
-        """Set a value; if moving to disk failed before, try that first."""
+        """Set a value. If the values are in memory for lack of disk space, first retry the disk."""
         if not self._is_on_disk and time.monotonic() >= self._retry_at:
             self._claim()
         super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
@@ -118,7 +118,10 @@ def _in_memory(content: bytes, num_bytes: int) -> mmap.mmap:
 
 
 class WorkersCollector(MultiProcessCollector):
-    """Reads all files of a folder. Skips empty ones, which prometheus_client cannot read."""
+    """Collects the metrics from all workers' files in a folder.
+
+    Skips empty files, which prometheus_client cannot read.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__(None, str(directory))  # type: ignore[no-untyped-call]
@@ -131,7 +134,10 @@ class WorkersCollector(MultiProcessCollector):
 
 @contextmanager
 def merged(directory: Path) -> Iterator[None]:
-    """Merge the files of dead workers. No file is removed within the block. Thread-safe."""
+    """Merge the metric files of dead workers, then keep all files in place during the block.
+
+    A shared lock stops other scrapers from removing files meanwhile. Thread-safe.
+    """
     with (directory / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         with _logging_first_failure():
@@ -211,7 +217,10 @@ def _merge(directory: Path, kind: str) -> None:
 
 
 def _replace_sum(directory: Path, kind: str) -> None:
-    """Replace the old sum by a complete new one, after removing the files that it includes."""
+    """Put a complete new sum of dead workers' files in place of the old one.
+
+    First removes the files that it includes. Does nothing if there is no new sum.
+    """
     complete = _complete_sum(directory, kind)
     if complete.exists():
         for path in _renamed(directory, kind):
@@ -220,7 +229,10 @@ def _replace_sum(directory: Path, kind: str) -> None:
 
 
 def create_claimed_file(path: Path, num_bytes: int) -> None:
-    """Create a file of zeros with all its blocks. On failure: OSError, and no file."""
+    """Create a file of zeros with all its disk blocks allocated.
+
+    If that fails, raises OSError and leaves no file.
+    """
     path.unlink(missing_ok=True)
     try:
         with path.open("xb") as file:

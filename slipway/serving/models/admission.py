@@ -29,9 +29,10 @@ REQUESTS = 8
 
 
 class BatchTimes:
-    """The duration of a batch as `fixed + size * each`, by exponentially weighted least squares.
+    """Fits batch durations to `fixed + size * each` by exponentially weighted least squares.
 
-    If all sizes are about equal, `fixed` and `each` cannot be separated, and are assumed equal.
+    `fixed` are the seconds per batch and `each` those per item. If all sizes are about equal, the
+    two cannot be separated, and are assumed equal.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class BatchTimes:
         self._size_seconds = self._size_seconds * DECAY + size * seconds
 
     def fitted(self) -> tuple[float, float]:
-        """Return (fixed, each) in seconds, not negative. Zeros before the first batch."""
+        """Return (fixed, each) in seconds, both at least 0. Both are 0 before the first batch."""
         if not self._weight:
             return 0.0, 0.0
         size, seconds = self._size / self._weight, self._seconds / self._weight
@@ -56,7 +57,7 @@ class BatchTimes:
         return seconds - each * size, each
 
     def throughput(self, size: int) -> float:
-        """Return the items per second in batches of `size`. Infinity before the first batch."""
+        """Return the items per second in batches of `size`; infinity before the first batch."""
         fixed, each = self.fitted()
         return size / (fixed + each * size) if fixed + each else math.inf
 
@@ -69,7 +70,10 @@ class BatchTimes:
 
 
 class Place:
-    """The place of an admitted request, with the usual number of items until `has` is called."""
+    """Context manager that holds an admitted request's place in the queue.
+
+    It counts as a request of average size until `has` is called with its number of items.
+    """
 
     __slots__ = ("_admission", "num_items")
 
@@ -90,7 +94,10 @@ class Place:
 
 
 class Admission:
-    """Counts admitted requests and refuses excess ones. One per worker, on its event loop."""
+    """Counts the requests of one worker, and refuses those beyond its capacity.
+
+    Call its methods on the worker's event loop.
+    """
 
     def __init__(
         self,
@@ -100,7 +107,10 @@ class Admission:
         shed: Callable[[int], None],
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Call `shed` with the number of items that may stay queued when an overload begins."""
+        """Start without any load. Amounts are per worker.
+
+        When an overload begins, `shed` is called with the number of items that may stay queued.
+        """
         self._shed = shed
         self._max_requests = max_requests
         self._max_wait_s = max_wait_s
@@ -134,9 +144,9 @@ class Admission:
         return self._batch_speed if self._speed is None else self._speed
 
     def enter(self, num_items: int | None = 1) -> int:
-        """Admit a request of `num_items` items, or raise Refusal. Returns the number of items.
+        """Admit a request, or raise Refusal. Returns the number of items that it is counted with.
 
-        `num_items` is None if the body is not parsed yet: the usual number is admitted instead.
+        `num_items` is None if the body is not parsed yet: the recent average is then used.
         """
         expected = round(self._usual_items) if num_items is None else num_items
         demand = self.num_items + expected
@@ -150,13 +160,13 @@ class Admission:
         return expected
 
     def require_room(self) -> None:
-        """Raise Refusal if a request would not be admitted now. Does not occupy a place."""
+        """Raise Refusal if a request of average size would be refused now. Admits nothing."""
         if self.is_overloaded and self.num_items >= self.most_items:
             self._add_demand(self._usual_items)
         self._require_room(self._usual_items)
 
     def ran(self, size: int, seconds: float) -> None:
-        """Record a batch, before its requests leave."""
+        """Record that a batch of `size` items took `seconds`. Call it before its requests leave."""
         self._times.add(size, seconds)
         if self._num_single < FEW_BATCHES:
             self._num_single = self._num_single + 1 if size == 1 else FEW_BATCHES
@@ -169,7 +179,7 @@ class Admission:
         self._bound = self.speed() * self._max_wait_s
 
     def grow(self, more_items: int) -> None:
-        """Count more items of an admitted request than expected."""
+        """Correct the size of an admitted request, which has `more_items` more than expected."""
         is_new = (
             self.num_items + more_items > self._bound
             and not self.is_overloaded
@@ -188,20 +198,20 @@ class Admission:
             self._window_least = self.num_items
 
     def is_overloaded_now(self) -> bool:
-        """Return True during an overload, also if no request arrived since it began."""
+        """Update the demand to the present time, and return True during an overload."""
         if self.is_overloaded:
             self._add_demand(0)
         return self.is_overloaded
 
     def overload(self, num_items: float = 1) -> Refusal:
-        """Return the refusal of a request during an overload."""
+        """Create the refusal of a request of `num_items` items during an overload."""
         return self._refusal(
             f"the demand exceeds {self.speed():.0f} items per second (SLIPWAY_MAX_WAIT_S)",
             num_items,
         )
 
     def retry_after(self) -> tuple[str, str]:
-        """Return the header with the seconds until the present demand is answered."""
+        """Return the header `retry-after`: whole seconds until the present demand is answered."""
         speed = self.speed()
         seconds = math.ceil(self._demand / speed) if 0 < speed < math.inf else 1
         return "retry-after", str(max(1, seconds))
@@ -216,7 +226,7 @@ class Admission:
             raise self.overload(num_items)
 
     def _add_demand(self, num_items: float) -> bool:
-        """Add requested items to the demand. Returns True if an overload begins."""
+        """Add requested items to the demand. Returns True if this begins an overload."""
         bound = self._bound
         demand = self._with_refused(bound) if self._num_refused else self.num_items
         self._demand = demand = (demand if demand < bound else bound) + num_items
@@ -228,7 +238,7 @@ class Admission:
         return self.is_overloaded
 
     def _with_refused(self, bound: float) -> float:
-        """Return the admitted items, plus refused ones that could not have been answered since."""
+        """Return the demand in items: admitted ones, and refused ones beyond the capacity since."""
         now, inside = self._clock(), self.num_items
         demand = self._demand - (now - self._demand_at) * self.speed() if bound < math.inf else 0.0
         self._demand_at = now
@@ -238,7 +248,10 @@ class Admission:
         return min(demand, inside + self._num_refused)
 
     def _close_window(self, now: float) -> None:
-        """Update the speed from a window between ends of batches, if the queue was never empty."""
+        """End a measuring window, which begins and ends with the end of a batch.
+
+        Updates the speed only if the queue was never nearly empty during the window.
+        """
         seconds = now - self._window_began
         if self._window_least >= self._min_items / 4 and seconds < 8 * WINDOW_S:
             measured = self._window_items / seconds

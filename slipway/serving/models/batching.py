@@ -30,7 +30,10 @@ Row = TypeVar("Row")  # the answer to one row
 
 
 class Submission(Generic[Row]):
-    """The rows of one request. Await `answer` for their answers; cancel it to drop waiting rows."""
+    """The rows of one request in the batcher's queue.
+
+    `answer` is a future: await it for the answers, or cancel it to drop rows that still wait.
+    """
 
     __slots__ = (
         "_read",
@@ -75,7 +78,10 @@ class Submission(Generic[Row]):
         self.read_seconds = perf_counter() - started
 
     def stages(self, with_decoding: bool) -> list[tuple[str, float, float]]:
-        """Name, begin and end of its parts as in RequestTrace, once it is answered."""
+        """Return the name, begin and end of its stages, as RequestTrace has them.
+
+        Call it after the request was answered.
+        """
         begun, read = self._started, self._read_started
         decoding = [("decode", read, read + self.read_seconds)] if with_decoding else []
         return [
@@ -85,11 +91,14 @@ class Submission(Generic[Row]):
         ]
 
     def waited(self) -> float:
-        """Return the seconds in the queue so far, for a request that no batch has started."""
+        """Return the seconds in the queue so far. Valid until the first batch takes a row."""
         return perf_counter() - self._started
 
     def has(self, rows: Sequence[Row], first: int, started: float, ended: float) -> None:
-        """Add the answers to the rows from `first` on. The batch ran from `started` to `ended`."""
+        """Add the answers to the rows from position `first` on.
+
+        Their batch ran from `started` to `ended`, in perf_counter seconds.
+        """
         if first:
             rows = [*self._rows, *rows]
         else:
@@ -134,7 +143,7 @@ class MicroBatcher(Generic[Row]):
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of all requests. Python 3.11 makes a system call to look it up."""
+        """The event loop of all requests, cached: each look-up is a system call in Python 3.11."""
         return asyncio.get_running_loop()
 
     @property
@@ -185,7 +194,7 @@ class MicroBatcher(Generic[Row]):
             self._working = None
 
     async def _gather(self) -> None:
-        """Run the event loop while more requests arrive: one large batch is faster than two."""
+        """Let the event loop read requests until no more arrive: one batch is faster than two."""
         num_before = -1
         while num_before < len(self._waiting) < self._max_batch_size:
             num_before = len(self._waiting)
@@ -234,7 +243,7 @@ class MicroBatcher(Generic[Row]):
         _hand_out(batch, rows, started)
 
     def _count_slow_batches(self, seconds: float) -> None:
-        """Switch to the thread for good once the model is slower than at its measurement."""
+        """Move all further batches to a thread after several slow batches in a row."""
         self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
         if self._num_slow == _MAX_SLOW:
             self.quick_rows = 0

@@ -1,7 +1,7 @@
-"""A model with its own decoder and queue, which retires without losing requests.
+"""A model with its own decoder and queue, which can be retired without losing requests.
 
-To swap models, send new requests to the other model, then retire this one: it first finishes its
-own.
+To swap models, first send new requests to the new model, then call `retire` on the old one, which
+finishes the requests that it already has.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from slipway.serving.requests.payload import Payload
 
 
 class LiveModel:
-    """A warm model behind its decoder and queue."""
+    """A warmed-up model with its decoder and its queue of requests."""
 
     def __init__(
         self,
@@ -42,13 +42,16 @@ class LiveModel:
         self._empty: asyncio.Event | None = None  # set once `retire` waits
 
     def reader(self, payload: Payload) -> Callable[[], NDArray[Any]] | None:
-        """Return a function that decodes a payload in its batch; None if that needs a thread."""
+        """Return a function that decodes a small payload when its batch begins.
+
+        None if the payload needs a thread, or if the model is not quick.
+        """
         if self.batcher.quick_rows:
             return self.decoder.reader(payload.items)
         return None
 
     def __enter__(self) -> None:
-        """Begin a request. The model does not retire before it ends."""
+        """Begin a request. `retire` waits until the request has ended."""
         self._num_inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -57,7 +60,7 @@ class LiveModel:
             self._empty.set()
 
     async def retire(self) -> None:
-        """Finish all requests, then end the threads. No new request may begin."""
+        """Wait for all requests, then end the threads. No new request may begin after the call."""
         self._empty = asyncio.Event()
         if self._num_inside:
             await self._empty.wait()

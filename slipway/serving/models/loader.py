@@ -1,4 +1,4 @@
-"""Loads the model of the settings."""
+"""Loads the model that the settings name."""
 
 from dataclasses import fields
 
@@ -12,9 +12,10 @@ from slipway.serving.settings import Settings
 def load_model(
     settings: Settings, certified: tuple[LoadedBundle, Certificate] | None = None
 ) -> ServedModel:
-    """Check, select, load and warm up a model. Raises SlipwayError with the reason.
+    """Verify the bundle, select a runtime, load the model and warm it up.
 
-    `certified` is the result of `read_certified`, if the caller has it already.
+    `certified` is the result of `read_certified`, if the caller has it already. Raises SlipwayError
+    with the reason if the model must not or cannot be served.
     """
     model = open_model(settings.model_options(), certified)
     return ServedModel(

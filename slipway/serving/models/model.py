@@ -8,6 +8,6 @@ from slipway.serving.settings import Settings
 
 @dataclass(frozen=True, eq=False)
 class ServedModel(CertifiedModel):
-    """A model that the service serves."""
+    """A certified model, with the settings that it was loaded with."""
 
     settings: Settings = field(kw_only=True)

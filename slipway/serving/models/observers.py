@@ -1,6 +1,7 @@
-"""Observers of answered requests, outside the request path: request log, monitoring, shadow model.
+"""Passes answered requests to observers: request log, monitoring, shadow model.
 
-An observer receives every answered request. It never waits, never raises and never costs an answer.
+An observer receives every request that the model answered, after the answer is known. It must not
+wait or raise, so it cannot delay or change an answer.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Answered(NamedTuple):
-    """A request that the model answered."""
+    """A request that the model answered, with its inputs and outputs."""
 
     request_id: str
     payload: Payload
@@ -43,7 +44,7 @@ class Answered(NamedTuple):
 
     @property
     def outputs(self) -> dict[str, NDArray[np.float32]]:
-        """Arrays (rows, ...) float32 by the graph's output name."""
+        """The model's outputs and OOD scores, float32 (rows, ...), by the names in the graph."""
         values, scores = (
             np.array([row[place] for row in self.rows], np.float32) for place in (0, 1)
         )
@@ -86,7 +87,7 @@ class Observer(Protocol):
 
 
 class Observers:
-    """All observers. They receive the requests of one turn of the event loop together.
+    """The observers of one worker. Requests of one turn of the event loop are passed on together.
 
     Passing on each request separately would take half as long again.
     """
@@ -103,7 +104,7 @@ class Observers:
         self.all = [one for one in self.all if one is not observer]
 
     def note(self, answered: Noted) -> None:
-        """Pass a request on in the next turn."""
+        """Pass an answered request to the observers in the next turn of the event loop."""
         if not self._answered:
             self._moment = time.time()
             asyncio.get_running_loop().call_soon(self._pass_on)

@@ -1,14 +1,22 @@
 """Converts tensors to the payload of `/predict`, and its answer to tensors.
 
-The protocol is another format of the same requests: every request is handled like `/predict`. The
-input of an image model is one tensor `image`: BYTES of encoded images (N,), or UINT8 pixels (N,
-height, width, channels) of any size, which are resized like other images. The inputs of a table
-model are one tensor per column, (N,) or (N, 1). Omitted columns, NaN and empty texts are missing
-values; tensors of columns that training ignored are ignored. The inputs of a text model are one
-tensor BYTES per text column, (N,) or (N, 1). The outputs are `label` BYTES (N,), `probabilities`
-FP32 (N, labels) and `prediction_set` BOOL (N, labels), or `value` FP32 (N, 1); and `ood_score` FP32
-(N,) and `is_ood` BOOL (N,). With `evaluate.decision` and costs there are `expected_cost` FP32 (N,),
-and `abstain` BOOL (N,) if rows may be left to a person.
+The protocol is another format of the same requests: every request is handled like `/predict`. N is
+the number of images, rows or texts of a request.
+
+Inputs:
+* Image model: one tensor `image`, BYTES of encoded images (N,), or UINT8 pixels (N, height, width,
+  channels) of any size, which are resized like other images.
+* Table model: one tensor per column, (N,) or (N, 1). Omitted columns, NaN and empty texts are
+  missing values. Tensors of columns that training ignored are ignored.
+* Text model: one BYTES tensor per text column, (N,) or (N, 1).
+
+Outputs:
+* Classification: `label` BYTES (N,), `probabilities` FP32 (N, labels) and `prediction_set` BOOL
+  (N, labels).
+* Regression: `value` FP32 (N, 1).
+* All: `ood_score` FP32 (N,) and `is_ood` BOOL (N,).
+* With costs in `evaluate.decision`: `expected_cost` FP32 (N,), and `abstain` BOOL (N,) if rows may
+  be left to a person.
 """
 
 import io
@@ -52,7 +60,7 @@ _VALUES_BESIDE = 4  # the cost of an item's other outputs, in values
 
 
 def describe(manifest: Bundle) -> dict[str, Any]:
-    """Return the `inputs` and `outputs` of the model's metadata."""
+    """Return the names, datatypes and shapes of the model's `inputs` and `outputs`, as metadata."""
     contract, output = manifest.input, manifest.output
     describe_inputs: Callable[[InputContract], list[dict[str, Any]]]
     describe_inputs = input_kind(contract.kind).load_part("describe_tensors")
@@ -80,7 +88,10 @@ def describe(manifest: Bundle) -> dict[str, Any]:
 
 
 def configure(manifest: Bundle) -> dict[str, Any]:
-    """Return the tensors of Triton's model configuration. Their shapes include the batch, first."""
+    """Return the inputs and outputs as Triton's model configuration has them.
+
+    The first dimension of each shape is the batch.
+    """
 
     def converted(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [
@@ -217,7 +228,11 @@ def _label_tensors(answers: list[dict[str, Any]], labels: list[str]) -> list[Ten
 
 
 def _named_labels(answers: list[dict[str, Any]], labels: list[str]) -> Tensor:
-    """Return the label of each answer as text; for a multi-label model, the given labels."""
+    """Return the tensor of predicted labels.
+
+    It is `label` BYTES (N,); for a multi-label model, `labels` BOOL (N, labels), True for each
+    predicted label.
+    """
     if "labels" not in answers[0]:
         chosen = np.empty(len(answers), object)
         chosen[:] = [answer["label"].encode() for answer in answers]
@@ -227,7 +242,7 @@ def _named_labels(answers: list[dict[str, Any]], labels: list[str]) -> Tensor:
 
 
 def describe_image(contract: ImageContract) -> list[dict[str, Any]]:
-    """Describe the only tensor, `image`."""
+    """Describe the only input tensor of an image model, `image`."""
     return [_described(IMAGE, BYTES)]
 
 

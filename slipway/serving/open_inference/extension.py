@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: `/v2`, its health, the model's metadata, and `infer`.
+"""The HTTP routes of the Open Inference Protocol: `/v2`, health, metadata and `infer`.
 
 There is one model, SLIPWAY_MODEL_NAME, in one version at a time: the model that answers `/predict`.
 """
@@ -208,7 +208,7 @@ def protocol_routes(worker: ModelWorker, thread: WorkerThread) -> Routes:
 
 
 class _Protocol:
-    """Handlers of the paths that need the model, with or without a version."""
+    """Handlers of the paths below `/v2/models/NAME`, with or without a model version."""
 
     def __init__(self, worker: ModelWorker, thread: WorkerThread) -> None:
         self._worker = worker

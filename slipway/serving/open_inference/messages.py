@@ -174,13 +174,19 @@ def response(
 
 
 def _list(values: list[Any]) -> str:
-    """Encode a list in pieces, because the encoder holds Python's lock during each call."""
+    """Encode a long list as JSON in pieces.
+
+    The encoder holds Python's lock during each call, which would block other threads.
+    """
     pieces = (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))
     return f"[{','.join(_encode(piece)[1:-1] for piece in pieces)}]"
 
 
 def _tensor(content: Any, rest: memoryview, field: str) -> tuple[Tensor, memoryview]:
-    """Parse a tensor. Returns it and the bytes that follow its own."""
+    """Parse one tensor's JSON description. Returns the tensor and the unread binary data.
+
+    `rest` is the binary data after the JSON. A binary tensor takes its bytes from the begin.
+    """
     described = _object(content, field, {"name", "shape", "datatype", "parameters", "data"})
     name, datatype = _name(described, field), described.get("datatype")
     if datatype not in DATATYPES:
@@ -228,7 +234,10 @@ def _shape(found: Any, field: str) -> tuple[int, ...]:
 
 
 def _require_possible(shape: tuple[int, ...], max_values: int, field: str) -> None:
-    """Refuse shapes of too many values, even with a size of 0: numpy multiplies the others."""
+    """Refuse shapes of too many values.
+
+    A size of 0 counts as 1: numpy multiplies the other sizes even then, and may overflow.
+    """
     if math.prod(max(1, size) for size in shape) > max_values:
         raise mismatch(
             f"{list(shape)!r:.80} was found, a request of this size has at most "
@@ -238,7 +247,10 @@ def _require_possible(shape: tuple[int, ...], max_values: int, field: str) -> No
 
 
 def _requested_outputs(content: Any, is_binary: bool) -> list[RequestedOutput] | None:
-    """Parse the list of outputs. Each may appear only once, which bounds the response's size."""
+    """Parse the list of requested outputs. None means all outputs.
+
+    Each output may appear only once, which limits the size of the response.
+    """
     if content is None:
         return None
     if not isinstance(content, list):
@@ -265,7 +277,7 @@ def _requested_outputs(content: Any, is_binary: bool) -> list[RequestedOutput] |
 
 
 def _parameters(content: dict[str, Any], field: str, known: set[str]) -> dict[str, Any]:
-    """Return the parameters. One that this service would ignore (`timeout`) is refused."""
+    """Return the checked parameters. Refuses unknown ones, such as `timeout`, by name."""
     parameters = content.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise mismatch("an object was expected", field)
@@ -280,7 +292,10 @@ def _flag(parameters: dict[str, Any], name: str, default: bool, field: str) -> b
 
 
 def _object(content: Any, field: str | None, known: set[str]) -> dict[str, Any]:
-    """Require a JSON object with only known keys; `field` None is the body."""
+    """Return `content` if it is a JSON object that has only known keys; else raise Refusal.
+
+    `field` names the object in errors; None names the whole body.
+    """
     name = field or "the body"
     if not isinstance(content, dict):
         raise Refusal("malformed_body", f"{name} is not a JSON object", field=field)

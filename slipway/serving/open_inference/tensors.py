@@ -38,7 +38,7 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor with `values` of `shape`, in the dtype of the datatype (BYTES: object)."""
+    """A named tensor. The dtype of `values` follows from `datatype`; for BYTES it is object."""
 
     name: str
     datatype: str
@@ -48,7 +48,7 @@ class Tensor:
 
 
 def mismatch(message: str, field: str) -> Refusal:
-    """Return the refusal of a tensor that contradicts its own description or the model's."""
+    """Create the refusal of a tensor that does not match its own description or the model's."""
     return Refusal("tensor_mismatch", f"{field}: {message}", field=field)
 
 
@@ -101,7 +101,7 @@ def to_json(tensor: Tensor) -> list[Any]:
 
 
 def to_bytes(tensor: Tensor) -> bytes:
-    """Return the values in C order."""
+    """Return the values as binary data of the protocol, in C order."""
     if tensor.datatype == BYTES:
         return b"".join(
             len(element).to_bytes(_LENGTH_BYTES, "little") + element

@@ -47,7 +47,7 @@ _RANGE = re.compile(
 
 @dataclass(frozen=True)
 class File:
-    """One file, plain and compressed to about a third."""
+    """The content of one file, plain and gzip-compressed."""
 
     plain: bytes
     gzipped: bytes
@@ -55,7 +55,10 @@ class File:
 
 @dataclass(frozen=True)
 class Site:
-    """All files: `pages` by language, `files` by name. Their paths contain the `digest`."""
+    """All files of the page: the start page by language, and other files by name.
+
+    The URLs of `files` contain the `digest`, which changes with their content.
+    """
 
     pages: dict[str, File]
     files: dict[str, File]

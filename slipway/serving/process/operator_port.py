@@ -20,7 +20,7 @@ _GRACE_S = 5  # for requests in flight when the worker ends
 
 
 class _SecondServer(uvicorn.Server):
-    """A server that leaves signals to the main server of its process."""
+    """A uvicorn server without signal handlers: the main server of the process has them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

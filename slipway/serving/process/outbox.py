@@ -28,11 +28,12 @@ Item = TypeVar("Item")
 
 
 class Outbox(Generic[Item]):
-    """A bounded queue, and a thread that calls `deliver` with the queued items.
+    """A bounded queue with a thread that passes the queued items to `deliver`.
 
-    Items of `gather_s` are delivered together. If `deliver` returns False, the thread rests for
-    `retry_s`. It calls `deliver` at least every `wake_s`, with an empty list if the queue is empty,
-    and `end` at the end.
+    Items that arrive within `gather_s` are delivered together. If `deliver` returns False, the
+    thread pauses for `retry_s`. With `wake_s`, `deliver` is called at least that often, with an
+    empty list if nothing is queued. `end` is called once, when the thread ends. Times are in
+    seconds.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Outbox(Generic[Item]):
         return True
 
     def close(self) -> None:
-        """Deliver the queued items and end the thread; do not wait for a delivery that hangs."""
+        """Deliver the queued items and end the thread. Waits only seconds: delivery may hang."""
         self._closing.set()
         self._arrived.set()
         self._thread.join(_CLOSE_S)
@@ -92,9 +93,10 @@ class Outbox(Generic[Item]):
 
 
 class LineLog(Generic[Item]):
-    """Appends a line for each item to the segments of a folder. `count` receives each outcome.
+    """Writes each item as a line to a folder of segment files, on a thread.
 
-    Messages call the items `what`. With `max_age_s` the writer's old segments are removed.
+    `count` receives the number of items by outcome: logged, dropped or failed. Log messages name
+    the items `what`. Segments older than `max_age_s` seconds are removed.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class LineLog(Generic[Item]):
             self._count("dropped", 1)
 
     def close(self) -> None:
-        """Write the queued items, without waiting for a disk that hangs."""
+        """Write the queued items. Waits only seconds, because the disk may hang."""
         self._outbox.close()
 
     def _write(self, taken: list[Item]) -> bool:

@@ -52,7 +52,10 @@ def _installed(package: Path) -> Distribution:
 
 
 def _record(installed: Distribution) -> list[list[str]]:
-    """Return the name, digest and size of each file; Python 3.12's `files` omits missing ones."""
+    """Read the file RECORD: name, digest and size of each installed file.
+
+    `Distribution.files` is not used, because in Python 3.12 it omits missing files.
+    """
     return list(csv.reader((installed.read_text("RECORD") or "").splitlines()))
 
 
@@ -68,7 +71,7 @@ def _recorded_files(installed: Distribution) -> dict[str, tuple[str, str]]:
 
 
 def _archive(installed: Distribution, recorded: dict[str, tuple[str, str]], record: str) -> bytes:
-    """Return the bytes of the wheel: fixed order, times and modes."""
+    """Build the wheel in memory, with a fixed order, times and modes, so that bytes are equal."""
     memory, text = io.BytesIO(), io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -90,7 +93,7 @@ def _entry(name: str, path: Path | None = None) -> zipfile.ZipInfo:
 
 
 def _verified(path: Path, digest: str) -> bytes:
-    """Return the content of an installed file. IntegrityError unless it has the digest."""
+    """Read an installed file. Raises IntegrityError if its digest is not the recorded one."""
     expected = base64.urlsafe_b64decode(f"{digest}=").hex()
     try:
         payload = path.read_bytes()

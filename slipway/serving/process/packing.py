@@ -1,4 +1,4 @@
-"""The check before `bentoml build`: only a bundle that the service would serve may be packed.
+"""Checks a project before `bentoml build`: a bento may contain only a model that can be served.
 
 A bento contains the files of the project's own folder, regardless of SLIPWAY_ variables. So these
 files are checked.

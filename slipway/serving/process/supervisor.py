@@ -22,7 +22,7 @@ _MAX_RETRIES = 100
 
 
 class Supervisor(circus.Arbiter):
-    """BentoML's circus arbiter without the faults above."""
+    """BentoML's circus arbiter without the faults that this module's docstring lists."""
 
     def __init__(
         self,

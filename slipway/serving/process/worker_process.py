@@ -53,7 +53,7 @@ def freeze_gc() -> None:
 
 
 def set_switch_interval() -> None:
-    """Limit the time that a thread of pure Python keeps the event loop waiting."""
+    """Shorten Python's switch interval, so that other threads delay the event loop less."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 

@@ -1,4 +1,4 @@
-"""Hooks the request log into the service."""
+"""Adds the request log to the service."""
 
 from prometheus_client import Counter
 

@@ -60,7 +60,10 @@ ACCEPTED_TEXTS = (
 async def receive_rows(
     request: Request, max_bytes: int, max_items: int, require_room: Callable[[], None]
 ) -> Callable[[], Payload]:
-    """Read the JSON of one row or several. The decoder limits their number, not `max_items`."""
+    """Read the JSON of table rows. Returns a function that creates their payload.
+
+    `max_items` is unused: the decoder limits the number of rows. Raises Refusal.
+    """
     text = await read_json(request, max_bytes, require_room=require_room)
     return lambda: Payload("columns", (text,))
 
@@ -68,7 +71,10 @@ async def receive_rows(
 async def receive_texts(
     request: Request, max_bytes: int, max_items: int, require_room: Callable[[], None]
 ) -> Callable[[], Payload]:
-    """Read the JSON of one text or several. The decoder limits their number, not `max_items`."""
+    """Read the JSON of texts. Returns a function that creates their payload.
+
+    `max_items` is unused: the decoder limits the number of texts. Raises Refusal.
+    """
     body = await read_json(request, max_bytes, ACCEPTED_TEXTS, require_room)
     return lambda: Payload("texts", (body,))
 
@@ -76,7 +82,10 @@ async def receive_texts(
 async def receive_images(
     request: Request, max_bytes: int, max_items: int, require_room: Callable[[], None]
 ) -> Callable[[], Payload]:
-    """Read 1 to `max_items` encoded images."""
+    """Read 1 to `max_items` encoded images. Returns a function that creates their payload.
+
+    Raises Refusal for other content.
+    """
     media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
     if media_type.startswith(b"image/") or media_type == b"application/octet-stream":
         image = await read_body(request, max_bytes, require_room)
@@ -100,7 +109,7 @@ async def receive_images(
 
 
 def _nothing() -> None:
-    """Admit every request."""
+    """Do nothing: the default of `require_room`, which admits every request."""
 
 
 async def read_json(
@@ -145,7 +154,10 @@ async def read_body(
 async def _receive_first(
     request: Request, max_bytes: int, require_room: Callable[[], None]
 ) -> tuple[bytes, Receive | None]:
-    """Return the first piece of a body, usually all of it, and the receiver of the rest, if any."""
+    """Receive the first piece of a body, which is usually all of it.
+
+    Returns the piece, and a function that receives the rest, or None if the body is complete.
+    """
     receive = _receiver(request, max_bytes)
     require_room()
     message = await receive()
@@ -260,10 +272,10 @@ def _unsupported(media_type: bytes, hint: str, accepted: str) -> Refusal:
 
 
 class _Blocks:
-    """The pieces of a body in large blocks; each block is freed after it is parsed."""
+    """Collects the pieces of a body in large blocks. Iteration yields and frees each block."""
 
     def __init__(self, num_bytes: int) -> None:
-        """Size the blocks by the declared length, because clearing larger ones takes time."""
+        """Choose the block size for a body of `num_bytes`: clearing large blocks takes time."""
         self._block_bytes = min(max(num_bytes, 1 << 12), SERVICE_BLOCK_BYTES)
         self._blocks = deque[bytearray]()
         self._room = 0  # free bytes of the last block
@@ -287,7 +299,10 @@ class _Blocks:
 
 
 def _images_in(blocks: _Blocks, boundary: bytes, max_items: int) -> tuple[bytes, ...]:
-    """Return the images of a form. Blocks are freed one by one, so it is in memory only once."""
+    """Parse a multipart form and return its images.
+
+    Each block is freed once it is parsed, so the form is in memory only once.
+    """
     with closing(FormReader(boundary, max_items)) as form:
         for block in blocks:
             form.write(block)

@@ -40,7 +40,7 @@ class Decoder(Protocol):
     """Decodes payloads to network inputs. Each kind of input has its own decoder."""
 
     async def decode(self, *items: bytes) -> Decoded:
-        """Decode a payload. Raises Refusal with the rule that its first bad item breaks."""
+        """Decode the items of a payload. Raises Refusal, which names the first bad item's rule."""
         ...
 
     def reader(self, items: Sequence[bytes]) -> Callable[[], NDArray[Any]] | None:

@@ -9,7 +9,7 @@ from slipway.serving.http.routes import Request
 
 @dataclass(slots=True)  # a frozen one takes four times as long to create
 class Payload:
-    """A payload that is read from a request and not decoded yet. Treat it as immutable."""
+    """The encoded content of one request, before decoding. Treat it as immutable."""
 
     kind: str  # of the input
     items: tuple[bytes, ...]  # encoded images in the caller's order, or one JSON text
@@ -19,7 +19,7 @@ class Payload:
         return sum(map(len, self.items))
 
     def as_request(self) -> tuple[str, bytes]:
-        """Return the content type and body of a request with the same payload."""
+        """Encode the payload as an HTTP request again. Returns its content type and body."""
         kind = input_kind(self.kind)
         if not kind.takes_files:
             return kind.content_type, self.items[0]

@@ -50,13 +50,16 @@ class JsonDecoder(ABC, Generic[RowContract]):
 
     @abstractmethod
     def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[Any]:
-        """Return network inputs (rows, ...). A Refusal has the field "age" or "rows[3].age"."""
+        """Encode JSON rows as network inputs (rows, ...).
+
+        Raises Refusal for a bad cell. Its `field` is such as "age", or "rows[3].age" in a list.
+        """
 
     def reader(self, items: Sequence[bytes]) -> None:
-        """Return None: rows are counted and checked before they join a batch."""
+        """Return None: rows must be counted and checked before they join a batch."""
 
     async def decode(self, *items: bytes) -> Decoded:
-        """Decode the body of a request."""
+        """Parse the JSON body of a request and encode its rows. Raises Refusal for a bad body."""
         payload = items[0]
         if len(payload) <= INLINE_BYTES:
             return self._decode(payload)
@@ -99,10 +102,10 @@ class JsonDecoder(ABC, Generic[RowContract]):
 
 
 class RowDecoder(JsonDecoder[ColumnContract]):
-    """Decodes rows of a table."""
+    """Decodes JSON rows of a table to network inputs."""
 
     def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[np.float32]:
-        """Return encoded rows (rows, width) float32."""
+        """Encode rows as (rows, width) float32. Raises Refusal for the first bad cell."""
         faults: list[tuple[int, CellError]] = []
         cells = []
         for position, row in enumerate(rows):
@@ -122,10 +125,10 @@ class RowDecoder(JsonDecoder[ColumnContract]):
 
 
 class TextDecoder(JsonDecoder[TextContract]):
-    """Decodes the texts of rows."""
+    """Decodes JSON texts to network inputs."""
 
     def encoded(self, rows: list[Mapping[str, Any]], is_list: bool) -> NDArray[Any]:
-        """Return bytes or tokens (rows, ...)."""
+        """Encode texts as (rows, length): uint8 bytes or int32 tokens. Raises Refusal."""
         with suppress(CellError):
             return encode_texts([read_text(row, self._contract) for row in rows], self._contract)
         every = (

@@ -1,10 +1,10 @@
-"""Canary in one worker: routes a share of live requests to the candidate, drawn by request id.
+"""Canary in one worker: routes a share of live requests to the candidate model.
 
-The draw is a pure function of the id, so all workers agree. If the candidate fails a request, the
-stable model answers it: the caller waits a little longer and loses nothing. The outcome of each
-request is evidence for the decision. Callers cannot bias the evidence: the draw is salted with a
-secret, an id counts only once, and a request that the stable model fails as well does not count
-against the candidate.
+The request id decides which model answers: the draw is a pure function of the id, so all workers
+agree. If the candidate fails a request, the stable model answers it; the caller only waits a little
+longer. The outcome of each request is evidence for or against the candidate. Callers cannot bias
+the evidence: the draw is salted with a secret, an id counts only once, and a request that the
+stable model fails as well does not count against the candidate.
 """
 
 import hashlib
@@ -30,10 +30,11 @@ AskOne = Callable[[LiveModel], Awaitable[dict[str, Any]]]
 
 
 def is_chosen(request_id: str, share: float, salt: str) -> bool:
-    """Return True if the candidate with this secret salt answers a request.
+    """Return True if the request id belongs to the candidate's `share` (0 to 1) of the requests.
 
-    A pure function. A larger share only adds requests. Another salt selects other ids, so no caller
-    is always the first to try a new model.
+    The result depends only on the arguments. A larger share only adds ids. `salt` is the
+    candidate's secret: each candidate gets other ids, so no caller is always the first to try a new
+    model.
     """
     drawn = int.from_bytes(hashlib.sha256(f"{salt}:{request_id}".encode()).digest()[:8])
     return drawn < share * 2**64
@@ -87,7 +88,7 @@ def _map_shared(path: Path) -> mmap.mmap:
 
 
 class _RoutedRequest(NamedTuple):
-    """A request, with the share and the bound in force when it was drawn."""
+    """A request, with the canary's share and latency bound at the time of its draw."""
 
     is_evidence: bool
     share: float
@@ -96,12 +97,15 @@ class _RoutedRequest(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds since the draw."""
+        """Seconds since the model for this request was drawn."""
         return perf_counter() - self.started
 
 
 class Canary:
-    """The candidate and its share. Requests longer than `slow_s` count as slow (None: no limit)."""
+    """Routes the candidate's share of the requests to it, and counts the outcomes.
+
+    Requests that take longer than `slow_s` seconds count as slow; None sets no limit.
+    """
 
     def __init__(self, live: LiveModel, evidence: Evidence, salt: str, seen_ids: SeenIds) -> None:
         self.live = live
@@ -112,13 +116,16 @@ class Canary:
         self._seen_ids = seen_ids
 
     def is_chosen(self, request_id: str) -> bool:
-        """Return True if the candidate is tried first."""
+        """Return True if the candidate is the first to answer this request."""
         return is_chosen(request_id, self.share, self._salt)
 
     async def predict(
         self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskOne
     ) -> dict[str, Any]:
-        """Return the answer of one of the models; `stable` returns the current stable model."""
+        """Return the answer of the candidate or the stable model, as the draw decides.
+
+        `stable` returns the current stable model.
+        """
         request = _RoutedRequest(
             self._seen_ids.add(request_id), self.share, self.slow_s, perf_counter()
         )
@@ -129,7 +136,7 @@ class Canary:
     async def explain(
         self, request_id: str, stable: Callable[[], LiveModel], explain_with: AskOne
     ) -> dict[str, Any]:
-        """Return the explanation by the model that predicts for this id. It is not evidence."""
+        """Return the explanation by the model that the draw selects. Its outcome is not counted."""
         self._seen_ids.add(request_id)  # from now on its caller knows which model answers it
         if self.is_chosen(request_id):
             try:
@@ -206,9 +213,10 @@ class Canary:
 
 
 def _is_model_fault(refusal: Refusal) -> bool:
-    """Return True if the failure is the model's, not the caller's.
+    """Return True if the model is to blame for the failure, and not the caller.
 
-    A failing function of a bundle counts as a failure of its model, whatever the status.
+    A failure of the user's transform counts as one of the model that it belongs to, even if its
+    status blames the caller.
     """
     is_error = refusal.status >= 500 and refusal.code not in _NOT_ASKED
     return is_error or refusal.code == "transform_failed"

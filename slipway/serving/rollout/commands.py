@@ -57,11 +57,12 @@ def propose(
     plan: RolloutPlan | None = None,
     author: Author = _UNKNOWN,
 ) -> Rollout:
-    """Verify a bundle, copy it, rehearse it, and propose it to the workers.
+    """Propose a bundle as the candidate of a rollout.
 
-    If no worker runs, the next start serves it. Certificate and engine default to those next to the
-    bundle. Raises SlipwayError if another candidate is running or the model is refused; a refusal
-    is also an event of the state.
+    First the bundle is verified, copied, and loaded once in a process of its own. If no worker
+    runs, the next start serves it. Certificate and engine default to those next to the bundle.
+    Raises SlipwayError if there is a candidate already, or if the model is refused; a refusal is
+    also recorded as an event of the state.
     """
     allowed, plan = allowed or Allowed(), plan or RolloutPlan()
     if list(plan.steps) != sorted(set(plan.steps)):
@@ -99,10 +100,10 @@ def propose(
 
 
 def promote(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
-    """Make the candidate the stable model now.
+    """Make the candidate the stable model now, without waiting for more evidence.
 
-    A canary is in the memory of every worker already. A shadow is loaded again with all its
-    threads; GateMissedError is raised if it missed its quality gates.
+    Every worker has a canary in memory already. A shadow is loaded again, with all threads. Raises
+    GateMissedError if a shadow missed its quality gates.
     """
     with command_lock(settings.state):
         candidate = _require_candidate(read_rollout(settings.state))
@@ -250,7 +251,10 @@ def _verified_copy(
 
 
 def _require_successor(settings: Settings, model: Model, allowed: Allowed) -> None:
-    """Check the successor's contract as the workers do, unless the stable model is unreadable."""
+    """Raise RolloutError if `model` may not replace the stable model, as the workers would do.
+
+    Checks nothing if the stable model cannot be read.
+    """
     try:
         stable = load_bundle(
             settings_of(settings, read_rollout(settings.state).stable).bundle
@@ -261,7 +265,10 @@ def _require_successor(settings: Settings, model: Model, allowed: Allowed) -> No
 
 
 def _copy_of_stable(settings: Settings, alive: list[Report]) -> Model | None:
-    """Return the model to return to; SLIPWAY_BUNDLE is copied if the workers serve it."""
+    """Return the model that a rollback restores: a copy of the present stable model.
+
+    SLIPWAY_BUNDLE is copied if the workers serve it. Returns None if no copy can be made.
+    """
     stable = read_rollout(settings.state).stable
     if stable:
         return stable
@@ -308,7 +315,10 @@ def _put(
     alive: list[Report],
     author: Author,
 ) -> Rollout:
-    """Propose a candidate to the workers; if none runs, the next start serves it."""
+    """Write the candidate that `make` creates into the state, for the workers to load.
+
+    If no worker runs, it becomes the stable model at once, and the next start serves it.
+    """
 
     def change(rollout: Rollout) -> Rollout:
         _require_idle(rollout)
@@ -330,7 +340,11 @@ def _end(settings: Settings, candidate: Candidate, author: Author) -> Rollout:
 
 
 def _stable_names(settings: Settings, rollout: Rollout) -> list[str]:
-    """Return version and folder of the stable model, or SLIPWAY_BUNDLE and its versions in use."""
+    """Return the names that the stable model has in commands.
+
+    They are its version and the name of its folder, or else SLIPWAY_BUNDLE and the versions of it
+    that workers serve.
+    """
     if rollout.stable:
         return [rollout.stable.version, rollout.stable.folder]
     served = {report.serving for report in _alive(settings.state) if report.serving}
@@ -342,9 +356,9 @@ def _describe_stable(rollout: Rollout, names: list[str]) -> str:
 
 
 def _ended_lately(rollout: Rollout, now: float) -> Event | None:
-    """Return the last event of a model that was rolled back or refused less than CALM_S ago.
+    """Return the last event in which a model was rolled back or refused less than CALM_S ago.
 
-    Refused models count, because a healthy model serves in their place as well.
+    Refusals count too: as after a rollback, a healthy model serves in place of the bad one.
     """
     for event in reversed(rollout.events):
         if event.what in ("rolled_back", "refused") and now - event.time < CALM_S:
@@ -353,9 +367,9 @@ def _ended_lately(rollout: Rollout, now: float) -> Event | None:
 
 
 def _describe_last(rollout: Rollout, version: str | None = None) -> str:
-    """Describe the last event (of `version`, if given) in a sentence with a leading space.
+    """Describe the last event in a sentence with a leading space, for the end of a message.
 
-    Empty without such an event.
+    With `version`, only events of that version count. Returns "" if there is none.
     """
     for event in reversed(rollout.events):
         if version in (None, event.model):

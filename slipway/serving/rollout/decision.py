@@ -20,7 +20,10 @@ MIN_LATENCIES = 200  # of the stable model, before they yield a bound
 
 
 def decide(rollout: Rollout, reports: Sequence[Report], now: float) -> Rollout:
-    """Return the next state; the same object if nothing has to change."""
+    """Return the next state of the rollout; `rollout` itself if nothing has to change.
+
+    `now` is in seconds since 1970.
+    """
     candidate = rollout.candidate
     if candidate is None:
         return rollout

@@ -1,8 +1,7 @@
 """Counts of a candidate's requests, and the decision to roll it back.
 
-Each worker collects its own counts and writes them to its report; the test uses the sum over all
-workers. Counts of a worker that stopped or died stay in the sum. Any thread may count; nothing here
-waits.
+Each worker counts its own requests and writes the counts to its report. The test uses the sum over
+all workers, including those that stopped or died. All methods are thread-safe and do not block.
 """
 
 import threading
@@ -21,7 +20,7 @@ _NUM_LATENCIES = 1024
 
 
 class Counts(Contract):
-    """Counts over one worker or several. Pairs are (candidate, stable model)."""
+    """Counts of one worker, or sums over several. Pairs are (candidate, stable model)."""
 
     events: dict[str, dict[str, tuple[int, int]]]  # by event, by share as text
     requests: tuple[int, int]  # answered or failed
@@ -29,17 +28,17 @@ class Counts(Contract):
     fault: str  # the candidate's first invalid answer; empty if there was none
 
     def of(self, event: str) -> EventCounts:
-        """Return the counts of one event, by share."""
+        """Return the counts of one event, by the candidate's share at the time."""
         return {float(share): pair for share, pair in self.events.get(event, {}).items()}
 
     @property
     def disagreements(self) -> tuple[int, int]:
-        """Shadowed requests on which the candidate differed or failed, and on which it agreed."""
+        """Numbers of shadowed requests: those with another answer or none, and those that agree."""
         return self.shadowed["differs"] + self.shadowed["failed"], self.shadowed["agrees"]
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """Return the sum of the counts."""
+    """Return the sum of counts over workers."""
     events: dict[str, dict[str, tuple[int, int]]] = {event: {} for event in EVENTS}
     requests, shadowed, fault = (0, 0), dict.fromkeys(SHADOWED, 0), ""
     for one in counts:
@@ -57,14 +56,18 @@ def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def log_evidences(counts: Counts, disagreement: float) -> dict[str, float]:
-    """Return the log evidence against the candidate by test; LOG_THRESHOLD rolls it back."""
+    """Return the natural logarithm of the evidence against the candidate, by test.
+
+    `disagreement` is the fraction of answers that may differ from the stable model's. A value of
+    LOG_THRESHOLD or more rolls the candidate back.
+    """
     return {event: log_evidence(counts.of(event)) for event in EVENTS} | {
         "disagreement": log_evidence({disagreement: counts.disagreements})
     }
 
 
 def rollback_reason(counts: Counts, candidate: Candidate, disagreement: float) -> str:
-    """Return a sentence on why the candidate must be rolled back, or ""."""
+    """Return the reason to roll the candidate back, as a clause; "" if there is none."""
     if counts.fault:
         return counts.fault
     reasons = {
@@ -92,7 +95,7 @@ def _figures(counts: Counts, test: str) -> str:
 
 
 class Evidence:
-    """One worker's counts for one candidate."""
+    """Counts the outcomes of a candidate's rollout in one worker. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,12 +113,12 @@ class Evidence:
                 self._latencies.append(seconds)
 
     def event(self, event: str, share: float, *, of_candidate: bool) -> None:
-        """Count an event of EVENTS; `share` is the candidate's share at that request."""
+        """Count an event, one of EVENTS. `share` is the candidate's share when it was drawn."""
         with self._lock:
             self._events[event].setdefault(repr(share), [0, 0])[not of_candidate] += 1
 
     def shadow(self, outcome: str) -> None:
-        """Count a copy of a request by its outcome, one of SHADOWED."""
+        """Count a shadowed request by its outcome, one of SHADOWED."""
         with self._lock:
             self._shadowed[outcome] += 1
 
@@ -137,7 +140,10 @@ class Evidence:
             )
 
     def stable_latency_s(self) -> tuple[float, int]:
-        """Return the 95th percentile of the stable model's latest requests, and their number."""
+        """Return the 95th percentile of the stable model's recent latencies, and their number.
+
+        The percentile is in seconds, and 0 without requests.
+        """
         with self._lock:
             latencies = list(self._latencies)
         return (float(np.percentile(latencies, 95)) if latencies else 0.0), len(latencies)

@@ -1,4 +1,4 @@
-"""Hooks rollouts into the service: swaps models, routes canary traffic, and serves `/rollout`."""
+"""Adds rollouts to the service: swaps models, routes canary traffic, and serves `/rollout`."""
 
 from slipway.serving.extension import Extension, Hooks
 from slipway.serving.rollout.endpoint import rollout_routes
@@ -23,7 +23,10 @@ def _attach(worker: ModelWorker) -> Hooks:
 
 
 def initial_settings(settings: Settings) -> Settings:
-    """Return settings for the model that a start would serve; SlipwayError for an invalid state."""
+    """Return the settings with the rolled-out model, if there is one, in place of SLIPWAY_BUNDLE.
+
+    Raises SlipwayError if the state is invalid.
+    """
     if settings.accept_draft:  # as RolloutReconciler.initial_settings does
         return settings
     return settings_of(settings, read_rollout(settings.state).stable)

@@ -1,9 +1,9 @@
-"""Changes of the rollout's state, and SLIPWAY_STATE/history.jsonl, the record that they leave.
+"""Changes the rollout's state, and records each change in SLIPWAY_STATE/history.jsonl.
 
-Each line of the history is an entry as JSON, with the SHA-256 of the line before it. So the history
-shows if a line was changed, removed or added between others. A cut end, or a rewritten history,
-shows only by comparison with a last digest that was noted elsewhere. `slipway/loop/history.py`
-prints it.
+Each line of the history is a JSON entry with the SHA-256 of the line before it. This chain reveals
+if a line was changed, removed or inserted. It does not reveal missing lines at the end, or a
+history that was written again as a whole: to detect these, keep the digest of the last line
+elsewhere. `slipway/loop/history.py` prints the history.
 """
 
 import hashlib
@@ -50,13 +50,16 @@ class Author(NamedTuple):
 
     @property
     def because(self) -> str:
-        """Return the reason of an event that the command causes."""
+        """Return the reason of an event that a command causes, such as "by command: REASON"."""
         reason = self.reason[:_LONGEST_REASON]
         return f"by command: {reason}" if reason else "by command"
 
 
 class Served(Contract):
-    """A served model and its origin; null if its files were gone when the entry was written."""
+    """A served model and its origin.
+
+    Fields are null if the model's files were missing when the entry was written.
+    """
 
     version: str
     certificate: str | None = None  # SHA-256 of certificate.json, in hex
@@ -67,7 +70,7 @@ class Served(Contract):
 
 
 class Entry(Contract):
-    """A line of the history: an event, and the models that answer from then on."""
+    """A line of the history: an event, and the models that answer requests after it."""
 
     format_version: Literal[1]
     number: int
@@ -84,10 +87,11 @@ class Entry(Contract):
 
 
 def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollout:
-    """Apply `change` to the state under the lock, and write and record the result if it differs.
+    """Apply `change` to the state under a lock. Returns the new state.
 
-    Raises LockedError if another process holds the lock for seconds. An unwritable history is
-    logged; the next change adds the missing entries.
+    If the state differs, it is written and its new events are added to the history. If the history
+    cannot be written, this is only logged, and the next change adds the missing entries. Raises
+    LockedError if another process holds the lock for seconds.
     """
     with _state_lock(folder):
         before = read_rollout(folder)
@@ -105,7 +109,10 @@ def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollou
 
 
 def record_served(folder: Path, version: str, bundle: Path, certificate: Path) -> None:
-    """Record that the workers serve SLIPWAY_BUNDLE, unless the last entry says so."""
+    """Record in the history that the workers serve SLIPWAY_BUNDLE in this version.
+
+    Does nothing if the last entry says so already.
+    """
     with _state_lock(folder):
         entries, candidate = read_history(folder / HISTORY), read_rollout(folder).candidate
         if entries and entries[-1].stable and entries[-1].stable.version == version:
@@ -125,9 +132,10 @@ def record_served(folder: Path, version: str, bundle: Path, certificate: Path) -
 
 
 def read_history(path: Path) -> list[Entry]:
-    """Return all entries but a last line without its end, which the next change writes again.
+    """Read all complete entries of the history. Without the file there are none.
 
-    Raises RolloutError with the number of the first line that breaks the chain.
+    A last line that was not written to its end is ignored; the next change writes it again. Raises
+    RolloutError with the number of the first line that breaks the chain of digests.
     """
     entries: list[Entry] = []
     previous = ""
@@ -146,12 +154,15 @@ def read_history(path: Path) -> list[Entry]:
 
 
 def entry_at(entries: Sequence[Entry], moment: float) -> Entry | None:
-    """Return the last entry that is not later than `moment`."""
+    """Return the last entry up to `moment`, in seconds since 1970; None if all are later."""
     return next((entry for entry in reversed(entries) if entry.time <= moment), None)
 
 
 def _record_events(folder: Path, rollout: Rollout) -> None:
-    """Append the events that the history lacks, also those of a process that was killed."""
+    """Append the events of the state that the history lacks.
+
+    These may include events of a process that was killed before it could record them.
+    """
     entries = read_history(folder / HISTORY)
     recorded = max((entry.event or 0 for entry in entries), default=0)
     stable = entries[-1].stable if entries else None
@@ -174,7 +185,7 @@ def _record_events(folder: Path, rollout: Rollout) -> None:
 
 
 def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Append entries, with their numbers and digests, behind the last complete line."""
+    """Append entries after the last complete line, with their numbers and the chain of digests."""
     if not lines:
         return
     before = complete_lines(path)
@@ -195,7 +206,7 @@ def _append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of the history without one that was not written to its end."""
+    """Return all lines of the history that were written to their end."""
     try:
         return path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
@@ -210,7 +221,10 @@ def _served_copy(folder: Path, model: Model | None) -> Served | None:
 
 
 def _served(version: str, bundle: Path, certificate: Path) -> Served:
-    """Describe a model whose files were verified before; only the version if they are gone."""
+    """Describe a served model from its files, or only by its version if they are missing.
+
+    Verifies nothing: the files were verified before the model was served.
+    """
     try:
         lineage = json.loads((bundle / MANIFEST).read_bytes())["lineage"]
         gates = json.loads(certificate.read_bytes())["gates"]

@@ -1,8 +1,9 @@
 """Reconciles one worker with the desired rollout state.
 
-Polls the state every 250 ms, loads and swaps models, routes canary traffic, and reports progress.
-All of it happens outside the request path; if any of it fails, the stable model continues to serve.
-The first worker that sees that a candidate must advance, end or be promoted writes that decision.
+Each worker polls the state every 250 ms, loads and swaps models, routes canary traffic, and reports
+its progress. This happens outside the request path: if it fails, the stable model continues to
+serve. The first worker that sees that a candidate must advance, end or be promoted writes that
+decision into the state.
 """
 
 import asyncio
@@ -105,7 +106,7 @@ class RolloutMetrics:
         logger.log(level, "rollout: model %s %s: %s", event.model, what, event.reason)
 
     def shadowed(self, outcome: str) -> None:
-        """Count a mirrored request that the candidate answered. Thread-safe."""
+        """Count a shadowed request by its outcome. Thread-safe."""
         self._shadowed[outcome].inc()
         if outcome in ("agrees", "differs"):
             self._metrics.answer("shadow")
@@ -113,7 +114,7 @@ class RolloutMetrics:
 
 @dataclass
 class _Trial:
-    """The candidate in this worker."""
+    """The candidate as this worker runs it: its phase, its model and its evidence."""
 
     candidate: Candidate
     phase: Phase = "preparing"
@@ -203,10 +204,10 @@ class RolloutReconciler:
                 )
 
     def note_wrong(self, model_version: str) -> None:
-        """Count a wrong answer of that model, by feedback. Any thread may call it.
+        """Count that feedback showed a wrong answer of `model_version`. Any thread may call it.
 
-        Late feedback counts with the current share, which is not smaller than at the request; that
-        favours the candidate.
+        Feedback counts with the candidate's current share, not with that at the time of the
+        request. The current share is at least as large, which favours the candidate.
         """
         trial, canary, stable = self._trial, self._canary, self._worker.model
         if trial is None or trial.live is None or canary is None or stable is None:
@@ -221,7 +222,7 @@ class RolloutReconciler:
         return describe(read_rollout(self._state_folder), read_reports(self._state_folder))
 
     async def reconcile(self) -> None:
-        """Compare the worker with the state once, and apply the differences."""
+        """Read the desired state once, and change this worker to match it."""
         if self._has_changed():
             try:
                 self._rollout = await asyncio.to_thread(read_rollout, self._state_folder)
@@ -263,7 +264,7 @@ class RolloutReconciler:
             await asyncio.sleep(POLL_S)
 
     async def _record_served(self) -> None:
-        """Record in the history that SLIPWAY_BUNDLE is served, once for each of its versions."""
+        """Add to the history that SLIPWAY_BUNDLE is served, once for each version of it."""
         model = self._worker.model
         if self._stable is not None:
             self._recorded = ""
@@ -276,7 +277,7 @@ class RolloutReconciler:
         )
 
     def _has_changed(self) -> bool:
-        """Return True if the file changed since the last call."""
+        """Return True if the state file changed since the last call."""
         try:
             status = (self._state_folder / FILE).stat()
             stamp = (status.st_mtime_ns, status.st_ino)
@@ -336,7 +337,7 @@ class RolloutReconciler:
         await asyncio.to_thread(return_memory_to_os)
 
     async def _stable_live(self, wanted: Model | None) -> LiveModel:
-        """Return the canary's model if it becomes stable; load the model in all other cases."""
+        """Return the loaded stable model. A canary that was promoted is already in memory."""
         trial = self._trial
         is_warm = trial and trial.candidate.mode != "shadow" and trial.candidate.model == wanted
         if trial and trial.live and is_warm:
@@ -410,7 +411,7 @@ class RolloutReconciler:
         return await asyncio.to_thread(load_model, settings, certified)
 
     def _route(self, trial: _Trial, candidate: Candidate) -> None:
-        """Route requests, or copies of requests, to the candidate as the state requires."""
+        """Send the candidate its share of requests (canary), or copies of requests (shadow)."""
         trial.candidate = candidate
         if candidate.phase != "running" or trial.live is None:
             return
@@ -436,7 +437,7 @@ class RolloutReconciler:
         self._canary = self._worker.router = canary
 
     async def _drop(self) -> None:
-        """End the candidate: it receives no new requests and finishes its current ones."""
+        """Stop new requests to the candidate, wait for its current ones, and free it."""
         trial, self._trial = self._trial, None
         self._route_to(None)
         self._metrics.candidate_share.set(0)
@@ -470,7 +471,10 @@ class RolloutReconciler:
         )
 
     def _report_changes(self) -> None:
-        """Write the report if it changed; if only counts changed, at most once per _REPORT_S."""
+        """Write this worker's report if it changed.
+
+        If only counts changed, it is written at most once in _REPORT_S seconds.
+        """
         report, before = self._report(), self._reported
         if report == before:
             return

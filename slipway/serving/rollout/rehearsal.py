@@ -24,7 +24,7 @@ _MAX_CHARACTERS = 2000  # of stderr in the error
 
 
 def rehearse(settings: Settings) -> None:
-    """Load the model in a process. Raises RolloutError with the process's stderr or signal."""
+    """Load the model in a child process. Raises RolloutError with its stderr or its signal."""
     paths = map(str, (settings.bundle, settings.certificate, settings.engine))
     try:
         done = subprocess.run(

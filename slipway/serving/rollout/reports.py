@@ -1,8 +1,8 @@
 """Reports of workers, and the status of the rollout derived from them.
 
-Each worker writes SLIPWAY_STATE/rollout.d/PROCESS-STARTED.json, and no other process writes it.
-Commands read from these files which worker serves which model. Workers read the candidate's counts
-over all workers, and which worker died with the candidate.
+Each worker writes its own file, SLIPWAY_STATE/rollout.d/PROCESS-STARTED.json. Commands read these
+files to see the model that each worker serves. Workers read them to sum the candidate's counts, and
+to see if a worker died while it had the candidate.
 """
 
 import time
@@ -26,7 +26,7 @@ _SHOWN_EVENTS = 10
 
 
 class Report(Contract):
-    """The report of one worker."""
+    """The state of one worker in a rollout, as it reports it to the others."""
 
     process: int
     started: int  # start of the process in kernel ticks, because process ids are reused
@@ -54,7 +54,7 @@ class Report(Contract):
 
 
 def process_started(process: int) -> int:
-    """Return the kernel ticks from boot to the start of the process; 0 if unknown."""
+    """Return the start of a process in kernel ticks since boot; 0 if it is unknown."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -67,7 +67,7 @@ def seen_ids_path(state: Path, candidate: int) -> Path:
 
 
 def write_report(state: Path, report: Report) -> None:
-    """Replace the last report of this process."""
+    """Write a worker's report, in place of its last one."""
     path = state / FOLDER / f"{report.process}-{report.started}.json"
     files.write_json(path, report.model_dump(mode="json"))
 
@@ -87,7 +87,10 @@ def read_reports(state: Path) -> list[Report]:
 
 
 def remove_old_reports(state: Path, candidate: int | None) -> None:
-    """Remove the files of stopped workers and former candidates, except those of `candidate`."""
+    """Remove the reports of workers that ended, and the seen ids of former candidates.
+
+    Files that concern the present `candidate` stay, because its evidence needs them.
+    """
     for report in read_reports(state):
         if not report.is_alive and (candidate is None or report.candidate != candidate):
             (state / FOLDER / f"{report.process}-{report.started}.json").unlink(missing_ok=True)
@@ -97,7 +100,10 @@ def remove_old_reports(state: Path, candidate: int | None) -> None:
 
 
 def allowed_disagreement(reports: Sequence[Report]) -> float:
-    """Return the fraction of answers that may differ, over the workers that have the candidate."""
+    """Return the fraction of answers that may differ from the stable model's, in [0, 1].
+
+    It is the largest fraction that any of the workers reports, or 1 without reports.
+    """
     return max((report.disagreement for report in reports), default=1.0)
 
 

@@ -1,7 +1,7 @@
 """Shadow: the candidate answers copies of live requests, and its agreement is counted.
 
-Callers lose nothing: copies wait in a short queue, are dropped if it is full, and are answered on
-one low-priority thread, after the caller has its answer. No error here reaches a request.
+Callers do not notice. A copy is made after the caller's answer is known, and waits in a short queue
+for one low-priority thread; if the queue is full, it is dropped. No error here reaches a request.
 """
 
 import asyncio
@@ -38,20 +38,19 @@ _NICENESS = 19
 
 
 def lower_priority() -> None:
-    """Lower the priority of this thread and of threads that it starts, as far as possible.
+    """Give this thread, and threads that it starts, the lowest priority. There is no way back.
 
-    Has no effect outside Linux, where threads have no priority of their own. A thread cannot
-    raise its priority again.
+    Only Linux has a priority for each thread; on other systems this does nothing.
     """
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 class Shadow:
-    """An observer that copies a share of the stable model's requests to the model `live`.
+    """An observer that copies a share of the stable model's requests to the candidate `live`.
 
-    Values that differ by at most `difference` count as equal. The share is drawn with a secret
-    salt.
+    Predicted values that differ by at most `difference` count as equal. Requests are drawn by their
+    id and the secret `salt`.
     """
 
     def __init__(
@@ -131,13 +130,16 @@ class Shadow:
             self._record("agrees" if agrees else "differs")
 
     def _inputs(self, answered: Answered, runner: asyncio.Runner) -> NDArray[Any]:
-        """Return the candidate's inputs: the decoded images, or the rows in its own encoding."""
+        """Return the inputs for the candidate, (rows, ...).
+
+        Decoded images are reused. Rows and texts are encoded again by the candidate's contract.
+        """
         if not input_kind(self._live.model.input_kind).has_pixels:
             return runner.run(self._live.decoder.decode(*answered.payload.items)).inputs
         return answered.inputs
 
     def _run(self, inputs: NDArray[Any]) -> Answers:
-        """Run the inputs in batches of sizes that were warmed up."""
+        """Run the candidate on inputs (rows, ...), in batches of at most its largest size."""
         size, run = self._live.model.max_batch_size, self._live.model.run
         parts = [run(inputs[start : start + size]) for start in range(0, len(inputs), size)]
         return Answers(*(np.concatenate(part) for part in zip(*parts, strict=True)))

@@ -1,8 +1,8 @@
-"""Desired state of the rollout: SLIPWAY_STATE/rollout.json, which every worker reconciles.
+"""Desired state of the rollout, in SLIPWAY_STATE/rollout.json. Every worker reconciles with it.
 
-slipway/serving/rollout/history.py changes it. A file in an unknown format is refused. Without the
-file the service serves SLIPWAY_BUNDLE; a model in the file takes precedence, also at the next
-start.
+Only slipway/serving/rollout/history.py changes the file. A file in an unknown format is refused.
+Without the file the service serves SLIPWAY_BUNDLE. A stable model in the file takes precedence over
+SLIPWAY_BUNDLE, also after a restart.
 """
 
 import time
@@ -29,7 +29,7 @@ class RolloutError(SlipwayError):
 
 
 class Model(Contract):
-    """A model whose files are copied to SLIPWAY_STATE/models."""
+    """A rolled-out model, whose files were copied to SLIPWAY_STATE/models."""
 
     # The version, and the beginnings of the digests of the certificate and of any signature.
     folder: Annotated[str, Field(pattern=r"^[0-9a-f]{12}(-[0-9a-f]{8}){1,2}$")]
@@ -144,7 +144,10 @@ class Rollout(Contract):
         return self.model_validate(dict(self) | changes)
 
     def ended(self, what: Outcome, reason: str, by: str = "") -> "Rollout":
-        """Return a copy without the candidate; `promoted` and `swapped` make it stable."""
+        """Return a copy in which the rollout has ended, with an event.
+
+        With the outcomes `promoted` and `swapped` the candidate becomes the stable model.
+        """
         candidate = self.candidate
         assert candidate is not None
         after = self.changed(candidate=None)

@@ -33,7 +33,7 @@ def copy_folder(state: Path, model: Model) -> Path:
 
 
 def rehearsal_mark(state: Path, model: Model) -> Path:
-    """Return the path of the mark that the copy has passed its rehearsal."""
+    """Return the path of an empty file that marks a copy as loaded once with success."""
     return copy_folder(state, model) / "tried"
 
 
@@ -110,7 +110,7 @@ def settings_of(settings: Settings, model: Model | None) -> Settings:
 
 
 def prune_models(state: Path) -> None:
-    """Remove the copies that are not in the state.
+    """Remove the copies of models that the state does not name.
 
     Call it only within `command_lock`, because a new copy is not in the state yet.
     """
@@ -121,7 +121,7 @@ def prune_models(state: Path) -> None:
 
 
 def prune_unless_locked(state: Path) -> None:
-    """Call `prune_models` unless a command is running, which calls it at its end."""
+    """Call `prune_models`, unless a command is running: it will prune the copies at its end."""
     if not _threads.acquire(blocking=False):
         return
     try:
