@@ -5,15 +5,23 @@ and goes on at its end. The payload goes first and the id last, so a process tha
 between leaves a line that the next call finds again.
 """
 
+import json
 import os
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 from slipway.system.errors import UnavailableError
-from slipway.traffic.monitoring_records import DATABASE, SCHEMA_VERSION, open_records
+from slipway.traffic.monitoring_records import (
+    DATABASE,
+    FEEDBACK_SCHEMA,
+    SCHEMA_VERSION,
+    open_records,
+)
+from slipway.traffic.postgres import SqlConnection, given_url, reading_postgres
 from slipway.traffic.request_log import (
     DamagedLine,
     LoggedRequest,
@@ -25,6 +33,8 @@ from slipway.traffic.request_log import (
 # The begin of a line of the request log, or of the access log.
 _ID = re.compile(rb'\{(?:"time":"[^"\\]*",)?"request_id":"([^"\\]*)"')
 _TABLES = ("predictions", "labels")
+_COUNT = "SELECT count(*) FROM {} WHERE request_id IN ({})"
+_DELETE = "DELETE FROM {} WHERE request_id IN ({})"
 _IDS_AT_ONCE = 500  # of SQLite's variables
 
 
@@ -57,19 +67,22 @@ def erase_lines(folder: Path, ids: Collection[str]) -> int:
 
 def count_records(state: Path, ids: Collection[str]) -> dict[str, int]:
     """Count the predictions and labels of these requests; {} without a database."""
+    shared = _in_postgres(_COUNT, ids)
     if not (state / DATABASE).is_file():
-        return {}
+        return dict(shared)
     with open_records(state) as connection:
-        return _in_parts(connection, "SELECT count(*) FROM {} WHERE request_id IN ({})", ids)
+        found = Counter(_in_parts(connection, _COUNT, ids)) + _in_outbox(connection, ids)
+    return {table: found[table] + shared[table] for table in _TABLES}
 
 
 def erase_records(state: Path, ids: Collection[str]) -> dict[str, int]:
     """Delete the predictions and labels of these requests; return the numbers.
 
     SQLite overwrites what is deleted, and the write-ahead log is emptied unless somebody reads.
+    PostgreSQL follows, to which a running service may just have delivered rows.
     """
     if not (state / DATABASE).is_file():
-        return {}
+        return dict(_in_postgres(_DELETE, ids))
     path = state / DATABASE
     try:
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
@@ -81,7 +94,8 @@ def erase_records(state: Path, ids: Collection[str]) -> dict[str, int]:
                 )
             connection.execute("PRAGMA secure_delete = ON").fetchall()
             connection.execute("BEGIN IMMEDIATE")
-            found = _in_parts(connection, "DELETE FROM {} WHERE request_id IN ({})", ids)
+            found = Counter(_in_parts(connection, _DELETE, ids))
+            found += _in_outbox(connection, ids, erase=True)
             connection.execute("COMMIT")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except sqlite3.Error as error:
@@ -89,12 +103,41 @@ def erase_records(state: Path, ids: Collection[str]) -> dict[str, int]:
             f"{path} cannot be written: {error}. Check that you may write it, and that no other "
             "process holds it for long; then run the same command again."
         ) from error
+    shared = _in_postgres(_DELETE, ids)
+    return {table: found[table] + shared[table] for table in _TABLES}
+
+
+def _in_postgres(statement: str, ids: Collection[str]) -> Counter[str]:
+    """Run a statement on the database of several services, if there is one."""
+    url = given_url()
+    if url is None:
+        return Counter()
+    with reading_postgres(url, FEEDBACK_SCHEMA) as connection:
+        return Counter(_in_parts(connection, statement, ids))
+
+
+def _in_outbox(
+    connection: SqlConnection, ids: Collection[str], *, erase: bool = False
+) -> Counter[str]:
+    """Count the rows that wait for that database, by table, and erase them if asked."""
+    found = Counter[str]()
+    exists = "SELECT 1 FROM sqlite_schema WHERE name = 'outbox'"
+    if connection.execute(exists).fetchone() is None:
+        return found
+    entries = connection.execute("SELECT id, kind, content FROM outbox").fetchall()
+    for number, table, content in entries:
+        rows = json.loads(content)
+        kept = [row for row in rows if row[0] not in ids]
+        found[table] += len(rows) - len(kept)
+        if erase and len(kept) < len(rows):
+            connection.execute(
+                "UPDATE outbox SET content = ?, num_rows = ? WHERE id = ?",
+                (json.dumps(kept), len(kept), number),
+            )
     return found
 
 
-def _in_parts(
-    connection: sqlite3.Connection, statement: str, ids: Collection[str]
-) -> dict[str, int]:
+def _in_parts(connection: SqlConnection, statement: str, ids: Collection[str]) -> dict[str, int]:
     """Run a statement for each table and some ids at a time; return the numbers of rows."""
     counts = dict.fromkeys(_TABLES, 0)
     names = sorted(ids)

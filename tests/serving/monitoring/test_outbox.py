@@ -18,6 +18,7 @@ from slipway.serving.monitoring.outbox import Forwarder
 from slipway.serving.monitoring.settings import Limits, MonitoringSettings
 from slipway.serving.monitoring.store import Part, Store
 from slipway.serving.settings import Settings, SettingsError, read_settings
+from slipway.traffic.erasure import count_records, erase_records
 from slipway.traffic.monitoring_records import read_ground_truth, read_joined_labels
 from slipway.traffic.postgres import DATABASE_URL
 from tests import plain_http
@@ -158,6 +159,13 @@ def test_a_label_and_its_prediction_of_another_service_join_once_through_a_kille
             ("bright", "dark"),
             *[("dark", "dark")] * 3,
         ]
+        first.store.add_feedback(labels("a", "e"))  # still in the outbox
+        erased = {"predictions": 1, "labels": 2}
+        for done in (count_records, erase_records):
+            assert done(tmp_path / "first", {"a"}) == erased
+        assert sorted(one.request_id for one in read_ground_truth(tmp_path)) == list("bcd")
+        first.forwarder.work_once()
+        assert sorted(one.request_id for one in read_ground_truth(tmp_path)) == list("bcde")
 
 
 def feedback(server: Server, names: list[str]) -> int:
