@@ -1,4 +1,4 @@
-"""Bundle: everything a service needs to answer, in one folder, with its only reader and writer.
+"""Reads and writes bundles. A bundle is a folder with everything that a service needs to answer.
 
 artifacts/bundle/bundle.json          manifest, with the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx   one self-contained graph per variant
@@ -34,12 +34,13 @@ Provider = Literal["cpu", "cuda"]  # of ONNX Runtime
 
 
 class OutputContract(Contract):
-    """Outputs of the graph, by kind.
+    """Form of the graph's outputs, all float32. The first output depends on `kind`.
 
-    Probabilities (rows, labels) that sum to 1, probabilities of independent labels, or values
-    (rows, 1).
+    * probabilities: (rows, labels), which sum to 1
+    * label_probabilities: (rows, labels), independent of each other
+    * value: (rows, 1), a predicted number
 
-    A second output has OOD scores (rows,), 0 or more, larger for unusual inputs. All are float32.
+    The second output has OOD scores (rows,), 0 or more, larger for unusual inputs.
     """
 
     kind: Literal["probabilities", "label_probabilities", "value"]
@@ -47,7 +48,7 @@ class OutputContract(Contract):
 
 
 class Metric(Contract):
-    """A measured number with its interval and number of rows."""
+    """A measured number with its confidence interval and the number of rows behind it."""
 
     value: float
     low: float
@@ -57,7 +58,7 @@ class Metric(Contract):
 
 
 class ModelFile(Contract):
-    """One exported graph."""
+    """One exported ONNX graph of a bundle: its file, precision and calibration."""
 
     file: str
     sha256: str
@@ -70,7 +71,10 @@ class ModelFile(Contract):
 
 
 class Ratio(Contract):
-    """Speed relative to fp32, measured in turns; above 1 is faster. Bounds of the median round."""
+    """Speed of a variant relative to fp32: above 1 it is faster.
+
+    Both were measured in turns, round by round; `low` and `high` bound the median round.
+    """
 
     value: float
     low: float

@@ -1,8 +1,10 @@
-"""Certificate: agreement of each hop, from the trained network to live HTTP, with the one before.
+"""Certificate: records that every way of running the model gives the trained network's answers.
 
-`slipway/stages/verify.py` writes it; the service is not ready without one that fits its bundle. It
-names files by digest, so it does not apply to other weights, and ends with a digest of itself. That
-detects damage and edits, not an author who seals it again.
+Each way is a hop, from the trained network over exported graphs to live HTTP. A hop is compared
+with an earlier one on the test rows. `slipway/stages/verify.py` writes the certificate, and the
+service is not ready without one for its bundle. It names files by digest, so it does not apply to
+other weights. It ends with a digest of itself, which detects damage and edits, but not an author
+who computes the digest again.
 """
 
 from collections.abc import Sequence
@@ -46,7 +48,7 @@ class Execution(Contract):
 
 
 class HopBounds(Contract):
-    """The bounds that a hop was judged by; a bound that is null was not checked."""
+    """The allowed differences of a hop from its reference. A bound that is null was not checked."""
 
     max_difference: float | None  # absolute, in the unit of the answers; with it no label may flip
     max_score_difference: float | None  # of an OOD score, absolute
@@ -94,7 +96,7 @@ class Hop(Contract):
 
 
 class Certificate(Contract):
-    """All hops, the digests of their files, and the machine they ran on."""
+    """The content of `certificate.json`: all hops, the digests of their files, and the machine."""
 
     format_version: Literal[4]
     status: Literal["certified", "draft", "refused"]  # draft: the HTTP hop has not run yet
@@ -116,7 +118,10 @@ class Certificate(Contract):
 
 
 def first_fault(hops: Sequence[Hop]) -> Hop | None:
-    """Return the first hop that differs, or is required and was not executed."""
+    """Return the first hop that prevents a certificate; None if there is none.
+
+    It is one that differs, or that is required and was not executed.
+    """
     for hop in hops:
         if hop.status == "differs" or (hop.status == "not_executed" and hop.name in REQUIRED):
             return hop
@@ -124,9 +129,10 @@ def first_fault(hops: Sequence[Hop]) -> Hop | None:
 
 
 def why_uncertified(certificate: Certificate, execution: Execution) -> str | None:
-    """Return the reason why `execution` must not be served; None if it may.
+    """Return the reason why `execution` must not be served; None if it may be served.
 
-    An `uncertified` hop forbids its variant everywhere except where `verify` saw it agree.
+    If a variant has an `uncertified` hop, it is only allowed on the backends and providers on which
+    `verify` saw it agree.
     """
     served = execution.backend, execution.provider, execution.variant
     of_variant = [hop for hop in certificate.hops if hop.requested.variant == execution.variant]
@@ -227,7 +233,7 @@ def _require_gates(certificate: Certificate, version: str) -> None:
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
-    """Canonical JSON with its own digest: exactly one sequence of bytes for each content."""
+    """Return canonical JSON of `content` with its own digest: equal content gives equal bytes."""
     return files.canonical_json(content | {"digest": files.digest_json(content)}).encode()
 
 

@@ -1,4 +1,4 @@
-"""Engine manifest: what a TensorRT engine was built from and for, with its only reader and writer.
+"""Reads and writes engine manifests: the graph, GPU and TensorRT that an engine was built for.
 
 artifacts/engine/engine.plan            the engine
 artifacts/engine/engine_manifest.json   source graph, GPU and TensorRT of the engine
@@ -28,7 +28,7 @@ _FIX = "Run `dvc repro --force compile`."
 
 
 class Profile(Contract):
-    """Batch sizes that an engine accepts, and the one it is tuned for."""
+    """Batch sizes in rows: the range that an engine accepts, and the size that it is tuned for."""
 
     smallest: int
     optimal: int
@@ -45,7 +45,7 @@ class Profile(Contract):
 
 
 class EngineMachine(Contract):
-    """The part of a machine that an engine is bound to."""
+    """The GPU, driver and library versions that a TensorRT engine depends on."""
 
     tensorrt_version: str
     cuda_version: str  # of the CUDA runtime library
@@ -56,7 +56,7 @@ class EngineMachine(Contract):
 
 
 class EngineRequest(Contract):
-    """Requested properties of an engine, wherever it is built."""
+    """The engine that was requested, independent of the machine that builds it."""
 
     requested: Execution
     profile: Profile
@@ -87,7 +87,7 @@ CPU_ONLY = "meant for the CPU only"  # the end of a reason that no other machine
 
 
 def write_engine(root: Path, plan: bytes, engine_manifest: EngineManifest) -> None:
-    """Write an engine and, last, its manifest."""
+    """Write an engine to `root`, then its manifest, so that a manifest is never without engine."""
     files.write_bytes(root / PLAN, plan)
     files.write_json(root / ENGINE_MANIFEST, engine_manifest.model_dump(mode="json"))
 

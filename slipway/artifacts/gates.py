@@ -32,7 +32,10 @@ class GateResult(Contract):
 
     @property
     def outcome(self) -> Literal["passed", "missed", "unjudged"]:
-        """Judge the value, bounds included; its interval does not count. Unmeasured is unjudged."""
+        """Outcome of the gate: "passed" if the measured value is within the bounds, ends included.
+
+        The confidence interval does not count. Without a measured value, it is "unjudged".
+        """
         if self.measured is None:
             return "unjudged"
         value = self.measured.value
@@ -42,13 +45,13 @@ class GateResult(Contract):
 
     @property
     def requirement(self) -> str:
-        """The bounds in words."""
+        """The bounds in words, such as "at least 0.9"."""
         bounds = (("at least", self.min), ("at most", self.max))
         return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
 
     @property
     def text(self) -> str:
-        """The whole result in one line, with the key in params.yaml."""
+        """The result as a line of text: metric, value, interval, bounds and key in params.yaml."""
         place = f" in {self.where}" if self.where else ""
         remark = f"; {self.remark}" if self.remark else ""
         required = f"required {self.requirement} ({self.key} in params.yaml){remark}"
@@ -62,7 +65,7 @@ class GateResult(Contract):
 
 
 class JudgedFile(Contract):
-    """The file whose numbers were judged."""
+    """Name and digest of the metrics file whose numbers the gates judged."""
 
     path: str
     sha256: str

@@ -102,11 +102,12 @@ def parse_golden_rows(payload: bytes, expected_rows: int) -> GoldenRows:
 def golden_budget(
     found: Answers, expected: Answers, precision: str, thresholds: Thresholds = (None, None)
 ) -> GoldenBudget:
-    """Return the budget of a variant that answered `found` on the CPU if fp32 answered `expected`.
+    """Compute the allowed differences of a variant from fp32, from those measured at export.
 
-    It is four times the measured differences plus four roundings of the precision. For flips it
-    is the number exceeded in 1 of 1,000 starts at the measured rate (Laplace's rule of succession
-    keeps it above 0).
+    `found` are the variant's answers on the CPU, `expected` those of fp32. The budget is four times
+    the measured differences plus four roundings of the precision. A flipped label is one that
+    differs from fp32's. The allowed number of flips is exceeded by chance in 1 of 1,000 starts at
+    the measured rate, which Laplace's rule of succession keeps above 0.
     """
     outputs = expected.outputs
     spread, max_flipped = 1.0, 0
@@ -132,9 +133,10 @@ def check_golden_rows(
     budget: GoldenBudget,
     thresholds: Thresholds = (None, None),
 ) -> GoldenResult:
-    """Compare `found` with fp32's answers; ParityError, naming the worst row, beyond the budget.
+    """Compare answers to the golden rows with those of fp32. Returns the differences.
 
-    `thresholds` are those of the labels that the variant and fp32 give, if rows have several.
+    `thresholds` are the decision thresholds of the variant and of fp32, if they have any. Raises
+    ParityError, which names the worst row, if the differences exceed the budget.
     """
     expected = rows.answers
     shapes = [part.shape for part in found]
@@ -196,7 +198,10 @@ def _distances(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDA
 
 
 def _most_by_chance(num_rows: int, rate: float) -> int:
-    """Return the smallest count exceeded with a probability below _FALSE_ALARMS at this rate."""
+    """Return the most flips to expect by chance in `num_rows` rows at a `rate` per row.
+
+    It is the smallest number that is exceeded with a probability below _FALSE_ALARMS.
+    """
     below = 0.0
     for count in range(num_rows):
         below += math.comb(num_rows, count) * rate**count * (1 - rate) ** (num_rows - count)

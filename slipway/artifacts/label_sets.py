@@ -1,7 +1,7 @@
-"""Sets of labels as one text: the labels of a row that may have several.
+"""Converts sets of labels to texts and back, for multi-label data.
 
-A set is a JSON list of its labels in alphabetical order without repetition. Equal sets have equal
-texts, so whatever compares the labels of rows compares whole sets.
+The text is a JSON list of the labels in alphabetical order without repetition. Equal sets have
+equal texts, so code that compares the labels of rows works for sets too.
 """
 
 import json

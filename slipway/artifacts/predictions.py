@@ -12,7 +12,9 @@ from slipway.artifacts.uncertainty import Calibration, decided_classes
 def prediction_columns(
     prediction: Mapping[str, Any], labels: Sequence[str], calibration: Calibration
 ) -> NDArray[np.float32]:
-    """Return a prediction as numbers: probabilities by `labels`, or the value; then the OOD score.
+    """Convert a prediction in JSON to numbers, (n,) float32, and check that its fields agree.
+
+    The numbers are the probabilities in the order of `labels`, or the value; then the OOD score.
 
     Raises:
         KeyError, TypeError: a field is missing or of a wrong type.

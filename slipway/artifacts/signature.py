@@ -109,7 +109,10 @@ def verify_by_any(
 
 
 def signing_key(folder: Path) -> str | None:
-    """Read the SHA-256 of the public key that `model.sig` names; nothing is checked."""
+    """Return the SHA-256 of the public key that `model.sig` names, without checking the signature.
+
+    None if there is no such name.
+    """
     try:
         content = json.loads((folder / SIGNATURE).read_bytes())
         return str(content["verificationMaterial"]["publicKey"]["hint"])

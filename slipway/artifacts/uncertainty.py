@@ -31,19 +31,22 @@ Verdict = Literal["below", "within", "above"]
 
 
 class Answers(NamedTuple):
-    """Outputs and OOD scores of a model for a batch."""
+    """Outputs and OOD scores of a model for a batch of rows."""
 
     outputs: NDArray[np.float32]  # (rows, labels) probabilities or (rows, 1) values
     scores: NDArray[np.float32]  # (rows,) OOD scores, 0 or more
 
 
 def exact(fraction: float | Fraction) -> Fraction:
-    """Return 0.9 as exactly nine tenths: in binary (9 + 1) * (1 - 0.9) is below 1."""
+    """Convert a fraction such as 0.9 to the exact decimal, nine tenths.
+
+    Binary rounding would matter: (9 + 1) * (1 - 0.9) is less than 1.
+    """
     return Fraction(str(fraction))
 
 
 class Conformal(Contract):
-    """Threshold of prediction sets or intervals.
+    """Threshold of conformal prediction sets or intervals, fitted on validation rows.
 
     With too few rows for the coverage, sets contain every label and there are no intervals.
     """
@@ -55,23 +58,26 @@ class Conformal(Contract):
 
     @property
     def is_vacuous(self) -> bool:
-        """True with too few rows for the coverage: nothing is excluded."""
+        """True if there are too few rows for the coverage, so that nothing is excluded."""
         return (self.rows + 1) * (1 - exact(self.coverage)) < 1
 
     @property
     def has_few_rows(self) -> bool:
-        """True if one draw of so few rows may well miss the coverage by points."""
+        """True if the rows are so few that the actual coverage may be off by percentage points."""
         return self.rows < FEW_ROWS
 
     def verdict(self, low: float, high: float) -> Verdict:
-        """Compare the coverage with the interval of the measured one."""
+        """Compare the measured coverage, an interval from `low` to `high`, with the target.
+
+        Returns "below" or "above" if the whole interval is there, else "within".
+        """
         if high < self.coverage:
             return "below"
         return "above" if low > self.coverage else "within"
 
 
 class OODThreshold(Contract):
-    """Threshold of the OOD score."""
+    """Threshold of the OOD score, above which an input is flagged as unusual."""
 
     fraction: float = Field(gt=0, lt=1)  # maximum fraction of ordinary rows flagged
     threshold: float | None  # scores above are flagged; null with too few rows: none are
@@ -89,7 +95,7 @@ class DecisionCosts(Contract):
 
 
 class Decision(Contract):
-    """Rule by which the probability of the positive one of two classes becomes an answer."""
+    """Decision rule for two classes: turns the probability of the positive class into an answer."""
 
     positive: str
     place: int  # of the positive class among the labels
@@ -99,7 +105,7 @@ class Decision(Contract):
     rows: int = 0  # validation rows behind threshold and bounds
 
     def abstains(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Return a mask (...,) of the answers that are left to a person."""
+        """Return a mask (...,) of the answers that abstain, so that a person decides."""
         shares = probabilities[..., self.place]
         if self.abstain_between is None:
             return np.zeros(shares.shape, bool)
@@ -109,7 +115,7 @@ class Decision(Contract):
     def expected_costs(
         self, probabilities: NDArray[np.float32], thresholds: Sequence[float]
     ) -> NDArray[np.float64] | None:
-        """Return (...,) the expected cost of each answer by `probabilities`; None without costs."""
+        """Return the expected cost of each answer, (...,) float64; None without costs."""
         if self.costs is None:
             return None
         shares = probabilities[..., self.place].astype(np.float64)
@@ -127,7 +133,7 @@ class Decision(Contract):
         thresholds: Sequence[float],
         targets: NDArray[np.generic],
     ) -> NDArray[np.float64] | None:
-        """Return (rows,) the cost of each answer with its true class; None without costs."""
+        """Return the cost of each answer, given its true class, (rows,) float64; None without."""
         if self.costs is None:
             return None
         is_positive = decided_classes(probabilities, thresholds) == self.place
@@ -170,13 +176,14 @@ class Calibration(Contract):
         return np.asarray(scores > most)
 
     def given(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Return a mask (..., labels) of the labels that are given, if rows have several."""
+        """Return a mask (..., labels) of the predicted labels of a multi-label model."""
         return given_labels(probabilities, self.thresholds)
 
     def prediction_sets(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Return a mask (..., labels) of the labels in each row's set; the best one always is.
+        """Return a mask (..., labels) of the labels in each prediction set.
 
-        If rows have several labels, those that are given always are, too.
+        A set always contains the most probable label, and for a multi-label model all predicted
+        labels.
         """
         least = np.minimum(
             np.float32(self.conformal.threshold or 0.0), probabilities.max(axis=-1, keepdims=True)
@@ -198,9 +205,10 @@ class Calibration(Contract):
 def given_labels(
     probabilities: NDArray[np.float32], thresholds: Sequence[float] | None
 ) -> NDArray[np.bool_]:
-    """Return a mask (..., labels) of probabilities that reach their threshold, or a half.
+    """Return a mask (..., labels) of the predicted labels of a multi-label model.
 
-    Compares in float32, so that Python's and numpy's numbers cannot differ.
+    A label is predicted if its probability reaches its threshold; without `thresholds`, if it
+    reaches 0.5. Compares in float32, so that Python's and numpy's numbers cannot differ.
     """
     least = np.asarray(0.5 if thresholds is None else thresholds, np.float32)
     return np.asarray(probabilities >= least)
@@ -209,10 +217,11 @@ def given_labels(
 def decided_classes(
     probabilities: NDArray[np.float32], thresholds: Sequence[float] | None
 ) -> NDArray[np.int64]:
-    """Return (...,) the class of each answer: the most probable one, the first of equals.
+    """Return the predicted class of each answer as its position, (...,) int64.
 
-    `probabilities` are (..., classes). With `thresholds` of two classes, it is the positive one if
-    its probability reaches its threshold.
+    `probabilities` are (..., classes). Without `thresholds` it is the most probable class, and the
+    first of equal ones. With `thresholds` of two classes, it is the positive class if its
+    probability reaches its threshold.
     """
     if thresholds is None:
         return np.asarray(probabilities.argmax(axis=-1))
@@ -224,10 +233,10 @@ def decided_classes(
 def decisions(
     outputs: NDArray[np.float32], thresholds: Sequence[float] | None
 ) -> NDArray[np.generic]:
-    """Return the labels that answers give, as columns that are equal for equal labels.
+    """Return the predicted labels in a form that can be compared between two models.
 
-    They are (rows, 1), the position of the most probable label, which is 0 for values; or with
-    `thresholds` (rows, labels), True for each label that is given.
+    Without `thresholds` it is the position of the most probable label, (rows, 1), which is always 0
+    for values. With `thresholds` it is a mask (rows, labels) of the predicted labels.
     """
     if thresholds is None:
         return np.asarray(outputs.argmax(axis=1)[:, np.newaxis])
@@ -239,7 +248,10 @@ def flipped_rows(
     expected: NDArray[np.float32],
     thresholds: tuple[Sequence[float] | None, Sequence[float] | None] = (None, None),
 ) -> NDArray[np.int64]:
-    """Return the rows whose labels differ; `thresholds` are those of `found` and `expected`."""
+    """Return the positions of the rows whose predicted labels differ.
+
+    `found` and `expected` are outputs (rows, outputs) of two models; `thresholds` are theirs.
+    """
     now, before = (
         decisions(outputs, own) for outputs, own in zip((found, expected), thresholds, strict=True)
     )
@@ -247,9 +259,10 @@ def flipped_rows(
 
 
 def leads(outputs: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float64]:
-    """Return (rows,) the distance of each answer from another label, in probability.
+    """Return the margin of each predicted label in probability, (rows,) float64.
 
-    It is the lead of the most probable label, or with `thresholds` the smallest distance from one.
+    Without `thresholds` it is the difference of the two largest probabilities; with `thresholds`,
+    the smallest distance of a probability from its threshold.
     """
     if thresholds is None:
         best = np.sort(outputs.astype(np.float64), axis=1)

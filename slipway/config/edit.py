@@ -1,7 +1,7 @@
 """Changes single values of `params.yaml` and keeps every other byte, such as comments and spacing.
 
-A YAML library's round trip keeps comments but reformats lists and mappings, so the library only
-finds the position of a value.
+A YAML library that reads and writes the file keeps comments, but reformats lists and mappings. So
+the library is only used to find the position of a value.
 """
 
 import copy
@@ -22,7 +22,10 @@ from slipway.system.errors import ParamsError
 
 
 def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse texts such as "train.epochs=5" to values by key. Values are YAML, as in the file."""
+    """Parse texts such as "train.epochs=5". Returns the values by key; values are YAML.
+
+    Raises ParamsError for a text without "=" or with an invalid value.
+    """
     changes: dict[str, Any] = {}
     for text in texts:
         key, sign, value = text.partition("=")
@@ -41,9 +44,10 @@ def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def changed_text(text: str, changes: Mapping[str, Any]) -> str:
-    """Return `text` with other values, each named "section.key" or deeper, "section.key.entry".
+    """Return the text of a params.yaml with changed values.
 
-    ParamsError if a key is unknown or the values contradict each other.
+    `changes` maps keys such as "section.key" or "section.key.entry" to values. Raises ParamsError
+    if a key is unknown or if the new values contradict each other.
     """
     expected = _content(text)
     for place, value in changes.items():
@@ -58,7 +62,7 @@ def changed_text(text: str, changes: Mapping[str, Any]) -> str:
 
 
 def difference(before: str, after: str, name: str = "params.yaml") -> str:
-    """Return a patch for `patch -p1`; "" if nothing differs."""
+    """Return a unified diff of two texts, for `patch -p1`; "" if nothing differs."""
     lines = difflib.unified_diff(
         before.splitlines(keepends=True),
         after.splitlines(keepends=True),
@@ -70,7 +74,7 @@ def difference(before: str, after: str, name: str = "params.yaml") -> str:
 
 
 def propose(path: Path, changes: Mapping[str, Any], *, apply: bool) -> str:
-    """Return the patch as text; with `apply` replace the file atomically."""
+    """Return the changes to a params.yaml as a patch. With `apply`, also write them atomically."""
     try:
         before = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -82,7 +86,7 @@ def propose(path: Path, changes: Mapping[str, Any], *, apply: bool) -> str:
 
 
 def known_keys(content: Mapping[str, Any]) -> list[str]:
-    """List the keys that `content` has, and those of the sections that it may have."""
+    """List all keys that may be changed: those in `content`, and those of optional sections."""
     sections = {name: field.annotation for name, field in Params.model_fields.items()}
     declared = [
         f"{name}.{key}"
@@ -101,7 +105,7 @@ def _flat(content: Mapping[str, Any], place: str = "") -> Iterator[str]:
 
 
 def _with(text: str, content: dict[str, Any], key: str, value: Any) -> str:
-    """Change the text and its content at one key."""
+    """Change the value of one key in `text` and in `content`. Returns the new text."""
     *outer, last = key.split(".")
     mapping: Any = content
     node, known = YAML(pure=True).compose(text), known_keys(content)
@@ -142,7 +146,10 @@ def _replaced(text: str, node: Node, value: Any) -> str:
 
 
 def _end(node: Node) -> int:
-    """Return the end of a value; the mark of a block's end lies after the comments below it."""
+    """Return the position of the end of a value in the text.
+
+    The library's own end mark of a block is too far: it lies after the comments below the block.
+    """
     while isinstance(node, CollectionNode) and not node.flow_style and node.value:
         node = node.value[-1][1] if isinstance(node, MappingNode) else node.value[-1]
     end: int = node.end_mark.index

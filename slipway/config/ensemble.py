@@ -34,7 +34,7 @@ _STUDENT = {"temperature": 2.0, "soft_fraction": 0.8, "served": True}
 
 
 class OwnParams(ParamsSection):
-    """The values that a model has in place of those of the file; the others are equal."""
+    """The values of a model that differ from the rest of params.yaml."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     train: Annotated[dict[str, Any], Field(examples=[{"learning_rate": 0.002}])] = Field(
@@ -43,7 +43,7 @@ class OwnParams(ParamsSection):
 
 
 class MemberParams(OwnParams):
-    """A model that answers together with others."""
+    """One of the models in an ensemble."""
 
     # This fold of the training rows, of `folds`, is left out of its training.
     without_fold: Annotated[int, Field(ge=0)] | None = None
@@ -59,7 +59,7 @@ class StudentParams(OwnParams):
 
 
 class EnsembleParams(ParamsSection):
-    """Several models whose answers are combined."""
+    """Several models whose answers or weights are combined, and by which method."""
 
     method: Literal["average", "vote", "greedy", "stack", "soup"] | None  # null: one model
     # Of the trainings of each member, for stack; else of the training rows, for without_fold.
@@ -119,7 +119,7 @@ class _Content(ParamsSection):
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """Name, seed and `train` of one member; trains without the fold `without_fold`, if any."""
+    """Name, seed and section `train` of one member, and the fold of training rows it lacks."""
 
     name: str  # for reports: "tabm, seed 8"
     seed: int
@@ -138,12 +138,15 @@ def require_one_model(method: str | None, command: str) -> None:
 
 
 def members_of(ensemble: EnsembleParams, seed: int, train: TrainParams) -> list[MemberSettings]:
-    """Return the settings of each member; ValidationError if train refuses a value."""
+    """Return the settings of each member. Raises ValidationError if `train` has a bad value."""
     return [_member(params, seed, train) for params in ensemble.members]
 
 
 def student_of(ensemble: EnsembleParams, seed: int, train: TrainParams) -> MemberSettings | None:
-    """Return the settings of the student, if there is one; ValidationError as `members_of`."""
+    """Return the settings of the student, or None without one.
+
+    Raises ValidationError if its section `train` has a bad value.
+    """
     return _member(ensemble.student, seed, train) if ensemble.student else None
 
 
@@ -163,7 +166,10 @@ def _member(params: OwnParams, seed: int, train: TrainParams) -> MemberSettings:
 
 
 def _content(params: OwnParams, train: TrainParams) -> dict[str, Any]:
-    """Return the section train of a member; arguments of the same network are merged."""
+    """Return the section `train` of a member: that of the file, with the member's own values.
+
+    If both have the same network, their network arguments are merged.
+    """
     content = {**train.model_dump(), **params.train}
     arguments = params.train.get("network_arguments")
     if isinstance(arguments, dict) and "network" not in params.train:
@@ -172,7 +178,7 @@ def _content(params: OwnParams, train: TrainParams) -> dict[str, Any]:
 
 
 def member_mistakes(ensemble: EnsembleParams, seed: int, train: TrainParams) -> Iterator[str]:
-    """Describe the members that cannot be trained, each by its place in the list."""
+    """Yield a message for each mistake of a member, with its position in the list of members."""
     seen: dict[str, int] = {}
     for place, params in enumerate(ensemble.members):
         name = f"ensemble.members[{place}]"
@@ -229,7 +235,7 @@ def _refusals(own: TrainParams, train: TrainParams) -> Iterator[str]:
 
 
 def _other_weights(params: MemberParams, seed: int, train: TrainParams) -> Iterator[str]:
-    """Describe why the weights of a member cannot be averaged with those of the file's model."""
+    """Yield the reasons why a member's weights cannot be averaged with those of the others."""
     member = _member(params, seed, train)
     if are_trees(member.train.network):
         yield (

@@ -1,7 +1,7 @@
 """Describes each mistake of params.yaml: the value, the expected values, a correction.
 
-The expected values come from the types of the keys. pydantic's own texts name Python's types, have
-no example, and describe each of a key's types apart.
+The expected values come from the types of the keys. pydantic's own messages are not used, because
+they name Python's types, have no example, and describe each type of a key separately.
 """
 
 import contextlib
@@ -25,19 +25,22 @@ _OTHER_NAMES = {"fp16": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
 
 
 def describe_mistakes(error: ValidationError, model: type[BaseModel], content: Any) -> list[str]:
-    """Describe each mistake in `content`, by its key in the file."""
+    """Return a message for each mistake in `content`, which begins with its key in the file."""
     details = _merged(error.errors(include_url=False), content)
     return [line for detail in details if detail["loc"] for line in _describe(detail, model)]
 
 
 def hint(name: str, known: Sequence[str], otherwise: str) -> str:
-    """Return the known name that was probably meant; `otherwise` and all names if none is near."""
+    """Return a hint with the known name that is most similar to `name`.
+
+    If no name is similar, the hint is `otherwise` with all known names.
+    """
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"{otherwise}: {', '.join(known)}"
 
 
 def as_yaml(value: object) -> str:
-    """Format a value as in the file: null, true, 'text', {min: 0.5, max: null}."""
+    """Format a value as YAML on one line: null, true, 'text', {min: 0.5, max: null}."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_yaml, value))}]"
     if isinstance(value, dict):
@@ -54,7 +57,7 @@ def as_yaml(value: object) -> str:
 
 
 def as_plain_yaml(value: object) -> str:
-    """Format a value as `as_yaml` does, but a word without quotes."""
+    """Format a value as `as_yaml` does, but without quotes around a single word."""
     is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.-]*", value)
     return str(value) if is_plain and str(value).lower() not in _NO_TEXT else as_yaml(value)
 
@@ -138,13 +141,13 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _fields(kind: Any) -> dict[str, FieldInfo]:
-    """Return the keys of a section, which may be optional; none of another type."""
+    """Return the keys of a section's type, also if it is optional; {} for any other type."""
     sections = [core for core in _alternatives(kind) if _is_section(core)]
     return sections[0].model_fields if sections else {}
 
 
 def _meant(found: object, kind: Any) -> list[object]:
-    """Return the first correction of a value that the type takes, in a list; else an empty one."""
+    """Return a list with the first correction of `found` that is valid for the type, or []."""
     for candidate in _corrections(found, _choices(kind)):
         with contextlib.suppress(ValidationError):
             return [TypeAdapter(kind).validate_python(candidate, strict=True)]
@@ -152,7 +155,7 @@ def _meant(found: object, kind: Any) -> list[object]:
 
 
 def _corrections(found: object, choices: list[Any]) -> Iterator[object]:
-    """Yield the value as a value of another type, and the choices that look like it."""
+    """Yield possible corrections: `found` converted to other types, and similar choices."""
     if found is None or isinstance(found, list | dict):
         return
     text = as_yaml(found).strip("'")
@@ -178,7 +181,7 @@ def _choices(kind: Any) -> list[Any]:
 
 
 def _kind_at(model: type[BaseModel], place: Sequence[str | int]) -> Any:
-    """Return the type of the value at a place: of a key, or of an entry of a list or mapping."""
+    """Return the type of the value at `place`, a path of keys and list positions in the file."""
     kind: Any = model
     for part in place:
         for core in _alternatives(kind):
@@ -196,7 +199,7 @@ def _alternatives(kind: Any) -> list[Any]:
 
 
 def _parts(kind: Any) -> tuple[Any, FieldInfo]:
-    """Divide Annotated[T, Field(...)] into T and its field; other types have an empty field."""
+    """Divide `Annotated[T, Field(...)]` into T and its FieldInfo, empty for other types."""
     if get_origin(kind) is not Annotated:
         return kind, FieldInfo()
     core, *metadata = get_args(kind)
@@ -218,9 +221,9 @@ def _is_section(kind: Any) -> bool:
 
 
 def _merged(details: list[Any], content: Any) -> list[Any]:
-    """Merge pydantic's details to one for each mistake, placed by the keys of the file.
+    """Merge pydantic's error details, so that each mistake has one, located by keys of the file.
 
-    For a value of several allowed kinds, pydantic reports a detail for each kind.
+    If a value may be of several types, pydantic reports a detail for each type.
     """
     found: dict[tuple[Any, ...], Any] = {}
     for detail in details:
@@ -235,7 +238,7 @@ def _merged(details: list[Any], content: Any) -> list[Any]:
 
 
 def _place(detail: Any, content: Any) -> tuple[Any, ...]:
-    """Return the keys of a mistake, without the kinds of values that pydantic puts between them."""
+    """Return the path of keys to a mistake, without the type names that pydantic adds to it."""
     place: list[Any] = []
     for part, following in itertools.zip_longest(detail["loc"], detail["loc"][1:]):
         if part == "[key]" or following == "[key]":  # a key that may not be text

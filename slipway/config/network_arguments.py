@@ -1,6 +1,6 @@
 """The arguments of Slipway's own networks, `train.network_arguments` in params.yaml.
 
-They are separate from the networks, which need torch, so that reading params.yaml finds a mistake.
+They are separate from the networks, so that params.yaml can be checked without importing torch.
 """
 
 import difflib
@@ -150,7 +150,10 @@ class EncoderArguments(NetworkArguments):
 
 
 def arguments_class(network: str) -> type[NetworkArguments] | None:
-    """The class of a network's arguments; None if it is unknown or checks them itself."""
+    """Return the class of a network's arguments.
+
+    None if the network is unknown or checks its arguments itself.
+    """
     path = _known_networks().get(network_family(network))
     return import_part(path) if path else None
 

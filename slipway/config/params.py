@@ -1,9 +1,9 @@
 """Reads `params.yaml`, which fully determines how a model is made, and checks it.
 
-It is strict and has no defaults, because DVC cannot see a value that is not in the file. Keys that
-only another kind of input reads may be left out. Like DVC it is YAML 1.2: `off` and `yes` are text,
-1e-3 is a number. All mistakes are reported at once, and an unknown key with the key that was
-probably meant.
+The file must have every key and has no defaults, because DVC cannot see a value that is not in the
+file. Only keys for other kinds of input may be left out. Like DVC, it is YAML 1.2: `off` and `yes`
+are text, 1e-3 is a number. All mistakes are reported at once; an unknown key is reported with the
+key that was probably meant.
 """
 
 import contextlib
@@ -95,9 +95,10 @@ class Params(ParamsSection):
 
 
 def misfits(params: Params) -> list[str]:
-    """List the contradictions between sections that are valid on their own.
+    """List the contradictions between sections, each of which is valid on its own.
 
-    `params` may lack sections (`sound_part`); a rule that needs a missing section is skipped.
+    `params` may lack the invalid sections (see `sound_part`). A rule that needs a missing section
+    is skipped.
     """
     problems: list[str] = []
     for rule in _RULES:
@@ -265,7 +266,7 @@ def _settings_without_effect(params: Params) -> Iterator[str]:
 
 
 def _texts_without_columns(params: Params) -> Iterator[str]:
-    """List a text task without the columns of its texts, or limits that no text meets."""
+    """List mistakes of text tasks: no text columns, or limits of length that no text meets."""
     data, clean = params.data, params.clean
     if not kind_of(data.task).input.has_texts:
         return
@@ -282,7 +283,7 @@ def _texts_without_columns(params: Params) -> Iterator[str]:
 
 
 def _tokens_that_do_not_fit(params: Params) -> Iterator[str]:
-    """List a network that reads only bytes, or only tokens, with rows of the other kind."""
+    """List mistakes of text networks that read only bytes, or only tokens, but get the other."""
     network, tokenizer = params.train.network, params.precompute.tokenizer
     if network == "hashed_ngrams" and tokenizer is not None:
         yield (
@@ -338,7 +339,7 @@ def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str
 
 
 def _decision_without_classes(params: Params, target: TargetKind) -> Iterator[str]:
-    """List a decision about two classes if the task has none, or other ones."""
+    """List mistakes of `evaluate.decision`, which needs a task with exactly its two classes."""
     decision, classes = params.evaluate.decision, params.data.classes
     if decision is None:
         return
@@ -359,7 +360,7 @@ def _value(params: Params, key: str) -> Any:
 
 
 def _pruning_without_effect(params: Params) -> Iterator[str]:
-    """List pruned variants without pruning, pruning without a variant, and impossible pruning."""
+    """List mistakes of pruning: without a pruned variant, variants without it, or impossible."""
     kind, train = params.prune.kind, params.train
     wanted = [variant for variant in params.export.variants if variant in PRUNED_VARIANTS]
     if wanted and kind is None:
@@ -413,7 +414,7 @@ def _loss_of_another_task(params: Params) -> Iterator[str]:
 
 
 def _members_that_do_not_fit(params: Params) -> Iterator[str]:
-    """List the mistakes of each member as if it were the only model."""
+    """List the mistakes of each ensemble member, checked as if it were the only model."""
     ensemble, task = params.ensemble, params.data.task
     if ensemble.method is None:
         return
@@ -483,12 +484,12 @@ def _settings_without_effect_on(train: TrainParams, has_classes: bool) -> Iterat
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read and check `params.yaml`; ParamsError with every mistake in it."""
+    """Read and check `params.yaml`. Raises ParamsError that lists every mistake."""
     return parse_params(read_content(path), str(path))
 
 
 def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
-    """Read `params.yaml` as an unchecked mapping of sections; ParamsError if it is not one."""
+    """Read `params.yaml` without checking its keys. Raises ParamsError if it is not a mapping."""
     try:
         content = read_yaml(path)
     except FileNotFoundError:
@@ -501,7 +502,7 @@ def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
 
 
 def no_project(path: Path) -> ParamsError:
-    """Describe a working directory without `params.yaml`."""
+    """Create the error for a working directory that has no `params.yaml`."""
     return ParamsError(
         f"{path} is missing in {Path.cwd()}, expected in the folder of a project. "
         "Change to that folder, or make a project: `slipway init --data PATH`."
@@ -509,7 +510,7 @@ def no_project(path: Path) -> ParamsError:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file; ValueError with the mistake and its correction."""
+    """Read a YAML file. Raises ValueError, whose text has the mistake and its correction."""
     return parse_yaml(path.read_bytes(), str(path))
 
 
@@ -589,7 +590,10 @@ def mistakes_in(content: dict[str, Any]) -> list[str]:
 
 
 def sound_part(content: dict[str, Any]) -> Params:
-    """Return the sections without a mistake; reading another one raises AttributeError."""
+    """Return Params with the valid sections only.
+
+    Reading a section that has a mistake raises AttributeError.
+    """
     sound: dict[str, Any] = {}
     content = _with_keys_of_other_kinds(content)
     for name, kind in Params.__annotations__.items():
@@ -599,7 +603,7 @@ def sound_part(content: dict[str, Any]) -> Params:
 
 
 def _with_keys_of_other_kinds(content: dict[str, Any]) -> dict[str, Any]:
-    """Return `content` with the keys that its kind of task may leave out.
+    """Return `content`, completed with the keys that its kind of task may leave out.
 
     An unknown task may leave out the keys of every kind: only the task is reported as a mistake.
     """
@@ -622,7 +626,7 @@ def _described(error: ValidationError, content: dict[str, Any]) -> list[str]:
 
 
 def _budgets_above_one(params: Params) -> Iterator[str]:
-    """List losses of accuracy above 1, such as 5 for 0.05, which would allow everything."""
+    """List limits of accuracy loss above 1, such as 5 for 0.05, which would allow any loss."""
     if not kind_of(params.data.task).target.headline_is_fraction:
         return
     budgets = {
@@ -647,7 +651,7 @@ def _describe_gate(key: str, name: str, task: Task, metrics: list[str]) -> str:
 
 
 def _is_out_of_reach(name: str, gate: Gate) -> bool:
-    """Return True if no model can pass, for example 95 for 0.95."""
+    """Return True if no model can pass a gate, for example one of 95 instead of 0.95."""
     return (name not in UNBOUNDED_METRICS and gate.min is not None and gate.min > 1) or (
         name != "r2" and gate.max is not None and gate.max < 0
     )

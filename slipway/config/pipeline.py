@@ -1,7 +1,8 @@
 """The dvc.yaml of a project: written by `slipway init`, renewed by `slipway upgrade`.
 
-Its first lines hold a digest of the others, which reveals an edit, such as a further dependency:
-the file is then merged, not replaced. RECORD stores the text as it was written, for this merge.
+Its first lines hold a digest of the others. The digest reveals if the user edited the file, for
+example to add a dependency; an edited file is merged, not replaced. RECORD stores the text as it
+was written, for this merge.
 """
 
 import re
@@ -37,7 +38,7 @@ def is_unedited(text: str) -> bool:
 
 
 def is_edit_of(text: str, written: str) -> bool:
-    """Return True if both have the same first lines: `text` was edited from what was `written`."""
+    """Return True if `text` is an edited version of `written`: both have the same first lines."""
     head = _WRITTEN.match(text)
     return head is not None and written.startswith(head[0])
 
@@ -48,7 +49,10 @@ def has_head(text: str) -> bool:
 
 
 def with_new_head(text: str) -> str:
-    """Return the text with the first lines of this version; unchanged if it has no such lines."""
+    """Return the text with this version's first lines in place of its own.
+
+    A text without such lines is returned unchanged.
+    """
     head, new = _WRITTEN.match(text), _WRITTEN.match(pipeline_text())
     return new[0] + text[head.end() :] if head and new else text
 

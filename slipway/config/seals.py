@@ -1,12 +1,13 @@
-"""Seals the inputs of a stage, so that no record can name other inputs than those it read.
+"""Seals the inputs of a stage, so that records always name the inputs that the stage read.
 
-At its start a stage notes the params that `dvc.yaml` lists for it, the digests of its code, and
-size, time and inode of the files it depends on. At its end, before it removes resumable state, it
-compares. If something changed it fails, else it writes `artifacts/seals/STAGE.json`.
+When a stage starts, it notes the params that `dvc.yaml` lists for it, the digests of its code, and
+the size, time and inode of the files it depends on. When it ends, before it removes resumable
+state, it compares them. If something changed, the stage fails; else it writes the seal,
+`artifacts/seals/STAGE.json`.
 
-DVC reads `params.yaml` after a stage has ended, so `dvc.lock` may still name values that were
-edited meanwhile. Each stage therefore compares the seals of the stages before it with `dvc.lock`.
-A stage that was run by hand has no entry there, so its seal stands for itself.
+DVC reads `params.yaml` after a stage has ended, so `dvc.lock` may name values that were edited
+while the stage ran. Therefore each stage compares the seals of the stages before it with
+`dvc.lock`. A stage that was run by hand has no entry there, and its seal is taken as it is.
 """
 
 import fnmatch
@@ -70,7 +71,7 @@ class Seal:
         _raise_changed(self.stage, _PARAMS, _changes(self.params, params))
 
     def write(self) -> None:
-        """Write digests and params, which are equal for equal runs."""
+        """Write the seal: digests and params only, so that equal runs give equal files."""
         content = {
             "format_version": _FORMAT,
             "stage": self.stage,
@@ -91,7 +92,10 @@ class _LockedPath(BaseModel):
     size: int | None = None
 
     def facts(self) -> str | dict[str, int | None] | None:
-        """Return the MD5 of a file or the counts of a folder, as `_facts` does; None if missing."""
+        """Return a file's MD5, or a folder's number and size of files, in the form of `_facts`.
+
+        None if dvc.lock lacks them.
+        """
         if self.hash != "md5" or self.md5 is None:
             return None
         if not self.md5.endswith(".dir"):
@@ -113,11 +117,11 @@ _open: list[Seal] = []  # of the stage that this process runs
 
 @contextmanager
 def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
-    """Seal the inputs of `stage` while the block runs; `content` is that of params.yaml.
+    """Seal the inputs of `stage` while the block runs. `content` is that of params.yaml.
 
-    Without a `stage`, in the stage `code` and in ranks started by another process nothing is
-    sealed. SealError if the record of an earlier stage is wrong, if code.yaml is for other code, or
-    if inputs change.
+    Nothing is sealed without a `stage`, in the stage `code`, and in training processes that another
+    process started. Raises SealError if the seal of an earlier stage does not match dvc.lock, if
+    code.yaml is of other code, or if inputs change during the block.
     """
     if stage is None or stage == "code" or any(_rank(name) > 0 for name in _RANKS):
         yield
@@ -160,7 +164,10 @@ def _rank(variable: str) -> int:
 
 
 def check_inputs() -> None:
-    """Compare the inputs of the running stage; called before its work in progress is removed."""
+    """Raise SealError if the inputs of the running stage changed.
+
+    A stage calls it before it removes its work in progress.
+    """
     for seal in _open:
         seal.check()
 
@@ -196,7 +203,10 @@ def sealed_params(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_code(seal: Seal) -> None:
-    """Refuse a code.yaml of other code, which dvc.lock would record for this run."""
+    """Raise SealError if code.yaml has digests of other code than the stage runs.
+
+    dvc.lock would record those digests for this run.
+    """
     known = load_mapping(_ROOT / CODE_DIGESTS).get(seal.stage)
     if known is not None and known != files.digest_json(seal.code):
         raise SealError(
@@ -230,7 +240,10 @@ def _check_before(seal: Seal, pipeline: Pipeline) -> None:
 
 
 def _check_model(entry: _Locked) -> None:
-    """Compare the params in model.json with those of train in dvc.lock, or else in its seal."""
+    """Raise SealError if model.json has other params than the stage `train` ran with.
+
+    Those params are in dvc.lock, or else in the seal of `train`.
+    """
     card = Path(_MODEL) / "model.json"
     known = entry.params.get(_PARAMS)
     source = "dvc.lock"
@@ -350,7 +363,10 @@ def _raise_changed(stage: str, what: str, changes: list[str]) -> None:
 
 
 def _state(path: Path) -> dict[str, str]:
-    """Digest names, sizes, times and inodes by folder; a file has an entry of its own."""
+    """Return a digest of the files' names, sizes, times and inodes for each folder below `path`.
+
+    If `path` is a file, the only entry has its size, time and inode.
+    """
     if not path.is_dir():
         return {path.as_posix(): _stamp(path)}
     found = {}
@@ -430,7 +446,7 @@ def _prefixes(key: str) -> list[str]:
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
-    """Build sections from dotted keys."""
+    """Return nested sections for values with dotted keys."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         *sections, name = key.split(".")

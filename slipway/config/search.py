@@ -29,7 +29,7 @@ class DimensionParams(ParamsSection):
 
     @property
     def bounds(self) -> list[int | float] | None:
-        """The bounds of the range, of either kind."""
+        """The bounds of the range, linear or logarithmic; None for a list of choices."""
         return self.range or self.log_range
 
     def problems(self) -> Iterator[str]:

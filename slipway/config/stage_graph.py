@@ -35,9 +35,9 @@ class Pipeline:
 
 
 def read_pipeline(content: dict[str, Any] | None = None) -> Pipeline:
-    """Read `dvc.yaml`; without it no key is listed, so every key counts.
+    """Read the stages of `dvc.yaml`. Without the file, every key counts for every stage.
 
-    `content` is that of params.yaml, which is read if it is None.
+    `content` is that of params.yaml; the file is read if it is None.
     """
     stages = load_mapping(PIPELINE).get("stages") or {}
     if content is None:

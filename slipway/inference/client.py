@@ -86,7 +86,10 @@ class Client:
         return answers if is_list else answers[0]
 
     def explain(self, item: Any) -> Explanation:
-        """Return the answer to one image, row or text with its explanation."""
+        """Return the prediction for one image, row or text, with its explanation.
+
+        Raises ServiceError and UnavailableError as `predict` does.
+        """
         rows, is_list = _rows(item)
         if is_list or image_list(item) is not None:
             raise DataError("found a list, expected one item: explain each by itself.")
@@ -117,7 +120,11 @@ class Client:
         self.close()
 
     def _ask(self, method: str, path: str, request: _Request | None = None) -> dict[str, Any]:
-        """Send a request, and repeat it while the service is busy, after its `Retry-After`."""
+        """Send a request and return the JSON response.
+
+        While the service is busy or unreachable, the request is repeated. The waits follow the
+        header `Retry-After`, or else double each time. Raises ServiceError or UnavailableError.
+        """
         headers = {"content-type": request[0]} if request else {}
         body = request[1] if request else None
         left_s, wait_s = self._max_wait_s, _FIRST_WAIT_S
@@ -155,9 +162,9 @@ class Client:
 
 
 def _rows(given: Any) -> tuple[list[Mapping[str, Any]] | None, bool]:
-    """Return the rows of a dict, a DataFrame or a list of dicts, and True for several.
+    """Return table rows as dicts, and True if `given` is a DataFrame or a list of dicts.
 
-    The rows are None if `given` holds images.
+    The rows are None if `given` is neither of these nor a dict, such as an image.
     """
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(given, pandas.DataFrame):

@@ -30,7 +30,7 @@ _INVALID = RowFault("invalid_answer", "the model answered NaN or an infinity")
 
 @dataclass(frozen=True)
 class PredictedFile:
-    """Counts of a finished run."""
+    """The result of `predict_files`: the file, and how many rows have an answer or a fault."""
 
     destination: Path
     rows: int  # of the source
@@ -111,7 +111,7 @@ def _write_parts(
     size: int,
     on_progress: Progress,
 ) -> Iterator[PartRecord]:
-    """Write the parts that follow the first `num_parts`."""
+    """Predict the rows after the first `num_parts` parts, and yield the record of each part."""
     done = num_parts * size
     for number, piece in enumerate(rows.pieces(done, size, model.max_batch_size), num_parts):
         answers: list[Answer] = [None] * piece.carried.num_rows

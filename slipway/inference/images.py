@@ -1,4 +1,4 @@
-"""Images that Python callers pass, as the encoded bytes that the service would receive."""
+"""Converts images from Python callers to encoded bytes, as the service would receive them."""
 
 import io
 import os
@@ -24,7 +24,10 @@ Made = TypeVar("Made")
 
 
 def image_list(given: object) -> list[Any] | None:
-    """Return the images of a list, a tuple or a four-dimensional array; None for one image."""
+    """Return a list of images if `given` holds several; None if it is a single image.
+
+    Several images are a list, a tuple or a four-dimensional array.
+    """
     if isinstance(given, (list, tuple)):
         return list(given)
     return list(given) if isinstance(given, np.ndarray) and given.ndim == 4 else None
@@ -87,13 +90,16 @@ class ImageReader:
         return self._batches(items, batch_size), True
 
     def decode(self, item: object) -> NDArray[np.uint8]:
-        """Decode one image to (size_px, size_px, channels)."""
+        """Decode one image to pixels (size_px, size_px, channels) uint8."""
         return array_from_bytes(image_bytes(item), self._contract)
 
     def in_order(
         self, make: Callable[[Given], Made], items: Iterable[Given], ahead: int
     ) -> Iterator[Future[Made]]:
-        """Run `make` on threads and yield its futures in order, at most `ahead` before use."""
+        """Run `make` on each item, on threads, and yield the futures in the order of the items.
+
+        At most about `ahead` results are computed before they are used, which limits memory.
+        """
         waiting: deque[Future[Made]] = deque()
         try:
             for item in items:

@@ -47,7 +47,7 @@ _TRIES = 3  # to measure the time of a row, because other work can slow down any
 
 
 class ItemReader(Protocol):
-    """Converts what callers pass to network inputs. Each kind of input has its own reader."""
+    """Converts Python objects to network inputs. Each kind of input has its own reader."""
 
     def read(self, given: object, batch_size: int) -> tuple[Iterator[NDArray[Any]], bool]:
         """Return batches of at most `batch_size` inputs, and True if `given` is a list."""

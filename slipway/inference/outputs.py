@@ -1,7 +1,8 @@
-"""Files of predictions: CSV, Parquet or JSON lines, by the ending of their name.
+"""Writes predictions to CSV, Parquet or JSON lines, by the ending of the file's name.
 
-Each row of the source has one row, in the same order: its own cells, then the answer, or the reason
-why it has none. A file is written in parts; the joined content depends only on the rows.
+The file has a row for each row of the source, in the same order: the source's cells, then the
+answer, or the reason why there is none. A file is written in parts; the joined content depends only
+on the rows, not on interruptions.
 """
 
 import csv
@@ -24,7 +25,7 @@ Answer = Mapping[str, Any] | None
 
 
 class AnswerFile(Protocol):
-    """A format of answer files."""
+    """Encodes answers in one file format."""
 
     def encode(
         self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
@@ -58,7 +59,7 @@ def answer_file(
 
 
 class JsonLines:
-    """Format with a JSON object per line: the cells as `row`, then `prediction` and `error`."""
+    """JSON lines: one object per row, with the keys `row` (cells), `prediction` and `error`."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class JsonLines:
 
 
 class ParquetAnswers:
-    """Parquet: a row group for each part, a column for each cell and each field of the answer."""
+    """Parquet: a row group per part; the source's columns, then a column per answer field."""
 
     def __init__(
         self,

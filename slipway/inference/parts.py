@@ -1,4 +1,4 @@
-"""Finished parts of a file that is being written, from which a killed run resumes.
+"""Stores finished parts of a prediction file, so that a killed run can resume.
 
 DESTINATION.parts/manifest.json    the model, the source and the format; a run with others fails
 DESTINATION.parts/00000007.part    the content of one part
@@ -23,14 +23,14 @@ COMPLETE = "complete"
 
 
 class PartRecord(Contract):
-    """The counts of rows and faults of one part."""
+    """The record of one finished part: its number of rows, and its faults by code."""
 
     rows: int
     faults: dict[str, int]  # rows without an answer, by code
 
 
 class PartsManifest(Contract):
-    """Everything that determines the content of the parts."""
+    """Everything that determines the content of the parts. A resumed run must have the same."""
 
     format_version: Literal[1]
     model: str  # digest of the bundle

@@ -1,7 +1,7 @@
-"""Rows of a table that Python callers pass: dicts as the service accepts them, or whole tables.
+"""Converts table rows from Python callers: dicts as the service accepts them, or whole tables.
 
-The cells of a DataFrame or a file are read by the code that reads tables for training, so text such
-as "1,200" or "yes" means the same. Columns that the model does not use are ignored there.
+Cells of a DataFrame or a file are read by the same code as for training, so text such as "1,200" or
+"yes" means the same. Unlike in dicts, columns that the model does not use are ignored in tables.
 """
 
 import difflib
@@ -83,7 +83,7 @@ def require_columns(names: Sequence[str], wanted: Sequence[str]) -> None:
 
 
 def chunked(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray:
-    """Return the column as a chunked array."""
+    """Return a pyarrow column as a chunked array, whether or not it is one already."""
     return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
 
 
@@ -94,7 +94,7 @@ def _encoded(
 
 
 def _is_refused(typed: TypedColumn, column: Column) -> NDArray[np.bool_]:
-    """Return True for each cell that the column does not allow, (N,)."""
+    """Return a mask (N,) of the cells that the column does not allow."""
     is_missing = typed.cell_states == MISSING
     refused = typed.cell_states == BAD
     if column.required or not column.takes_missing:
@@ -108,7 +108,7 @@ def _is_refused(typed: TypedColumn, column: Column) -> NDArray[np.bool_]:
 
 
 def _fault(typed: TypedColumn, column: Column, row: int) -> CellError:
-    """Return the fault of a refused cell, worded as by the service."""
+    """Return the fault of the refused cell in a row, with the same message as the service's."""
     state, value = typed.cell_states[row], typed.cells[row]
     if state == BAD:
         value = typed.raw.values[int(typed.raw.codes[row])].as_py()

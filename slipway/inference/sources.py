@@ -1,7 +1,7 @@
-"""Inputs of file prediction: images, texts, or a table in CSV, Parquet or JSON lines.
+"""Reads the inputs of file prediction: images, texts, or a table in CSV, Parquet or JSON lines.
 
-A source is read from start to end in pieces, so memory does not grow with the rows. Every row of a
-source is in exactly one piece, bad rows with their fault.
+A source is read from start to end in pieces, so that memory does not grow with the number of rows.
+Every row is in exactly one piece; a row that cannot be read is there with its fault.
 """
 
 import hashlib
@@ -61,7 +61,10 @@ class RowFault(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows of a source. Use up `batches` before `faults`."""
+    """Consecutive rows of a source: their cells, network inputs and faults.
+
+    `faults` is complete only after all `batches` were consumed.
+    """
 
     carried: pa.Table  # the cells that stand beside the answers; one row for each of the source
     batches: Iterator[Batch]
@@ -69,7 +72,7 @@ class Piece:
 
 
 class FileSource(Protocol):
-    """A file or folder, read by one contract. Each kind of input has its own class."""
+    """A file or folder whose rows are read by an input contract. Each kind of input has a class."""
 
     num_rows: int | None  # None if only reading all of it would tell
     identity: str  # another one if the content changed
@@ -208,14 +211,17 @@ class RowFile(ABC, Generic[RowContract]):
     @staticmethod
     @abstractmethod
     def names_of(contract: RowContract) -> list[str]:
-        """Return the columns that the contract needs."""
+        """Return the names of the columns that the contract needs."""
 
     @abstractmethod
     def read(self, cells: pa.Table) -> ReadRows:
-        """Convert the cells of these columns to network inputs."""
+        """Convert a table with the needed columns to network inputs, and the faults of bad rows."""
 
     def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
-        """Read the rows from the start; `skip` is a multiple of `size`."""
+        """Yield pieces of `size` rows after the first `skip` rows, a multiple of `size`.
+
+        The skipped rows are read too, because a file cannot be entered in the middle.
+        """
         for number, rows in enumerate(self._tables(size)):
             if (number + 1) * size > skip:
                 yield self._piece(rows, batch_size)
@@ -240,7 +246,7 @@ class RowFile(ABC, Generic[RowContract]):
 
 
 class TableFile(RowFile[ColumnContract]):
-    """The rows of a table."""
+    """The rows of a table file, for a table model."""
 
     @staticmethod
     def names_of(contract: ColumnContract) -> list[str]:
@@ -251,7 +257,7 @@ class TableFile(RowFile[ColumnContract]):
 
 
 class TextFile(RowFile[TextContract]):
-    """The texts of a table."""
+    """The text columns of a table file, for a text model."""
 
     @staticmethod
     def names_of(contract: TextContract) -> list[str]:
@@ -296,7 +302,7 @@ class TextFiles:
             yield Piece(_named(part), self._batches(part, batch_size, faults), faults)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: this source has no threads."""
 
     def _batches(
         self, names: Sequence[str], batch_size: int, faults: dict[int, RowFault]

@@ -1,4 +1,4 @@
-"""Texts that Python callers pass: strings, dicts as the service accepts them, or whole tables."""
+"""Converts texts from Python callers: strings, dicts as the service accepts them, or tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -73,7 +73,7 @@ class TextReader:
             yield encode_texts(texts, self._contract)
 
     def _text(self, row: object, position: int | None) -> str:
-        """Read one row; `position` is that in a list."""
+        """Read the text of one string or dict. `position` is its place in a list, for errors."""
         names = self._contract.columns
         if isinstance(row, str) and len(names) == 1:
             row = {names[0]: row}

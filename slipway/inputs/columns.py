@@ -1,12 +1,14 @@
-"""Table rows to network inputs, shared by training and serving.
+"""Converts table rows to network inputs, for training and serving alike.
 
 A column contract is fitted on the training split and stored in the bundle: kinds, bounds,
-categories, means, scales and replacements for missing values. `read_row` refuses values that the
-contract does not allow, under the name of a rule; `encode` turns typed columns into one float32
-matrix. Values unlike the data (a new category, a missing value in a complete column) are refused,
-never guessed. If only rows outside the training split lack values or have new categories, the
-network could not learn an indicator for them: they become the median, or the commonest category,
-of the training rows.
+categories, means, scales and replacements for missing values. `read_row` checks the cells of a row
+against the contract, and refuses one with the name of the broken rule. `encode` turns typed columns
+into one float32 matrix.
+
+Values unlike the data, such as a new category or a missing value in a complete column, are refused
+and never guessed. One case is different: validation or test rows lack values or have new
+categories, but training rows do not. The network then could not learn an indicator for them, so
+such values are replaced by the median or the most frequent category of the training rows.
 """
 
 import math
@@ -34,7 +36,7 @@ _EXPONENT_FROM = 1e9  # from here on, examples show whole numbers in short form 
 
 
 class ColumnType(Contract):
-    """Type of a column, inferred or set by the user."""
+    """The type and the bounds of a column, inferred or set by the user."""
 
     name: str
     kind: Kind
@@ -69,11 +71,11 @@ class Column(ColumnType):
 
     @cached_property
     def codes(self) -> dict[str, int]:
-        """Code of each category, from 1."""
+        """The integer code of each category, from 1. Code 0 stands for missing or unknown."""
         return {category: position for position, category in enumerate(self.categories, start=1)}
 
     def describe(self) -> dict[str, Any]:
-        """Return the kind, whether it is required, and its categories or bounds."""
+        """Return name and kind, if a value is required, and categories or bounds, as JSON."""
         described = {"name": self.name, "kind": self.kind, "required": self.is_required}
         if self.kind == "category":
             return described | {
@@ -104,7 +106,7 @@ class Column(ColumnType):
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """A contract as arrays: encoding takes the same few calls for any number of columns."""
+    """A contract's parameters as arrays, so that numpy encodes all columns in a few calls."""
 
     names: list[str]  # of the numbers, booleans and dates
     fills: NDArray[np.float64]  # (numeric,) like the next two
@@ -129,22 +131,22 @@ class ColumnContract(InputContract):
 
     @cached_property
     def accepted(self) -> frozenset[str]:
-        """Names that a row may have."""
+        """Names of the columns that a row may have, those that training ignored included."""
         return frozenset([*(column.name for column in self.columns), *self.ignored])
 
     @property
     def numeric(self) -> list[Column]:
-        """Numbers, booleans and dates, in input order."""
+        """The columns of numbers, booleans and dates, in the order of the network's input."""
         return [column for column in self.columns if column.kind != "category"]
 
     @property
     def indicated(self) -> list[Column]:
-        """Columns of `numeric` with an indicator, in the same order."""
+        """The columns of `numeric` that have an indicator of missing values, in the same order."""
         return [column for column in self.numeric if column.has_missing]
 
     @property
     def categorical(self) -> list[Column]:
-        """Categories, in input order."""
+        """The columns of categories, in the order of the network's input."""
         return [column for column in self.columns if column.kind == "category"]
 
     @property
@@ -190,7 +192,7 @@ class ColumnContract(InputContract):
         return {column.name: column.example() for column in self.columns}
 
     def example_rows(self, num_rows: int) -> NDArray[np.float32]:
-        """Return (num_rows, width) encoded rows within one standard deviation."""
+        """Return made-up encoded rows (num_rows, width) float32, within one standard deviation."""
         rows = np.arange(num_rows)[:, np.newaxis]
         values = (rows + np.arange(len(self.numeric))) % 7 / 3 - 1
         indicators = (rows + np.arange(len(self.indicated))) % 2
@@ -204,7 +206,11 @@ class ColumnContract(InputContract):
 
 
 def positions_of(contract: ColumnContract) -> list[list[int]]:
-    """The positions of each column in the encoded row: value and indicator, or category code."""
+    """Return the positions of each column in the encoded row.
+
+    A number, boolean or date has one for its value and perhaps one for its indicator; a category
+    has one for its code.
+    """
     names, indicated = contract.layout.names, [column.name for column in contract.indicated]
     categories = [column.name for column in contract.categorical]
     positions = []
@@ -299,9 +305,9 @@ def encode_rows(
 
 
 def _hint(name: str, known: set[str]) -> str:
-    """Suggest the column whose name differs only in case, else list all columns.
+    """Return a hint for an unknown column: the name that differs only in case, or all names.
 
-    Compares exactly, not by similarity, so that long names from callers cannot slow it.
+    Does not search for similar names, because long names from callers would make that slow.
     """
     for column in sorted(known):
         if len(name) <= MAX_CATEGORY_LENGTH and column.strip().lower() == name.strip().lower():
@@ -315,7 +321,11 @@ def _fill(
     codes: Sequence[NDArray[np.float32]],
     layout: ColumnLayout,
 ) -> None:
-    """Fill (rows, width) from the values of each number (None or NaN if missing) and category."""
+    """Write standardised values, indicators and category codes into `encoded` (rows, width).
+
+    `numbers` has a sequence of cells for each numeric column, with None or NaN for missing. `codes`
+    has an array (rows,) for each category column. Raises CellError if a value overflows float32.
+    """
     end = len(numbers)
     matrix = np.array(numbers, np.float64).reshape(end, len(encoded)).T  # (rows, numeric)
     missing = np.isnan(matrix)
@@ -335,7 +345,7 @@ def _fill(
 
 
 def days_since_1970(moment: datetime) -> float:
-    """Convert a date to a number; without a time zone it is UTC."""
+    """Return the days from 1970-01-01 UTC to `moment`, which is in UTC if it has no time zone."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return moment.timestamp() / _SECONDS_PER_DAY
@@ -381,7 +391,7 @@ def _typed(value: Any, column: Column) -> float | str:
 
 
 def _would_fit(text: str, column: Column) -> bool:
-    """Return True for the text of a number or boolean that the column would allow."""
+    """Return True if a text spells a number or boolean that the column would allow."""
     if column.kind == "boolean":
         return text.strip().lower() in ("true", "false")
     try:

@@ -13,47 +13,53 @@ from slipway.system.errors import ParamsError
 
 
 class InputContract(Contract):
-    """The form of a network's input, and how raw input becomes it."""
+    """Base of input contracts: shape and dtype of the network's input, and how to create it."""
 
     kind: str  # the name of the input kind
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row."""
+        """The shape of one row, without the batch dimension."""
         raise NotImplementedError
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32] | type[np.int32]:
-        """The type of its numbers."""
+        """The dtype of the network's input."""
         raise NotImplementedError
 
     @property
     def varies_in_length(self) -> bool:
-        """True if a network reads rows (length,) that end in zeros without some of these zeros."""
+        """True if rows (length,) are padded with zeros that may be cut off for the network."""
         return False
 
     def require_usable(self) -> None:
         """Raise BundleError if this process cannot turn raw input into rows of this form."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what callers need to know, as JSON."""
+        """Return the contract as JSON for callers, without details that only the network needs."""
         return self.model_dump(mode="json")
 
     @property
     def remark_names(self) -> tuple[str, ...]:
-        """The names of the remarks that every answer carries, each true or false."""
+        """Names of extra true-or-false fields in every answer, such as `truncated` for texts."""
         return ()
 
     def remarks(self, rows: NDArray[Any]) -> list[dict[str, bool]]:
-        """Return the remarks on each of the (rows, ...) inputs; empty without `remark_names`."""
+        """Return the remarks on each of the inputs (rows, ...), by name.
+
+        Returns an empty list if the contract has no `remark_names`.
+        """
         return []
 
     def redacted(self, payload: bytes) -> bytes:
-        """Return the body of a request as logs may keep it; the network reads both alike."""
+        """Return a request's body for logs, with personal data masked if the contract says so.
+
+        The network gives the same answer to the original and the returned body.
+        """
         return payload
 
     def example_rows(self, num_rows: int) -> NDArray[Any]:
-        """Return (num_rows, ...) inputs that a network may meet, with many different values."""
+        """Return made-up inputs (num_rows, ...) with many different valid values, for tests."""
         raise NotImplementedError
 
 

@@ -1,8 +1,9 @@
 """Sizes of the pictures in a HEIC or an AVIF, read before any pixel is decoded.
 
-The decoders believe different headers: libheif decodes no picture that is larger than its box
-`ispe`, but libavif decodes AV1 in the size that the AV1 stream gives. Formats: ISO/IEC 14496-12 and
-23008-12 (boxes), "AV1 Bitstream & Decoding Process Specification" of 2019, sections 5.3 to 5.9.
+The decoders trust different headers: libheif decodes no picture that is larger than its box `ispe`,
+but libavif uses the size in the AV1 stream. So both sizes are read, to refuse decompression bombs.
+Formats: ISO/IEC 14496-12 and 23008-12 (boxes), "AV1 Bitstream & Decoding Process Specification" of
+2019, sections 5.3 to 5.9.
 """
 
 import struct
@@ -19,7 +20,7 @@ Span = tuple[int, int]  # begin and end among the bytes of a file
 
 
 class _Sequence(NamedTuple):
-    """The header that frames of an AV1 stream refer to."""
+    """The sequence header of an AV1 stream, which its frame headers refer to."""
 
     size: tuple[int, int]  # width and height, unless a frame overrides them
     largest: tuple[int, int]  # that a frame can override them with
@@ -30,7 +31,10 @@ class _Sequence(NamedTuple):
 
 
 def stated_sizes(payload: bytes) -> Iterator[tuple[int, int]]:
-    """Yield width and height of each box `ispe`; ValueError or struct.error if damaged."""
+    """Yield the width and height in pixels that each box `ispe` states.
+
+    Raises ValueError or struct.error if the file is damaged.
+    """
     properties = _inside(payload, _inside(payload, _meta(payload), b"iprp"), b"ipco")
     for begin, end in _inside(payload, properties, b"ispe"):
         if end - begin >= _ISPE_BYTES:
@@ -38,9 +42,9 @@ def stated_sizes(payload: bytes) -> Iterator[tuple[int, int]]:
 
 
 def av1_sizes(payload: bytes) -> Iterator[tuple[int, int]]:
-    """Yield width and height of each frame that decoding an AVIF can decode.
+    """Yield the width and height in pixels of each AV1 frame in an AVIF.
 
-    ValueError, LookupError or struct.error if it is damaged or has no frame.
+    Raises ValueError, LookupError or struct.error if the file is damaged or has no frame.
     """
     streams = list(_av1_streams(payload))
     if not streams or sum(map(len, streams)) > 4 * len(payload):
@@ -63,7 +67,7 @@ def av1_sizes(payload: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _boxes(payload: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield kind, begin and end of the content of each box."""
+    """Yield the boxes between two byte positions: kind, and begin and end of their content."""
     for _ in range(MAX_PARTS):
         if begin + 8 > end:
             return
@@ -111,7 +115,10 @@ def _av1_streams(payload: bytes) -> Iterator[bytes]:
 
 
 def _locations(iloc: bytes) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Yield an item's number, the kind of its origin, and offset and length of its extents."""
+    """Parse the box `iloc`. Yields for each item its number, construction method and extents.
+
+    An extent is (offset, length) in bytes.
+    """
     version, at = iloc[0], 6
 
     def number(num_bytes: int) -> int:
@@ -199,7 +206,7 @@ def _read_sequence(read: Callable[[int], int]) -> _Sequence:
 
 
 def _frame_size(read: Callable[[int], int], sequence: _Sequence) -> tuple[int, int]:
-    """Return the size of a frame, or the largest possible one if its header is unusual."""
+    """Return width and height of a frame; the stream's maximum if its header is unusual."""
     if sequence.is_still:
         return sequence.size
     if read(1):  # shows a decoded frame again

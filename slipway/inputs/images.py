@@ -1,6 +1,6 @@
-"""Image decoding and resizing, shared by training and serving, so both see identical pixels.
+"""Decodes and resizes images, for training and serving alike, so both see identical pixels.
 
-libjpeg-turbo decodes intact upright JPEGs and libspng plain PNGs straight into arrays; Pillow
+libjpeg-turbo decodes intact upright JPEGs, and libspng plain PNGs, straight into arrays. Pillow
 decodes everything else and every doubtful file. If two decoders accept a file, their pixels are
 equal.
 """
@@ -78,11 +78,11 @@ class ImageContract(InputContract):
         return np.uint8
 
     def require_usable(self) -> None:
-        """Import the user's transform, if there is one; an error if its code changed."""
+        """Import the user's transform, if any. Raises IntegrityError if its code changed."""
         load_transform(self)
 
     def example_rows(self, num_rows: int) -> NDArray[np.uint8]:
-        """Return (num_rows, size_px, size_px, channels) pixels of many levels."""
+        """Return made-up pixels (num_rows, size_px, size_px, channels) uint8 of many levels."""
         pixels = np.arange(num_rows * int(np.prod(self.shape)), dtype=np.uint64) % 251
         return pixels.astype(self.dtype).reshape(num_rows, *self.shape)
 
@@ -96,7 +96,7 @@ class DecodedImage(NamedTuple):
 
 
 def resize_rows(rows: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.uint8]:
-    """Bring (rows, height, width, channels) pixels of any size to the form of `contract`."""
+    """Resize pixels (rows, height, width, channels) of any size by the rules of `contract`."""
     return np.stack(
         [
             image_array(Image.fromarray(row[..., 0] if contract.channels == 1 else row), contract)
@@ -116,7 +116,10 @@ def decode_image(payload: bytes, max_pixels: int) -> Image.Image:
 
 
 def _decode_fast(payload: bytes, max_pixels: int) -> NDArray[np.uint8] | None:
-    """Decode to (H, W) grey, (H, W, 3) RGB or (H, W, 4) opaque RGBA; None if Pillow must decode."""
+    """Decode a plain PNG or an intact upright JPEG; None for any other file.
+
+    The pixels are uint8: (H, W) grey, (H, W, 3) RGB or (H, W, 4) opaque RGBA.
+    """
     pixels = decode_plain_png(payload, max_pixels)
     return decode_jpeg(payload, max_pixels) if pixels is None else pixels
 
@@ -135,7 +138,7 @@ class PixelBuffer:
         self._memory = bytearray()
 
     def of(self, num_bytes: int) -> bytearray:
-        """Return at least `num_bytes` bytes with arbitrary content."""
+        """Return the buffer, grown to at least `num_bytes` bytes. Its content is arbitrary."""
         if len(self._memory) < num_bytes:
             self._memory = bytearray(num_bytes)
         return self._memory
@@ -185,7 +188,7 @@ def decode_jpeg(
 def decode_jpeg_pixels(
     payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None
 ) -> NDArray[np.uint8] | None:
-    """Decode as `decode_jpeg` does, with a `header` already read."""
+    """Decode a JPEG as `decode_jpeg` does, for callers that already have its header."""
     if header.is_grey:
         return decode_jpeg_grey(payload, header, buffer)
     return _decode(payload, header, "RGBA", 4, buffer)
@@ -344,7 +347,10 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
 
 
 def _check_pictures(payload: bytes, image_format: str, max_pixels: int) -> None:
-    """Check the sizes of all pictures in a HEIC or an AVIF; the image may be one of many."""
+    """Check the sizes of all pictures in a HEIC or an AVIF, which may hold several.
+
+    Raises ImageError with the rule `pixel_bomb` or `truncated`.
+    """
     try:
         for width, height in heif.stated_sizes(payload):  # encoders round up to 64 pixels
             _check_size(max(width - 63, 1), max(height - 63, 1), max_pixels)
@@ -402,9 +408,10 @@ def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint
 
 
 def array_and_values(payload: bytes, contract: ImageContract) -> "tuple[NDArray[np.uint8], Values]":
-    """Return the array and the values of the contract's transform ({} without one).
+    """Decode an image, and return its array with the values that the user's transform returned.
 
-    ImageError with the rule `transform_failed` if the transform fails on this image.
+    The array is (size_px, size_px, channels) uint8. Without a transform the values are {}. Raises
+    ImageError if the image is unreadable, with the rule `transform_failed` if the transform fails.
     """
     pixels = _decode_fast(payload, contract.max_pixels)
     if pixels is None:
@@ -432,7 +439,10 @@ def array_and_values(payload: bytes, contract: ImageContract) -> "tuple[NDArray[
 
 
 def _exact_size(pixels: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.uint8] | None:
-    """Return the array if no resizing or conversion is needed, without a slow Pillow image."""
+    """Return pixels (size_px, size_px, channels) if they need no resizing or conversion; else None.
+
+    This spares the slow way through a Pillow image.
+    """
     size = (contract.size_px, contract.size_px)
     if contract.channels == 1:
         return pixels[:, :, np.newaxis] if pixels.shape == size else None

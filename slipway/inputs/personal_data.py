@@ -1,8 +1,8 @@
-"""Personal data in texts, found by their form: e-mail addresses, phone numbers, payment cards.
+"""Finds personal data in texts by their form: e-mail addresses, phone numbers, payment cards.
 
-Cleaning flags them; training and the service mask them with the same function. A masked text has
-nothing left to mask, so a logged request is answered as it was. Names and postal addresses have no
-recognisable form and are not found.
+Cleaning flags them; training and the service mask them with the same function. Masking a masked
+text changes nothing, so the replay of a masked, logged request gives the original answer. Names and
+postal addresses have no recognisable form and are not found.
 """
 
 import re
@@ -33,7 +33,7 @@ _NATIONAL_DIGITS = range(9, 12)  # that begin with the 0 of trunk calls
 
 
 class Found(NamedTuple):
-    """A passage of a text with personal data."""
+    """A passage of a text with personal data: its kind, and its place in characters."""
 
     kind: PersonalData
     begin: int
@@ -64,7 +64,7 @@ def mask(text: str, kinds: Collection[PersonalData]) -> str:
 
 
 def _numbers(text: str, begin: int, end: int) -> Iterator[Found]:
-    """Yield the numbers between two places."""
+    """Yield the payment cards and phone numbers between two positions of a text."""
     for match in _DIGITS.finditer(text, begin, end):
         written = match.group()
         digits = [int(character) for character in written if character.isdecimal()]
@@ -75,7 +75,10 @@ def _numbers(text: str, begin: int, end: int) -> Iterator[Found]:
 
 
 def _is_card(written: str, digits: list[int]) -> bool:
-    """Check length, first digit and the check digit (Luhn's, ISO/IEC 7812-1)."""
+    """Return True for a payment card's number, by length, first digit and Luhn check digit.
+
+    Source: ISO/IEC 7812-1.
+    """
     if len(digits) not in _CARD_DIGITS or written[0] == "+" or digits[0] not in range(2, 7):
         return False
     doubled = [2 * digit - 9 * (digit > 4) for digit in digits[-2::-2]]

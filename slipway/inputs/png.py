@@ -36,7 +36,7 @@ _PIXELS, _SMALL_BYTES = b"IDAT", 64
 
 
 class PngHeader(NamedTuple):
-    """Mode and size of a plain PNG, known before any pixel is decoded."""
+    """Colour mode and size of a plain PNG, read before any pixel is decoded."""
 
     mode: str  # Pillow's: "L" or "RGB"
     width: int
@@ -101,7 +101,7 @@ def has_too_much_text(payload: bytes) -> bool:
 
 
 def _text_bytes(kind: bytes, content: bytes, most: int) -> int:
-    """Return the decompressed size of a text or profile, up to `most`."""
+    """Return the decompressed size of a text or profile chunk in bytes, counted up to `most`."""
     _, _, rest = content.partition(b"\0")  # after the keyword
     stream = rest[1:]
     if kind == b"iTXt":

@@ -1,4 +1,4 @@
-"""Texts to network inputs, shared by training and serving: their bytes in UTF-8, or their tokens.
+"""Converts texts to network inputs, for training and serving alike: UTF-8 bytes, or tokens.
 
 A text is normalised (Unicode NFC; every run of white space and control characters becomes one
 space), encoded, and cut between two characters, so that at most `max_bytes` bytes remain.
@@ -43,9 +43,9 @@ _EXAMPLE = "This is an example."
 
 
 class TextContract(InputContract):
-    """Input of a text network, the bytes or the tokens of each row.
+    """Input of a text network: the bytes or the tokens of each row's text.
 
-    (rows, max_bytes) uint8, or with a tokenizer (rows, max_tokens) int32.
+    Without a tokenizer it is (rows, max_bytes) uint8, with one (rows, max_tokens) int32.
     """
 
     kind: Literal["texts"]
@@ -96,7 +96,7 @@ class TextContract(InputContract):
 
     @property
     def vocabulary_size(self) -> int:
-        """One more than the largest id of a token; of bytes 256."""
+        """Number of possible token ids: the largest id plus 1. For bytes it is 256."""
         if self.tokenizer is None:
             return 256
         vocabulary: dict[str, int] = self.loaded_tokenizer.get_vocab(with_added_tokens=True)
@@ -148,7 +148,7 @@ class TextContract(InputContract):
         return dict.fromkeys(self.columns, _EXAMPLE)
 
     def example_rows(self, num_rows: int) -> NDArray[Any]:
-        """Return (num_rows, ...) texts of different lengths and words."""
+        """Return made-up encoded texts (num_rows, ...) of different lengths and words."""
         texts = [" ".join(map(str, range(row, 3 * row + 2))) for row in range(num_rows)]
         return encode_texts(texts, self)
 
@@ -157,13 +157,14 @@ class TextContract(InputContract):
         return ("truncated",)
 
     def remarks(self, rows: NDArray[Any]) -> list[dict[str, bool]]:
-        """Return the remark `truncated` of each row: its text was longer than the network reads."""
+        """Return the remark `truncated` of each row: True if its text was cut for the network."""
         return [{"truncated": cut} for cut in self.is_truncated(rows).tolist()]
 
     def redacted(self, payload: bytes) -> bytes:
-        """Return the JSON of rows with masked texts; those of the columns as the network sees them.
+        """Return a request's JSON body with personal data in its texts masked.
 
-        The same bytes if the contract masks nothing.
+        Texts of the contract's columns are also normalised. Returns `payload` itself if the
+        contract masks nothing.
         """
         if not self.masked:
             return payload
@@ -176,7 +177,7 @@ class TextContract(InputContract):
         return json.dumps(content).encode()
 
     def seen(self, cell: str) -> str:
-        """Return a cell in the form that networks see."""
+        """Return a cell as the network sees it: normalised, with personal data masked."""
         return self._masked(normalised(cell, _CHARACTERS_PER_BYTE * self.max_bytes))
 
     def _masked(self, text: str) -> str:
@@ -187,7 +188,7 @@ class TextContract(InputContract):
         return mask(text, self.masked)
 
     def is_truncated(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a (rows,) mask of the texts that were longer than the network reads."""
+        """Return a mask (rows,) of the encoded texts that were too long and were cut."""
         cut: NDArray[np.bool_] = rows[:, 0] < 0 if self.tokenizer else rows[:, -1] == TRUNCATED
         return cut
 
@@ -198,7 +199,7 @@ def _joined(text: str) -> str:
 
 
 def normalised(text: str, most: int | None = None) -> str:
-    """Return a text in the form that networks see, at most its first `most` characters."""
+    """Return a text in Unicode NFC with single spaces, cut to its first `most` characters."""
     text = _joined(text)
     if not text.isascii():
         text = unicodedata.normalize("NFC", _SURROGATE.sub(_REPLACEMENT, text[:most]))
@@ -206,7 +207,7 @@ def normalised(text: str, most: int | None = None) -> str:
 
 
 def text_of(cells: Iterable[str], contract: TextContract) -> str:
-    """Return the text of a row from its cells, in the order of the contract's columns."""
+    """Join the text cells of a row, given in the order of the contract's columns, to one text."""
     return SEPARATOR.join(map(contract.seen, cells))
 
 
@@ -310,7 +311,10 @@ def _encode_tokens(texts: Sequence[str], contract: TextContract) -> NDArray[np.i
 
 
 def _pair(encoded: bytes, size: int) -> tuple[str, str]:
-    """Return the texts of a pair. If they have more than `size` bytes, the longer one is cut."""
+    """Divide an encoded pair into its two texts, and cut the longer one to fit.
+
+    Together with the separator, the texts have at most `size` bytes.
+    """
     first, _, second = encoded.partition(SEPARATOR.encode())
     room = size - len(SEPARATOR)
     most = min(len(second), max(room - len(first), room // 2))
@@ -318,14 +322,15 @@ def _pair(encoded: bytes, size: int) -> tuple[str, str]:
 
 
 def _cut(encoded: bytes, size: int) -> str:
-    """Return the whole characters in the first `size` bytes."""
+    """Decode the first `size` bytes of UTF-8, without a last character that they cut."""
     return encoded[:size].decode(errors="ignore")
 
 
 def decode_row(row: NDArray[Any], contract: TextContract, mark: str = "...") -> str:
-    """Return the text of an encoded row, with `mark` at its end if it was cut.
+    """Decode an encoded row to text, with `mark` at its end if the text was cut.
 
-    A tokenizer that changes letters gives the text as it sees it, such as in lower case.
+    A tokenizer may change letters: the text is then as the tokenizer sees it, such as in lower
+    case.
     """
     if contract.tokenizer:
         ids = (np.abs(row[row != 0]) - 1).tolist()
@@ -339,7 +344,7 @@ def decode_row(row: NDArray[Any], contract: TextContract, mark: str = "...") -> 
 
 
 def _place_of_second(ids: list[int], contract: TextContract) -> int | None:
-    """Return the number of tokens before the second text of a pair."""
+    """Return the position of the first token of a pair's second text; None without a second."""
     separator = contract.pair_separator
     return ids.index(separator) + 1 if separator in ids else None
 

@@ -1,4 +1,4 @@
-"""User functions, named "package.module:function": their code is hashed before any of it runs.
+"""Runs user functions, named "package.module:function". Their code is verified before it runs.
 
 The digest covers the .py files of the function's module, or of its whole package. Imports from
 elsewhere are not covered. `load` imports the code only if it has the expected digest.
@@ -131,7 +131,10 @@ def _split(function: str) -> tuple[str, str]:
 
 
 def _source_files(module: str, function: str) -> tuple[Path, list[Path]]:
-    """Return the folder that names are relative to and the files. Imports nothing."""
+    """Return the .py files that the digest covers, and the folder that their names are relative to.
+
+    Imports nothing. The folder comes first.
+    """
     search_the_project()
     importlib.invalidate_caches()
     package, *rest = module.split(".")

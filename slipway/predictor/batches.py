@@ -12,9 +12,11 @@ Run = Callable[[NDArray[Any]], Answers]
 
 
 def padded(run: Run, max_batch_size: int) -> Run:
-    """Pad batches to a power of two, or to the largest batch if that is less.
+    """Wrap `run` so that it receives batches padded with zeros to a few sizes only.
 
-    A runtime that plans for each size then only receives sizes that were warmed up.
+    The sizes are the powers of two below `max_batch_size`, and `max_batch_size` itself. A runtime
+    that plans each batch size separately was warmed up with exactly these. The answers to padded
+    rows are dropped.
     """
 
     def run_padded(batch: NDArray[Any]) -> Answers:

@@ -1,8 +1,8 @@
 """Loads a model: a verified bundle, its certificate, and a warm runner.
 
-`open_model` succeeds completely or raises. Before a model is served, batches of each power of two
-have run with outputs that meet the bundle's output contract, and the golden rows have the answers
-of fp32.
+`open_model` succeeds completely or raises. Before it returns, the model has run batches of every
+power of two, its outputs met the bundle's output contract, and its answers to the golden rows
+agreed with those of the fp32 graph.
 """
 
 from dataclasses import replace
@@ -32,9 +32,10 @@ _NUM_TIMED = 3
 def open_model(
     options: ModelOptions, certified: tuple[LoadedBundle, Certificate] | None = None
 ) -> CertifiedModel:
-    """Check, select, load and warm up a model. Raises SlipwayError with the reason.
+    """Verify a bundle, select a runtime, load the model and warm it up.
 
-    `certified` is the result of `read_certified`, if the caller has it already.
+    `certified` is the result of `read_certified`, if the caller has it already. Raises SlipwayError
+    with the reason if the model must not or cannot run.
     """
     bundle, certificate = certified or read_certified(
         options.bundle,
@@ -62,7 +63,10 @@ def open_model(
 def _open_warm(
     options: ModelOptions, bundle: LoadedBundle, certificate: Certificate, max_batch_size: int
 ) -> CertifiedModel:
-    """Open a certified runner and warm it up with each batch size. Golden rows come later."""
+    """Select and load a certified runner, and warm it up with each batch size.
+
+    Does not check the golden rows; `open_model` does that afterwards.
+    """
     selection = select(options, bundle, certificate)
     is_on_cpu = selection.actual.provider == "cpu"
     run = selection.runner.run if is_on_cpu else padded(selection.runner.run, max_batch_size)
@@ -107,7 +111,10 @@ def _max_batch_size(options: ModelOptions, manifest: Bundle) -> int:
 
 
 def _warm_up(run: Run, manifest: Bundle, max_batch_size: int) -> int:
-    """Run batches of each power of two and check the outputs. Returns the largest quick batch."""
+    """Run batches of each power of two up to `max_batch_size`, and check their outputs.
+
+    Returns the largest batch, in rows, that runs within QUICK_S; 0 if not even one row does.
+    """
     size, quick_rows, is_quick = 1, 0, True
     while True:
         num_rows = min(size, max_batch_size)

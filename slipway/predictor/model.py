@@ -31,7 +31,7 @@ Counted = tuple[str, float, bool]
 
 
 class AnsweredRow(NamedTuple):
-    """The answer to one image or row."""
+    """The answer to one image, table row or text, with the outputs that it comes from."""
 
     outputs: NDArray[np.float32]  # (outputs,)
     score: np.float32  # OOD score
@@ -41,7 +41,10 @@ class AnsweredRow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CertifiedModel:
-    """A model that is ready to answer. Compared by identity: a bundle may be loaded twice."""
+    """A loaded model with a certificate, ready to answer.
+
+    Two objects are equal only if they are the same, because a bundle may be loaded twice.
+    """
 
     bundle: LoadedBundle
     certificate: "Certificate"
@@ -77,9 +80,10 @@ class CertifiedModel:
         return finite_answers(self._rows(outputs[np.newaxis], np.asarray([score])))[0]
 
     def explained_place(self, outputs: NDArray[np.float32]) -> int:
-        """Return the position in `outputs` (outputs,) that is explained: the prediction's.
+        """Return the position of the output to explain, in `outputs` (outputs,).
 
-        For a multi-label model, that of the most probable label.
+        It is the position of the predicted label; of the most probable label for a multi-label
+        model; 0 for a value.
         """
         match self.bundle.manifest.output.kind:
             case "value":
@@ -92,7 +96,7 @@ class CertifiedModel:
                 assert_never(kind)
 
     def _rows(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> list[AnsweredRow]:
-        """Answer a whole batch at once: numpy is as quick with 32 rows as with one."""
+        """Create the answers of a batch at once: numpy is as quick with 32 rows as with one."""
         finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
         outliers = self.calibration.is_ood(scores).tolist()
         describe = {
@@ -155,7 +159,11 @@ class CertifiedModel:
         scores: list[float],
         outliers: list[bool],
     ) -> list[tuple[dict[str, Any], Counted]]:
-        """Answer for two classes by a threshold; a set of one label is the predicted class."""
+        """Create the answers of a classifier with a decision threshold for two classes.
+
+        The predicted label may not be the most probable one. A prediction set of one label is
+        always the predicted label.
+        """
         labels, calibration = self._labels, self.calibration
         assert calibration.decision is not None
         assert calibration.thresholds is not None
@@ -204,7 +212,7 @@ class CertifiedModel:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """Temperature, thresholds and decision of the variant that runs."""
+        """The calibration of the variant that runs: temperature, thresholds and decision."""
         return self.bundle.manifest.calibration_of(self.selection.actual.variant)
 
     def info(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Options of loading a model: the paths of its files, and how it runs."""
+"""Options for loading a model: the paths of its files, and how to run it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ DEFAULT_BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The files of one model, and how it runs."""
+    """The files of a model, the runtime to use, and the checks to apply when it is loaded."""
 
     bundle: Path
     certificate: Path

@@ -82,7 +82,11 @@ def _candidates(options: ModelOptions, manifest: Bundle) -> Iterator[tuple[str, 
 
 
 def _variants(provider: _Provider, manifest: Bundle) -> list[str]:
-    """Return the variants that `auto` tries: export's choice, then fp32; else a fixed order."""
+    """Return the variants that `auto` tries on a provider, in order.
+
+    If export chose a variant for this provider, it comes first, then fp32. Otherwise the order is
+    fixed.
+    """
     if provider == "tensorrt":
         return ["any"]
     if provider == "onnxruntime_tensorrt":

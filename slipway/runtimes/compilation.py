@@ -16,7 +16,10 @@ from slipway.system.errors import EngineError
 
 
 def why_no_engine(*, require: bool) -> str | None:
-    """Return why no engine can be built here, or None; with `require` raise EngineError instead."""
+    """Return the reason why no TensorRT engine can be built on this machine; None if one can.
+
+    With `require`, raises EngineError with the reason instead of returning it.
+    """
     reason = why_unavailable("tensorrt")
     if reason and require:
         raise EngineError(

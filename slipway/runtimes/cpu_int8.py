@@ -14,9 +14,10 @@ _WITHOUT_SATURATION = ("amx_int8", "avx512_vnni", "avx_vnni")  # Linux's names
 
 
 def int8_instructions(machine: str | None = None, information: str | None = None) -> str:
-    """Return the int8 instructions, such as "avx512_vnni" or "avx2 without VNNI".
+    """Return the processor's int8 instructions, such as "avx512_vnni" or "avx2 without VNNI".
 
-    Architectures other than x86 are returned by name. The default is this machine.
+    For architectures other than x86, returns the name of the architecture. Both arguments default
+    to those of this machine.
     """
     machine = machine or platform.machine()
     if machine not in ("x86_64", "AMD64"):
@@ -32,5 +33,5 @@ def int8_instructions(machine: str | None = None, information: str | None = None
 
 
 def weight_bits(instructions: str | None = None) -> int:
-    """Return 7 if products of 8 bits would saturate, else 8."""
+    """Return the width of quantized weights in bits: 7 if 8 bits might saturate, else 8."""
     return 7 if (instructions or int8_instructions()).endswith("without VNNI") else 8

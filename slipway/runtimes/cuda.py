@@ -14,7 +14,7 @@ from slipway.system.errors import EngineError
 
 
 class CudaDevice:
-    """A stream of GPU 0 with its memory."""
+    """A CUDA stream on GPU 0, and the memory that is allocated for it."""
 
     def __init__(self) -> None:
         from cuda.bindings import runtime
@@ -32,17 +32,20 @@ class CudaDevice:
             self._call("cudaFree", address)
 
     def upload(self, address: int, array: NDArray[Any]) -> None:
-        """Copy a contiguous array to the GPU, in order of the stream."""
+        """Queue a copy of a contiguous array to the GPU memory at `address`."""
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, kind, self._stream)
 
     def download(self, address: int, array: NDArray[np.float32]) -> None:
-        """Copy from the GPU to a contiguous array, in order of the stream; done after `wait`."""
+        """Queue a copy from the GPU memory at `address` to a contiguous array.
+
+        The array has its values after `wait`.
+        """
         kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, kind, self._stream)
 
     def wait(self) -> None:
-        """Wait until the stream is empty."""
+        """Wait until all queued work of the stream is done."""
         self._call("cudaStreamSynchronize", self._stream)
 
     def _call(self, function: str, *arguments: Any) -> Any:

@@ -1,10 +1,10 @@
 """Cache of engines built by ONNX Runtime's TensorRT provider: one sealed folder for each key.
 
-That provider names an engine by the graph's structure, not by its weights
-(microsoft/onnxruntime#6455), so in a shared folder it silently serves another model's engine of the
-same architecture. Here the folder's name is the digest of everything that an engine depends on, and
-its seal repeats the key with the SHA-256 of each file. A folder of another key, without a seal, or
-with an altered engine is refused.
+The provider names an engine by the graph's structure, not by its weights
+(microsoft/onnxruntime#6455). In a shared folder it would silently serve the engine of another model
+with the same architecture. So each engine has a folder, named by the digest of its key: everything
+that the engine depends on. The folder's seal repeats the key, with the SHA-256 of each file. A
+folder with another key, without a seal, or with an altered engine is refused.
 """
 
 from collections.abc import Iterator
@@ -32,12 +32,12 @@ class EngineKey(Contract):
 
     @property
     def folder(self) -> str:
-        """The name of this key's folder."""
+        """The name of this key's folder: the first 32 hex digits of the key's digest."""
         return files.digest_json(self.model_dump(mode="json"))[:32]
 
 
 class EngineSeal(Contract):
-    """The content of `seal.json`."""
+    """The content of `seal.json`: a folder's key, and the digests of its files."""
 
     key: EngineKey
     files: dict[str, str]  # hex SHA-256 by name

@@ -48,7 +48,10 @@ _LOCK_POLL_S = 0.5
 
 
 class TargetCertificate(Contract):
-    """The content of `target_certificate.json`: a rebuilt engine answers golden rows as fp32."""
+    """The content of `target_certificate.json`: proof that a rebuilt engine agrees with fp32.
+
+    It names the engine, the machine, and the differences measured on the golden rows.
+    """
 
     format_version: Literal[2]
     bundle_digest: str  # hex SHA-256 of bundle.json
@@ -128,7 +131,11 @@ def read_target_certificate(rebuilt: Path) -> TargetCertificate:
 def answer_golden_rows(
     run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int
 ) -> GoldenResult | None:
-    """Check `run` on the bundle's golden rows, if any; ParityError if it exceeds the budget."""
+    """Run the bundle's golden rows through `run`, and compare the answers with those of fp32.
+
+    Returns the measured differences, or None if the bundle has no golden rows. Raises ParityError
+    if they exceed the budget of `variant`.
+    """
     rows, entry = bundle.golden_rows(), bundle.manifest.golden_rows
     if rows is None or entry is None:
         return None

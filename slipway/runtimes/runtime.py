@@ -1,8 +1,9 @@
 """Runs models behind one call: ONNX Runtime (CPU, CUDA, its TensorRT provider) and TensorRT.
 
-`slipway/stages/verify.py` and the service run models only through this module. The requested
-provider runs, or an error gives the reason; it is never replaced. An engine whose manifest does not
-fit is refused. onnxruntime and tensorrt are imported on first use.
+`slipway/stages/verify.py` and the service run models only through this module. A requested provider
+is never replaced by another one: it runs, or an error gives the reason. An engine whose manifest
+does not match the bundle or the machine is refused. onnxruntime and tensorrt are imported on first
+use.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ _PROVIDER_OPTIONS = {"cpu": {}, "cuda": {"use_tf32": "0"}}
 
 
 class Runner(Protocol):
-    """A loaded model."""
+    """A model that is loaded in a runtime and can run batches."""
 
     actual: Execution
 
@@ -57,7 +58,7 @@ class Runner(Protocol):
 
 
 def run_in_batches(run: Callable[[NDArray[Any]], Answers], rows: Any, batch_size: int) -> Answers:
-    """Run all rows (rows, ...) of an array or a packed store, in order."""
+    """Run all rows of an array or a packed store, in batches of `batch_size`, in order."""
     batches = [
         run(np.ascontiguousarray(rows[start : start + batch_size]))
         for start in range(0, len(rows), batch_size)
@@ -70,7 +71,7 @@ MIN_LENGTH = 2
 
 
 class OnnxRunner:
-    """A graph in ONNX Runtime. `run` may be called from several threads."""
+    """An ONNX graph in an ONNX Runtime session. `run` is thread-safe."""
 
     def __init__(self, session: Any, actual: Execution) -> None:
         self.actual = actual
@@ -89,7 +90,7 @@ class OnnxRunner:
 
 
 class Device(Protocol):
-    """The memory interface of an engine: `CudaDevice`, or a fake in tests."""
+    """GPU memory and a stream, as an engine needs them: `CudaDevice`, or a fake in tests."""
 
     stream: int
 
@@ -157,7 +158,7 @@ class EngineRunner:
 
 
 def why_unavailable(provider: str) -> str | None:
-    """Return why `provider` is not available here, or None.
+    """Return the reason why `provider` cannot run on this machine; None if it can.
 
     "cpu", "cuda" and "onnxruntime_tensorrt" belong to ONNX Runtime; "tensorrt" runs an engine.
     """
@@ -438,7 +439,7 @@ def _why_no_tensorrt_provider() -> str | None:
 
 
 def why_no_cuda_driver() -> str | None:
-    """Return why the driver offers no GPU to this process, or None."""
+    """Return the reason why this process has no usable NVIDIA GPU; None if it has one."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -127,7 +127,10 @@ def build_engine_apart(module: str, request: BuildRequest) -> BuiltEngine:
 
 
 def network_precision(network: Any) -> str:
-    """Return the lowest precision of a tensor: a strongly typed engine computes in it."""
+    """Return the lowest precision of any layer output of a network, such as "fp16".
+
+    An engine built from a strongly typed network computes in the network's precisions.
+    """
     layers = (network.get_layer(index) for index in range(network.num_layers))
     kinds = (
         layer.get_output(index).dtype.name for layer in layers for index in range(layer.num_outputs)
@@ -136,10 +139,11 @@ def network_precision(network: Any) -> str:
 
 
 def engine_precision(trt: Any, engine: Any) -> tuple[str | None, bool]:
-    """Return the lowest precision that the inspector shows, and True if convolutions show theirs.
+    """Read an engine's precision from TensorRT's inspector.
 
-    A convolution shows the type of its weights. Tensors between layers show a precision as well,
-    but not those inside fused layers, and TensorRT hides the types of tensors of dynamic shape.
+    Returns the lowest precision that it shows (None if it shows none), and True if it shows the
+    types of the convolutions' weights. Only with these is the result certain: the inspector hides
+    tensors inside fused layers, and the types of tensors with dynamic shapes.
     """
     shown = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     content = json.loads(shown)
@@ -151,7 +155,11 @@ def engine_precision(trt: Any, engine: Any) -> tuple[str | None, bool]:
 
 
 def check_precision(trt: Any, engine: Any, expected: str) -> Literal["engine", "network"]:
-    """Raise EngineError if the engine computes in another precision; return the evidence."""
+    """Raise EngineError if the engine computes in another precision than `expected`.
+
+    Returns the source of the evidence: "engine" if the inspector shows the precision, "network" if
+    it only follows from the strongly typed network.
+    """
     found, is_shown = engine_precision(trt, engine)
     is_lower = found is not None and _PRECISIONS.index(found) < _PRECISIONS.index(expected)
     if is_lower or (is_shown and found != expected):
@@ -181,7 +189,7 @@ def _lowest(precisions: Iterable[str]) -> str | None:
 
 
 def _values(content: Any, name: str) -> Iterator[str]:
-    """Yield the text of each key `name`, at any depth."""
+    """Yield the value of each key `name` as text, at any depth of JSON `content`."""
     if isinstance(content, dict):
         for key, value in content.items():
             if key == name:

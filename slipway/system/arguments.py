@@ -1,4 +1,4 @@
-"""Arguments of the commands that parse their own: mistakes are described in three parts."""
+"""Parser for commands with arguments of their own. Its errors name the expected usage."""
 
 import argparse
 from typing import NoReturn
@@ -10,7 +10,7 @@ class CommandParser(argparse.ArgumentParser):
     """An argparse parser whose errors state the expected usage and the command for help."""
 
     def error(self, message: str) -> NoReturn:
-        """End the process with exit code 2."""
+        """Print the error with the expected usage to stderr, and exit with code 2."""
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
         help_command = f"`{self.prog} --help`"
         self.exit(2, f"\nerror: {message}. Expected `{usage}`; see {help_command}.\n")

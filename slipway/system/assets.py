@@ -9,6 +9,6 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def asset(name: str) -> Path:
-    """The file or folder `name`, a path from the top of the checkout such as "launch"."""
+    """Return the path of the file or folder `name`, relative to the checkout, such as "launch"."""
     installed = _PACKAGE / "assets"
     return (installed if installed.is_dir() else _PACKAGE.parent) / name

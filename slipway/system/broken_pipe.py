@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_when_unread() -> Iterator[None]:
-    """End the process silently once nobody reads its output any more.
+    """End the process silently if the reader of its output closes the pipe.
 
     A BrokenPipeError of anything else, such as a socket, propagates.
     """

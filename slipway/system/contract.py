@@ -11,12 +11,15 @@ from slipway.system.errors import SlipwayError
 
 
 class Contract(BaseModel):
-    """Base of all records."""
+    """Base class of all records: immutable, and strict about undeclared fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy as pydantic does, but drop cached properties: they describe the old fields."""
+        """Copy the record with other field values.
+
+        Unlike pydantic's own method, it drops cached properties, which describe the old values.
+        """
         copied = super().model_copy(update=update, deep=deep)
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
@@ -29,7 +32,11 @@ Record = TypeVar("Record", bound=Contract)
 def parse_record(
     kind: type[Record], path: Path, payload: bytes, error: type[SlipwayError], fix: str
 ) -> Record:
-    """Parse the JSON content of `path`; see `check_format` and `validate_record`."""
+    """Parse the JSON content of a file to a record of class `kind`.
+
+    `path` is only for messages. Raises an exception of the class `error`, whose message ends with
+    `fix`, if the content is not JSON, of another format version, or does not fit the record.
+    """
     return validate_record(kind, path, check_format(kind, path, payload, error, fix), error, fix)
 
 
@@ -59,7 +66,11 @@ def check_format(
 def validate_record(
     kind: type[Record], path: Path, content: Any, error: type[SlipwayError], fix: str
 ) -> Record:
-    """Build a record from parsed JSON; raises `error` with the advice `fix` for other fields."""
+    """Build a record of class `kind` from parsed JSON.
+
+    Raises an exception of the class `error`, whose message ends with `fix`, if the content does not
+    fit the record. `path` is only for the message.
+    """
     try:
         return kind.model_validate(content)
     except ValidationError as fault:

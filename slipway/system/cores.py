@@ -20,9 +20,9 @@ _OCTAL = re.compile(r"\\([0-7]{3})")  # mountinfo's form of a space in a path
 
 
 def num_cores(process: Path = _PROCESS) -> int:
-    """Return the number of cores this process may use; a fraction of one counts as one.
+    """Return the number of cores that this process may use, at least 1.
 
-    `process` is its folder in /proc.
+    A quota of a fraction of a core counts as one core. `process` is the process's folder in /proc.
     """
     has_affinity = hasattr(os, "sched_getaffinity")
     num_seen = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
@@ -32,7 +32,10 @@ def num_cores(process: Path = _PROCESS) -> int:
 
 @cache
 def cpu_quota(process: Path = _PROCESS) -> float | None:
-    """Return the CPUs that control groups allow on average; None without a limit or groups."""
+    """Return the average number of CPUs that control groups allow, such as 2.5.
+
+    None if there is no limit, or if the system has no control groups.
+    """
     with suppress(OSError):
         groups = (process / "cgroup").read_text().splitlines()
         mounts = (process / "mountinfo").read_text().splitlines()

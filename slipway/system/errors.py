@@ -23,19 +23,19 @@ A message names what was found, what was expected and how to fix it.
 
 
 class SlipwayError(Exception):
-    """Base of all: a fault that the user can fix. Ends a command without a traceback."""
+    """Base of all errors that the user can fix. It ends a command without a traceback."""
 
 
 class ParamsError(SlipwayError):
-    """`params.yaml` is not valid."""
+    """`params.yaml` has an unknown key, a wrong value, or values that exclude each other."""
 
 
 class DataError(SlipwayError):
-    """The raw data cannot be used."""
+    """The raw data cannot be used, for example because a column is missing."""
 
 
 class ImageError(DataError):
-    """One image cannot be read; `rule` is the name of the rule it breaks."""
+    """One image cannot be read. `rule` is the name of the rule that it breaks."""
 
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(detail)
@@ -44,7 +44,7 @@ class ImageError(DataError):
 
 
 class CellError(DataError):
-    """One cell of a table is not allowed by its column; `rule` is the rule it breaks."""
+    """One cell of a table is not allowed by its column. `rule` names the rule that it breaks."""
 
     def __init__(self, rule: str, column: str, detail: str) -> None:
         super().__init__(f"{column}: {detail}")
@@ -58,7 +58,7 @@ class SchemaError(SlipwayError):
 
 
 class IntegrityError(SlipwayError):
-    """Bytes do not have the recorded digest."""
+    """A file was altered: its bytes do not have the recorded digest."""
 
 
 class SealError(SlipwayError):
@@ -66,19 +66,19 @@ class SealError(SlipwayError):
 
 
 class LockedError(SlipwayError):
-    """Another process holds the lock that this one needs."""
+    """Another process holds a lock that this process needs."""
 
 
 class UnavailableError(SlipwayError):
-    """Something requested by name is not possible here."""
+    """Something requested by name (device, strategy, provider) is not available here."""
 
 
 class TrainingError(SlipwayError):
-    """A training run failed."""
+    """A training run failed, for example because the loss was not finite."""
 
 
 class MetricError(SlipwayError):
-    """No metric is defined for these numbers."""
+    """A metric is not defined for its input: NaN, no rows, or shapes that do not fit."""
 
 
 class GateMissedError(SlipwayError):
@@ -86,7 +86,7 @@ class GateMissedError(SlipwayError):
 
 
 class ParityError(SlipwayError):
-    """Two backends that must agree do not."""
+    """Two backends that must agree gave different answers."""
 
 
 class BundleError(SlipwayError):
@@ -94,7 +94,7 @@ class BundleError(SlipwayError):
 
 
 class CertificateError(BundleError):
-    """No certificate fits the bundle."""
+    """The certificate of a bundle is missing, invalid, or of another bundle."""
 
 
 class EngineError(SlipwayError):

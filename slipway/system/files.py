@@ -41,7 +41,7 @@ def md5_file(path: Path) -> str:
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
-    """Return the content of `path`; IntegrityError unless its SHA-256 is `sha256`."""
+    """Read a file and check its digest. Raises IntegrityError if it is not `sha256`."""
     payload = path.read_bytes()
     found = sha256_bytes(payload)
     if found != sha256:
@@ -64,9 +64,10 @@ def digest_json(value: Any) -> str:
 
 @contextmanager
 def new_file(path: Path, mode: int = _DEFAULT_MODE) -> Iterator[IO[bytes]]:
-    """Open a new file that replaces `path` when the block ends, and vanishes if it raises.
+    """Open a new file that replaces `path` when the block ends.
 
-    It has `mode`, less the umask, from its first byte on, whatever the old file's mode was.
+    If the block raises, the new file is removed and `path` stays as it was. The new file has the
+    permissions `mode`, less the umask, from its first byte on; those of an old file do not matter.
     """
     _prepare(path)
     partial = _partial(path)
@@ -86,15 +87,15 @@ def new_file(path: Path, mode: int = _DEFAULT_MODE) -> Iterator[IO[bytes]]:
 
 
 def write_bytes(path: Path, payload: bytes | memoryview, mode: int = _DEFAULT_MODE) -> None:
-    """Write `payload` to `path` atomically; creates the directory."""
+    """Write `payload` to `path` atomically. Creates the parent directory if necessary."""
     with new_file(path, mode) as file:
         file.write(payload)
 
 
 def claim_space(path: Path) -> None:
-    """Allocate all blocks of a sparse file; OSError if the disk is full.
+    """Allocate all disk blocks of a sparse file. Raises OSError if the disk is full.
 
-    Writing to it through a memory map would otherwise end the process with SIGBUS.
+    Without them, a write through a memory map to a full disk ends the process with SIGBUS.
     """
     if not hasattr(os, "posix_fallocate"):  # macOS
         return
@@ -114,9 +115,10 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def new_directory(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Create a new directory that replaces `path` when the block ends, and vanishes if it raises.
+    """Create a new directory that replaces `path` when the block ends.
 
-    `durable=False` skips the sync of every file, for many files whose reader checks them.
+    If the block raises, the new directory is removed and `path` stays as it was. `durable=False`
+    does not sync every file to disk, for many files whose reader checks their digests.
     """
     _prepare(path)
     partial, replaced = _partial(path), _partial(path, ".replaced")
@@ -144,7 +146,10 @@ def make_private_directory(path: Path) -> None:
 
 
 def move_directory(source: Path, path: Path) -> None:
-    """Replace `path` by the finished directory `source`; copies to another file system."""
+    """Move the finished directory `source` to `path`, and replace what is there.
+
+    If `path` is on another file system, the files are copied.
+    """
     _prepare(path)
     sync_tree(source)
     replaced = _partial(path, ".replaced")
@@ -173,7 +178,7 @@ def remove_directory(path: Path) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the path to an OSError of the block: a failed write has none."""
+    """Add `path` to an OSError of the block, because the error of a failed write has no path."""
     try:
         yield
     except OSError as error:
@@ -229,12 +234,13 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def lock(path: Path, purpose: str, *, is_shared: bool = False) -> Iterator[None]:
-    """Hold an exclusive lock on `path` for the block; LockedError if another process has it.
+    """Hold a lock on the file `path` during the block. `purpose` is a name for messages.
 
-    Several processes may hold it at the same time if it `is_shared` by all of them.
+    Raises LockedError if another process holds the lock, unless both locks have `is_shared`.
 
-    The kernel releases it when the process ends in any way. Forked children do not hold it (loader
-    workers outlive a killed trainer by seconds), and it excludes nobody within the process.
+    The kernel releases the lock when the process ends in any way. Forked children do not hold it,
+    because loader workers outlive a killed trainer by seconds. Threads of one process do not
+    exclude each other.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:

@@ -1,14 +1,15 @@
 """Tunes glibc malloc: training keeps freed memory for reuse, the service returns it to the OS.
 
-By default glibc returns large blocks at once, until it has seen one; then it keeps blocks of that
-size. Other C libraries are not changed. See mallopt(3).
+By default, glibc returns a freed large block to the system. Once it has done so, it keeps later
+blocks of that size (see mallopt(3)). Other C libraries are not changed.
 
-*Training* would pay for fresh pages in each batch: up to two thirds of the time of a batch of small
-images, and a twentieth of cleaning a photograph. Each thread that allocates keeps at most
-`_TRIM_BYTES` at the end of its heap.
+*Training* with the default would get fresh pages from the system for each batch. That takes up to
+two thirds of the time of a batch of small images, and a twentieth of cleaning a photograph. With
+the setting, each thread that allocates keeps at most `_TRIM_BYTES` at the end of its heap.
 
-*The service* would stay 90 MB larger after one picture of many megapixels, even a refused one, and
-so would a retired model. Larger blocks have their own memory mappings, which grow without a copy.
+*The service* with the default would keep 90 MB after one picture of many megapixels, even a refused
+one, and the memory of a retired model. With the setting, large blocks have memory mappings of their
+own, which grow without a copy and are returned when freed.
 """
 
 import ctypes
@@ -32,10 +33,11 @@ def release_freed_pages() -> bool:
 
 
 def return_memory_to_os() -> bool:
-    """Return all freed memory to the system once. Returns False if there is none, or no support.
+    """Return all freed memory to the system now.
 
-    After the end of a model, glibc would keep its hundreds of megabytes. Takes milliseconds, in
-    which other threads may have to wait.
+    Call it after a model was dropped, because glibc would keep its hundreds of megabytes. It takes
+    milliseconds, in which other threads may have to wait. Returns False if no memory was returned,
+    or if that is unsupported.
     """
     try:
         trim = ctypes.CDLL(None).malloc_trim

@@ -1,4 +1,4 @@
-"""Memory as Linux reports it: of this process, and what is free for it."""
+"""Memory in bytes as Linux reports it: used by this process, and free for it."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def free_bytes() -> int | None:
 
 
 def _free_in_container() -> int | None:
-    """Limit of the control group less its use; None without a limit."""
+    """Return the control group's memory limit less its use, in bytes; None without a limit."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
@@ -33,7 +33,7 @@ def _free_in_container() -> int | None:
 
 
 def _size_in(path: Path, key: str) -> int | None:
-    """Find the line `KEY:  NUMBER kB` of a file in /proc."""
+    """Return the size of the line `KEY:  NUMBER kB` in a file of /proc, in bytes, or None."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -38,7 +38,10 @@ class Source:
 
 
 def read_source(source: str) -> Source:
-    """Reduce a file's text. SyntaxError or ValueError if this Python cannot parse it."""
+    """Reduce the text of a Python file to what runs, and collect the modules that it names.
+
+    Raises SyntaxError or ValueError if this version of Python cannot parse it.
+    """
     source = source.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a user's code: Python itself warns when it is imported
@@ -48,7 +51,7 @@ def read_source(source: str) -> Source:
 
 
 def imported_modules(source: str) -> Iterator[str]:
-    """Every dotted name that `source` imports, with `from a import b` as `a` and `a.b`.
+    """Yield each dotted name that `source` imports. `from a import b` yields `a` and `a.b`.
 
     A relative import keeps its leading dots.
     """
@@ -67,10 +70,11 @@ def _imported(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _modules(nodes: list[ast.AST]) -> Iterator[str]:
-    """Modules imported, and ours named by a string, as for `python -m` and `bentoml serve`.
+    """Yield the modules that a file imports, and Slipway's modules that its strings name.
 
-    The part of a kind that `load_part("clean")` loads is "part:clean". The modules that a kind's
-    record names as its parts are left out: only the call that loads a part needs its module.
+    Strings name modules for `python -m` and `bentoml serve`. A call such as `load_part("clean")`
+    yields "part:clean". A kind's record also names the modules of its parts in strings. These are
+    not yielded, because only code that loads a part depends on the part's module.
     """
     yield from _imported(nodes)
     declared = set[ast.AST]()
@@ -115,7 +119,7 @@ def _without_comments(source: str, tree: ast.Module, nodes: list[ast.AST]) -> st
 
 
 def _cut(lines: list[str], docstring: ast.expr) -> None:
-    """Empty the place of a docstring. `ast` counts columns in bytes of UTF-8."""
+    """Replace a docstring in `lines` by nothing. `ast` counts columns in bytes of UTF-8."""
     first, last = docstring.lineno - 1, (docstring.end_lineno or 0) - 1
     before = lines[first].encode()[: docstring.col_offset].decode()
     after = lines[last].encode()[docstring.end_col_offset :].decode()
@@ -125,7 +129,7 @@ def _cut(lines: list[str], docstring: ast.expr) -> None:
 
 
 def _rows_that_end_in_a_string(tree: ast.Module) -> Iterator[int]:
-    """Rows from 1 whose line break belongs to a string, or lies between the parts of one."""
+    """Yield the rows, from 1, whose line break is inside a string or between its parts."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -138,7 +142,7 @@ def _rows_that_end_in_a_string(tree: ast.Module) -> Iterator[int]:
 
 
 def _docstrings(nodes: list[ast.AST]) -> Iterator[ast.expr]:
-    """The docstrings that nothing reads."""
+    """Yield the docstrings of a file, except those that the program itself may read or show."""
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     read |= {
         node.value

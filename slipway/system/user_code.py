@@ -1,6 +1,6 @@
-"""The user's own code, named "package.module:name" in params.yaml: imports it, locates its faults.
+"""Imports the user's own code, named "package.module:name" in params.yaml, and locates its faults.
 
-Code is looked up in the project's folder, the working directory, before any installed package.
+Modules are searched in the project's folder (the working directory) before installed packages.
 """
 
 import importlib

@@ -8,7 +8,10 @@ DISTRIBUTION = "slipway-ml"
 
 
 def other_version(versions: Mapping[str, str]) -> str:
-    """Return the version in a record's `versions` if another Slipway wrote it; else ""."""
+    """Return the version of Slipway in a record's `versions`, if another version wrote the record.
+
+    Returns "" if this version wrote it.
+    """
     recorded, installed = versions.get(DISTRIBUTION, ""), installed_version()
     is_known = recorded and "unknown" not in (recorded, installed)
     return recorded if is_known and recorded != installed else ""

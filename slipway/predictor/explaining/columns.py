@@ -1,7 +1,7 @@
 """Replaces columns of a row by those of a baseline row, to measure their effect on the answer.
 
-The baseline is the example row of `/model`: the median of a number or date, the more frequent
-boolean, the most frequent category.
+The baseline row has typical values: the median of each number or date, the more frequent boolean,
+and the most frequent category. `GET /model` shows the same row as an example.
 """
 
 from collections.abc import Sequence

@@ -25,7 +25,10 @@ RunRows = Callable[[NDArray[Any]], Awaitable[NDArray[np.float32]]]  # inputs to 
 
 
 def rows_within(seconds: float, budget_s: float) -> int:
-    """Return the number of copies to run in at most `budget_s`, at `seconds` for each."""
+    """Return the number of changed copies to run for an explanation, one of ROWS.
+
+    It is the largest that takes at most `budget_s` if each copy takes `seconds`; else the smallest.
+    """
     return next((rows for rows in ROWS if rows * seconds <= budget_s), ROWS[-1])
 
 
@@ -43,9 +46,10 @@ async def explain_item(
     run: RunRows,
     most_rows: int,
 ) -> dict[str, Any]:
-    """Explain the output at `place` of the model's `outputs` (outputs,) for an encoded `item`.
+    """Explain one output of the model for an encoded `item`, as JSON fields.
 
-    `run` runs the model on about `most_rows` changed copies of the item.
+    `outputs` (outputs,) are the model's outputs for the item, and `place` is the position of the
+    explained one. `run` runs the model on changed copies of the item, about `most_rows` in all.
     """
     explain: Explain = input_kind(manifest.input.kind).load_part("explain")
     labels = manifest.output.labels
@@ -60,7 +64,11 @@ async def explain_item(
 
 
 class ExplainedOutput:
-    """The explained output of the model: the probability of the predicted label, or the value."""
+    """Computes the output to explain, for changed copies of the item.
+
+    The output is the probability of the predicted label, or the predicted value. `own` is that of
+    the unchanged item.
+    """
 
     def __init__(self, run: RunRows, output: int, outputs: NDArray[np.float32]) -> None:
         self._run = run
@@ -69,7 +77,7 @@ class ExplainedOutput:
         self.num_rows = 0  # run beside the item itself
 
     async def __call__(self, inputs: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the output for each of the inputs (rows, ...), (rows,).
+        """Run the model on inputs (rows, ...). Returns the explained output of each, (rows,).
 
         Raises InvalidAnswerError if an output is not finite.
         """
@@ -91,7 +99,10 @@ async def explain_image(
     contract: ImageContract,
     most_rows: int,
 ) -> dict[str, Any]:
-    """Explain an image: the change of the output when each place of the image is covered."""
+    """Explain an image by occlusion: the change of the output when a place is covered.
+
+    Returns JSON fields: the changes (side, side) as lists, and two PNG images in base64.
+    """
     side = occlusion.side_for(most_rows, len(pixels))
     copies = await asyncio.to_thread(occlusion.covered, pixels, side)
     changes = (explained.own - await explained(copies)).reshape(side, side)
@@ -110,7 +121,7 @@ async def explain_text(
     contract: TextContract,
     most_rows: int,
 ) -> dict[str, Any]:
-    """Explain a text: the change of the output when each word is left out."""
+    """Explain a text, as JSON fields: the change of the output when each word is left out."""
     pieces = words.words_of(decode_row(row, contract, mark=""), most_rows)
     changes = explained.own - await explained(words.without_each(pieces, contract))
     return {
@@ -128,7 +139,12 @@ async def explain_row(
     contract: ColumnContract,
     most_rows: int,
 ) -> dict[str, Any]:
-    """Explain a row: for each column, the change of the output and the contribution."""
+    """Explain a table row, as JSON fields: the effect of each column on the output.
+
+    For each column, they give the change of the output if only this column has its baseline value,
+    and its Shapley value with the standard error. Shapley values are null if `most_rows` is too
+    small for them.
+    """
     baseline, positions = columns.baseline_vector(contract), positions_of(contract)
     distances = columns.distances(vector, baseline, positions)
     furthest = np.argsort(-distances, kind="stable")[: max(1, most_rows)]

@@ -18,19 +18,19 @@ _BLUR_SHARE = 1 / 8
 
 
 def side_for(most_rows: int, size_px: int) -> int:
-    """Return the places along one side of the finest grid with at most `most_rows` places.
+    """Return the number of places along one side of the grid to use.
 
-    If no grid is that small, the coarsest.
+    It is the finest grid with at most `most_rows` places in all, or else the coarsest grid.
     """
     side = next((side for side in SIDES if side * side <= most_rows), SIDES[-1])
     return min(side, size_px)
 
 
 def covered(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Return copies of the image, each with one place covered, row by row.
+    """Return a copy of the image for each place of a `side` x `side` grid, with this place covered.
 
-    Shape (side * side, height, width, channels), uint8. Each cover is twice as wide as its place,
-    so no detail falls between two places.
+    The result is (side * side, height, width, channels) uint8; places are in row-major order. Each
+    cover is twice as wide as its place, so that it also hides details on the border of two places.
     """
     blurred = _blurred(pixels)
     edges = [_edges(position, side, len(pixels)) for position in range(side)]
@@ -42,7 +42,10 @@ def covered(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
 
 def _edges(position: int, side: int, size_px: int) -> tuple[int, int]:
-    """Return first and last + 1 pixel of a cover: its place and half a place on both sides."""
+    """Return the first pixel of a cover, and the one after its last, along one side of the image.
+
+    A cover is its place and half a place on both sides.
+    """
     place_px = size_px / side
     begin = int(np.floor((position - 0.5) * place_px))
     end = int(np.ceil((position + 1.5) * place_px))

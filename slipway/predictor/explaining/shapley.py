@@ -1,11 +1,13 @@
-"""Shapley values: what each player adds to the value of a coalition.
+"""Shapley values: the mean contribution of each player to the value of a coalition.
 
-Shapley 1953, "A Value for n-Person Games". With few players all coalitions are evaluated, and the
-values are exact. With many, random orders are drawn, and the value of a player is its mean gain
-when it joins (Castro, Gomez and Tejada 2009, "Polynomial calculation of the Shapley value based on
-sampling"). Each order is paired with its reverse, which cancels much of the noise (Mitchell et al.
-2022, "Sampling Permutations for Shapley Value Estimation"); the standard error is that of the mean
-over the pairs. Either way the values add up to the value of all players minus that of none.
+For an explanation, the players are the columns of a row. A coalition is the set of columns that
+keep the row's values, and its value is the model's output. The method is that of Shapley 1953, "A
+Value for n-Person Games". With few players all coalitions are evaluated, and the values are exact.
+With many, random orders of the players are drawn; a player's value is its mean gain when it joins
+those before it (Castro, Gomez and Tejada 2009, "Polynomial calculation of the Shapley value based
+on sampling"). Each order is paired with its reverse, which cancels much of the noise (Mitchell et
+al. 2022, "Sampling Permutations for Shapley Value Estimation"); the standard error is that of the
+mean over the pairs. Either way the values add up to the value of all players minus that of none.
 """
 
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ class Contributions:
 
 @dataclass(frozen=True)
 class Exact:
-    """A plan that evaluates all coalitions of `num_players`."""
+    """A plan that evaluates every coalition of `num_players` players, for exact values."""
 
     num_players: int
     method: Literal["exact", "sampled"] = "exact"
@@ -37,12 +39,15 @@ class Exact:
 
     @cached_property
     def coalitions(self) -> NDArray[np.bool_]:
-        """Memberships (2 ** players, players); player i is bit i of the coalition's number."""
+        """All coalitions as a mask (2 ** players, players).
+
+        Coalition n contains player i if bit i of n is set.
+        """
         numbers = np.arange(1 << self.num_players)[:, np.newaxis]
         return (numbers >> np.arange(self.num_players) & 1).astype(bool)
 
     def contributions(self, worths: NDArray[np.float64]) -> Contributions:
-        """Shapley values of all players, from the value of each coalition of players."""
+        """Compute Shapley values from `worths` (coalitions,), the value of each coalition."""
         num_players, sizes = self.num_players, self.coalitions.sum(axis=1)
         weights = np.array(
             [
@@ -61,9 +66,9 @@ class Exact:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A plan that evaluates coalitions along `orders` (pairs, 2, players).
+    """A plan that evaluates the coalitions along random orders of the players, for estimates.
 
-    Each pair is an order and its reverse.
+    `orders` (pairs, 2, players) are pairs of an order and its reverse.
     """
 
     orders: NDArray[np.intp]
@@ -76,11 +81,11 @@ class Sampled:
 
     @property
     def coalitions(self) -> NDArray[np.bool_]:
-        """Memberships (coalitions, players), without duplicates."""
+        """The coalitions to evaluate, as a mask (coalitions, players) without duplicates."""
         return self._distinct[0]
 
     def contributions(self, worths: NDArray[np.float64]) -> Contributions:
-        """Estimate the contributions from the value of each coalition."""
+        """Estimate Shapley values from `worths` (coalitions,), the value of each coalition."""
         num_pairs, _, num_players = self.orders.shape
         chains = worths[self._distinct[1]].reshape(num_pairs, 2, num_players + 1)
         gains = np.empty((num_pairs, 2, num_players))
@@ -90,7 +95,11 @@ class Sampled:
 
     @cached_property
     def _distinct(self) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-        """The distinct coalitions, and the index of the one at each step of each order."""
+        """The distinct coalitions (coalitions, players), and the steps of the orders as indices.
+
+        Along an order, the coalition grows by one player at each step; the flat array of indices
+        has the coalition's position at each step of each order.
+        """
         num_players = self.orders.shape[2]
         # (pairs, 2, 1, players): the step at which each player joins.
         ranks = np.argsort(self.orders, axis=2)[:, :, np.newaxis]
@@ -101,7 +110,10 @@ class Sampled:
 
 
 def plan(num_players: int, most_coalitions: int, seed: int) -> Exact | Sampled | None:
-    """Choose at most `most_coalitions` coalitions to evaluate; None if these are too few."""
+    """Choose at most `most_coalitions` coalitions to evaluate.
+
+    Returns Exact if all coalitions fit, else Sampled; None if too few fit for an estimate.
+    """
     if 1 << min(num_players, 62) <= most_coalitions:
         return Exact(num_players)
     # The empty and the full coalition are part of each order and evaluated once.

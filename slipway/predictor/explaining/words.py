@@ -28,9 +28,9 @@ def words_of(text: str, most: int) -> list[str]:
 
 
 def without_each(words: Sequence[str], contract: TextContract) -> NDArray[Any]:
-    """Return network inputs (words, ...): one copy of the text for each word, without that word.
+    """Return network inputs (words, ...): for each word, a copy of the text that lacks this word.
 
-    The columns of a text stay apart.
+    Separators between the columns of a text stay, even if they are a part of the word.
     """
     left = [SEPARATOR * word.count(SEPARATOR) for word in words]
     copies = [
