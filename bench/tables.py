@@ -79,7 +79,8 @@ def clean(path: Path, data: DataParams, params: CleanParams) -> int:
             table.ledger.bad_cell_table(),
         )
     table_report(table, data, params)
-    return sum(cell.rule == "type_violation" for cell, _ in table.ledger.bad_cells)
+    rules: list[str] = table.ledger.bad_cell_table()["rule"].to_pylist()
+    return rules.count("type_violation")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
@@ -25,6 +26,7 @@ Keys = NDArray[np.uint64]
 _FOLDER = Path(".work/clean")
 _SLICE_ROWS = 1 << 16
 _BATCH_ROWS = 1 << 14
+_HELD_ROWS = 1 << 12  # of a table that grows by rows
 _BATCH_BYTES = 1 << 26  # Arrow joins no column of text of 2^31 bytes and more into one piece
 _SMALLEST_FILE_BYTES = 1 << 20
 _MOST_TEXT_BYTES = (1 << 31) - 1  # of a `pa.string()` array
@@ -258,6 +260,45 @@ def key_slices(num_rows: int, keys_of: Callable[[slice], Keys]) -> Iterator[slic
                 break
         yield slice(begin, end)
         begin = end
+
+
+class ScratchTable:
+    """A table that grows by single rows, which are in memory only until there are many."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema, self._held = schema, list[tuple[object, ...]]()
+        self._file: IO[bytes] | None = None
+        self._writer: Any = None  # `pa.ipc.RecordBatchStreamWriter`
+
+    def add(self, *cells: object) -> None:
+        """Add a row."""
+        self._held.append(cells)
+        if len(self._held) == _HELD_ROWS:
+            self._write()
+
+    def table(self) -> pa.Table:
+        """Return the rows so far, in the order in which they were added."""
+        if self._file is None:
+            return pa.Table.from_batches([self._batch()], self._schema)
+        self._write()
+        self._file.flush()
+        content = np.asarray(_Mapping(self._file, self._file.tell()))
+        return pa.ipc.open_stream(pa.BufferReader(pa.py_buffer(content))).read_all()
+
+    def _write(self) -> None:
+        if self._file is None:
+            self._file = scratch_file()
+            weakref.finalize(self, self._file.close)
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
+        self._writer.write_batch(self._batch())
+        self._held = []
+
+    def _batch(self) -> pa.RecordBatch:
+        columns = zip(*self._held, strict=True) if self._held else [()] * len(self._schema)
+        arrays = [
+            pa.array(cells, field.type) for cells, field in zip(columns, self._schema, strict=True)
+        ]
+        return pa.record_batch(arrays, schema=self._schema)
 
 
 class ScratchSet:

@@ -4,7 +4,7 @@ Nothing is repaired or dropped silently: kept + quarantined == read. The result 
 content of the table, not on the order of its rows and columns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -293,8 +293,7 @@ def kept_rows(
 ) -> pa.Table:
     """Return the rows at `order` as `rows.ROWS`; `clusters` has the first row of each cluster."""
     names = {row: digests[first].tobytes().hex()[:ID_DIGITS] for row, first in clusters.items()}
-    flags = _lists({row: sorted(rules) for row, rules in ledger.flagged.items()}, order)
-    corrections = _lists(ledger.corrections, order)
+    flags, corrections = _lists(ledger.flags(), order), _lists(ledger.corrections(), order)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for part in slices(len(order), WRITTEN_ROWS):
@@ -321,15 +320,21 @@ def kept_rows(
     return store_table(batches(), ROWS)
 
 
-def _lists(texts: Mapping[int, list[str]], order: NDArray[np.int64]) -> pa.ListArray:
-    """Return the texts of each row in `order`, as lists; empty for a row that `texts` lacks."""
-    lengths = np.zeros(len(order) + 1, np.int32)
-    flat: list[str] = []
-    for position in np.flatnonzero(np.isin(order, list(texts))):
-        found = texts[int(order[position])]
-        lengths[position + 1] = len(found)
-        flat += found
-    return pa.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), pa.array(flat, pa.string()))
+def _lists(texts: pa.Table, order: NDArray[np.int64]) -> pa.ListArray:
+    """Return each `text` of the rows in `order`, as lists; `texts` is sorted by `row`."""
+    rows = texts["row"].to_numpy()
+    begins = scratch_array((len(order),), np.int64)
+    offsets = scratch_array((len(order) + 1,), np.int32)
+    offsets[0] = 0
+    for part in slices(len(order)):
+        begins[part] = np.searchsorted(rows, order[part])
+        offsets[1:][part] = np.searchsorted(rows, order[part], "right") - begins[part]
+    found = np.flatnonzero(offsets[1:])
+    lengths = offsets[1:][found].astype(np.int64)
+    np.cumsum(offsets, out=offsets)
+    places = np.repeat(begins[found] - offsets[found], lengths) + np.arange(lengths.sum())
+    flat = texts["text"].combine_chunks().take(pa.array(places))
+    return pa.ListArray.from_arrays(offsets, flat)
 
 
 def _taken(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from slipway.data.engine import scratch
 from slipway.data.engine.scratch import (
     ScratchSet,
+    ScratchTable,
     distinct_texts,
     first_bytes,
     key_slices,
@@ -201,6 +202,18 @@ def test_distinct_texts_are_those_of_arrow_in_the_same_order() -> None:
 def test_stored_bytes_are_the_blocks_one_after_the_other(count: int) -> None:
     blocks = [bytes([index % 256]) * 1000 for index in range(count)]
     assert store_bytes(blocks).to_pybytes() == b"".join(blocks)
+
+
+@pytest.mark.parametrize("count", [0, 5, 9000])
+def test_a_table_grows_by_rows_and_can_be_read_in_between(count: int) -> None:
+    growing = ScratchTable(pa.schema([("row", pa.int64()), ("text", pa.string())]))
+    for row in range(count):
+        growing.add(row, f"{row}")
+    assert growing.table()["text"].to_pylist() == [f"{row}" for row in range(count)]
+    growing.add(-1, "last")
+    found = growing.table()
+    assert found.num_rows == count + 1
+    assert found["row"][-1].as_py() == -1
 
 
 MEMORY = """
