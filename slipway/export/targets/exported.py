@@ -8,6 +8,8 @@ FOLDER/MODEL_CARD.md      the model card, if the bundle has one
 The folder appears as a whole or not at all. It replaces an earlier export only.
 """
 
+import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,8 @@ from slipway.export.certification.comparison import (
     read_test_rows,
 )
 from slipway.export.certification.http_hop import RowPayload, raw_payloads
+from slipway.inputs.contract import InputContract
+from slipway.inputs.texts import TextContract
 from slipway.metrics.scores import Resampling
 from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system import files
@@ -130,6 +134,43 @@ class TargetAnswers:
     answers: Answers
     latency_ms: float  # median for one row
     rows_per_second: float
+
+
+def exported_contract(contract: InputContract) -> dict[str, Any]:
+    """Return the contract as JSON.
+
+    That of texts has the ranges of characters that this Python's Unicode does not know. Another
+    version of Unicode may compose them, which would change the text.
+    """
+    content = contract.model_dump(mode="json")
+    if isinstance(contract, TextContract):
+        content["unassigned"] = _unassigned()
+    return content
+
+
+def require_plain_texts(contract: TextContract, what: str) -> None:
+    """Raise UnavailableError for texts that `what`, a script or page, cannot prepare."""
+    if contract.masked:
+        found = "masked texts (precompute.mask_personal_data)"
+    elif contract.is_pair:
+        found = "pairs of texts (a tokenizer with a separator of its own)"
+    else:
+        return
+    raise UnavailableError(
+        f"the {what} cannot carry {found}; expected texts without them. Serve the model with "
+        "`slipway serve`."
+    )
+
+
+def _unassigned() -> list[list[int]]:
+    ranges: list[list[int]] = []
+    for code in range(sys.maxunicode + 1):
+        if unicodedata.category(chr(code)) == "Cn":
+            if ranges and ranges[-1][1] == code - 1:
+                ranges[-1][1] = code
+            else:
+                ranges.append([code, code])
+    return ranges
 
 
 def read_source(variant: str | None, of_choice: Provider | None = None) -> ExportSource:

@@ -24,12 +24,15 @@ from slipway.export.targets.browser.hop import run_browser_hop
 from slipway.export.targets.exported import (
     ExportRecord,
     ExportSource,
+    exported_contract,
     read_source,
+    require_plain_texts,
     summary,
     write_export,
 )
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
 from slipway.system import files
 from slipway.system.errors import UnavailableError
 
@@ -43,7 +46,10 @@ SHA256 = {
 }
 _CODE, _WASM = SHA256
 _PAGE = package_files("slipway.export.targets.browser") / "page"
-_STATIC = ("index.html", "style.css", "icon.svg", "images.js", "columns.js", "predict.js", "app.js")
+_STATIC = (
+    *("index.html", "style.css", "icon.svg", "images.js", "columns.js", "texts.js"),
+    *("predict.js", "app.js"),
+)
 _VERSION_OF = re.compile(r"ONNX Runtime Web v([\w.+-]+)")
 _EXPORTS = re.compile(r"export\s*\{([^}]*)\};?\s*(//# sourceMappingURL=\S*\s*)?$")
 _NEEDED = ("InferenceSession", "Tensor", "env")
@@ -113,14 +119,17 @@ def require_page(source: ExportSource) -> None:
     if isinstance(contract, ImageContract) and contract.transform is not None:
         found = f"the function {contract.transform.function} of precompute.transform"
         fix = "Train without precompute.transform"
+    elif isinstance(contract, TextContract) and contract.tokenizer is None:
+        require_plain_texts(contract, "page")
+        return
     elif not isinstance(contract, (ImageContract, ColumnContract)):
-        found = f"a model of {contract.kind}"
-        fix = "Serve it with `slipway serve`"
+        found = f"a model of {contract.kind} with a tokenizer"
+        fix = "Train on bytes (precompute.tokenizer: null), or serve it with `slipway serve`"
     else:
         return
     raise UnavailableError(
-        f"the page cannot carry {found}: it runs in Python only; expected images or a table "
-        f"whose preprocessing is Slipway's own. {fix}."
+        f"the page cannot carry {found}: it runs in Python only; expected images, a "
+        f"table or texts whose preprocessing is Slipway's own. {fix}."
     )
 
 
@@ -133,8 +142,10 @@ def write_page(folder: Path, source: ExportSource, runtime: WebRuntime) -> None:
     model = {
         "version": source.bundle.version,
         "variant": source.variant,
-        "contract": contract.model_dump(mode="json"),
-        "example": contract.example_row() if isinstance(contract, ColumnContract) else {},
+        "contract": exported_contract(contract),
+        "example": contract.example_row()
+        if isinstance(contract, (ColumnContract, TextContract))
+        else {},
         "input_name": manifest.input_name,
         "output_name": manifest.output_name,
         "score_name": SCORE_NAME,

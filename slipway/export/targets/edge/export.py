@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import SCORE_NAME, Provider
@@ -32,12 +33,15 @@ from slipway.export.targets.exported import (
     ExportSource,
     TargetAnswers,
     compare,
+    exported_contract,
     read_source,
+    require_plain_texts,
     summary,
     write_export,
 )
-from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract
+from slipway.inputs.texts import TextContract
+from slipway.runtimes.runtime import MIN_LENGTH
 from slipway.system import files
 from slipway.system.errors import ParityError, UnavailableError
 
@@ -56,6 +60,8 @@ class ScriptTarget:
 EDGE = ScriptTarget("edge", "onnxruntime", None, "cpu")
 # Without openvino-telemetry, which sends what is run to the vendor. OpenVINO requires numpy only.
 OPENVINO = ScriptTarget("openvino", "openvino", "2026.4.1", None, ("--no-deps",))
+# What a runtime requires besides numpy, for an installation without the packages' own requirements.
+_NEEDS = {"onnxruntime": ("flatbuffers", "packaging", "protobuf")}
 _SCRIPT = package_files("slipway.export.targets.edge") / "run.py"
 _PLATFORM = "aarch64-unknown-linux-gnu"
 _EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
@@ -99,6 +105,8 @@ def write_script(
 ) -> ExportRecord:
     """Write script, graph and recipe of a certified model, and run its hop within `budget`."""
     require_script(source)
+    if target is OPENVINO:
+        _require_32_bits(source)
 
     def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
         write_files(folder, source, target)
@@ -116,14 +124,24 @@ def require_script(source: ExportSource) -> None:
     contract = source.bundle.manifest.input
     if isinstance(contract, ImageContract) and contract.transform is not None:
         found = f"the function {contract.transform.function} of precompute.transform"
-    elif not isinstance(contract, (ImageContract, ColumnContract)):
-        found = f"a model of {contract.kind}"
     else:
+        if isinstance(contract, TextContract):
+            require_plain_texts(contract, "script")
         return
     raise UnavailableError(
-        f"the script cannot carry {found}; expected images or a table whose preprocessing is "
-        "Slipway's own. Serve it with `slipway serve`."
+        f"the script cannot carry {found}; expected images whose preprocessing is Slipway's "
+        "own. Serve it with `slipway serve`."
     )
+
+
+def _require_32_bits(source: ExportSource) -> None:
+    """Raise UnavailableError for hashed n-grams: OpenVINO computes their 64 bits in 32."""
+    graph = onnx.load_model_from_string(source.graph()).graph
+    if any(node.op_type == "Mod" for node in graph.node):
+        raise UnavailableError(
+            "OpenVINO cannot carry hashed n-grams: it computes with integers of 32 bits, expected "
+            "64. Run `slipway export edge` for ONNX Runtime, or train small_transformer."
+        )
 
 
 def require_within(budget: EdgeParams, measured: Mapping[str, Any]) -> None:
@@ -151,7 +169,8 @@ def write_files(folder: Path, source: ExportSource, target: ScriptTarget = EDGE)
         "version": source.bundle.version,
         "variant": source.variant,
         "runtime": target.package,
-        "contract": manifest.input.model_dump(mode="json"),
+        "contract": exported_contract(manifest.input),
+        "min_length": MIN_LENGTH,
         "input_name": manifest.input_name,
         "output_name": manifest.output_name,
         "score_name": SCORE_NAME,
@@ -160,16 +179,29 @@ def write_files(folder: Path, source: ExportSource, target: ScriptTarget = EDGE)
     }
     files.write_json(folder / "model.json", facts)
     has_pixels = isinstance(manifest.input, ImageContract)
-    pinned = {name: _installed(name) for name in ("numpy", *["pillow"] * has_pixels)}
+    names = ["numpy", *["pillow"] * has_pixels]
+    if _has_tokens(source):
+        names += ["tokenizers", *_NEEDS.get(target.package, ())]
+    pinned = {name: _installed(name) for name in names}
     pinned[target.package] = target.pinned or _installed(target.package)
     files.write_text(
         folder / "requirements.txt", "".join(f"{name}=={one}\n" for name, one in pinned.items())
     )
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    options = " ".join((*target.options, "--only-binary=:all:"))
+    options = " ".join((*_options(source, target), "--only-binary=:all:"))
     files.write_text(
         folder / "Containerfile", _CONTAINERFILE.format(python=python, options=options)
     )
+
+
+def _has_tokens(source: ExportSource) -> bool:
+    contract = source.bundle.manifest.input
+    return isinstance(contract, TextContract) and contract.tokenizer is not None
+
+
+def _options(source: ExportSource, target: ScriptTarget) -> tuple[str, ...]:
+    """Options of the installation. The package tokenizers requires a client for downloads."""
+    return ("--no-deps",) if _has_tokens(source) else target.options
 
 
 def run_script_hop(
@@ -184,7 +216,8 @@ def run_script_hop(
     with tempfile.TemporaryDirectory() as scratch:
         environment, rows = Path(scratch) / "environment", Path(scratch) / "rows"
         try:
-            facts = install(environment, folder / "requirements.txt", target.options)
+            options = _options(source, target)
+            facts = install(environment, folder / "requirements.txt", options)
         except UnavailableError as error:
             return not_executed(target.name, requested, str(error)), {}
         command = [str(environment / "bin/python"), "-I", str(folder / "run.py")]

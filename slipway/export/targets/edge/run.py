@@ -1,8 +1,8 @@
-"""Answers images, or rows of a table as JSON objects, with a certified model.
+"""Answers images, or rows of a table or of texts as JSON objects, with a certified model.
 
 `python run.py FILE_OR_FOLDER ...` prints one JSON object per file, with the fields of the service.
-It needs the packages of requirements.txt: ONNX Runtime or OpenVINO, numpy and, for images, Pillow.
-It makes no connection.
+It needs the packages of requirements.txt: ONNX Runtime or OpenVINO, numpy, for images Pillow, and
+for tokens tokenizers. It makes no connection.
 """
 
 import argparse
@@ -10,12 +10,15 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import statistics
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,11 @@ PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "I;16")
 MAX_UINT16 = 65535
 MAX_CATEGORY_LENGTH = 256
 SECONDS_PER_DAY = 86400
+SPACE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
+SURROGATE = re.compile("[\ud800-\udfff]")
+SEPARATOR = "\n"  # between the columns of a row of texts
+TRUNCATED = 0xFF  # the last byte of a text that was cut
+CHARACTERS_PER_BYTE = 4  # that are read of a text
 
 
 class InputError(Exception):
@@ -162,6 +170,77 @@ def _refusal(column: Mapping[str, Any], found: str) -> InputError:
     return InputError(f"{column['name']}: found {found}, expected {expected}. Correct this cell.")
 
 
+def text_of(row: Mapping[str, Any], contract: Mapping[str, Any]) -> str:
+    """Join the normalised texts of a row."""
+    columns = contract["columns"]
+    known = [*columns, *contract["ignored"]]
+    for name in row:
+        if name not in known:
+            raise InputError(f"found a column {name!r}, expected {', '.join(known)}. Leave it out.")
+    cells = {name: row.get(name) or "" for name in columns}
+    for name, cell in cells.items():
+        if not isinstance(cell, str):
+            raise InputError(f"{name}: found {str(cell)[:80]!r}, expected text. Correct it.")
+    if not any(_joined(cell) for cell in cells.values()):
+        raise InputError(f"{columns[0]}: found no text, expected a visible character. Write one.")
+    length, most = sum(map(len, cells.values())), contract["max_characters"]
+    if most is not None and length > most:
+        raise InputError(
+            f"{columns[0]}: found {length} characters, expected at most {most}. Shorten the text."
+        )
+    return SEPARATOR.join(_normalised(cell, contract) for cell in cells.values())
+
+
+def _joined(text: str) -> str:
+    return SPACE.sub(" ", text).strip(" ")
+
+
+def _normalised(text: str, contract: Mapping[str, Any]) -> str:
+    text, most = _joined(text), CHARACTERS_PER_BYTE * contract["max_bytes"]
+    if not text.isascii():
+        # Another Python may know, and compose, characters that the training did not.
+        ranges = (f"{chr(low)}-{chr(high)}" for low, high in contract["unassigned"])
+        parts = re.split(f"([{''.join(ranges)}])", SURROGATE.sub("\ufffd", text[:most]))
+        parts[::2] = [unicodedata.normalize("NFC", part) for part in parts[::2]]
+        text = "".join(parts)
+    return text[:most]
+
+
+def bytes_of(text: str, contract: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """Encode a text as (max_bytes,) uint8, padded with zeros."""
+    size, encoded = contract["max_bytes"], text.encode()
+    row = np.zeros(size, np.uint8)
+    if len(encoded) > size:
+        encoded = encoded[: size - 1].decode(errors="ignore").encode()
+        row[-1] = TRUNCATED
+    row[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    return row
+
+
+def tokens_of(text: str, contract: Mapping[str, Any], least: int) -> NDArray[np.int32]:
+    """Encode a text as (tokens,) int32: each id plus 1, at least `least` of them with padding."""
+    encoded = text.encode()
+    tokenizer = _tokenizer(contract["tokenizer"], contract["max_tokens"])
+    found = tokenizer.encode(encoded[: contract["max_bytes"]].decode(errors="ignore"))
+    ids = found.ids or [0]
+    row = np.zeros(max(least, len(ids)), np.int32)
+    row[: len(ids)] = np.array(ids, np.int32) + 1
+    if found.overflowing or len(encoded) > contract["max_bytes"]:
+        row[0] = -row[0]
+    return row
+
+
+@cache
+def _tokenizer(content: str, max_tokens: int) -> Any:
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_str(content)
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    tokenizer.encode_special_tokens = True  # their names in a text are ordinary characters
+    return tokenizer
+
+
 Graph = Callable[[Mapping[str, NDArray[Any]]], list[NDArray[np.float32]]]
 
 
@@ -225,12 +304,24 @@ class ExportedModel:
             row = None
         if not isinstance(row, dict):
             raise InputError("found no JSON object, expected one row. Correct the file.")
-        return row_of(row, contract)
+        if contract["kind"] == "columns":
+            return row_of(row, contract)
+        text = text_of(row, contract)
+        if contract["tokenizer"] is None:
+            return bytes_of(text, contract)
+        return tokens_of(text, contract, self.facts["min_length"])
 
     def run(self, row: NDArray[Any]) -> tuple[NDArray[np.float32], np.float32]:
         """Return the outputs (columns,) and the OOD score of one row."""
         outputs, scores = self._graph({self.facts["input_name"]: row[np.newaxis]})
         return outputs[0], scores[0]
+
+    def remarks(self, row: NDArray[Any]) -> dict[str, bool]:
+        """Return for a text if it was longer than the network reads; nothing for other rows."""
+        contract = self.facts["contract"]
+        if contract["kind"] != "texts":
+            return {}
+        return {"truncated": bool(row[0] < 0 if contract["tokenizer"] else row[-1] == TRUNCATED)}
 
     def describe(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
         """Return an answer with the fields of the service."""
@@ -305,7 +396,7 @@ def main() -> int:
     for path in files_in(given.paths):
         try:
             row = model.input_of(path.read_bytes())
-            answer = model.describe(*model.run(row))
+            answer = model.describe(*model.run(row)) | model.remarks(row)
         except (InputError, OSError) as error:
             failed, answer = 1, {"error": str(error)}
         print(json.dumps({"file": path.name, **answer}, ensure_ascii=False))

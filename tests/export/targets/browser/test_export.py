@@ -26,8 +26,9 @@ from slipway.inputs.images import TransformContract
 from slipway.system import files
 from slipway.system.errors import ParityError, UnavailableError
 from tests.export.targets.browser.runtimes import CODE, write_stand_in
-from tests.export.targets.sources import image_source, photos, table_source
-from tests.serving.bundles import CONTRACT, text_classifier, write_bundle
+from tests.export.targets.sources import image_source, photos, table_source, text_source
+from tests.serving.bundles import CONTRACT, TEXTS, text_classifier, write_bundle
+from tests.tokens import token_contract
 
 RunHop = Callable[[Path, ExportSource], tuple[Hop, dict[str, Any]]]
 
@@ -164,9 +165,16 @@ def test_error_names_what_the_page_cannot_carry(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"cannot carry the function transforms:own of"):
         require_page(image_source(tmp_path / "own", photos(), input=own))
     source = image_source(tmp_path / "images", photos())
-    texts = write_bundle(tmp_path / "texts", text_classifier())
-    with pytest.raises(UnavailableError, match="cannot carry a model of texts"):
-        require_page(ExportSource(texts, source.certificate, "fp32", source.rows))
+    for number, (contract, found) in enumerate(
+        [
+            (TEXTS.model_copy(update={"masked": ["email"]}), "masked texts"),
+            (token_contract(), "a model of texts with a tokenizer"),
+        ]
+    ):
+        texts = write_bundle(tmp_path / str(number), text_classifier(), input=contract)
+        with pytest.raises(UnavailableError, match=f"cannot carry {found}"):
+            require_page(ExportSource(texts, source.certificate, "fp32", source.rows))
+    require_page(text_source(tmp_path / "texts"))
     require_page(source)
     require_page(table_source(tmp_path / "table"))
 

@@ -15,7 +15,15 @@ from slipway.export.targets.exported import ExportSource
 from slipway.inputs.images import array_from_bytes
 from slipway.system.errors import ParityError
 from tests.export.targets.browser.runtimes import needs_browser, real_runtime
-from tests.export.targets.sources import image_source, photo, photos, table_source
+from tests.export.targets.sources import (
+    HOSTILE,
+    image_source,
+    photo,
+    photos,
+    table_source,
+    text_source,
+    trained_text_source,
+)
 from tests.serving.browser import Tab, browsing
 from tests.serving.bundles import CONTRACT, LABELS, probabilities
 
@@ -85,6 +93,34 @@ def test_the_page_answers_rows_of_a_table_as_the_certified_graph(tmp_path: Path)
     record = write_browser(tmp_path / "page", table_source(tmp_path), real_runtime())
     assert record.certified
     assert record.facts["rows_with_equal_inputs"] == 20
+
+
+def test_the_page_answers_hostile_texts_as_the_certified_graph(tmp_path: Path) -> None:
+    source = trained_text_source(tmp_path, "hashed_ngrams")
+    record = write_browser(tmp_path / "page", source, real_runtime())
+    assert record.certified
+    assert record.facts["rows_with_equal_inputs"] == len(HOSTILE) == record.hop.rows
+    assert record.hop.flipped == []
+    assert record.hop.max_difference is not None
+    assert record.hop.max_difference <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('normalize("NFC")', 'normalize("NFKC")'), ('replace(SPACE, " ")', 'replace(/\\s+/g, " ")')],
+    ids=["another normal form", "JavaScript's white space"],
+)
+def test_a_planted_normalization_of_texts_is_refused_with_the_hop_named(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    def planted(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
+        script = folder / "texts.js"
+        assert before in script.read_text()
+        script.write_text(script.read_text().replace(before, after))
+        return run_browser_hop(folder, source)
+
+    with pytest.raises(ParityError, match="hop browser differs: preprocessing"):
+        write_browser(tmp_path / "page", text_source(tmp_path), real_runtime(), planted)
 
 
 @pytest.mark.parametrize("is_table", [False, True])

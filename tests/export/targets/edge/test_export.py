@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
 from slipway.config.sections import EdgeParams
 from slipway.export.targets.edge.export import (
     EDGE,
     NO_BUDGET,
     OPENVINO,
+    ScriptTarget,
     install,
     require_script,
     require_within,
@@ -21,8 +23,16 @@ from slipway.export.targets.edge.export import (
 )
 from slipway.export.targets.exported import ExportRecord, ExportSource
 from slipway.system.errors import ParityError, UnavailableError
-from tests.export.targets.sources import image_source, photo, photos, table_source
-from tests.serving.bundles import classifier, text_classifier, write_bundle
+from tests.export.targets.sources import (
+    image_source,
+    photo,
+    photos,
+    table_source,
+    text_source,
+    trained_text_source,
+)
+from tests.serving.bundles import TEXTS, classifier, text_classifier, write_bundle
+from tests.tokens import token_contract
 
 MOST_INSTALLED_MB = 150
 MEASURED = {"folder_mb": 3.0, "installed_mb": 144.2, "memory_mb": 90.0, "latency_ms": 1.5}
@@ -48,8 +58,11 @@ def test_a_number_that_was_not_measured_breaks_no_budget() -> None:
 
 def test_error_names_what_the_script_cannot_carry(tmp_path: Path) -> None:
     source = image_source(tmp_path, photos())
-    texts = write_bundle(tmp_path / "texts", text_classifier())
-    with pytest.raises(UnavailableError, match="cannot carry a model of texts; expected images"):
+    masked = TEXTS.model_copy(update={"masked": ["email"]})
+    texts = write_bundle(tmp_path / "texts", text_classifier(), input=masked)
+    with pytest.raises(
+        UnavailableError, match=r"cannot carry masked texts .*; expected texts with"
+    ):
         require_script(ExportSource(texts, source.certificate, "fp32", source.rows))
 
 
@@ -94,6 +107,15 @@ def test_the_script_answers_as_the_certified_graph_in_an_environment_of_its_own(
     assert record.facts["installed_mb"] < MOST_INSTALLED_MB
 
 
+def test_error_names_hashed_ngrams_which_openvino_computes_in_32_bits(tmp_path: Path) -> None:
+    graph = text_classifier()
+    graph.graph.node.append(helper.make_node("Mod", ["bytes", "bytes"], ["rest"]))
+    source = text_source(tmp_path / "source", graph=graph)
+    with pytest.raises(UnavailableError, match=r"hashed n-grams: it computes .* 32 bits, expected"):
+        write_script(tmp_path / "openvino", source, OPENVINO)
+    assert not (tmp_path / "openvino").exists()
+
+
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
 def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path) -> None:
@@ -110,6 +132,26 @@ def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path
         pytest.skip(hop.reason)
     assert (hop.name, hop.status) == ("edge", "differs")
     assert "the largest difference is" in hop.reason
+
+
+@pytest.mark.nightly(seconds=60)
+@pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("hashed_ngrams", EDGE), ("small_transformer", EDGE), ("small_transformer", OPENVINO)],
+    ids=["bytes-edge", "tokens-edge", "tokens-openvino"],
+)
+def test_the_script_answers_hostile_texts_as_the_certified_graph(
+    name: str, target: ScriptTarget, tmp_path: Path
+) -> None:
+    contract = token_contract() if name == "small_transformer" else TEXTS
+    source = trained_text_source(tmp_path / "source", name, contract)
+    record = tried(write_script(tmp_path / "out", source, target))
+    assert record.certified
+    assert record.hop.flipped == []
+    assert record.hop.max_difference is not None
+    assert record.hop.max_difference <= 1e-5
+    assert record.facts["installed_mb"] < (MOST_INSTALLED_MB if target is EDGE else 1000)
 
 
 def tried(record: ExportRecord) -> ExportRecord:

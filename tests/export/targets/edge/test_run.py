@@ -9,13 +9,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.export.targets.edge.run import InputError, pixels_of, row_of
+from slipway.export.targets.edge.run import (
+    InputError,
+    bytes_of,
+    pixels_of,
+    row_of,
+    text_of,
+    tokens_of,
+)
+from slipway.export.targets.exported import exported_contract
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
+from slipway.inputs.texts import encode_texts, read_text
 from slipway.system.errors import CellError
 from tests.export.targets.pngs import chunk, contract_of, every_kind, raw_png
-from tests.export.targets.sources import photo
-from tests.serving.bundles import COLUMNS, ROW, table_row
+from tests.export.targets.sources import HOSTILE, photo
+from tests.serving.bundles import COLUMNS, ROW, TEXTS, table_row
+from tests.tokens import token_contract
 
 FACTS = json.loads(COLUMNS.model_dump_json())
 
@@ -65,3 +75,27 @@ def test_the_script_refuses_other_formats_and_too_many_pixels() -> None:
         pixels_of(stream.getvalue(), contract)
     with pytest.raises(InputError, match="found 200x200 pixels, expected at most 10000"):
         pixels_of(raw_png(0, 8, (200, 200), random.Random(1)), contract)
+
+
+def test_the_script_encodes_hostile_texts_as_we_do_in_bytes_and_in_tokens() -> None:
+    tokens = token_contract()
+    facts = exported_contract(TEXTS)
+    own = exported_contract(tokens)
+    for text in HOSTILE:
+        row = {"text": text}
+        expected = encode_texts([read_text(row, TEXTS)], TEXTS)[0]
+        assert np.array_equal(bytes_of(text_of(row, facts), facts), expected), text
+        found = tokens_of(text_of(row, own), own, 2)
+        expected = encode_texts([read_text(row, tokens)], tokens)[0]
+        assert np.array_equal(found, expected[: len(found)]), text
+        assert not expected[len(found) :].any()
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"text": " \n"}, {"text": 3}, {"other": "x"}, {"text": "a" * 1001}]
+)
+def test_the_script_refuses_the_texts_that_we_refuse_in_three_parts(row: dict[str, Any]) -> None:
+    with pytest.raises(CellError):
+        read_text(row, TEXTS)
+    with pytest.raises(InputError, match=r"found .*, expected .*\. \w+.*\.$"):
+        text_of(row, exported_contract(TEXTS))

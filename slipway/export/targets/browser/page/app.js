@@ -108,9 +108,14 @@
 
   function listenForRows() {
     const form = byId("row");
-    for (const column of model.contract.columns) {
+    const isTexts = model.contract.kind === "texts";
+    const columns = isTexts
+      ? model.contract.columns.map((name) => ({ name, kind: "text" }))
+      : model.contract.columns;
+    for (const column of columns) {
       const label = element("label", `${column.name} (${column.kind})`);
-      const input = element("input", undefined, { name: column.name, autocomplete: "off" });
+      const tag = isTexts ? "textarea" : "input";
+      const input = element(tag, undefined, { name: column.name, autocomplete: "off" });
       input.value = model.example[column.name] ?? "";
       label.append(input);
       byId("cells").append(label);
@@ -118,7 +123,8 @@
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const cells = Object.fromEntries(new FormData(form));
-      predict(async () => slipway.columns.fromTexts(cells, model.contract));
+      const reader = isTexts ? slipway.texts : slipway.columns;
+      predict(async () => reader.fromTexts(cells, model.contract));
     });
   }
 

@@ -1,5 +1,5 @@
 // The session of ONNX Runtime, and the answers to one row. Needs model.js, runtime.js and
-// runtime_wasm.js before it, and images.js or columns.js for the input.
+// runtime_wasm.js before it, and images.js, columns.js or texts.js for the input.
 "use strict";
 
 (() => {
@@ -44,7 +44,7 @@
     const { contract, input_name: name, output_name: output, score_name: score } = slipway.model;
     const tensor = contract.kind === "images"
       ? new ort.Tensor("uint8", values, [1, contract.size_px, contract.size_px, contract.channels])
-      : new ort.Tensor("float32", values, [1, values.length]);
+      : new ort.Tensor(contract.kind === "texts" ? "uint8" : "float32", values, [1, values.length]);
     const found = await session.run({ [name]: tensor });
     return { outputs: found[output].data, score: found[score].data[0] };
   }
@@ -53,7 +53,8 @@
   async function inputOf(bytes) {
     const { contract } = slipway.model;
     if (contract.kind === "images") return slipway.images.fromBytes(bytes, contract);
-    return slipway.columns.fromRow(JSON.parse(new TextDecoder().decode(bytes)), contract);
+    const reader = contract.kind === "texts" ? slipway.texts : slipway.columns;
+    return reader.fromRow(JSON.parse(new TextDecoder().decode(bytes)), contract);
   }
 
   // The answer in the words of the service: label or labels, set, interval, and the OOD flag.
