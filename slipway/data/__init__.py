@@ -1,4 +1,4 @@
-"""Raw files to the packed store: every step before training.
+"""Turns raw files into the packed store: every step before training.
 
-No torch and no network.
+Imports neither torch nor a neural network.
 """

@@ -1,8 +1,8 @@
-"""Random changes of training images as numbers; no pixel is touched here.
+"""Draws the random parameters of image augmentation; `training/augmentation` applies them.
 
 A draw is a pure function of (seed, epoch, sample id): a resumed run, another batch size or another
-number of workers gets exactly the same images. There is no rejection and no loop: a formula turns
-uniform numbers into each value.
+number of workers gets exactly the same images. Each value is computed from uniform random numbers
+by a formula, without rejection sampling.
 """
 
 import math
@@ -25,7 +25,7 @@ _ERASED_ASPECT = (0.3, 1 / 0.3)
 
 
 class Draw(NamedTuple):
-    """One change for each of N images.
+    """The augmentation parameters of N images.
 
     Applied in this order: crop, flips, scale and rotation about the centre, shifts, brightness,
     contrast, saturation, hue, erasing. Rectangles are (left, top, width, height) as fractions of
@@ -46,12 +46,12 @@ class Draw(NamedTuple):
     erased: NDArray[np.float64]  # (N, 4) of the network's image; width 0 for none
 
     def part(self, rows: slice) -> "Draw":
-        """Return the changes of some of the images."""
+        """Return the parameters of the images at `rows`."""
         return Draw._make(values[rows] for values in self)
 
     @property
     def moves_whole_pixels(self) -> bool:
-        """True if no image stored in the network's size needs interpolation."""
+        """True if images move by whole pixels only, so no image needs interpolation."""
         still = not self.rotation_deg.any() and not self.shift.any()
         return still and bool((self.scale == 1).all()) and bool((self.crop[:, 2:] == 1).all())
 
@@ -65,7 +65,7 @@ class Draw(NamedTuple):
 def draw_places(
     plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], length: int, stream: str
 ) -> NDArray[np.float64]:
-    """(N, length) in [0, 1), a number for each place of each sample."""
+    """Draw a number in [0, 1) for each position of each sample: (N, length) float64."""
     with np.errstate(over="ignore"):
         places = keys[:, None] + np.arange(length, dtype=np.uint64) * _PLACE
     numbers = uniform(plan.seed, epoch, places.reshape(-1), stream)
@@ -100,10 +100,10 @@ def unchanged(count: int) -> Draw:
 
 
 def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
-    """Draw the change of each sample in `epoch`: a pure function of (seed, epoch, key).
+    """Draw the parameters of each sample in `epoch`: a pure function of (seed, epoch, key).
 
-    `keys` is (N,), see `PackedSplit.keys`. Training counts epochs from 0; offline copies have
-    negative ones.
+    `keys` is (N,), see `PackedSplit.keys`. Training counts epochs from 0; offline copies use
+    negative epochs.
     """
     numbers = _Numbers(plan.seed, epoch, keys)
     pad = plan.crop_padding_px
@@ -127,7 +127,7 @@ def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
 
 
 def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px: int) -> MixDraw:
-    """Draw the mixing of each sample in `epoch`: a pure function of (seed, epoch, key)."""
+    """Draw the mixing parameters of each sample in `epoch`, a pure function as in `draw`."""
     numbers = _Numbers(plan.seed, epoch, keys)
     mixed = numbers.chance(plan.mix_probability if plan.mixes else 0.0, "mix")
     cut = numbers.chance(_cutmix_probability(plan), "cutmix")
@@ -238,7 +238,10 @@ class _Numbers:
     def rectangles(
         self, area: tuple[float, float], aspect: tuple[float, float], stream: str
     ) -> NDArray[np.float64]:
-        """Draw (N, 4) boxes in the unit square: uniform area, and log aspect as far as it fits."""
+        """Draw boxes (N, 4) in the unit square, with uniform area and uniform log aspect ratio.
+
+        The aspect ratio is limited so that the box fits.
+        """
         if area == (1.0, 1.0):
             return _whole_images(len(self._keys))
         areas = self.between(*area, f"{stream}_area")
@@ -263,7 +266,7 @@ def _cutmix_probability(plan: AugmentPlan) -> float:
 
 
 def _boxes(areas: NDArray[np.float64], numbers: _Numbers, size_px: int) -> NDArray[np.int64]:
-    """Draw (N, 4) squares of these areas, clipped to the image (Yun et al. 2019, "CutMix")."""
+    """Draw squares (N, 4) of the given areas, clipped to the image (Yun et al. 2019, "CutMix")."""
     half = np.sqrt(areas)[:, None] / 2
     centre = numbers.pairs(0.0, 1.0, "cutmix_centre")
     corners = np.concatenate([centre - half, centre + half], axis=1)

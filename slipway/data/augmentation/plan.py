@@ -1,4 +1,4 @@
-"""The augmentation plan: the random changes that training images and texts may get.
+"""The augmentation plan: the random operations on training images and texts, with their ranges.
 
 An operation in `augment.forbid` is refused. `slipway.data.augmentation.draws` turns the plan into
 numbers, `slipway.training` applies them. Tables are not augmented.
@@ -119,10 +119,10 @@ def write_plan(root: Path, plan: AugmentPlan) -> None:
 def open_augmented(
     root: Path, manifest: PackedManifest, *, verify: bool = False
 ) -> tuple[AugmentPlan, PackedSplit | None]:
-    """Return the plan, and the offline copies of training rows if any.
+    """Open the plan, and the offline copies of training rows if there are any.
 
-    SchemaError if they do not fit `manifest`. `verify` compares the copies with their digests
-    (IntegrityError).
+    Raises SchemaError if they do not fit `manifest`. With `verify`, raises IntegrityError if a copy
+    differs from its digest.
     """
     plan = read_record(AugmentPlan, root / "plan.json", "augment")
     if plan.offline is None:

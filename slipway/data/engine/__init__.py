@@ -1,4 +1,4 @@
 """Execution of data work: local processes or Ray, progress, resumable work folders.
 
-Knows the schema of rows, but no rule about their content.
+It defines the schemas of rows, but no rules about their content.
 """

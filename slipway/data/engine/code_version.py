@@ -1,4 +1,4 @@
-"""Digest of everything that determines pixels: the decoding code, its imports, its libraries."""
+"""Digest of the code that determines decoded pixels: our modules and the library versions."""
 
 from functools import cache
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Sets of labels: how cells are read, counted and turned into a matrix.
+"""Sets of labels for multi-label tasks: reads them from cells, counts them, makes a matrix.
 
 slipway/artifacts/label_sets.py defines a set's text form, the column `label` of clean rows.
 """
@@ -64,7 +64,7 @@ def is_given(cell: Any) -> bool:
 def meant_labels(
     labels: Iterable[str], label_map: Mapping[str, str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return labels after `label_map`, and the corrections: changed and repeated labels."""
+    """Apply `label_map` and drop repeated labels; return the labels and a text per correction."""
     written = list(labels)
     meant = [label_map.get(label, label) for label in written]
     changes = [f"label: {a} -> {b}" for a, b in zip(written, meant, strict=True) if a != b]
@@ -73,7 +73,7 @@ def meant_labels(
 
 
 def labels_of_rows(texts: pa.ChunkedArray) -> tuple[list[list[str]], pa.Array]:
-    """Return the labels of each distinct set, and (N,) the index of each row's set among them."""
+    """Return the labels of each distinct set, and the index of each row's set, (N,)."""
     encoded = pc.dictionary_encode(texts.combine_chunks())
     return [labels_in(text) for text in encoded.dictionary.to_pylist()], encoded.indices
 

@@ -18,7 +18,7 @@ def progress(
 ) -> Iterator[Item]:
     """Yield the same items and report progress on stderr.
 
-    `images_in` counts the images of an item.
+    `num_images` is the expected total; `images_in` returns the number of images of an item.
     """
     is_terminal = sys.stderr.isatty()
     seconds = 0.1 if is_terminal else _SECONDS_BETWEEN_LINES

@@ -1,8 +1,8 @@
-"""Randomness without state: a number is a pure function of (seed, epoch, sample id, stream).
+"""Stateless random numbers: each is a pure function of (seed, epoch, sample id, stream).
 
-There is no generator to save, so a resumed run, another number of workers or another file order
-draws the very same numbers. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom
-number generators") mixes the four; it is not for secrets.
+There is no generator state to save, so a resumed run, another number of workers or another file
+order draws the same numbers. The numbers come from SplitMix64 (Steele, Lea and Flood 2014, "Fast
+splittable pseudorandom number generators"), which is not cryptographically secure.
 """
 
 import hashlib

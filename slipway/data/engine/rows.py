@@ -1,7 +1,7 @@
 """Schemas of the tables between the data stages, and how those tables are read and written.
 
-`rows.parquet` holds the kept samples, `quarantine.parquet` the refused ones, `purged.parquet` those
-that a split by time cannot use. No row disappears: kept + quarantined == read, and
+`rows.parquet` holds the kept samples, `quarantine.parquet` the refused ones, and `purged.parquet`
+those that a split by time cannot use. No row disappears: kept + quarantined == read, and
 split + purged == kept.
 """
 
@@ -89,7 +89,7 @@ PACKED_ROWS = pa.schema(
 
 
 def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
-    """Convert (N, B) bytes to N hex strings, without a Python object for each."""
+    """Convert digests (N, B) uint8 to N hex strings, without making N Python objects."""
     num_rows, num_bytes = digests.shape
     offsets = np.arange(num_rows + 1, dtype=np.int32) * 2 * num_bytes
     digits = pa.py_buffer(_HEX_DIGITS[digests])
@@ -135,6 +135,6 @@ def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
 
 
 def row_numbers(sources: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return (N,) the row numbers in the sources of a table, for sorting; -1 for other sources."""
+    """Return the row number in each source of a table, (N,), for sorting; -1 if it has none."""
     found = pc.extract_regex(sources, r"^(?P<number>[0-9]{1,18})(?::|$)")
     return pc.struct_field(found, "number").cast(pa.int64()).fill_null(-1)

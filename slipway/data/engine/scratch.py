@@ -1,7 +1,8 @@
-"""Arrays and tables in temporary files without a name, so that memory does not grow with the rows.
+"""Arrays and tables in unnamed temporary files, so that memory does not grow with the rows.
 
-The kernel may evict their pages at any time. The files vanish with the process, however it ends.
-Sorting, taking and grouping work on slices; only a run of equal keys has to fit into memory.
+The kernel may evict their pages at any time. The files vanish when the process ends, even if it is
+killed. Sorting, selecting and grouping work slice by slice; only the rows of one key must fit in
+memory.
 """
 
 import ctypes
@@ -40,9 +41,10 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping:
-    """Maps a file for NumPy and holds no file descriptor, so that a wide table may have thousands.
+    """Maps a file into memory without holding its descriptor, so that thousands can be open.
 
-    `numpy.memmap` holds one for each map; Python 3.13 ends that (`mmap(trackfd=False)`).
+    `numpy.memmap` holds a descriptor for each map; since Python 3.13 `mmap(trackfd=False)` avoids
+    this.
     """
 
     def __init__(self, file: IO[bytes], num_bytes: int) -> None:
@@ -161,7 +163,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _first_equal_rows(digests: Keys) -> Rows:
-    """(N,) the first row that equals each of (N, 2)"""
+    """Return the first row with the same digest for each row of (N, 2), (N,)."""
     firsts = scratch_array((len(digests),), np.int64)
     order = order_by(digests[:, 0], digests[:, 1])
     for part in key_slices(len(order), lambda part: digests[order[part], 0]):
@@ -173,7 +175,7 @@ def _first_equal_rows(digests: Keys) -> Rows:
 
 
 def _join_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Join small batches, because the description of each costs memory."""
+    """Join small batches into larger tables, because every batch needs memory for its metadata."""
     held: list[pa.RecordBatch] = []
     num_rows = num_bytes = 0
     for batch in batches:
@@ -205,7 +207,7 @@ def take_rows(table: pa.Table, rows: Rows) -> pa.Table:
 
 
 def first_bytes(column: pa.ChunkedArray, num_bytes: int) -> NDArray[np.uint8]:
-    """Return (N, num_bytes) the first bytes of a fixed-size binary column; undefined for nulls."""
+    """Return the first bytes of a fixed-size binary column, (N, num_bytes); undefined for nulls."""
     found = scratch_array((len(column), num_bytes), np.uint8)
     begin = 0
     for chunk in column.chunks:
@@ -229,7 +231,10 @@ def take(values: NDArray[Any], rows: Rows) -> NDArray[Any]:
 
 
 def order_by(*keys: Keys) -> Rows:
-    """Return (N,) row numbers sorted by (N,) keys, the first key first, ties by row; N < 2^32."""
+    """Return the row numbers (N,) in the order of several keys (N,) each; N < 2^32.
+
+    The first key is the most significant; equal rows stay in their order.
+    """
     packed = scratch_array((len(keys[0]),), np.uint64)  # upper half of the first key, then the row
     for part in slices(len(packed)):
         rows = np.arange(part.start, part.stop, dtype=np.uint64)
@@ -247,7 +252,7 @@ def order_by(*keys: Keys) -> Rows:
 
 
 def key_slices(num_rows: int, keys_of: Callable[[slice], Keys]) -> Iterator[slice]:
-    """Cut rows that are sorted by key into slices that never separate rows of equal keys."""
+    """Cut rows sorted by key into slices, without separating rows that have the same key."""
     begin = 0
     while begin < num_rows:
         end = min(begin + _SLICE_ROWS, num_rows)
@@ -314,7 +319,7 @@ class ScratchSet:
             self._count += len(numbers)
 
     def ascending(self) -> Keys:
-        """Return each number once. Nothing may be added afterwards."""
+        """Return the numbers in ascending order, each once. Nothing may be added afterwards."""
         self._file.flush()
         if not self._count:
             return np.zeros(0, np.uint64)

@@ -1,8 +1,8 @@
-"""Folder of an unfinished result, from which a killed run resumes: `.work/STAGE/KEY`.
+"""The folder `.work/STAGE/KEY` of an unfinished result, from which a killed run resumes.
 
-DVC removes a stage's outputs before it runs, so unfinished work must not be among them. The key is
-a digest of everything that the result depends on. Work under another key is removed and never
-continued. Neither git nor DVC tracks `.work/`.
+DVC removes a stage's outputs before it runs, so unfinished work must lie elsewhere. The key is a
+digest of everything that the result depends on. Work under another key is removed, never resumed.
+Neither git nor DVC tracks `.work/`.
 """
 
 import shutil
@@ -18,8 +18,9 @@ from slipway.system import files
 def work_folder(root: Path, key: str, purpose: str) -> Iterator[Path]:
     """Open the folder `root/key`, new or as the last run left it, and remove it after the block.
 
-    After an error it stays for the next run. Folders of other keys are removed. Raises LockedError
-    while another process works below `root`, and SealError if the stage's inputs changed.
+    If the block raises, the folder stays for the next run. Folders of other keys are removed.
+    Raises LockedError while another process works below `root`, and SealError if the stage's inputs
+    changed.
     """
     root.mkdir(parents=True, exist_ok=True)
     with files.lock(root / "lock", purpose):

@@ -109,7 +109,8 @@ def clean_samples(
 ) -> Iterator[pa.RecordBatch]:
     """Decode and check each sample on its own; yields batches of FACTS in the order of the samples.
 
-    `num_workers` processes share the work; 0 means one per core. With `several`, labels are sets.
+    `num_workers` is the number of processes; 0 means one per core. `several` means that the label
+    of a sample is a set of labels.
     """
     inspect = Inspector(params, None if classes is None else frozenset(classes), several)
     return ordered_map(inspect, _blocks(samples), num_workers, lambda block: _BLOCK_BYTES, engine)
@@ -135,9 +136,9 @@ def compare_samples(
     checksums: ChecksumList | None = None,
     split_file: SplitFile | None = None,
 ) -> Cleaned:
-    """Compare the samples with each other and with the user's checksums, and keep or refuse them.
+    """Keep or refuse samples by comparing them with each other and with the user's checksums.
 
-    `digest_pixels` reads samples a second time; DataError if they changed meanwhile.
+    `digest_pixels` reads samples a second time; raises DataError if they changed meanwhile.
     """
     findings = RuleFindings(params.rules)
     with thumbnail_file() as thumbnails:

@@ -34,7 +34,7 @@ def apply_near_duplicate_rule(
     max_bits: int,
     findings: RuleFindings,
 ) -> ClusteredRows:
-    """Cluster near duplicates among `rows` and flag or refuse them, as the rule's action says.
+    """Cluster near duplicates among `rows`, and flag or refuse them by the action of the rule.
 
     With `refuse`, the row with the smallest id of each cluster is kept. The result depends on the
     content of the images only, never on file order or the number of workers.
@@ -102,9 +102,9 @@ def _find_pairs(
 def _lookalike_sources(
     table: pa.Table, pairs: DuplicatePairs, roots: NDArray[np.int64]
 ) -> pa.Array:
-    """Return for each row the source of a similar row: that with the smallest id among its pairs.
+    """Return for each row the source of its near duplicate with the smallest id.
 
-    A row whose pairs were all cut when a large cluster was divided gets its cluster's first row.
+    A row that lost all its pairs when a large cluster was divided gets its cluster's first row.
     """
     lookalikes = np.where(roots < 0, 0, roots)
     first_cluster = roots[pairs.pairs[:, 0]]

@@ -1,7 +1,8 @@
 """Images with equal pixels: one is kept, the others are refused, and their labels must agree.
 
-Of most JPEGs only the luma was decoded. Those that may equal an image with other bytes are read a
-second time, for a digest of all pixels. For all others, equal pixels mean equal bytes.
+Inspection decodes only the luma of most JPEGs. A JPEG that may have the same pixels as a file with
+different bytes is read a second time, to digest all its pixels. All other files are compared by
+their bytes.
 """
 
 from collections.abc import Callable, Iterable
@@ -85,9 +86,9 @@ def _is_unique(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
 def _pixel_digests(
     facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, digest_pixels: DigestPixels
 ) -> NDArray[np.uint8]:
-    """Return (N, 16) digests that are equal for rows of equal pixels.
+    """Return digests (N, 16) uint8 that are equal for rows of equal pixels.
 
-    Each is of the pixels, or of the bytes if no image with other bytes can be a copy.
+    A digest covers the pixels, or the bytes if no file with different bytes can be a copy.
     """
     pixels = take(first_bytes(facts["sha256"], _PIXEL_BYTES), rows)
     is_digested = pc.is_valid(facts["pixels"]).to_numpy()[rows]
@@ -110,7 +111,7 @@ def _pixel_digests(
 
 
 def _read_again(candidates: pa.Table, digest_pixels: DigestPixels) -> NDArray[np.uint8]:
-    """Return (N, 16) digests of all pixels; reads one row of each distinct content."""
+    """Return digests (N, 16) of all pixels; reads one row for each distinct file content."""
     chosen = candidates.group_by("sha256").aggregate([("source", "min")]).combine_chunks()
     batches = digest_pixels(frozenset(chosen["source_min"].to_pylist()))
     found = pa.Table.from_batches(batches, PIXELS).combine_chunks()
@@ -131,7 +132,7 @@ def _read_again(candidates: pa.Table, digest_pixels: DigestPixels) -> NDArray[np
 
 
 def _compare(rows: pa.Table, findings: RuleFindings) -> pa.Table:
-    """Refuse all but the first of each run of equal pixels, and all of a run if labels conflict."""
+    """Refuse all but the first row of each run of equal pixels; the whole run if labels differ."""
     pixels = rows["pixels"].combine_chunks()
     is_first = np.append(True, np.asarray(pc.not_equal(pixels[1:], pixels[:-1])))
     starts = np.flatnonzero(is_first)
@@ -155,7 +156,7 @@ def _compare(rows: pa.Table, findings: RuleFindings) -> pa.Table:
 
 
 def _conflicting_groups(column: pa.ChunkedArray, starts: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the groups with different values; a column without values has none."""
+    """Return the indices of groups with more than one value; none if the column is empty."""
     if column.null_count == len(column):
         return np.zeros(0, np.intp)
     codes = np.asarray(pc.rank(column, tiebreaker="dense"))

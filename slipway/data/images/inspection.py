@@ -1,7 +1,7 @@
-"""Inspection of single images in the workers: read, decode, measure, and note the broken rules.
+"""Inspects single images in the workers: reads, decodes, measures and records broken rules.
 
-A block of samples becomes one Arrow batch of facts, so that neither the transfer between processes
-nor a million rows in memory cost Python objects.
+Each block of samples becomes one Arrow batch of facts, which is cheap to send between processes and
+to hold for a million rows, unlike Python objects.
 """
 
 import hashlib
@@ -150,7 +150,7 @@ class Inspector:
     def _inspect(
         self, sample: RawSample, buffer: PixelBuffer, facts: dict[str, Any]
     ) -> Fault | None:
-        """Add the measures of the pixels to the facts; return the fault that refuses the sample."""
+        """Add the measures of the pixels to the facts; return the refusing fault, if any."""
         try:
             picture = _decode(sample.payload, self.params.max_pixels, buffer)
         except ImageError as error:

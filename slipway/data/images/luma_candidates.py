@@ -1,9 +1,10 @@
-"""JPEGs of which only the luma was decoded, but which may equal an image with other bytes.
+"""Finds JPEGs that may have the same pixels as a file with different bytes.
 
-Only these candidates are decoded again, in colour. Two such JPEGs with equal pixels hold the same
-coefficients in different wrappings, so their thumbnails are equal. An image decoded in colour, such
-as a PNG copy, has the luma of the JPEG except where colours were clipped at 0 or 255, so its
-thumbnail is nearly equal. False candidates do no harm: all pixels of a candidate are compared.
+Inspection decodes only the luma of most JPEGs; only these candidates are decoded again, in colour.
+Two JPEGs with equal pixels hold the same coefficients with different metadata, so their thumbnails
+are equal. An image decoded in colour, such as a PNG copy, has the luma of the JPEG except where
+colours were clipped at 0 or 255, so its thumbnail is nearly equal. False candidates do no harm,
+because all pixels of a candidate are compared.
 """
 
 import numpy as np
@@ -28,13 +29,13 @@ Mask = NDArray[np.bool_]
 def luma_candidates(
     thumbnails: Thumbnails, sizes: NDArray[np.int32], contents: Keys, is_digested: Mask
 ) -> Mask:
-    """Return a mask of rows without a pixel digest that may equal an image with other bytes.
+    """Return a mask (N,) of the rows without a pixel digest that may equal another file's pixels.
 
     Args:
         thumbnails: (N, 256).
         sizes: (N, 2) width and height in pixels.
-        contents: (N,) equal for equal bytes.
-        is_digested: (N,) rows whose pixels were digested in colour.
+        contents: (N,) keys that are equal for equal bytes.
+        is_digested: (N,) mask of the rows whose pixels were digested in colour.
     """
     size_keys = scratch_array((len(sizes),), np.uint64)
     for part in slices(len(sizes)):
@@ -54,14 +55,14 @@ def luma_candidates(
 
 
 def _rows_of_mixed_sizes(size_keys: Keys, is_digested: Mask) -> NDArray[np.int64]:
-    """Return the rows whose size occurs both with and without a digest."""
+    """Return the rows whose image size occurs both with and without a pixel digest."""
     digested, others = np.unique(size_keys[is_digested]), np.unique(size_keys[~is_digested])
     shared = np.intersect1d(digested, others, assume_unique=True)
     return np.flatnonzero(np.isin(size_keys, shared)) if len(shared) else np.zeros(0, np.int64)
 
 
 def _thumbnail_keys(thumbnails: Thumbnails, size_keys: Keys) -> tuple[Keys, Mask]:
-    """Return (N,) keys, equal for equal thumbnails and sizes, and an (N,) mask of low contrast."""
+    """Return keys (N,), equal for equal thumbnails and sizes, and a mask (N,) of low contrast."""
     keys = scratch_array((len(thumbnails),), np.uint64)
     is_flat = np.zeros(len(thumbnails), np.bool_)
     for part in slices(len(thumbnails), _CHUNK_ROWS):
@@ -75,7 +76,7 @@ def _thumbnail_keys(thumbnails: Thumbnails, size_keys: Keys) -> tuple[Keys, Mask
 
 
 def _has_equal_key(keys: Keys, contents: Keys) -> Mask:
-    """Return an (N,) mask of rows that share a key with a row of another content."""
+    """Return a mask (N,) of the rows that share a key with a row of different content."""
     found = np.zeros(len(keys), np.bool_)
     order = order_by(keys)
     for part in key_slices(len(keys), lambda part: keys[order[part]]):

@@ -5,9 +5,9 @@ frequencies) finds candidate pairs, and the correlation of the thumbnails decide
 shifts the content, each image also searches with the hashes of its own crops by a twentieth. All
 sums are of integers and exact in float64: the result depends only on the set of images.
 
-Candidates share 16 bits of the hash (one of four bands, with its least certain bits also flipped),
-and more bits in larger sets, so that buckets do not grow. Mirrored or rotated images, larger crops,
-borders and captions are not found.
+Candidates share one of four bands of the hash, 16 bits each; the search also flips the least
+certain bits of a band. In larger sets they must share more bits, so that buckets do not grow.
+Mirrored or rotated images, larger crops, borders and captions are not found.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +71,7 @@ class DuplicatePairs:
 
 
 def find_pairs(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> DuplicatePairs:
-    """Find near duplicates among (N, 256) thumbnails; hashes differ in at most `max_bits` of 64."""
+    """Find near duplicates among thumbnails (N, 256); `max_bits` of 64 hash bits may differ."""
     if not len(thumbnails):
         return DuplicatePairs(_NONE, np.zeros(0))
     candidates = _candidates(hashes(thumbnails), max_bits)
@@ -81,7 +81,7 @@ def find_pairs(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Dup
 
 
 def find_pairs_by_hash(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Pairs:
-    """Find pairs of (N, 256) thumbnails by their hashes only, without crops."""
+    """Find near duplicates among thumbnails (N, 256) by hashes only, without crops."""
     return _candidates(hashes(thumbnails, with_crops=False), max_bits) if len(thumbnails) else _NONE
 
 
@@ -91,12 +91,12 @@ def cluster_roots(
     num_images: int | None = None,
     stricter: Sequence[float] = _STRICTER_CORRELATIONS,
 ) -> NDArray[np.int64]:
-    """Return (N,) the smallest row connected with each of `num_rows` rows; -1 without a pair.
+    """Return the smallest row of each row's cluster, (num_rows,); -1 for rows without a pair.
 
     Chains of similar pairs could merge a whole data set. A cluster of more than
-    MAX_CLUSTER_FRACTION of all images (`num_images`, by default `num_rows`) therefore keeps only
-    its better correlated pairs, by one `stricter` bound after the other, until it is small enough
-    or consists of copies only.
+    MAX_CLUSTER_FRACTION of all images (`num_images`, by default `num_rows`) is therefore divided:
+    it keeps only pairs above a correlation, and the bounds in `stricter` are applied one after the
+    other until the cluster is small enough or consists of copies only.
     """
     limit = max(MIN_CLUSTER_LIMIT, int((num_images or num_rows) * MAX_CLUSTER_FRACTION))
     pairs, correlations = found.pairs, found.correlations
@@ -113,7 +113,7 @@ def cluster_roots(
 
 
 def _components(pairs: Pairs, num_rows: int) -> NDArray[np.int64]:
-    """Return (N,) the smallest row of each row's connected component, by label propagation."""
+    """Return the smallest row of each row's connected component, (num_rows,)."""
     roots = np.arange(num_rows)
     while True:
         before = roots.copy()
@@ -139,7 +139,7 @@ class Hashes:
 
 
 def hashes(thumbnails: NDArray[np.uint8] | Thumbnails, with_crops: bool = True) -> Hashes:
-    """Hash (N, 256) thumbnails."""
+    """Compute the hashes of thumbnails (N, 256), and of their crops with `with_crops`."""
     weights = _weights() if with_crops else np.ascontiguousarray(_weights()[:, :64])
     codes = scratch_array((len(thumbnails), weights.shape[1] // 64), np.uint64)
     weakest = scratch_array((len(thumbnails), _BANDS, 4), np.uint8)
@@ -163,9 +163,10 @@ def _hash(
 
 @lru_cache(maxsize=1)
 def _weights() -> NDArray[np.float32]:
-    """Return (256, 64 * W) integers: crop to each window, resize back, take 64 low frequencies.
+    """Return the matrix (256, 64 * W) that maps a thumbnail to the DCT values behind its hashes.
 
-    Each band gets high and low frequencies.
+    For each of W crops it crops the thumbnail, resizes it back and takes 64 low frequencies. Its
+    values are integers. Each band gets high and low frequencies.
     """
     cosines = np.cos(np.pi * np.outer(np.arange(9), np.arange(THUMBNAIL_PX) + 0.5) / THUMBNAIL_PX)
     order = [
@@ -185,15 +186,15 @@ def _weights() -> NDArray[np.float32]:
 
 
 def _places_of(crop: float) -> list[tuple[float, float]]:
-    """Return begin and end, in 0 to 1, of a crop at one side, in the middle and at the other."""
+    """Return (begin, end) in [0, 1] of a crop at the start, the middle and the end of a side."""
     return [(crop * shift, 1 - crop * (1 - shift)) for shift in (0.0, 0.5, 1.0)]
 
 
 def _resampling(begin: float, end: float) -> NDArray[np.float64]:
-    """Return (16, 16) weights that crop one side of a thumbnail and resize it back to 16 pixels.
+    """Return weights (16, 16) that crop one side of a thumbnail and resize it back to 16 pixels.
 
-    The crop is from `begin` to `end`, as fractions of the side. Row i has the shares of the 16 old
-    pixels in the new pixel i, by their overlap with it; its sum is 1.
+    The crop runs from `begin` to `end`, fractions of the side. Row i holds the fraction of the new
+    pixel i that each of the 16 old pixels covers; each row sums to 1.
     """
     edges = np.linspace(begin, end, THUMBNAIL_PX + 1) * THUMBNAIL_PX
     cells = np.arange(THUMBNAIL_PX)
@@ -207,7 +208,7 @@ def _resampling(begin: float, end: float) -> NDArray[np.float64]:
 
 
 def _candidates(known: Hashes, max_bits: int) -> Pairs:
-    """Find pairs whose hashes differ in at most `max_bits`; one of the two may be of a crop."""
+    """Find pairs whose hashes differ in up to `max_bits` bits; one hash may be that of a crop."""
     with scratch_file() as file:
         found = ScratchSet(file)
 
@@ -250,7 +251,7 @@ class _Band:
         np.cumsum(sizes, out=sizes)
 
     def candidates(self, known: Hashes, max_bits: int) -> Iterator[Codes]:
-        """Yield pairs as one number each (see `_pair_codes`), some pairs repeatedly."""
+        """Yield candidate pairs, each coded as one number (see `_pair_codes`); some repeat."""
         if not self.number:
             yield from self._neighbours(max_bits)
         for part in slices(len(self.order), _CHUNK_ROWS):
@@ -267,7 +268,7 @@ class _Band:
         return values if by == 0 else (values << by) | (values >> (np.uint64(64) - by))
 
     def _search(self, rows: NDArray[np.int64], asked: Codes, opened: Codes, max_bits: int) -> Codes:
-        """Find pairs of `rows`, whose hashes are `asked`, and rows in the buckets of `opened`."""
+        """Find pairs of `rows`, with the hashes `asked`, and the rows in the buckets `opened`."""
         keys = (opened >> self._shift).astype(np.int64)
         begins, ends = self.starts[keys], self.starts[keys + 1]
         crowded = np.flatnonzero(ends - begins > _MAX_BUCKET)
@@ -282,7 +283,7 @@ class _Band:
         return _pair_codes(rows[askers[near]], self.order[places[near]])
 
     def _neighbours(self, max_bits: int) -> Iterator[Codes]:
-        """Yield pairs that are adjacent in the order, so that crowds of equal hashes stay whole."""
+        """Yield adjacent pairs of the sorted rows, which keeps sets of equal hashes connected."""
         for part in slices(len(self.order) - 1):
             after = slice(part.start + 1, part.stop + 1)
             distance = np.bitwise_count(self.sorted[after] ^ self.sorted[part])
@@ -291,7 +292,7 @@ class _Band:
 
 
 def _flips(places: NDArray[np.uint8]) -> Codes:
-    """Return (R,) masks of the bits at (K, R) places, counted from the highest."""
+    """Return bit masks (R,) with the bits at `places` (K, R) set, counted from the highest."""
     bits = np.uint64(1) << (np.uint64(63) - places.astype(np.uint64))
     return np.asarray(np.bitwise_or.reduce(bits, axis=0))
 
@@ -307,7 +308,10 @@ def _pair_codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
 
 
 def _correlations(thumbnails: NDArray[np.uint8] | Thumbnails, pairs: Pairs) -> NDArray[np.float64]:
-    """Return (P,) the best correlation of each pair over either side's crops, until it suffices."""
+    """Return the best correlation of each pair over crops of either image, (P,).
+
+    The search stops for a pair that reaches MIN_CORRELATION.
+    """
 
     def images(chosen: Pairs) -> tuple[Images, Images]:
         return _centred(thumbnails[chosen[:, 0]]), _centred(thumbnails[chosen[:, 1]])
@@ -344,7 +348,7 @@ def _over_chunks(
 
 
 def _aligned(one: Images, other: Images, unaligned: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the correlations, raised for pairs that a crop may raise to MIN_CORRELATION."""
+    """Return the correlations (P,), improved by crops where MIN_CORRELATION is within reach."""
     best = unaligned.copy()
     # Most pairs that share a hash by chance go no further than this.
     rough = _over_crops(
@@ -360,7 +364,7 @@ def _aligned(one: Images, other: Images, unaligned: NDArray[np.float64]) -> NDAr
 def _over_crops(
     one: Images, other: Images, best: NDArray[np.float64], enough: float
 ) -> NDArray[np.float64]:
-    """Return (P,) the better of `best` and crops of either side, in the images' precision."""
+    """Return the maximum (P,) of `best` and the correlations with crops of either image."""
     best = best.copy()
     rows = np.arange(len(best))
     for down, acrosses in _crop_weights(one.dtype):
@@ -376,7 +380,7 @@ def _over_crops(
 
 
 def _times(images: Images, weights: NDArray[Any]) -> Images:
-    """Multiply each image, (P, 16, 16), by (16, 16), in products of _PRODUCT_IMAGES."""
+    """Multiply images (P, 16, 16) by weights (16, 16), _PRODUCT_IMAGES at a time."""
     made = np.empty(images.shape, np.result_type(images, weights))
     whole = len(images) // _PRODUCT_IMAGES * _PRODUCT_IMAGES
     for part, num_products in (
@@ -397,7 +401,7 @@ def _centred(thumbnails: NDArray[np.uint8]) -> Images:
 
 
 def _correlation(first: Images, centred: Images) -> NDArray[np.float64]:
-    """Return (P,) the correlations of (P, 16, 16) images; 0 if one of the two is constant."""
+    """Return the correlations (P,) of images (P, 16, 16); 0 if one of the two is constant."""
     first, centred = first.reshape(-1, THUMBNAIL_PX**2), centred.reshape(-1, THUMBNAIL_PX**2)
     sums = first.sum(axis=1)
     squares = np.vecdot(first, first) - sums * sums / THUMBNAIL_PX**2
@@ -407,7 +411,7 @@ def _correlation(first: Images, centred: Images) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=2)
 def _crop_weights(dtype: np.dtype[Any]) -> list[tuple[NDArray[Any], list[NDArray[Any]]]]:
-    """Return pairs of (16, 16) weights: first @ image @ second is a crop, resized back."""
+    """Return weights (16, 16) for each crop: first @ image @ second crops and resizes back."""
     found = []
     for crop in _FINE_CROPS:
         places = [_resampling(*place).astype(dtype) for place in _places_of(crop)]

@@ -21,7 +21,7 @@ from slipway.system import files
 
 
 def pack_images(params: Params, rows: pa.Table, paths: PackPaths) -> str:
-    """Decode and resize the images into the packed store; return what to print.
+    """Decode and resize the images into the packed store; return a summary to print.
 
     A killed run resumes.
     """

@@ -1,8 +1,8 @@
 """Quality of an image (blurred, dark, bright, constant) and its thumbnail, from sampled rows.
 
-Decoding an image takes 0.3 ms, so measuring may take only a few hundredths of that. The rows are
-strips spread over the height. A measure that would break a rule is taken again on every pixel, so
-sampling never refuses or flags an image.
+Decoding an image takes 0.3 ms, and measuring must add only a few percent, so only strips of rows,
+spread over the height, are read. A measure that would break a rule is repeated on every pixel, so
+no image is refused or flagged because of the sampling.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ cv2.setNumThreads(1)  # images are already spread over processes
 
 @dataclass(frozen=True)
 class Quality:
-    """Measures of one image in grey levels [0, 255]; no `laplacian` variance below 3 pixels."""
+    """Measures of one image in grey levels [0, 255]; `laplacian` is None below 3 pixels."""
 
     mean: float
     std: float
@@ -41,7 +41,7 @@ def grey(pixels: Pixels) -> Pixels:
 
 
 def measure(pixels: Pixels) -> tuple[Quality, Pixels]:
-    """Return the measures of sampled rows, and the (16, 16) grey thumbnail."""
+    """Measure the sampled rows of an image; return the measures and the (16, 16) grey thumbnail."""
     height = pixels.shape[0]
     if height < _SMALLEST_SAMPLED_PX:
         whole = grey(pixels)
@@ -71,7 +71,7 @@ def _quality(
 
 @lru_cache(maxsize=256)
 def _sampled_rows(height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows to read (strips first), and those among them that make the thumbnail."""
+    """Return the rows to read, strips first, and the positions of the thumbnail's rows in them."""
     num_rows = THUMBNAIL_PX * _ROWS_PER_CELL
     spread = ((np.arange(num_rows) + 0.5) * height / num_rows).astype(np.intp)
     in_strips = np.arange(num_rows // _STRIPS // 2, num_rows, num_rows // _STRIPS)

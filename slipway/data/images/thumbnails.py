@@ -1,4 +1,4 @@
-"""The thumbnails of all images in a scratch file: 256 bytes each, read only when needed."""
+"""Stores the thumbnails of all images in a scratch file: 256 bytes each, read on access."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def thumbnail_file() -> Iterator["ThumbnailFile"]:
 
 
 class ThumbnailFile:
-    """Takes the thumbnails out of batches of FACTS and returns them by row number."""
+    """Moves the thumbnails of batches of FACTS into a file, and returns them by row number."""
 
     schema = FACTS.remove(_COLUMN)
 
@@ -60,9 +60,9 @@ class Thumbnails:
         return len(self._rows)
 
     def __getitem__(self, chosen: Any) -> NDArray[np.uint8]:
-        """Return (B, 256) the thumbnails of a slice or an array of indices."""
+        """Return the thumbnails (B, 256) of a slice or an array of indices."""
         return np.asarray(self._pixels[self._rows[chosen]])
 
     def of(self, chosen: NDArray[np.int64]) -> "Thumbnails":
-        """Return the thumbnails at some indices."""
+        """Return a view of the thumbnails at the indices `chosen`."""
         return Thumbnails(self._pixels, take(self._rows, chosen))

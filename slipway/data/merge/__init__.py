@@ -1,1 +1,1 @@
-"""Merging collected rows into a data set: both as one Parquet file for `data.path`."""
+"""Merges collected rows with a data set into one Parquet file for `data.path`."""

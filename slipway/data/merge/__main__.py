@@ -28,7 +28,7 @@ _MAX_SHOWN = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command in the project's folder. A SlipwayError explains why nothing was written."""
+    """Run the command in the project's folder. If it raises SlipwayError, nothing was written."""
     options = _parser().parse_args(arguments)
     if options.out.suffix != ".parquet":
         raise DataError(
@@ -93,13 +93,13 @@ def summary(report: MergeReport, data: DataParams, out: Path) -> str:
 
 
 def next_command(data: DataParams, out: Path) -> str:
-    """Return the command that starts an experiment with the merged rows."""
+    """Return the `slipway run` command that starts an experiment with the merged rows."""
     changes = merged_params(data, out)
     return " ".join(["dvc exp run", *(f"-S {shlex.quote(change)}" for change in changes)])
 
 
 def merged_params(data: DataParams, out: Path) -> list[str]:
-    """Return the assignments of params.yaml with which the merged rows are read."""
+    """Return the assignments to params.yaml that make the pipeline read the merged rows."""
     changes = [f"data.path={out}"]
     if data.time_column is not None:
         changes.append("data.time_column=null")  # the unit of the new rows' times is not known

@@ -1,4 +1,4 @@
-"""Cells of base and new rows in one form: labels, text, and digests of the inputs by value."""
+"""Converts cells of base and new rows to one form, so that labels and inputs can be compared."""
 
 import contextlib
 import math
@@ -42,15 +42,15 @@ _BOOLEANS = {
 
 
 def cells_of(column: RawColumn) -> pa.Array:
-    """Return (N,) the cells of a raw column; null for a missing cell."""
+    """Return the cells of a raw column, (N,); null for a missing cell."""
     cells = column.values.take(pa.array(column.codes, mask=column.codes < 0))
     return cells if column.stored == "other" else cells.cast(_ARROW[column.stored])
 
 
 def labels_of(cells: Any, data: DataParams) -> list[Label]:
-    """Return labels after `data.label_map`, or numbers; None for a missing or unreadable one.
+    """Return the labels after `data.label_map`, or numbers; None for missing or unreadable ones.
 
-    The labels of a row that may have several are the text of their set.
+    If a row may have several labels, they are returned as the text of their set.
     """
     if kind_of(data.task).target.several:
         return [_listed(cell, data) for cell in cells.to_pylist()]
@@ -95,7 +95,7 @@ def table_labels(table: RawTable, data: DataParams) -> list[Label]:
 
 
 def written_label(label: Label, data: DataParams) -> dict[str, Any]:
-    """Return the cells of the target's columns that express a label."""
+    """Return the cells that express a label, by name of the target's column."""
     if isinstance(data.target_column, str):
         return {data.target_column: label}
     own = None if label is None else labels_in(str(label))
@@ -103,7 +103,7 @@ def written_label(label: Label, data: DataParams) -> dict[str, Any]:
 
 
 def column_labels(column: RawColumn, data: DataParams) -> list[Label]:
-    """Return `labels_of` a column; numbers in text may have a unit."""
+    """Return `labels_of` the cells of a column; numbers written as text may have a unit."""
     if kind_of(data.task).target.has_classes or column.stored != "text":
         return labels_of(cells_of(column), data)
     numbers = typed_column(column, "number").cells.astype(np.float64)
@@ -118,14 +118,14 @@ def _number(cell: Any) -> float | None:
 
 
 def concatenate(base: pa.Array, new: pa.Array) -> pa.Array:
-    """Join two columns; as text if their types differ, which reads as the same values."""
+    """Join two columns; if their types differ, as text that `clean` reads as the same values."""
     if base.type != new.type:
         base, new = _as_text(base.to_pylist()), _as_text(new.to_pylist())
     return pa.concat_arrays([base, new])
 
 
 def target_cells(cells: list[Any], base: RawColumn, data: DataParams) -> pa.Array:
-    """Return (N,) the targets of all rows, in a type that preserves the meaning of base cells."""
+    """Return the targets of all rows, (N,), in a type that preserves the meaning of base cells."""
     if isinstance(data.target_column, list) and base.stored != "boolean":
         return _as_text(cells)
     if base.stored == "boolean" and {str(cell) for cell in cells} <= {"True", "False", "None"}:
@@ -159,7 +159,7 @@ def _text(cell: Any) -> str | None:
 
 
 def spelled_as(column: RawColumn, cells: pa.Array, data: DataParams) -> pa.Array:
-    """Return the cells as they are written in a column of the base data."""
+    """Return `cells` in the notation of a column of the base data."""
     if column.stored != "text":
         return cells
     (guess,) = column_types({column.name: column}, data.columns)
@@ -181,14 +181,14 @@ def spelled_as(column: RawColumn, cells: pa.Array, data: DataParams) -> pa.Array
 
 
 def input_digests(table: RawTable, kinds: Mapping[str, str]) -> list[bytes]:
-    """Digest the input values of each row; `kinds` has the name and kind of each input."""
+    """Return a digest of the input values of each row; `kinds` maps input names to their kinds."""
     columns = [_comparable(table.columns[name], kind) for name, kind in kinds.items()]
     found, _ = row_digests(columns, np.arange(len(table.numbers)))
     return [digest.tobytes() for digest in found]
 
 
 def _comparable(column: RawColumn, kind: str) -> RawColumn:
-    """Return the column with equal text for equal values, however they were written."""
+    """Return the column with one canonical text for each value, whatever its notation was."""
     texts = [_text(cell) or "" for cell in column.values.to_pylist()]
     if kind == "boolean":
         texts = [text.lower() or "none" for text in texts]

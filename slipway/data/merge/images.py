@@ -1,4 +1,4 @@
-"""Merges new images into a folder of classes or a table of images; the images are in the file."""
+"""Merges new images into class folders or a table of images; the output contains the images."""
 
 import hashlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _BATCH_ROWS = 64
 
 
 class _FurtherColumns(NamedTuple):
-    """The columns of a table of images that no key of the params names; none for class folders."""
+    """The columns of an image table that params.yaml does not name; none for class folders."""
 
     cells: dict[str, pa.Array]
     positions: dict[int, int]  # of each row by its number

@@ -20,7 +20,7 @@ class MergeReport:
 
 
 class NewRows:
-    """The new rows by the digest of their content, and those that are still to be added."""
+    """The new rows by the digest of their content; records which ones the base data lacks."""
 
     def __init__(
         self, digests: Iterable[bytes], labels: Sequence[Label], report: MergeReport
@@ -41,7 +41,10 @@ class NewRows:
                 self._count_duplicate(index)
 
     def label_for(self, digest: bytes, label: Label, source: str, *, was_collected: bool) -> Label:
-        """Return the label of a base row: its own, or a newer one if it was collected earlier."""
+        """Return the label of a base row: its own, or that of an equal new row.
+
+        A new label replaces the old one only if the base row was collected earlier.
+        """
         index = self._by_digest.get(digest)
         if index is None:
             return label

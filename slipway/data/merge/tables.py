@@ -88,7 +88,7 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
 def input_kinds(
     data: DataParams, base: RawTable, new: RawTable, inputs: list[str]
 ) -> dict[str, str]:
-    """Return the kind by which the cells of each input are compared."""
+    """Return the kind as which the cells of each input are compared, by name."""
     guesses = column_types({name: base.columns[name] for name in inputs}, data.columns)
     kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
     kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
@@ -166,10 +166,10 @@ def _added_cells(
 def _continued_cells(
     column: RawColumn, data: DataParams, base: RawTable, new: RawTable, added: _AddedRows
 ) -> pa.Array | None:
-    """Continue a column that `clean` excludes as an input by its content; None for others.
+    """Fill in a column that `clean` excludes from the inputs because of its content; else None.
 
-    Such a column counts rows, is constant, repeats an input or names the classes. With missing
-    cells in the added rows it would mark them, and so become an input.
+    Such a column counts rows, is constant, repeats an input or names the classes. If its cells were
+    missing in the added rows, it would distinguish these rows and become an input.
     """
     count = len(added.indices)
     if counts_rows(column):
@@ -193,7 +193,10 @@ def _continued_cells(
 
 
 def _cells_by_class(typed: TypedColumn, rows: np.ndarray, added: _AddedRows) -> pa.Array | None:
-    """Return the cell of each added row's class in the base rows; None if cells are not classes."""
+    """Return for each added row the cell of its class in the base rows.
+
+    None if the column does not name the classes.
+    """
     labels = [str(added.base_labels[row]) for row in rows]
     names, first, classes = np.unique(labels, return_index=True, return_inverse=True)
     if not tells_classes(typed.keys[rows], classes):

@@ -1,4 +1,4 @@
-"""Spellings of one word: values that differ only in case, spaces, hyphens or Unicode form."""
+"""Finds class names that are spellings of one word: other case, spaces, hyphens, Unicode form."""
 
 import re
 import unicodedata
@@ -12,7 +12,7 @@ _MAX_SHOWN = 5
 
 
 def variants(counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the most frequent spelling for each other spelling of the same word."""
+    """Map each rarer spelling of a word to the most frequent one; `counts` are rows by spelling."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(counts):
         folded = unicodedata.normalize("NFC", name).casefold()
@@ -25,7 +25,7 @@ def variants(counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def class_hints(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list[str]:
-    """Report probably equal classes, and a large imbalance; `counts` are rows by class."""
+    """Return hints on probably equal classes and on imbalance; `counts` are rows by class."""
     hints = []
     if found := variants(counts):
         shown = listed_variants(found, counts)
@@ -49,7 +49,7 @@ def class_hints(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list
 
 
 def listed_variants(found: Mapping[str, str], counts: Mapping[str, int]) -> str:
-    """Return the first variants with their rows, and the number of the others."""
+    """Return a text of the first spellings with their row counts, and the number of the others."""
     shown = [
         f"{name!r} ({counts[name]} rows) and {meant!r} ({counts[meant]})"
         for name, meant in list(found.items())[:_MAX_SHOWN]

@@ -1,4 +1,4 @@
-"""Findings of the rules, in columns: the refused samples, and the flagged ones that are kept."""
+"""Collects the findings of the rules as tables: refused samples, and flagged ones that are kept."""
 
 import itertools
 from collections.abc import Iterable
@@ -23,11 +23,11 @@ class RuleFindings:
         self.num_refused = 0
 
     def action(self, rule: str) -> Action:
-        """Return the action that the params choose for a rule."""
+        """Return the action of a rule by params.yaml: "refuse", "flag", or None if it is off."""
         return rules.action(rule, self._chosen)
 
     def apply(self, rows: pa.Table, broken: pa.Array, rule: str, details: pa.Array) -> pa.Table:
-        """Refuse or flag the `broken` rows, one detail each; return the remaining rows."""
+        """Refuse or flag the `broken` rows, with one detail each; return the rows not refused."""
         sources = rows["source"].filter(broken)
         if self.action(rule) == "refuse":
             self.refuse(sources, rule, details)

@@ -1,6 +1,6 @@
-"""Outliers: numbers far from the median, in robust standard deviations.
+"""Measures how far numbers lie from the median, in robust standard deviations.
 
-B. Iglewicz and D. Hoaglin, How to Detect and Handle Outliers, 1993.
+Source: B. Iglewicz and D. Hoaglin, How to Detect and Handle Outliers, 1993.
 """
 
 import numpy as np
@@ -15,8 +15,8 @@ def robust_deviations(values: NDArray[np.float64]) -> tuple[float, NDArray[np.fl
     """Return the median of (N,) finite numbers, and the distance of each from it.
 
     Distances are in robustly estimated standard deviations. If more than half of the numbers are
-    equal, as in most counts of rare events, their median deviation is 0. The numbers that differ
-    are then judged by their own median.
+    equal, as in most counts of rare events, the median deviation is 0. The other numbers are then
+    measured by the median and the deviation among themselves.
     """
     median, distances = _distances(values)
     if not distances.any() and len(values):
@@ -27,7 +27,7 @@ def robust_deviations(values: NDArray[np.float64]) -> tuple[float, NDArray[np.fl
 
 
 def _distances(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """Return the median and the distances from it; these are 0 if the median deviation is."""
+    """Return the median and the distances from it; all are 0 if the median deviation is 0."""
     if not len(values):
         return 0.0, values
     distances = scratch_array((len(values),), np.float64)

@@ -31,7 +31,7 @@ class Cleaned:
         return int(pc.sum(pc.equal(self.quarantine["severity"], "error")).as_py() or 0)
 
     def summary(self, *reports: Path) -> str:
-        """Return the counts in one line, and a second line if copies cross given splits."""
+        """Return the counts in one line, and a second line if given splits share copies."""
         num_kept, num_bad = self.rows.num_rows, self.num_bad
         num_duplicates = self.num_read - num_kept - num_bad
         counts = f"read {self.num_read}, kept {num_kept}, bad {num_bad}"

@@ -1,7 +1,7 @@
 """The rules for rows: names, meanings, actions, and the reasons why some do not run.
 
-The user chooses the action of each rule in `RuleParams`. All other rules refuse, because the row
-cannot be used; `narrow_range` flags.
+The user chooses the actions of the rules in `RuleParams`. The other rules always refuse a row,
+because it cannot be used, except for `narrow_range`, which always flags.
 """
 
 from collections.abc import Mapping

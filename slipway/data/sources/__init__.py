@@ -1,4 +1,4 @@
-"""Folders, archives, annotations and tables as a list of raw samples.
+"""Reads folders, archives, annotations and tables as a list of raw samples.
 
-Lists samples and opens their bytes; judges no content.
+Lists samples and reads their bytes, without checking the content.
 """

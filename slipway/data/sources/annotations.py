@@ -139,7 +139,7 @@ def _time(column: str, cell: Any) -> float:
 
 
 def _moment(cell: Any, text: str) -> float:
-    """Return days since 1970 UTC for a date, a number unchanged, NaN for anything else."""
+    """Convert a date to days since 1970 UTC; returns numbers unchanged, NaN for anything else."""
     if isinstance(cell, datetime):
         return days_since_1970(cell)
     if not isinstance(cell, date):

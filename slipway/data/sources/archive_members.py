@@ -1,8 +1,8 @@
-"""Members of a .zip or .tar, plain or compressed, in order; nothing in their headers is trusted.
+"""Reads the members of a .zip or .tar, plain or compressed, without trusting their headers.
 
-Archives are read forward, in pieces: memory does not grow with their size (for a zip, only with its
-table of contents). An archive damaged as a whole raises DataError. A member that must not be
-unpacked carries the reason.
+Archives are read forward, in pieces, so memory does not grow with their size (for a zip, only with
+its table of contents). A damaged archive raises DataError. A member that must not be unpacked
+carries the reason in `problem`.
 """
 
 import bz2
@@ -61,7 +61,7 @@ class Member:
 
 
 def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Member]:
-    """Yield the members of `path` in order. Read a member before you advance to the next one.
+    """Yield the members of `path` in order. Read each member before advancing to the next one.
 
     Raises DataError for damage, for more than `max_members` members, and for a compressed stream of
     more than `max_bytes`.

@@ -1,9 +1,9 @@
-"""Archives: unpacks a .zip or .tar (plain, gzip, bzip2 or xz) once into `.work/archives/SHA-256/`.
+"""Unpacks a .zip or .tar (plain, gzip, bzip2 or xz) once, into `.work/archives/SHA-256/`.
 
-Names and kinds of all members are checked first. An archive is refused as a whole if any member
-could leave the folder, create a link, or mean different files on different machines. The error
-names all such members, and nothing is written. An archive inside an archive is an ordinary file.
-An Excel workbook, which is a zip, is unpacked to the table in its first sheet.
+Names and types of all members are checked first. An archive is refused as a whole if any member
+would be written outside the folder, is a link, or has a name that systems read differently. The
+error names all such members, and nothing is written. An archive inside an archive is an ordinary
+file. An Excel workbook, which is a zip, is unpacked to the table in its first sheet.
 """
 
 import errno
@@ -87,7 +87,10 @@ def _unpack_for(data: DataParams, path: Path, limits: ArchiveLimits) -> Path:
 
 
 def unpack(path: Path, folder: Path, limits: ArchiveLimits) -> Path:
-    """Unpack an archive below `folder` unless it was before; skip a single top folder."""
+    """Unpack an archive below `folder`, unless that was done before.
+
+    Returns the folder of its content, without a single enclosing folder.
+    """
     target = _target(path, folder)
     if not _is_complete(target):
         listing = folder / "refused.txt"
@@ -138,14 +141,14 @@ def name_problem(name: str) -> str | None:
 
 @dataclass
 class _Names:
-    """The paths taken so far, compared without case and in one Unicode form."""
+    """The paths seen so far; compared without case and in one Unicode form."""
 
     folders: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     _checked: str = ""  # the folder checked last, free of collisions
 
     def problem(self, parts: list[str], is_folder: bool) -> str | None:
-        """Take a path; return why it collides with an earlier one, or None."""
+        """Add a path; return why it collides with an earlier one, or None."""
         problem = self._take_folders(parts if is_folder else parts[:-1])
         return problem if problem or is_folder else self._take_file("/".join(parts))
 
@@ -182,7 +185,7 @@ def _folded(path: str) -> str:
 
 
 def _check_members(path: Path, limits: ArchiveLimits, listing: Path) -> int:
-    """Check every member before anything is written; return the bytes that they declare.
+    """Check every member before anything is written; return the total size that they declare.
 
     Raises DataError naming all unsafe members.
     """

@@ -1,7 +1,7 @@
-"""The user's own checksums, as `sha256sum` writes them.
+"""Checks the data against the user's own checksums, in the format of `sha256sum`.
 
-Only they reveal a flipped byte in an image that still decodes. Every file that is missing, altered
-or not listed is named.
+Only checksums reveal a flipped byte in an image that still decodes. Every file that is missing,
+altered or not listed is named.
 """
 
 import codecs
@@ -70,7 +70,7 @@ class ChecksumList:
     def _is_unlisted(
         self, positions: pa.Array, sha256: pa.Array, names: pa.Array, sources: pa.Array
     ) -> pa.Array:
-        """Return an (N,) mask of files that the list lacks; images inside a table are not files."""
+        """Return a mask (N,) of the files that the list lacks, without images inside a table."""
         is_unlisted = np.array(pc.and_(pc.is_null(positions), pc.is_valid(sha256)))
         for row in np.flatnonzero(is_unlisted):
             paths = (self.root / names[row].as_py(), self.root / sources[row].as_py())
@@ -97,7 +97,7 @@ class ChecksumList:
             )
 
     def _other_faults(self, seen: pa.Array) -> Iterator[dict[str, Any]]:
-        """Yield a row of FACTS for each listed file, not a sample, that is missing or altered."""
+        """Yield a row of FACTS for each missing or altered listed file that is not a sample."""
         is_unseen = pc.invert(pc.is_in(self.names, seen))
         names, digests = self.names.filter(is_unseen), self.digests.filter(is_unseen)
         for name, digest in zip(names.to_pylist(), digests.to_pylist(), strict=True):
@@ -152,7 +152,7 @@ def read_checksums(path: Path, data: DataParams) -> ChecksumList:
 
 
 def _lines(content: bytes) -> list[str]:
-    """Split into lines, without a BOM or carriage returns; names are spelled as in `folders`."""
+    """Split into lines without BOM and carriage returns; names are escaped as in `folders`."""
     text = content.removeprefix(codecs.BOM_UTF8).decode(errors="backslashreplace")
     # Not splitlines: a name may contain other separators.
     return [line.removesuffix("\r") for line in text.split("\n")]
@@ -164,9 +164,10 @@ def _name(match: re.Match[str]) -> str:
 
 
 def names_of_files(sources: pa.Array, listed: pa.Array, folders: Mapping[str, str]) -> pa.Array:
-    """Return sources as paths in `data.path`, without the row number and the name of a table.
+    """Convert sources to paths below `data.path`, without the row number and the table's name.
 
-    A listed name may have them. `folders` are those of joined tables (`joined.image_folders`).
+    `listed` are the names in the checksum file, which may contain both. `folders` are those of
+    joined tables (`joined.image_folders`).
     """
     names = pc.replace_substring_regex(sources, r"^\d+:", "")
     for table, folder in folders.items():

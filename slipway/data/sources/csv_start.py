@@ -1,4 +1,4 @@
-"""The start of a CSV: the lines before its header, and the character between its columns."""
+"""Finds the header of a CSV: the lines before it, and the delimiter of its columns."""
 
 import csv
 import io
@@ -22,8 +22,8 @@ class CsvStart(NamedTuple):
 def find_csv_start(text: str) -> CsvStart:
     """Find the header in the first characters of a CSV.
 
-    A line that begins with `#` is a comment, unless it has as many columns as the next line without
-    the sign: then it is the header. A comment may repeat the names of the header below it.
+    A line that starts with `#` is a comment, unless the rest of it has as many columns as the next
+    line: then it is the header. A comment may repeat the names of the header below it.
     """
     delimiter, num_bytes = "", 0
     lines = list(io.StringIO(text[:START_CHARACTERS], newline=""))

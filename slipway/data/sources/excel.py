@@ -1,7 +1,7 @@
-"""Excel workbooks: writes the first sheet of an .xlsx as JSON lines, which are read as a table.
+"""Writes the first sheet of an Excel workbook (.xlsx) as JSON lines, which are read as a table.
 
-Dates become ISO 8601 text, errors such as #N/A missing values. A formula has the value that Excel
-stored with it.
+Dates become ISO 8601 text; errors such as #N/A become missing values. A formula has the value that
+Excel stored with it.
 """
 
 import json
@@ -21,7 +21,8 @@ _ERRORS = frozenset(("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!",
 def write_sheet(path: Path, target: Path, max_bytes: int) -> None:
     """Write the first sheet of `path` to `target`.
 
-    DataError if it is not a table, or exceeds `max_bytes`: many cells may share one long text.
+    Raises DataError if the sheet is not a table, or if the output exceeds `max_bytes`. Even a small
+    workbook can exceed it, because many cells may share one long text.
     """
     try:
         import openpyxl

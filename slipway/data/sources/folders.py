@@ -1,4 +1,4 @@
-"""Raw samples from class folders: the name of a folder is the label of every file below it.
+"""Reads raw samples from class folders: a folder's name is the label of every file below it.
 
 Class folders may lie in split folders, whose names give the split.
 """

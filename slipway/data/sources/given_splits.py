@@ -1,6 +1,7 @@
-"""The split that comes with the data: folders named train, val or test.
+"""Finds a split that comes with the data, as folders named train, val or test.
 
-They are used if at least two of them name different splits and hold the same classes, or tables.
+Such folders are used if at least two name different splits, and all hold the same classes, or
+tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Raw images in tables: Parquet files, a CSV or a metadata.jsonl that hold or name one per row.
+"""Reads image tables: Parquet files, a CSV or a metadata.jsonl with one image or path per row.
 
 Files are read in batches, so memory does not grow with the data. In a file named metadata, as in
 the Hugging Face `imagefolder`, the column `file_name` names the image.
@@ -53,7 +53,7 @@ class TablePart(NamedTuple):
     folders: Mapping[str, str] = {}
 
     def split_of(self, name: str | None) -> str | None:
-        """Return the given split of the row that names this image."""
+        """Return the given split of the row whose image has this name; None if there is none."""
         if self.split is not None or name is None:
             return self.split
         parts = _relative_path(name).parts
@@ -101,7 +101,7 @@ _Row = dict[str, Any] | str
 def _rows(
     path: Path, data: DataParams, wanted: frozenset[int] | None, begin: int
 ) -> Iterator[_Row | None]:
-    """Yield every row, the first of which has the number `begin`; None for some unwanted rows."""
+    """Yield every row of one file, numbered from `begin`; may yield None for unwanted rows."""
     if is_parquet(path):
         return _parquet_rows(path, data, wanted, begin)
     return _jsonl_rows(path, data) if is_jsonl(path) else _csv_rows(path, data)
@@ -230,9 +230,9 @@ def json_record(line: str) -> dict[str, Any] | None:
 
 
 def special_columns(data: DataParams) -> dict[str, str]:
-    """Return the columns that the params name besides the inputs, by key of the section `data`.
+    """Return the columns that params.yaml names for other uses than as inputs, by key of `data`.
 
-    Each of several columns of the target has a key of its own, such as "target_column[0]".
+    Several columns of the target have a key each, such as "target_column[0]".
     """
     keys = ("target_column", "group_column", "time_column", "weight_column", "split_column")
     columns = {key: getattr(data, key) for key in keys}
@@ -250,7 +250,7 @@ def missing_column(name: str, present: Sequence[str]) -> str:
 
 
 def _needed_columns(path: Path, data: DataParams, present: Sequence[str]) -> list[str]:
-    """Return the columns to read, that of the image first; DataError naming the missing ones."""
+    """Return the columns to read, the image column first; DataError names the missing ones."""
     image = data.image_column
     if is_metadata(path) and image not in present and FILE_NAME in present:
         image = FILE_NAME

@@ -1,7 +1,7 @@
-"""Several sources below `data.path`, joined in a fixed order: `data.sources`.
+"""Joins the data sets listed in `data.sources`, below `data.path`, in a fixed order.
 
-The name of a source is its path relative to `data.path`. It is in the `source` of each row:
-"clinic_a/cat/1.png" for a folder of classes, "17:clinic_b.csv" for row 17 of all tables.
+A data set's name is its path relative to `data.path`. The `source` of each row contains it:
+"clinic_a/cat/1.png" for class folders, "17:clinic_b.csv" for row 17 of all joined tables.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ _WILDCARDS = frozenset("*?[")
 
 
 def source_names(data: DataParams) -> list[str]:
-    """Expand `data.sources`, in its order and by name within a glob.
+    """Expand the globs in `data.sources`; keep their order, and sort by name within a glob.
 
-    DataError naming every entry without a match, and every file that belongs to two sources.
+    Raises DataError that names every entry without a match, and every file in two sources.
     """
     root = Path(data.path)
     if not root.is_dir():

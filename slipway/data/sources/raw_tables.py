@@ -1,8 +1,8 @@
-"""A CSV, Parquet file or folder of shards, by columns: the distinct cells and a code for each row.
+"""Reads a CSV, Parquet file or folder of shards as columns of distinct cells and codes.
 
-Work on a column then happens once per distinct cell, whatever the number of rows. A row with too
-many or too few cells is reported and left out; a file that is unreadable as a whole raises
-DataError.
+A column stores its distinct cells once and a code per row, so cells are parsed once per distinct
+cell, whatever the number of rows. A row with too many or too few cells is reported and left out; a
+file that is unreadable as a whole raises DataError.
 """
 
 import bisect
@@ -61,10 +61,10 @@ _MAX_BLOCK_BYTES = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class RawColumn:
-    """One column as it is stored.
+    """One raw column: its distinct cells and a code for each row.
 
-    Dates are text (ISO 8601), as are integers that float64 cannot hold. `other` has no kind in
-    Slipway (lists, bytes).
+    Dates are text (ISO 8601), as are integers that float64 cannot hold. The type `other` stands for
+    types that Slipway does not support (lists, bytes).
     """
 
     name: str
@@ -76,7 +76,7 @@ class RawColumn:
 
     @property
     def unreadable(self) -> str:
-        """The name and type of a column that is stored as `other`, for a message."""
+        """The name and type of an unsupported column, for a message."""
         return f"the column {self.name!r}, whose type {self.arrow_type} Slipway cannot read"
 
 
@@ -96,7 +96,7 @@ class RawTable:
         return len(self.numbers) + len(self.malformed)
 
     def source(self, number: int) -> str:
-        """Return the name of a row in the outputs: its number and the joined source, if any."""
+        """Return the name of a row in reports: its number, and any joined source."""
         place = bisect.bisect_right(self.origins, number, key=lambda origin: origin[0]) - 1
         return f"{number}:{self.origins[place][1]}" if self.origins else str(number)
 
@@ -111,9 +111,9 @@ class RawTable:
 
 
 def join_tables(tables: Mapping[str, RawTable]) -> RawTable:
-    """Return the rows of all tables by name; DataError if their columns differ.
+    """Concatenate tables, matching columns by name; DataError if their columns differ.
 
-    A column whose types are text, number and boolean in different tables becomes text.
+    A column that has different types in different tables becomes text.
     """
     all_types = {name: _types(table) for name, table in tables.items()}
     first = next(iter(tables))
@@ -316,7 +316,7 @@ def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
 
 
 def _file_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file; DataError if it is blank or cannot be read."""
+    """Yield the content of a file in blocks; DataError if it is blank or cannot be read."""
     is_blank = True
     try:
         with path.open("rb") as file:
@@ -334,7 +334,7 @@ def _file_blocks(path: Path) -> Iterator[bytes]:
 
 
 def csv_header(path: Path, payload: bytes, encoding: str) -> tuple[CsvStart, list[str]]:
-    """Return the position of the header with the delimiter, and the column names.
+    """Find the header in the first bytes of a CSV; return its position and the column names.
 
     Raises DataError if there is no header.
     """
@@ -400,7 +400,7 @@ def _without_lists(name: str, column: pa.ChunkedArray, written: TextFormat) -> p
 
 
 def without_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of lists as the text of JSON lists, and any other column unchanged."""
+    """Convert a column of lists to JSON text; return any other column unchanged."""
     is_list = any(
         is_type(column.type)
         for is_type in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -409,7 +409,7 @@ def without_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def list_texts(cells: Sequence[Any]) -> pa.Array:
-    """Return each list as the text of a JSON list; other cells are text as they are."""
+    """Return each list as JSON text, and other cells as plain text."""
     texts = [
         json.dumps(cell, ensure_ascii=False) if isinstance(cell, list) else cell for cell in cells
     ]
@@ -491,7 +491,7 @@ def _text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
 
 
 def _long_text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
-    """Return a column that may have as many distinct texts as rows, all of them in files."""
+    """Store a column of long texts in scratch files; each row may have a distinct text."""
     batches = pa.table({name: column}).to_batches(max_chunksize=_BLOCK_ROWS)
     trimmed = (pa.record_batch([pc.utf8_trim_whitespace(each[name])], [name]) for each in batches)
     cells = store_table(trimmed, pa.schema([(name, pa.string())]))[name]

@@ -1,7 +1,8 @@
-"""One raw sample of the data set, and how its file is read.
+"""Defines a raw sample of the data set, and reads its file.
 
-A problem of a single sample travels with it as a fault; a folder that cannot be listed raises
-DataError. Hidden files are not samples, nor is the folder `__MACOSX` that macOS adds to archives.
+A problem of a single sample is stored in the sample as a fault; a folder that cannot be listed
+raises DataError. Hidden files are not samples, nor is the folder `__MACOSX` that macOS adds to
+archives.
 """
 
 import os
@@ -81,7 +82,7 @@ def image_id(sample: RawSample) -> str | None:
 
 
 def spelled(label: str, label_map: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Return the label after `label_map`, and the correction if it changed."""
+    """Apply `label_map` to a label; return the result, and a text that describes any change."""
     meant = label_map.get(label, label)
     return meant, () if meant == label else (f"label: {label} -> {meant}",)
 

@@ -1,7 +1,8 @@
-"""Raw samples of folders, Parquet files, CSVs and metadata.jsonl, as one type of record.
+"""Reads raw samples from folders, Parquet files, CSVs and metadata.jsonl, as one type of record.
 
-A folder with one table at its top, or Parquet shards of one schema, is read as that table, whose
-rows name the images. A problem of the whole (no such path, no such column) raises DataError.
+A folder with one table at its top level, or with Parquet shards of one schema, is read as that
+table, whose rows name the images. A problem of the data set as a whole, such as a missing path or
+column, raises DataError.
 """
 
 import os
@@ -67,7 +68,7 @@ class Layout(NamedTuple):
         return [layout.root for layout in self.joined.values()] or [self.root]
 
     def described(self, rows: pa.Table) -> str:
-        """Describe for the console which folders or files became which split."""
+        """Return lines for the console: which folders or files became which split."""
         if not self.given:
             return f"{self.note}\n" if self.note else ""
         found = []

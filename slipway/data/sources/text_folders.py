@@ -1,7 +1,7 @@
-"""Folders of text files by class, as a table: a column of texts and one of the folders' names.
+"""Reads text files in class folders as a table with two columns: texts and folder names.
 
-The params name both columns, so that the service knows the text by the same name. Bytes that are
-not of `data.encoding` become NOT_UTF8, as in the cells of a CSV.
+params.yaml names both columns, so that the service uses the same name for the text. Bytes that are
+invalid in `data.encoding` become NOT_UTF8, as in the cells of a CSV.
 """
 
 import os
@@ -49,9 +49,9 @@ def text_folder_columns(data: DataParams) -> list[str]:
 
 
 def text_files(data: DataParams) -> Iterator[RawSample]:
-    """Yield the files, those of the given test split first, with the names of their folders.
+    """Yield the files of all class folders, those of a given test split first.
 
-    Of equal rows the first is kept, so the test split stays complete.
+    `clean` keeps the first of equal rows, so the test split stays complete.
     """
     splits = find_layout(data).folders
     plain = data.model_copy(update={"label_map": {}, "split_column": GIVEN_SPLIT})
@@ -108,7 +108,7 @@ def _batch(rows: list[tuple[str, str | None, str | None]], schema: pa.Schema) ->
 
 
 def _content(sample: RawSample, encoding: str) -> tuple[str, str]:
-    """Return the text of a file and its fault, "" for none."""
+    """Return the text of a sample's file, and why it is unusable; "" if it is usable."""
     if sample.fault or sample.path is None:
         return "", sample.fault.detail if sample.fault else "it has no file"
     return read_text_file(sample.path, encoding)

@@ -1,4 +1,4 @@
-"""The text of tables: its encoding, further words for missing values, the format of its dates."""
+"""Text notation of tables: encoding, further words for missing values, format of dates."""
 
 import codecs
 import itertools
@@ -22,7 +22,7 @@ _START_BYTES = 1000
 
 
 class TextFormat(NamedTuple):
-    """The keys of the section `data` that say how cells are written."""
+    """The keys of the section `data` that describe the notation of cells."""
 
     encoding: str = "utf-8"
     missing_values: tuple[str, ...] = ()

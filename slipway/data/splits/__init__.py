@@ -1,4 +1,4 @@
 """Assigns rows to train, val and test, and searches for leakage between them.
 
-Never reads an image.
+It reads only tables, never images.
 """

@@ -1,6 +1,6 @@
-"""Assignment of units to parts by a random number that depends only on the unit's key and the seed.
+"""Assigns units (see `units`) to splits by a random number, drawn from the unit's key and the seed.
 
-`stable` compares the number with the fractions: a unit's part depends on nothing else, and the
+`stable` compares the number with the fractions: a unit's split depends on nothing else, and the
 fractions are met on average. `exact` sorts the units of each class by their numbers and cuts at the
 exact fractions: a new row may move the units at the cuts.
 """
@@ -21,7 +21,7 @@ _UNITS_PER_BIN = 20
 
 
 def assign_stable(units: Units, fractions: Sequence[float], seed: int, stream: str) -> Int:
-    """Return (N,) the part of each row: its unit's number compared with the cumulated fractions."""
+    """Return the part of each row, (N,): its unit's number compared with cumulative fractions."""
     numbers = uniform(seed, 0, units.keys, stream)
     parts = np.searchsorted(np.cumsum(fractions)[:-1], numbers, side="right")
     return parts.astype(np.int64)[units.of_row]
@@ -30,7 +30,7 @@ def assign_stable(units: Units, fractions: Sequence[float], seed: int, stream: s
 def assign_exact(
     rows: pa.Table, units: Units, fractions: Sequence[float], seed: int, stream: str
 ) -> Int:
-    """Return (N,) the part of each row, with exact fractions per class or tenth of the target."""
+    """Return the part of each row, (N,), with exact fractions per class or decile of the target."""
     has_classes = rows["label"].null_count < rows.num_rows
     strata = _classes(rows, units) if has_classes else _target_bins(rows, units)
     sizes = units.sizes
@@ -49,9 +49,8 @@ def largest_remainder(
 ) -> list[int]:
     """Divide `total` by `fractions` (which sum to 1) into whole numbers.
 
-    Each part is rounded down; the rest goes to the largest remainders. Among equal remainders, the
-    part with the largest debt (`owed`) is first: otherwise the first part would gain in every
-    stratum.
+    Each part is rounded down; the rest goes to the largest remainders. Ties go to the part that has
+    lost most by rounding so far (`owed`); otherwise the first part would gain in every stratum.
     """
     debts = owed if len(owed) else [0.0] * len(fractions)
     exact = [total * share for share in fractions]
@@ -67,7 +66,7 @@ def largest_remainder(
 
 
 def _cut(sizes: Int, fractions: Sequence[float], owed: NDArray[np.float64]) -> Int:
-    """Return (U,) the part of each unit, by the position of its middle row. Updates `owed`."""
+    """Return the part of each unit, (U,), by the position of its middle row. Updates `owed`."""
     total = int(sizes.sum())
     counts = largest_remainder(total, fractions, owed.tolist())
     owed += total * np.asarray(fractions) - counts
@@ -76,7 +75,7 @@ def _cut(sizes: Int, fractions: Sequence[float], owed: NDArray[np.float64]) -> I
 
 
 def _classes(rows: pa.Table, units: Units) -> Int:
-    """Return (U,) the most frequent class of each unit; among equals the first by name."""
+    """Return the most frequent class of each unit, (U,); ties go to the first name."""
     found, names = codes(rows["label"])
     rank = np.empty(len(names), np.int64)
     rank[pc.array_sort_indices(names).to_numpy()] = np.arange(len(names))
@@ -88,7 +87,7 @@ def _classes(rows: pa.Table, units: Units) -> Int:
 
 
 def _target_bins(rows: pa.Table, units: Units) -> Int:
-    """Return (U,) the tenth, by rank, in which the mean target of each unit lies."""
+    """Return the decile of each unit's mean target among all units, (U,)."""
     means = np.bincount(units.of_row, weights=rows["target"].to_numpy()) / units.sizes
     num_bins = max(1, min(_MAX_BINS, len(means) // _UNITS_PER_BIN))
     bins = np.empty(len(means), np.int64)

@@ -1,7 +1,7 @@
-"""Folds of an audit: groups and near duplicates stay in one fold; each class is in at least two.
+"""Assigns folds for the audit: groups and near duplicates stay together, classes are spread.
 
-A pure function of the content and the seed. Only the audit uses these folds: `split.folds` decides
-which rows are for validation.
+Each class is in at least two folds. The folds are a pure function of the content and the seed. They
+are independent of `split.folds`, which decides which rows are for validation.
 """
 
 import numpy as np
@@ -28,8 +28,8 @@ def audited_rows(rows: pa.Table) -> pa.Table:
 def audit_folds(rows: pa.Table, num_folds: int, seed: int) -> NDArray[np.int64]:
     """Return the fold of each row of `rows.SPLIT_ROWS`, (N,) from 0; spreads each class evenly.
 
-    DataError naming classes with all rows in one fold: a network that never saw a class would
-    report every label of that class as wrong.
+    Raises DataError that names the classes whose rows are all in one fold: a network that was
+    trained without a class would report every label of that class as wrong.
     """
     folds = assign_exact(rows, find_units(rows, seed), [1 / num_folds] * num_folds, seed, "audit")
     _check_classes(rows, folds)

@@ -1,7 +1,7 @@
-"""Leakage: content in more than one split, and rows that are not later than the training rows.
+"""Finds leakage: content in several splits, or rows not later than the training rows.
 
-Leaks are found in the finished table, however it was split. The check is a proof, so it shares no
-code with the splitting.
+Leaks are searched in the finished table, whatever way it was split. The check is independent: it
+shares no code with the splitting.
 """
 
 import itertools
@@ -122,7 +122,7 @@ def _describe(pair: str, order: TimeOrder) -> str:
 def _overlaps(
     column: pa.ChunkedArray, parts: NDArray[np.int64]
 ) -> tuple[dict[str, Overlap], NDArray[np.bool_]]:
-    """Return shared values by pair of splits, and (N,) the rows whose value is in two splits."""
+    """Return shared values by pair of splits, and a mask (N,) of rows whose value is in several."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     values = encoded.dictionary
     null = len(values)
@@ -145,7 +145,7 @@ def _overlap(values: pa.Array, in_both: NDArray[np.bool_]) -> Overlap:
 def _orders(
     times: NDArray[np.float64], parts: NDArray[np.int64]
 ) -> tuple[dict[str, TimeOrder], NDArray[np.bool_]]:
-    """Return the order of each pair of splits, and (N,) the rows out of order, ties included."""
+    """Return the order of each pair of splits, and a mask (N,) of the rows out of order or tied."""
     orders: dict[str, TimeOrder] = {}
     leaked = np.zeros(len(times), np.bool_)
     for one, other in itertools.combinations(range(len(SPLITS)), 2):

@@ -3,8 +3,8 @@
 It never depends on the order of rows, on names or on machines. There are three ways: the user's own
 split (rows have `given_split`), by time (rows have `time`), else by a hash of each unit's key;
 docs/explanation/split.md has the rules. An empty split, or one that lacks a class, is refused. If
-the user's split has no val or no test, it is cut from train; val is then the latest rows if rows
-have `time`.
+the user's split has no val or no test, the missing split is cut from train. A missing val is cut
+from the latest rows of train if rows have `time`.
 """
 
 import math
@@ -129,7 +129,7 @@ def check_columns(rows: pa.Table, split_column: str | None, time_column: str | N
 
 
 def strata(rows: pa.Table, params: SplitParams, several: bool) -> pa.Table:
-    """Return the rows with the name of their stratum as label: a set of labels, or a rare label.
+    """Replace each row's label by its stratum: its set of labels, or its rarest label.
 
     A set with too few rows for every split joins the rows whose rarest label is the same, the first
     step of iterative stratification (Sechidis, Tsoumakas and Vlahavas 2011, "On the Stratification
@@ -218,7 +218,7 @@ def _way(rows: pa.Table, params: SplitParams) -> Way:
 def _assign_with_folds(
     rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: int
 ) -> tuple[Int, pa.Array]:
-    """Return (N,) the split of each row by hash, and its fold; val is one fold of the rest."""
+    """Return the split of each row by hash, (N,), and its fold; val is one of the folds."""
     fractions = (params.train, params.val, params.test)
     parts = _assign(rows, units, way, fractions, seed, "split")
     if not params.folds:
@@ -248,7 +248,7 @@ def _assign(
 
 
 def _given(rows: pa.Table) -> Int:
-    """Return (N,) the user's own split of each row; DataError if a row has none."""
+    """Return the user's own split of each row, (N,); DataError if a row has none."""
     parts = pc.index_in(rows["given_split"].combine_chunks(), pa.array(SPLITS))
     wrong = rows.filter(pc.is_null(parts))
     if wrong.num_rows:
@@ -266,7 +266,7 @@ def _given(rows: pa.Table) -> Int:
 
 
 def _missing_splits(rows: pa.Table) -> tuple[tuple[str, ...], bool]:
-    """Return the split, val or test, that the user's own split lacks; True if it is cut by time."""
+    """Return the missing ones of val and test, and True if val is to be cut by time."""
     present = set(_given(rows).tolist())
     missing = tuple(name for part, name in enumerate(SPLITS) if part not in present)
     if missing not in (("val",), ("test",)):
@@ -277,9 +277,9 @@ def _missing_splits(rows: pa.Table) -> tuple[tuple[str, ...], bool]:
 def _complete_given(
     rows: pa.Table, units: Units, params: SplitParams, seed: int
 ) -> tuple[Int, Int]:
-    """Return (N,) the given split of each row, with the missing one cut from train.
+    """Complete the given split of each row, (N,): cut the missing split from train.
 
-    Also returns (N,) the latest split that the row's unit reaches across a cut in time.
+    Also returns the latest split that each row's unit reaches across a cut in time, (N,).
     """
     parts = _given(rows)
     missing, by_time = _missing_splits(rows)

@@ -1,8 +1,8 @@
-"""The user's file with the split of each row: `data.split_file`.
+"""Reads `data.split_file`: the user's file with the split of each row.
 
-It has two columns: `split`, and one that names the rows. That is `path`, the path of an image in
-the data; `row`, the number of a row from 0; or any column of the table. Several rows may have one
-name, but each name is listed once and each row has a split.
+It has two columns: `split`, and a column that identifies the rows. The latter is `path`, the path
+of an image in the data; `row`, the number of a row from 0; or any column of the table, whose values
+may occur in several rows. Each value is listed once, and each row must get a split.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +58,7 @@ class SplitFile:
         return facts.set_column(facts.schema.get_field_index("given_split"), "given_split", given)
 
     def splits_in(self, table: RawTable, is_sound: NDArray[np.bool_]) -> NDArray[np.object_]:
-        """Return (N,) the split of each row of a table; DataError if the file does not fit them."""
+        """Return the split of each row of a table, (N,); DataError if it does not fit the file."""
         malformed = [str(number) for number, _ in table.malformed]
         if self.key in table.columns:
             names, num_unread = _texts(table.columns[self.key]), len(malformed)
@@ -73,7 +73,7 @@ class SplitFile:
         return np.array(given.to_pylist()[: len(table.numbers)], object)
 
     def _splits_of(self, names: pa.Array, is_sound: pa.Array, num_unread: int = 0) -> pa.Array:
-        """Return the split of each name; `num_unread` more rows have names that are not known."""
+        """Return the split of each name; the names of `num_unread` further rows are unknown."""
         given = self.splits.take(pc.index_in(names, self.names))
         unknown = self.names.filter(pc.invert(pc.is_in(self.names, names)))
         without = names.filter(pc.and_(is_sound, pc.is_null(given)))
@@ -136,7 +136,7 @@ def read_split_file(data: DataParams) -> SplitFile | None:
 
 
 def _texts(column: RawColumn) -> pa.Array:
-    """Return (N,) the cells as text; null for empty ones."""
+    """Return the cells as text, (N,); null for empty ones."""
     texts = [cell_text(value) or None for value in column.values.to_pylist()]
     codes = pa.array(column.codes, mask=column.codes < 0)
     return pa.array(texts, pa.string()).take(codes)

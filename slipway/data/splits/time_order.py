@@ -1,7 +1,7 @@
-"""Split by time: train is the earliest, test the latest; equal times stay together.
+"""Splits by time: train is the earliest, test the latest; rows of equal time stay together.
 
-A unit (see `slipway.data.splits.units`) with rows on both sides of a cut would leak the past into
-the future. Only its rows in the latest split stay; the earlier ones are purged and recorded.
+A unit (see `slipway.data.splits.units`) with rows on both sides of a cut would leak. Only its rows
+in the latest split stay; its earlier rows are purged and recorded.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ _MAX_SHOWN = 5
 
 
 def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
-    """Return (N,) the split of each row: 0 for train, 1 for val, 2 for test.
+    """Return the split of each row, (N,): 0 for train, 1 for val, 2 for test.
 
     Cuts at `split.time_cuts`, or at the distinct times that meet the fractions best. DataError if a
     row has no time, there are fewer than three distinct times, or the cuts do not ascend.
@@ -29,7 +29,10 @@ def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
 
 
 def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
-    """Return (N,) 1 for the latest rows, in val's fraction of train and val; 0 for the others."""
+    """Cut val from the latest rows, by val's fraction of train and val.
+
+    Returns (N,): 1 for val, 0 for train.
+    """
     times = _times(rows)
     distinct, num_earlier = np.unique(np.sort(times), return_index=True)
     if len(distinct) < 2:
@@ -43,7 +46,7 @@ def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
 
 
 def _cuts_by_fraction(times: NDArray[np.float64], params: SplitParams) -> NDArray[np.float64]:
-    """Return (2,) the times at which val and test begin."""
+    """Return the times at which val and test begin, (2,)."""
     # `num_earlier`: the number of rows earlier than each distinct time
     distinct, num_earlier = np.unique(np.sort(times), return_index=True)
     if len(distinct) < 3:
@@ -80,7 +83,7 @@ def read_cuts(texts: list[str]) -> NDArray[np.float64]:
 
 
 def latest_parts(units: Units, parts: Int) -> Int:
-    """Return (N,) the latest part among the rows of each row's unit; earlier rows are purged."""
+    """Return the latest split in each row's unit, (N,); the unit's earlier rows will be purged."""
     latest = np.zeros(len(units.keys), np.int64)
     np.maximum.at(latest, units.of_row, parts)
     return latest[units.of_row]

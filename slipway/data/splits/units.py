@@ -1,10 +1,10 @@
-"""Units: the sets of rows that no split may divide, and the key by which each is drawn.
+"""Units: sets of rows that must stay in one split, and the key that draws each unit's split.
 
-Rows that share a group or a near-duplicate cluster are one unit, also along chains of groups and
-clusters. The key of a unit is that of one of its members: its group names, or the ids of its rows
-without a group. The member whose hash with the seed is the smallest is chosen. A new row therefore
-changes the key of a unit of k members only once in k + 1 times, and a row of a known group never
-does. If a row joins two units, one of the two keeps its key.
+Rows that share a group or a near-duplicate cluster form one unit, also along chains of groups and
+clusters. The members of a unit are its group names, and the ids of its rows without a group. The
+unit's key is the member with the smallest hash. A new row therefore changes the key of a unit with
+k members only with probability 1 / (k + 1), and a row of a known group never does. If a row joins
+two units, the joint unit has the key of one of the two.
 """
 
 import hashlib
@@ -61,19 +61,17 @@ def find_units(rows: pa.Table, seed: int) -> Units:
 
 
 def codes(column: pa.ChunkedArray) -> tuple[Int, pa.Array]:
-    """Return (N,) indices into the distinct values, -1 for null, and the distinct values."""
+    """Return indices (N,) into the distinct values, -1 for null, and the distinct values."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     indices = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
     return indices.astype(np.int64), encoded.dictionary
 
 
 def connected_components(num_nodes: int, left: Int, right: Int) -> Int:
-    """Return (num_nodes,) the smallest node of each node's component.
+    """Return the smallest node of each node's connected component, (num_nodes,).
 
-    The edges connect the nodes `left` and `right`, (E,) each.
-
-    Each round attaches every component to its smallest neighbour, then shortens all paths to one
-    step.
+    The edges connect the nodes `left` and `right`, (E,) each. Each round attaches every component
+    to its smallest neighbour, then shortens all paths to one step.
     """
     root = np.arange(num_nodes)
     while True:
