@@ -1,4 +1,4 @@
-"""Experiments: runs of the pipeline with a record each, their comparison, and the way back to one.
+"""Experiments: runs of the pipeline, their records, their comparison, and restoring one of them.
 
-DVC reproduces and keeps the results. The records also have the runs that failed.
+DVC runs the stages and stores the results. The records include the runs that failed.
 """

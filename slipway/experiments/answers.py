@@ -1,4 +1,4 @@
-"""The answers of an experiment to its test rows, and its curves, as DVC keeps them.
+"""Reads an experiment's predictions for its test rows, and its training curves.
 
 They come from DVC's cache, or from its remote if the cache lacks them.
 """
@@ -33,7 +33,7 @@ CALIBRATION = Path("artifacts/calibration.json")
 
 @dataclass(frozen=True)
 class ExperimentAnswers:
-    """An experiment's metrics, its answers to the test rows, and the curves of its training."""
+    """An experiment's metrics, its predictions for the test rows, and its training curves."""
 
     task: Task
     classes: list[str]  # empty for a numeric target
@@ -46,7 +46,7 @@ class ExperimentAnswers:
 
     @property
     def predicted(self) -> NDArray[np.int64]:
-        """The class that each answer gives (N,), if rows have one."""
+        """The predicted class index of each row, (N,); only for tasks with one class per row."""
         return decided_classes(self.outputs, self.thresholds)
 
     def rows(self, ids: list[str]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
@@ -57,9 +57,9 @@ class ExperimentAnswers:
 
 
 def read_answers(record: ExperimentRecord) -> ExperimentAnswers:
-    """Read what DVC keeps of an experiment; UnavailableError with the reason if it keeps nothing.
+    """Read the stored results of an experiment; UnavailableError says why if there are none.
 
-    SchemaError if a file is damaged.
+    Raises SchemaError if a file is damaged.
     """
     commit = repository.experiments().get(record.name)
     if commit is None:
@@ -90,7 +90,7 @@ def read_answers(record: ExperimentRecord) -> ExperimentAnswers:
 
 
 def _fetch(commit: str, folder: Path, more: list[Path]) -> None:
-    """Write the files as the experiment has them below `folder`."""
+    """Write the files of the experiment's commit below `folder`."""
     try:
         kept = DVCFileSystem(rev=commit)
         for path in (METRICS, PREDICTIONS, LIVE, *more):

@@ -1,4 +1,4 @@
-"""The cause of a failed `dvc repro`, read from what DVC and the stages printed."""
+"""Finds the cause of a failed `dvc repro` in the output of DVC and the stages."""
 
 import re
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _FEWER_ROWS = (
 
 @dataclass(frozen=True)
 class Cause:
-    """The stage that failed, "" if none had started, and the reason with its remedy."""
+    """The stage that failed ("" if none had started), and the reason with its remedy."""
 
     stage: str
     text: str
@@ -37,7 +37,7 @@ def find_cause(output: str) -> Cause:
 
 
 def _plain(output: str) -> str:
-    """Remove colours, and what a progress bar wrote over."""
+    """Remove colour codes, and the lines that a progress bar overwrote."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output).replace("\r\n", "\n")
     return "\n".join(line.rpartition("\r")[2] for line in text.split("\n"))
 

@@ -1,7 +1,7 @@
 """`slipway compare`: a row for each experiment, newest first, as text, CSV, JSON or HTML.
 
-The rows come from the records of `slipway run`. An experiment that only DVC knows (`dvc exp run`,
-`dvc exp pull`) has a row of its params and metrics, without its duration.
+The rows come from the records of `slipway run`. An experiment without a record, made by
+`dvc exp run` or `dvc exp pull`, has a row with params and metrics but no duration.
 """
 
 import csv
@@ -55,13 +55,13 @@ class Comparison:
         return {key: record.params[key] for key in self.changed if key in record.params}
 
     def filtered(self, conditions: Sequence[str]) -> "Comparison":
-        """Keep the experiments that meet all conditions, such as "train.epochs>5"."""
+        """Return the experiments that meet all conditions, such as "train.epochs>5"."""
         tests = [self._condition(text) for text in conditions]
         kept = [record for record in self.records if all(test(record) for test in tests)]
         return replace(self, records=kept)
 
     def sorted(self, key: str, *, reverse: bool = False) -> "Comparison":
-        """Sort by a column: `metric` from the best, others from the least; empty cells last."""
+        """Sort by a column: `metric` from the best down, others ascending, empty cells last."""
         self._check(key)
         filled = [record for record in self.records if value_of(record, key) is not None]
         empty = [record for record in self.records if value_of(record, key) is None]
@@ -245,7 +245,7 @@ _CSV_NAMES = {"metric": "headline", "value": "metric"}
 
 
 def _validation(record: ExperimentRecord) -> str:
-    """Describe the score that a search selects by, such as "accuracy 0.98 (0.96 to 0.99)"."""
+    """Format the score by which a search selects, such as "accuracy 0.98 (0.96 to 0.99)"."""
     found = record.validation
     if found is None:
         return ""

@@ -21,7 +21,7 @@ _MIN_ROWS = 2
 
 @dataclass(frozen=True)
 class ExperimentPair:
-    """Two experiments; answers are None if DVC keeps none, for the reason in `remarks`."""
+    """Two experiments; `answers` are None if DVC stores none, and `remarks` say why."""
 
     first: ExperimentRecord
     second: ExperimentRecord
@@ -53,7 +53,7 @@ class ExperimentPair:
 
     @cached_property
     def shared_ids(self) -> list[str]:
-        """The test rows of both, if the pair can be compared row by row."""
+        """The ids of the test rows of both; empty if they cannot be compared row by row."""
         first, second = self.answers
         if first is None or second is None:
             return []
@@ -166,6 +166,6 @@ def _signed(value: float) -> str:
 
 
 def _headline(record: ExperimentRecord) -> dict[str, Metric]:
-    """Return the only metric of the record itself."""
+    """Return the headline metric, the only one in the record, by name."""
     results: Any = record.results
     return {results.headline: results.metric} if results and results.metric else {}

@@ -26,7 +26,7 @@ _MAX_BARS = 20  # classes
 
 
 def pair_page(pair: ExperimentPair) -> str:
-    """Build the page; charts that need the answers of an experiment are left out without them."""
+    """Build the page, without the charts whose predictions or curves are not stored."""
     first, second = pair.answers
     sections: list[Html | None] = [_results(pair), _params(pair), _curves(pair)]
     if first and second and (first.task, first.classes) == (second.task, second.classes):
@@ -67,7 +67,7 @@ def _params(pair: ExperimentPair) -> Html:
 
 
 def _curves(pair: ExperimentPair) -> Html | None:
-    """Overlay the validation curves of both."""
+    """Draw the validation curves of both experiments in one chart."""
     lines: dict[str, list[Series]] = {}
     for name, found in zip(pair.names, pair.answers, strict=True):
         for metric, curves in (found.curves if found else {}).items():

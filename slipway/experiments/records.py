@@ -1,7 +1,7 @@
 """Records of experiments: one JSON file for each `slipway run`, in `.work/experiments/`.
 
-A record exists from the start of its run, so a killed run leaves one, too. The state of a finished
-run is kept by DVC, as the experiment of the same name.
+A record exists from the start of its run, so a killed run leaves one, too. DVC stores the files of
+a finished run as an experiment of the same name.
 """
 
 import json
@@ -143,7 +143,7 @@ def now() -> str:
 
 
 def params_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the params that a stage may read, by key: all but those of unread sections."""
+    """Return all params by key, except those of sections that no stage reads."""
     unread = ("search", "edge", "loop")
     return dict(flat({key: content[key] for key in content if key not in unread}))
 
@@ -158,7 +158,7 @@ def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Shorten one line in its middle, because a message ends with its remedy."""
+    """Shorten a line by cutting its middle, because error messages end with the remedy."""
     half = (longest - 5) // 2
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 

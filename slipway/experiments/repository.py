@@ -1,4 +1,4 @@
-"""Git and DVC: which experiments DVC keeps, saving the workspace as one, and applying one."""
+"""Runs git and DVC: lists experiments, saves the workspace as an experiment, applies one."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def has_commit() -> bool:
 
 
 def tracked_files(paths: Iterable[Path]) -> list[str]:
-    """Return those of the paths whose content git tracks; empty without git."""
+    """Return the paths that git tracks; an empty list without git."""
     names = [str(path) for path in paths]
     return _git("ls-files", "--", *names).splitlines() if names else []
 
@@ -68,24 +68,25 @@ def write_files(commit: str, paths: list[str], folder: Path) -> None:
 
 
 def save(name: str, metrics: list[str]) -> None:
-    """Save the workspace as an experiment of DVC, with its outputs and the files of metrics.
+    """Save the workspace as an experiment of DVC, with the stages' outputs and the metrics files.
 
-    DVC records every stage of dvc.yaml as it stands, so all must be up to date.
+    All stages must be up to date, because DVC records each as it is.
     """
     included = [part for path in metrics if Path(path).exists() for part in ("-I", path)]
     _with_head("exp", "save", "--name", name, *included, "dvc.yaml")  # no other one below it
 
 
 def apply(name: str, lacking: Collection[str] = ()) -> None:
-    """Put an experiment into the workspace: tracked files, metrics and outputs.
+    """Restore an experiment in the workspace: tracked files, metrics and outputs.
 
-    `lacking` are outputs of stages that the experiment never ran, which DVC misses.
+    `lacking` are outputs of stages that the experiment never ran; DVC's complaint about these is
+    ignored.
     """
     _with_head("exp", "apply", experiments()[name], lacking=lacking)
 
 
 def differences(name: str) -> list[str]:
-    """List the files that differ from an experiment's, below this folder."""
+    """List the files below this folder that differ from those of an experiment."""
     return _git("diff", "--name-only", "--relative", experiments()[name]).splitlines()
 
 
@@ -100,9 +101,9 @@ def restore_index(tree: str) -> None:
 
 
 def check_out() -> str:
-    """Restore the outputs of dvc.lock; return DVC's message about those that it lacks.
+    """Restore the outputs in dvc.lock; return DVC's message about outputs that it does not have.
 
-    SlipwayError for another reason, such as a full disk.
+    Raises SlipwayError for any other failure, such as a full disk.
     """
     answer = _dvc("checkout", "--force")
     # It warns of outputs that no run has made yet before it says which it does not have.
@@ -167,7 +168,7 @@ def refuse_unsaved_edits(edits: list[str]) -> None:
 
 
 def _with_head(*arguments: str, lacking: Collection[str] = ()) -> None:
-    """Run a command of DVC that detaches HEAD meanwhile; SlipwayError with DVC's message."""
+    """Run a DVC command that detaches HEAD meanwhile; raises SlipwayError with DVC's message."""
     branch = _git("symbolic-ref", "-q", "HEAD")
     if branch:
         files.write_text(_HEAD, branch)
@@ -191,7 +192,7 @@ def _lacks_only(said: str, lacking: Collection[str]) -> bool:
 
 
 def _said(answer: "subprocess.CompletedProcess[str]") -> str:
-    """Return DVC's message without its offer of help."""
+    """Return DVC's message without its closing lines about support."""
     return (answer.stderr.strip() or answer.stdout.strip()).partition("\n\nHaving any")[0]
 
 

@@ -1,7 +1,7 @@
-"""`dvc repro` as a process: output goes to a log and the terminal, signals to all its processes.
+"""Runs `dvc repro` as a child process: copies its output to a log, and passes signals on.
 
-DVC and its stages are a process group of their own. Signals come to this process, which passes
-them on, so that a stage receives each once, whoever sent it.
+DVC and its stages form a process group of their own. This process receives the signals and passes
+them on, so a stage receives each signal exactly once.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Reproduction:
     output: str = ""  # the end of it
 
     def run(self, stage: str | None, started: Callable[[int], None]) -> None:
-        """Reproduce up to `stage` or all; `started` gets the process group."""
+        """Run the stages up to `stage`, or all; call `started` with the process group's id."""
         reader, writer = _channel()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -65,7 +65,7 @@ class Reproduction:
 
     @contextlib.contextmanager
     def _signals_to(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
-        """Pass signals on to the group; the second one kills it."""
+        """Pass signals on to the process group in the block; the second signal kills it."""
 
         def forward(number: int, _: FrameType | None) -> None:
             self.signals.append(number)
@@ -89,7 +89,10 @@ def is_running(group: int) -> bool:
 
 
 def _channel() -> tuple[int, int]:
-    """Return the ends of a pipe; on a terminal of a new terminal, for progress bars and colours."""
+    """Return (reader, writer) of a pipe, or of a pseudoterminal if this process has a terminal.
+
+    On a pseudoterminal DVC prints progress bars and colours.
+    """
     if not sys.stdout.isatty():
         return os.pipe()
     reader, writer = pty.openpty()
@@ -98,7 +101,7 @@ def _channel() -> tuple[int, int]:
 
 
 def _chunks(reader: int, process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
-    """Yield output until the process ended and nothing is left to read."""
+    """Yield output until the process has ended and everything is read."""
     while True:
         has_ended = process.poll() is not None
         if not select.select([reader], [], [], 0 if has_ended else _POLL_S)[0]:

@@ -48,7 +48,10 @@ def _processes(root: Path) -> int | None:
 
 
 def _certificate(root: Path) -> str:
-    """Return the status of the certificate; it is an output, so a commit only has the verdict."""
+    """Return the status of the certificate; "" if there is none.
+
+    A commit lacks the certificate, which is an output of DVC, but it has the verdict.
+    """
     if (root / CERTIFICATE).is_file():
         return read_certificate(root / CERTIFICATE).status
     if not (root / VERIFIED).is_file():

@@ -1,4 +1,4 @@
-"""`slipway run`: checks the project, sets values, reproduces, and leaves a record in every case."""
+"""`slipway run`: checks the project, sets params, runs the stages, and always writes a record."""
 
 import contextlib
 import os
@@ -93,9 +93,9 @@ def alone() -> Iterator[None]:
 
 
 def run(request: ExperimentRequest) -> ExperimentRecord:
-    """Run the pipeline and return the record, of a failed run, too.
+    """Run the pipeline and return the record, even if the run failed.
 
-    Raises SlipwayError without a record if nothing was run.
+    Raises SlipwayError, without a record, if nothing was run.
     """
     with alone():
         stage = request.stage(read_pipeline())
@@ -109,7 +109,7 @@ def run(request: ExperimentRequest) -> ExperimentRecord:
 
 
 def _set_params(assignments: list[str]) -> dict[str, Any]:
-    """Check the project with the new values and write them; restore the file if it is refused."""
+    """Write new values to params.yaml and check the project; restore the file if it is refused."""
     before = PARAMS.read_text()
     changes = read_assignments(assignments)
     after = changed_text(before, changes) if changes else before
@@ -173,9 +173,10 @@ def _reproduce(name: str, stage: str | None, *, is_quiet: bool) -> ExperimentRec
 
 
 def conclude(record: ExperimentRecord, *, is_quiet: bool = False) -> None:
-    """Print the end of a run; SlipwayError if it failed or a gate was missed, Ctrl-C if stopped.
+    """Print the result of a run.
 
-    After all stages, the end is the project's summary, whose last lines say what to do now.
+    After a run of all stages, this is the project's summary, which ends with the next step. Raises
+    SlipwayError if the run failed or missed a quality gate, KeyboardInterrupt if it was stopped.
     """
     log = log_path(record.name)
     if record.status == "interrupted":

@@ -1,7 +1,7 @@
-"""A copy of the files that `slipway take` replaces: a take that fails or is killed is undone.
+"""Copies the files that `slipway take` replaces, so that a failed or killed take can be undone.
 
-The copy is complete before DVC changes anything, and goes when DVC is done. If it is still there
-at the next command, that take was interrupted.
+The copy is complete before DVC changes anything, and is removed when DVC is done. If the next
+command finds a copy, that take was interrupted.
 """
 
 import shutil
@@ -17,7 +17,7 @@ _JOURNAL, _FILES = "take.json", "files"
 
 
 class TakeJournal(Contract):
-    """The experiment that is taken, and the files that it may change."""
+    """The experiment that `slipway take` restores, and the files that this may change."""
 
     name: str
     paths: list[str]  # those without a copy did not exist
@@ -43,9 +43,9 @@ def end() -> None:
 
 
 def undo() -> str:
-    """Put the copies back, and the outputs that belong to them; return what was done, or "".
+    """Restore the copies and the matching outputs; return a message, or "" without copies.
 
-    The copies stay if they cannot be written back, so that the next command tries again.
+    If this fails, the copies stay, so that the next command tries again.
     """
     place = FOLDER / _JOURNAL
     if not place.is_file():

@@ -1,4 +1,4 @@
-"""`slipway take` and `slipway reset`: changes of the workspace that lose no edit."""
+"""`slipway take` and `slipway reset`: change the workspace without losing the user's edits."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ _OF_THE_USER = (
 
 
 def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
-    """Make an experiment the workspace: params, code, metrics and outputs; return its record.
+    """Restore an experiment in the workspace: params, code, metrics, outputs; return its record.
 
     A trial of a search ends with the stage train, so the stages after it remain to be run.
 
@@ -50,9 +50,9 @@ def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
 
 
 def opened_before(trial: ExperimentRecord) -> list[str]:
-    """List the other trials of the same search for which the stages after the training have run.
+    """List other trials of the search whose stages after the training have run.
 
-    Each of these runs has opened the test rows.
+    Each of them was evaluated on the test rows, so these rows are no longer unused.
     """
     records = read_records()
     evaluated = [one.params for one in records if one.stage is None and one.results is not None]

@@ -1,4 +1,4 @@
-"""Refuses a project that cannot run here, before any stage starts.
+"""Refuses a project that cannot run on this machine, before any stage starts.
 
 Each rule is the function that the stage itself calls.
 """

@@ -1,6 +1,6 @@
-"""`python -m slipway.preflight`: refuses params.yaml before DVC removes a stage's outputs.
+"""`python -m slipway.preflight`: checks params.yaml before DVC removes any outputs of stages.
 
-Takes about a second, and some more for a network of timm, structured pruning or a named device.
+It takes about a second, and longer for a network of timm, structured pruning or a named device.
 """
 
 from slipway.config.command import run_command

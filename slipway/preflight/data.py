@@ -1,4 +1,4 @@
-"""Refusals of the early stages: the data, its columns, the user's functions, the augmentation."""
+"""Checks for the early stages: the data, its columns, the user's functions, the augmentation."""
 
 import contextlib
 from collections.abc import Callable
@@ -56,19 +56,19 @@ def check_slices(params: Params) -> None:
 
 
 def check_time_cuts(params: Params) -> None:
-    """DataError if `split.time_cuts` are not two times in their order."""
+    """Raise DataError if `split.time_cuts` are not two ascending times."""
     if params.split.time_cuts is not None:
         read_cuts(params.split.time_cuts)
 
 
 def check_digests(params: Params) -> None:
-    """DataError if the user's list of digests cannot be read."""
+    """Raise DataError if the user's file of checksums cannot be read."""
     if params.data.checksums is not None:
         read_checksums(Path(params.data.checksums), params.data)
 
 
 def check_split_file(params: Params) -> None:
-    """DataError if the file of splits cannot be read, or if DVC does not notice its changes."""
+    """Raise DataError if `data.split_file` cannot be read, or if DVC would miss its changes."""
     file = read_split_file(params.data)
     if file is None:
         return
@@ -82,7 +82,7 @@ def check_split_file(params: Params) -> None:
 
 
 def check_transform(params: Params) -> None:
-    """ParamsError or UnavailableError if the user's function cannot be called with one image."""
+    """Raise ParamsError or UnavailableError unless `precompute.transform` is a usable function."""
     function = params.precompute.transform
     if function is None:
         return
@@ -91,12 +91,12 @@ def check_transform(params: Params) -> None:
 
 
 def check_augmentation(params: Params) -> None:
-    """ParamsError for an operation that `augment.forbid` names."""
+    """Raise ParamsError if the augmentation uses an operation listed in `augment.forbid`."""
     plan_from_params(params.augment, params.seed)
 
 
 def _is_archive(params: Params) -> bool:
-    """True if the content of the data, or of one of its sources, is in an archive."""
+    """Return True if the data, or one of its sources, is an archive."""
     path = Path(params.data.path)
     if params.data.sources is None or not path.is_dir():
         return is_archive(path)

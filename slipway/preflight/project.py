@@ -1,9 +1,9 @@
-"""Mistakes in params.yaml, the data and the machine that are detectable before a stage runs.
+"""Finds mistakes in params.yaml, the data and the machine before any stage runs.
 
-DVC removes a stage's outputs before it starts the stage. A mistake that only the stage refuses
-therefore costs the reports of the last run. The stage `code` comes first and calls `check_project`.
-Each rule is the function that the stage itself calls; a rule that needs a section with a mistake
-of its own is left out.
+DVC removes a stage's outputs before it starts the stage, so a mistake that only the stage finds
+costs the reports of the last run. The stage `code` runs first and calls `check_project`. Each rule
+is the function that the stage itself calls. A rule is skipped if a section that it reads has a
+mistake.
 """
 
 import re
@@ -53,7 +53,7 @@ def check_project(params: Path = Path("params.yaml"), *, with_search: bool = Fal
 
 
 def repository_mistakes() -> list[str]:
-    """Refuse a folder in which DVC cannot run: without git, and not configured to do without."""
+    """List why DVC cannot run in this folder: no git, and DVC is not configured to work without."""
     if any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
         return []
     configs = [path for path in (Path(".dvc/config"), Path(".dvc/config.local")) if path.is_file()]
@@ -70,7 +70,7 @@ def repository_mistakes() -> list[str]:
 
 
 def _check(sections: str, key: str, rule: Callable[[Params], None]) -> Check:
-    """Wrap a rule that raises SlipwayError; file and value errors are reported for `key`."""
+    """Make a check of a rule; its OSErrors and ValueErrors are reported as mistakes of `key`."""
 
     def refusals(params: Params) -> list[str]:
         text = _refusal(rule, key, params)

@@ -1,7 +1,7 @@
-"""Refusals of the later stages: the network, the machine, the engine, the released model.
+"""Checks for the later stages: the network, the machine, the engine, the reference model.
 
-torch, Lightning and timm take seconds to import: they are imported only if params.yaml requests
-something of them by name, or if there is a GPU.
+torch, Lightning and timm take seconds to import. They are imported only if there is a GPU, or if
+params.yaml names something that needs them.
 """
 
 import os
@@ -41,7 +41,7 @@ def check_network(params: Params) -> None:
 
 
 def _loses_channels(params: Params) -> bool:
-    """True for structured pruning that was not refused when params.yaml was read."""
+    """Return True for structured pruning that was not refused when params.yaml was read."""
     train = params.train
     has_groups = train.network_arguments.get("normalisation") == "group"
     has_pixels = kind_of(params.data.task).input.has_pixels
@@ -49,7 +49,7 @@ def _loses_channels(params: Params) -> bool:
 
 
 def machine_mistakes(params: Params) -> list[str]:
-    """List the keys of `train` that this machine cannot satisfy, and missing packages.
+    """List the settings of `train` that this machine cannot satisfy, and missing packages.
 
     With TRAIN_LAUNCHER other machines train, which cannot be checked here.
     """
@@ -76,7 +76,7 @@ def machine_mistakes(params: Params) -> list[str]:
 
 
 def needs_the_machine(train: TrainParams) -> bool:
-    """Return True if this machine may be unable to run `train`."""
+    """Return True if the settings of `train` depend on this machine, so that it must be checked."""
     by_name = (train.accelerator, train.devices, train.strategy, train.precision)
     asks = train.compile or train.channels_last is True or train.num_nodes > 1
     return asks or any(value != "auto" for value in by_name) or why_no_cuda_driver() is None
@@ -89,7 +89,7 @@ def check_engine(params: Params) -> None:
 
 
 def check_reference_model(params: Params) -> None:
-    """BundleError if `evaluate.reference_model` holds no bundle of this task."""
+    """Raise BundleError if `evaluate.reference_model` is not a bundle of the same task."""
     if params.evaluate.reference_model is not None:
         from slipway.export.reference_model import open_reference_of
 

@@ -1,9 +1,9 @@
-"""Refusals of the user's own network, loss and metrics: each is tried on made-up rows.
+"""Tries the user's own network, loss and metrics on synthetic rows.
 
-The rows have the shape of the packed data, or of what params.yaml says. The network answers,
-learns, is exported to ONNX and compared with its graph; the loss and the metrics score its answers.
-torch takes seconds to import, so nothing is imported without such code, and what passed once is
-tried again only after a change.
+The rows have the shape of the packed data, or the shape that params.yaml implies. The network runs
+forward and backward, is exported to ONNX and compared with its graph; loss and metrics score its
+outputs. torch takes seconds to import, so nothing is imported unless there is such code, and code
+that passed is tried again only after a change.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _NUM_ROWS = 8  # of a step, and of a graph's largest batch
 
 
 def check_user_code(params: Params) -> None:
-    """Try the network, the loss and the metrics that are the user's own.
+    """Try the user's own network, loss and metrics.
 
     Raises ParamsError, UnavailableError, TrainingError or MetricError with the user's line.
     """
@@ -58,7 +58,7 @@ def check_user_code(params: Params) -> None:
 
 
 def check_tracked(params: Params) -> None:
-    """Raise ParamsError for code of the user's after whose changes DVC would run nothing."""
+    """Raise ParamsError if DVC would not notice changes of the user's code."""
     path = Path("dvc.yaml")
     if path.is_file() and (untracked := untracked_user_code(Path(), read_yaml(path))):
         raise ParamsError(
@@ -82,7 +82,7 @@ def _key(params: Params, codes: list[UserCode]) -> str:
 
 
 def _spec(params: Params) -> "NetworkSpec":
-    """Describe the network for the packed data, or without it for what params.yaml says."""
+    """Describe the network for the packed data; if there is none yet, by params.yaml."""
     from slipway.data.store.packed import read_manifest
     from slipway.training.job import network_spec
 
@@ -100,7 +100,7 @@ def _spec(params: Params) -> "NetworkSpec":
 
 
 def _spec_of_columns(params: Params) -> "NetworkSpec":
-    """Describe the network for made-up columns: which ones there are is known after `clean`."""
+    """Describe the network for synthetic columns; before `clean` the real ones are unknown."""
     from slipway.data.store.packed import TargetScale
     from slipway.training.networks.networks import NetworkSpec
 
@@ -195,9 +195,9 @@ def _check_export(params: Params, network: "Network", rows: NDArray[np.generic])
 
 
 def _answers(spec: "NetworkSpec") -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Make up targets (N,) and outputs (N, K) or (N, 1) in which every class occurs.
+    """Generate targets (N,) and outputs (N, K) or (N, 1) in which every class occurs.
 
-    Targets of several labels are (N, K).
+    For several labels per row, targets are (N, K).
     """
     generator = np.random.default_rng(0)
     if not spec.classes:

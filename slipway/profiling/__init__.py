@@ -1,4 +1,4 @@
-"""Training profile (`slipway profile`): the time of a step, and which settings are faster.
+"""`slipway profile`: measures the time of a training step, and finds faster settings.
 
-Measures real trainings in processes of their own; nothing that they train is kept.
+It measures real trainings in separate processes and discards what they train.
 """

@@ -1,8 +1,8 @@
-"""Bottleneck of a step, candidate settings for trials, and the proposal that follows from them.
+"""Finds the bottleneck of a step and candidate settings, and proposes the best combination.
 
-A trial is a short training on one batch next to the current one: it shows how long a step computes
-with other settings. Changes that affect the learned weights (batch size, number of processes) are
-reported but never proposed.
+A trial is a short training on a single batch, timed in turns with the current settings: it shows
+how long a step computes with other settings. Changes that affect the learned weights (batch size,
+number of processes) are reported but never proposed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class TrialCandidate:
 
 
 def find_bottleneck(parts_ms: Mapping[Part, float], facts: Facts, *, is_jpeg: bool) -> Bottleneck:
-    """Find the largest part of a step; for data, find the slow part of loading as well."""
+    """Find the largest part of a step; if it is data loading, find the slowest part of that."""
     compute_ms = parts_ms["forward"] + parts_ms["backward"]
     named = {
         "data": ("spent waiting for its batch", parts_ms["data"]),
@@ -101,7 +101,7 @@ def _precisions(placement: Placement) -> list[str]:
 
 
 class _Loading(NamedTuple):
-    """A way to load batches and the step that is expected with it."""
+    """Settings for loading batches, and the step time expected with them."""
 
     num_workers: int
     step_ms: float

@@ -1,8 +1,8 @@
-"""Forecast of the step time with other settings, from measurements of its parts.
+"""Predicts the step time with other settings from measurements of its parts.
 
-A batch that the trainer makes itself is added to the step. Loader processes work in parallel: the
-slower side decides, but if both compete for cores, a step takes at least all their work divided by
-the number of cores.
+Without loader processes, the time to make a batch is added to the step. With them, the step takes
+as long as the slower of loading and computing. If both compete for cores, a step takes at least
+their total processor time divided by the number of cores.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Facts:
 
     @property
     def loader_waits(self) -> bool:
-        """True if a batch mostly waits (for a disk or network) instead of computing."""
+        """True if making a batch is mostly waiting (for a disk or network), not computing."""
         return waits(self.loader.batch_ms[0], self.loader.processor_ms, self.loader.queued_ms)
 
     @property

@@ -1,4 +1,4 @@
-"""Profile of the input pipeline before the packed store: how long `precompute` takes per image."""
+"""Profiles the stage `precompute`: the time per image before the packed store."""
 
 from pathlib import Path
 

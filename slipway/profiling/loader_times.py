@@ -1,8 +1,8 @@
-"""Time the training loader takes for a batch by itself: in the trainer and with loader processes.
+"""Times the training loader without a training, in this process and with loader processes.
 
-Nothing else computes meanwhile, so these are the shortest waits a step can have. Reading stored
-rows is timed separately in the trainer's process, each time on other rows, so that no batch is
-cached.
+Nothing else computes meanwhile, so these are the shortest waits that a step can have. Reading
+stored rows is timed separately in the trainer's process, each time on other rows, so that no batch
+is cached.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""Measured trainings: each runs in processes of its own, and they take turns.
+"""Starts trainings in separate processes, and times them in turns.
 
-Taking turns lets a noisy machine slow all of them alike. This is the client of
-`slipway.profiling.timed_run`; between its rounds a training only polls for the next request.
+Because they take turns, a noisy machine slows all of them alike. Between its rounds a training only
+polls for the next request. `slipway.profiling.timed_run` is the code of the measured process.
 """
 
 import json
@@ -59,7 +59,7 @@ class ProfiledProject:
 
     @property
     def runs_as(self) -> str:
-        """Strategy, precision and devices, as a training prints them at its start."""
+        """Strategy, precision and devices, in the form that a training prints at its start."""
         placement = self.placement
         devices = f"{placement.world_size} on {placement.accelerator}"
         return f"{placement.strategy}, {placement.precision}, {devices}"

@@ -1,9 +1,8 @@
-"""`slipway profile`: where the time of a training step goes on this machine and these data.
+"""`slipway profile`: shows how a training step spends its time on this machine and this data.
 
 It measures the training that params.yaml describes, on the packed data, names the bottleneck, and
-proposes a patch of params.yaml with its expected gain.
-`--prove` measures the patch in turns with the current settings; `--apply` writes it to params.yaml
-if it gains.
+proposes changes of params.yaml with their expected gain. `--prove` measures these in turns with the
+current settings; `--apply` writes them to params.yaml if they are faster.
 """
 
 import argparse
@@ -61,7 +60,10 @@ PARAMS = Path("params.yaml")
 def profile_project(
     project: ProfiledProject, *, trials: bool = True, num_rounds: int = NUM_ROUNDS
 ) -> ProfileReport:
-    """Measure, find the bottleneck, and propose settings; without `trials` only for loading."""
+    """Measure, find the bottleneck, and propose settings.
+
+    Without `trials`, only settings of data loading are proposed.
+    """
     if project.placement.num_nodes > 1:
         raise ParamsError(
             f"train.num_nodes is {project.placement.num_nodes}; the profile measures one node. "

@@ -135,7 +135,7 @@ def step_account(
 
 
 def median_loader(rounds: list[LoaderTimes]) -> LoaderTimes:
-    """Take the median of each field."""
+    """Return the median of each field over the rounds."""
     names = LoaderTimes.model_fields.keys() - {"batch_ms"}
     fields = {name: statistics.median(getattr(each, name) for each in rounds) for name in names}
     batch_ms = {

@@ -1,10 +1,10 @@
-"""Splits real training steps into parts while Lightning's trainer runs them.
+"""Splits real training steps into timed parts while Lightning's trainer runs them.
 
-At the end of each part the clock assigns the time since the previous one, so the parts add up to
+At the end of each part the clock adds the time since the previous end to it, so the parts add up to
 the step. In synchronised rounds on a GPU the clock waits for the device at the end of each part;
-this prevents overlap, so the whole step is timed in other rounds. Communication under DDP is the
-extra time of a backward pass with it over one without; under DeepSpeed it is the time inside the
-collectives. Both include waiting for the slowest process.
+this prevents overlap, so the whole step is timed in other rounds. Under DDP, communication is the
+time of a backward pass with communication, less that of one without; under DeepSpeed it is the time
+inside the collectives. Both include waiting for the slowest process.
 """
 
 import time
@@ -55,7 +55,7 @@ class RoundRequest(Contract):
 
 
 class Clock:
-    """Assigns the time since the last call to the part that has ended."""
+    """Adds the time since its last call to the part of the step that has just ended."""
 
     def __init__(self) -> None:
         self._wait_for_device: Callable[[], None] | None = None
@@ -104,7 +104,7 @@ def queued_seconds() -> float:
 
 
 class PartProfiler(Profiler):
-    """Tells the clock the ends of the parts that Lightning's loop profiles."""
+    """A Lightning profiler that reports the end of each part of a step to the clock."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class StepTimer(pl.Callback):
         self._report(self._clock.round(self._request.num_steps))
 
     def _time_collective(self, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Run a collective to its end; nothing overlaps with it."""
+        """Run a collective operation and wait for its end, so that nothing overlaps with it."""
         if not self._request.synchronised:
             return plain(*arguments, **named)
         self._clock.end(self._active)

@@ -1,4 +1,4 @@
-"""Timed training that saves nothing: `python -m slipway.profiling.timed_run FOLDER`.
+"""`python -m slipway.profiling.timed_run FOLDER`: times a training without saving anything.
 
 It trains as `slipway.stages.train` would (processes, network, batches, precision, optimizer),
 without checkpoints, logs and validation. It reads `FOLDER/run.json`, then times one round for each
@@ -57,7 +57,7 @@ class RunRequest(Contract):
 
 
 class _RepeatedBatch:
-    """A loader that yields the same batch again and again."""
+    """A loader that repeats one batch, to time steps without their data."""
 
     sampler = None
 

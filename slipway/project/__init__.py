@@ -1,4 +1,4 @@
-"""New projects: looks at data, proposes params with reasons, and writes a project folder.
+"""New projects: inspects data, proposes params with reasons, and writes a project folder.
 
-No stage runs here, and no stage imports from here.
+It runs no stage, and no stage imports it.
 """

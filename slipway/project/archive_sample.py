@@ -1,6 +1,6 @@
-"""A sample of an archive: some files from every folder, unpacked elsewhere, and counts of all.
+"""Samples an archive: unpacks some files of every folder to a temporary folder, and counts all.
 
-Only the stages unpack and check the whole archive.
+The whole archive is unpacked and checked by the stages only.
 """
 
 import time
@@ -70,7 +70,7 @@ def sample_archive(path: Path, folder: Path) -> ArchiveSample:
 
 
 def _write(member: Member, target: Path) -> int:
-    """Unpack one file, a table of text only to its last line below a limit; return its bytes."""
+    """Unpack one file and return its size in bytes; a large text table is cut after a line."""
     target.parent.mkdir(parents=True, exist_ok=True)
     written = 0
     try:

@@ -1,4 +1,4 @@
-"""Roles of the columns of a table: target candidates, groups, time, weights, a given split."""
+"""Guesses the roles of a table's columns: target candidates, group, time, weight, given split."""
 
 import contextlib
 import re
@@ -46,7 +46,7 @@ _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")  # scripts of s
 
 @dataclass(frozen=True)
 class SampledColumn:
-    """A column of the sample and the kind that its cells suit."""
+    """A column of the sample, with the inferred kind of its cells."""
 
     raw: RawColumn
     guess: ColumnGuess
@@ -64,7 +64,7 @@ class SampledColumn:
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """The rows of each value that is not missing."""
+        """The number of rows with each value, without missing values."""
         missing = is_missing(self.raw)
         number = np.bincount(self.raw.codes + 1, minlength=len(missing) + 1)[1:]
         texts = self.raw.values.to_pylist()
@@ -81,7 +81,7 @@ class SampledColumn:
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
-        """The numbers of the rows that have one."""
+        """The values of the rows that hold a number, (M,) float64."""
         typed = typed_column(self.raw, "number")
         return np.asarray(typed.cells[typed.cell_states == GOOD], np.float64)
 
@@ -97,7 +97,7 @@ class SampledColumn:
 
     @property
     def is_free_text(self) -> bool:
-        """True for sentences: long and nearly all different."""
+        """True if the column holds sentences: long texts that nearly all differ."""
         if self.raw.stored != "text" or self.is_numeric or len(self.counts) < 0.3 * self.rows:
             return False
         texts = list(self.counts)[:1000]
@@ -108,7 +108,7 @@ class SampledColumn:
 
     @property
     def rows(self) -> int:
-        """The rows of the sample that have a value."""
+        """The number of sampled rows that have a value."""
         return self.counts.total()
 
     @property
@@ -138,7 +138,7 @@ class SampledColumn:
 
     @cached_property
     def label_counts(self) -> Counter[str]:
-        """The rows of each label, if cells are sets of labels."""
+        """The number of rows with each label, for cells that are sets of labels."""
         found: Counter[str] = Counter()
         for text, rows in self.counts.items():
             with contextlib.suppress(ValueError):
@@ -163,7 +163,7 @@ class SampledColumn:
 
 
 def sampled_columns(table: RawTable) -> list[SampledColumn]:
-    """Return the columns with the inferred kinds."""
+    """Return the sampled columns with their inferred kinds."""
     columns = [SampledColumn(raw, infer(raw)) for raw in table.columns.values()]
     return [_not_an_input(column) if column.holds_lists else column for column in columns]
 
@@ -199,7 +199,7 @@ class Roles:
 
     @property
     def named_target(self) -> SampledColumn | None:
-        """The candidate whose name marks it as the target; of an id and its text, the text."""
+        """The candidate that is named like a target; of an id and its text, the text."""
         named = [column for column in self.targets if column.plain_name in _TARGET_NAMES]
         if len(named) == 2 and len(named[0].counts) == len(named[1].counts):
             texts = [column for column in named if not column.is_numeric]
@@ -208,7 +208,7 @@ class Roles:
 
 
 def find_roles(columns: Sequence[SampledColumn], target: str | None) -> Roles:
-    """Find the role of each column but `target`, which the user named."""
+    """Find the role of each column except `target`, which the user named."""
     others = [column for column in columns if column.name != target]
     split = _first(others, lambda c: c.plain_name in _SPLIT_NAMES and _names_splits(c))
     weight = _first(others, lambda c: c.plain_name in _WEIGHT_NAMES and c.is_numeric)
@@ -241,7 +241,7 @@ def _is_group(column: SampledColumn) -> bool:
 
 
 def target_kinds(column: SampledColumn) -> list[TargetKind]:
-    """Return the kinds of target that the values suit, both if in doubt."""
+    """Return the kinds of target that the values suit: one, or both in cases of doubt."""
     if column.may_be_labels:
         return [LABELS] if column.holds_lists else [LABELS, CLASS]
     if not column.is_numeric or column.raw.stored == "boolean":

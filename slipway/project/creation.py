@@ -132,7 +132,7 @@ def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _bento_name(folder: Path) -> str:
-    """Return the folder's name in the characters that the name of a bento may have."""
+    """Return the folder's name, reduced to the characters that BentoML allows in a name."""
     plain = re.sub("[^a-z0-9]+", "_", folder.absolute().name.lower())
     return plain[:_MAX_NAME].strip("_") or "slipway"
 
@@ -194,7 +194,7 @@ def _start_repositories(folder: Path) -> None:
 
 
 def _commit(folder: Path, names: list[str]) -> None:
-    """Commit the files if there is no commit yet, which experiments need."""
+    """Commit the files if the repository has no commit yet, because experiments need one."""
     if _git(folder, "rev-parse", "--verify", "-q", "HEAD") is None:
         known = _git(folder, "config", "user.email") and _git(folder, "config", "user.name")
         identity = () if known else _COMMITTER

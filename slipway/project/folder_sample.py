@@ -1,4 +1,4 @@
-"""Class folders: the rows of each class and split, and some of their files."""
+"""Samples class folders: counts the rows of each class and split, and lists some files."""
 
 import itertools
 import re
@@ -28,7 +28,7 @@ _USUAL_COLUMN = "text"
 
 
 class FolderSample(NamedTuple):
-    """Counts of class folders; `is_exact` is False if there was no time to list all."""
+    """Row counts of class folders; `is_exact` is False if there was no time to list all files."""
 
     classes: Counter[str]
     given: Counter[str]
@@ -88,7 +88,7 @@ def sample_class_folders(
 
 
 def _is_text(path: str) -> bool:
-    """True by the name of the file; if that says nothing, without a NUL byte at its start."""
+    """Return True for a text file, by its name, or by the lack of NUL bytes at its start."""
     if path.lower().endswith(_TEXT_ENDINGS):
         return True
     if IMAGE_NAME.search(path):
@@ -101,7 +101,7 @@ def _is_text(path: str) -> bool:
 
 
 def sample_texts(files: Sequence[str]) -> tuple[RawTable, str]:
-    """Read a column of texts, and return it with their usual encoding."""
+    """Read text files as a table with one column; return it with their most likely encoding."""
     foreign = [payload for _, payload in payloads(files) if encoding_of(payload) != "utf-8"]
     # All of them together: one short text could be of several encodings.
     encoding = encoding_of(b"\n".join(foreign)) if 2 * len(foreign) > len(files) else "utf-8"

@@ -1,4 +1,4 @@
-"""The proposed quality gate: the smallest result that test rows prove better than the baseline."""
+"""Proposes the quality gate: the lowest result that is significantly better than the baseline."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -49,13 +49,16 @@ def label_gate(counts: Mapping[str, int], num_test: int) -> ProposedGate:
 
 
 def number_gate(num_test: int) -> ProposedGate:
-    """Return a gate on R2, whose baseline, the mean target, has 0 on any rows."""
+    """Return a gate on R2; the baseline, which predicts the mean target, has an R2 of 0."""
     found = _least(0.0, lambda r2: 2 * math.sqrt(r2 / num_test) * (1 - r2))
     return _gate("r2", found, "the mean target has 0", num_test)
 
 
 def _least(baseline: float, error: Callable[[float], float]) -> float | None:
-    """Return the smallest value that is above the baseline by enough standard errors."""
+    """Return the lowest value that exceeds `baseline` by enough times the standard `error`.
+
+    None if there is no such value.
+    """
     steps = range(1, round(_ROOM * (1 - baseline) / _STEP))
     values = (baseline + step * _STEP for step in steps)
     return next((v for v in values if v - _DEVIATIONS * error(v) > baseline), None)

@@ -1,4 +1,4 @@
-"""Images of a sample: their sizes, and whether they have colour."""
+"""Samples images: finds their sizes, and whether they have colour."""
 
 import time
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _MAX_NAMED = 3
 
 
 def sample_images(images: Iterable[tuple[str, bytes]]) -> ImageSample:
-    """Decode images by name until there are enough; DataError if most cannot be read."""
+    """Decode (name, bytes) of images until enough are read; DataError if most cannot be read."""
     begin, num_bytes, num_read = time.monotonic(), 0, 0
     sizes: list[tuple[int, int]] = []
     num_coloured = num_dark = 0

@@ -1,7 +1,7 @@
-"""Looks at a data set: its form, rows, columns and some of its images.
+"""Inspects a data set: its form, rows, columns and some of its images.
 
-It reads at most about 1 GiB for at most about 30 seconds, whatever the size of the data, and says
-what it sampled. Files are read by the readers of the stages.
+It reads at most about 1 GiB in at most about 30 seconds, whatever the size of the data, and reports
+what it sampled. It reads files with the same code as the stages.
 """
 
 import tempfile
@@ -44,7 +44,7 @@ _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy
 
 
 def inspect(path: Path) -> DataSummary:
-    """Look at the data at `path`; DataError if it suits no task."""
+    """Inspect the data at `path`; raises DataError if it suits no task."""
     if not path.exists():
         raise DataError(
             f"{str(path)!r} does not exist (looked in {Path.cwd()}). Name a folder with one "
@@ -96,7 +96,7 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
 
 
 def data_params(path: Path, **changes: Any) -> DataParams:
-    """Return the section `data` of the embedded params with another path."""
+    """Return the section `data` of the default params with `path`."""
     task = task_for(IMAGES, CLASS)
     plain = {"split_column": None, "split_folders": "auto", "task": task}
     return template_params().data.model_copy(update={"path": str(path), **plain, **changes})

@@ -1,4 +1,4 @@
-"""The limits of this machine for a training: its speed, very roughly, and its precision."""
+"""Estimates this machine's training speed, very roughly, and the precision it supports."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return what can be seen without importing torch."""
+    """Describe this machine, without importing torch."""
     information = Path("/proc/cpuinfo")
     has_amx = information.exists() and "amx_bf16" in information.read_text(errors="replace")
     return Machine(num_cores(), why_no_cuda_driver() is None, has_amx)

@@ -1,4 +1,4 @@
-"""`slipway init`: from a path of data to a project folder, or to the question to answer first."""
+"""`slipway init`: creates a project folder for some data, or asks what it cannot decide."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def plan_project(
 
 
 def create_project(folder: Path, proposal: ProjectProposal) -> str:
-    """Write the project; return what was written, proposed and seen, for a terminal."""
+    """Write the project; return a text for the terminal: files, proposed params and findings."""
     names = create(folder, proposal)
     lines = [f"looked at {proposal.data}: {'; '.join(proposal.notes)}"]
     lines += [f"  {key}: {proposal.value(key)} ({why})" for key, why in proposal.reasons.items()]

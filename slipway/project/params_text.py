@@ -1,6 +1,6 @@
-"""The text of a new params.yaml: the keys to change first, each with its reason, then all others.
+"""Writes a new params.yaml: the keys to change first, each with its reason, then all others.
 
-The comments of the other keys are those of the embedded params.yaml.
+The comments on the other keys come from the default params.yaml in the package.
 """
 
 import re
@@ -54,19 +54,19 @@ _SEARCH = (
 
 @cache
 def template_text() -> str:
-    """Return the embedded params.yaml."""
+    """Return the text of the default params.yaml in the package."""
     return asset("params.yaml").read_text(encoding="utf-8")
 
 
 def template_content() -> dict[str, Any]:
-    """Return the content of the embedded params.yaml; the caller may change it."""
+    """Return the content of the default params.yaml, as a copy that the caller may change."""
     content: dict[str, Any] = YAML(typ="safe", pure=True).load(template_text())
     return content
 
 
 @cache
 def template_params() -> Params:
-    """Return the embedded params."""
+    """Return the default params, checked."""
     return parse_params(template_content())
 
 
@@ -97,12 +97,12 @@ def search_text(section: Mapping[str, Any]) -> str:
 
 
 def comment_of(key: str) -> str:
-    """Return the comment beside a key in the embedded params.yaml; "" if it has none."""
+    """Return the comment beside a key in the default params.yaml; "" if it has none."""
     return {**_template_comments(), **_COMMENTS}.get(key, "")
 
 
 def in_one_line(value: object) -> str:
-    """Return a value of params.yaml, with quotes only where they are needed."""
+    """Format a value as YAML in one line, with quotes only if they are needed."""
     text = yaml.safe_dump(
         value, default_flow_style=True, allow_unicode=True, width=10_000, sort_keys=False
     )
@@ -151,7 +151,7 @@ def _reasoned(key: str, value: Any, reason: str) -> Iterator[str]:
 
 
 def _line(key: str, value: Any, indent: str, comment: str) -> str:
-    """Write one key, a long mapping with a line for each entry."""
+    """Format one key with its value; a long mapping gets a line for each entry."""
     line = f"{indent}{key}: {in_one_line(value)}"
     remark = f" # {comment}" if comment else ""
     if isinstance(value, dict) and len(line) > _WIDTH:

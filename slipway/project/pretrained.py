@@ -22,7 +22,7 @@ class Weights(NamedTuple):
 
 
 def weights_file(path: Path) -> Weights:
-    """Return the weights in a file that has the name of a network of timm; else ParamsError."""
+    """Return the weights in a file named after a network of timm; ParamsError for other names."""
     import timm
 
     if path.suffix in _ENDINGS and path.is_file():
@@ -37,7 +37,7 @@ def weights_file(path: Path) -> Weights:
 
 
 def find_weights(folder: Path) -> Weights | None:
-    """Return weights in the project's `folder`/weights, in the cache, or on the hub, if any."""
+    """Find pretrained weights in `folder`/weights, the cache or the hub; None if there are none."""
     files = sorted(path for path in (folder / FOLDER).glob("*") if path.suffix in _ENDINGS)
     if files:
         return weights_file(files[0])

@@ -177,7 +177,7 @@ class _Draft:
             self.set(key, value, reason)
 
     def _keep_own_keys(self) -> None:
-        """Leave out the keys of other kinds of task, and add those of this one."""
+        """Remove the keys that only other kinds of task have, and add those of this kind."""
         own = self.kind.settings
         for key, value in settings_of_kinds().items():
             *sections, name = key.split(".")
@@ -221,7 +221,7 @@ class _Draft:
             self._classes()
 
     def class_counts(self) -> dict[str, int]:
-        """Return the rows of each class among all rows."""
+        """Return the number of rows of each class, estimated for the whole data set."""
         if self.choice.target is None:
             return dict(self.summary.classes)
         counts = self.choice.target.counts
@@ -310,7 +310,7 @@ class _Draft:
         self.set("evaluate.slices", [])
 
     def _set_counts(self) -> Counter[str]:
-        """Return the sampled rows of each set of labels."""
+        """Return the number of sampled rows with each set of labels."""
         assert self.choice.target is not None
         if not self.choice.label_columns:
             return self.choice.target.counts
@@ -450,7 +450,7 @@ class _Draft:
             )
 
     def _outputs(self) -> None:
-        """Leave out the variant that needs a missing GPU; loosen the budgets of numeric errors."""
+        """Remove variants that need a missing GPU; loosen the budgets of numeric errors."""
         if not self.machine.has_gpu:
             variants = [v for v in self.content["export"]["variants"] if v != "int8_tensorrt"]
             self.set("export.variants", variants)
@@ -466,7 +466,7 @@ def _still() -> dict[str, Any]:
 
 
 def label_column_counts(columns: Sequence[SampledColumn]) -> Counter[str]:
-    """Return the rows that have each label, from a column for each."""
+    """Return the number of rows with each label, from one column per label."""
     return Counter(
         {
             column.name: int((typed_column(column.raw, "boolean").cells == 1).sum())

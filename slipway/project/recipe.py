@@ -90,7 +90,7 @@ def image_values(images: ImageSample, counts_matter: bool, has_weights: bool, gp
 
 
 def small_resnet_width(size_px: int, num_train: int, machine: Machine) -> int:
-    """Return 32, or 16 if the wider network takes too long for the steps that it needs."""
+    """Return the width of `small_resnet`: 32, or 16 if a training at 32 would take too long."""
     wanted = num_train * max(8, math.ceil(MIN_STEPS * batch_size(num_train) / num_train))
     cost = _SMALL_RESNET_FLOPS * 32**2 * size_px**2
     return 32 if wanted * cost * _TRAINING <= _seconds(machine) * machine.flops else 16
@@ -127,7 +127,7 @@ def text_values(columns: Sequence[RawColumn]) -> Values:
 
 
 def _cell_bytes(column: RawColumn) -> NDArray[np.int64]:
-    """(N,) bytes of the cell of each row."""
+    """Return the size of each row's cell in bytes, (N,)."""
     texts = column.values.cast(pa.string())
     lengths = np.append(pc.binary_length(texts).to_numpy(zero_copy_only=False), 0)
     return np.asarray(lengths[column.codes], np.int64)
@@ -143,7 +143,7 @@ def text_length(num_train: int) -> Length:
 
 
 def table_network(length: Length, machine: Machine) -> tuple[str, str]:
-    """Return the network of a table that is likely better, and the reason.
+    """Return the network that is likely better for the table, and the reason.
 
     The figures behind it are in docs/how-to/trees.md: with 28 and 40 epochs, TabM and trees were
     about as good on housing; with 10, TabM was worse.
@@ -158,7 +158,7 @@ def table_network(length: Length, machine: Machine) -> tuple[str, str]:
 
 
 def batch_size(num_train: int) -> int:
-    """Return a power of two with which an epoch has some tens of steps."""
+    """Return the batch size: a power of two that gives some tens of steps per epoch."""
     return 1 << max(4, min(9, round(math.log2(max(1, num_train) / 40)), 7 + num_train // 100_000))
 
 
@@ -188,7 +188,7 @@ def _seconds(machine: Machine) -> float:
 
 
 def network_values(weights: Weights | None, width: int, size_px: int) -> Values:
-    """Return the network for images."""
+    """Return the params of the network for images: pretrained, or `small_resnet` of a width."""
     if weights is not None:
         return {
             "train.network": (weights.network, "photographs: a pretrained network"),
@@ -243,7 +243,7 @@ def augmentation(
 
 
 def proposed_search(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Propose the section for the params of a project."""
+    """Propose the section `search` for the params of a project."""
     headline = kind_of(value_at(content, "data.task")).target.headline
     epochs = value_at(content, "train.epochs")
     # A training of trees cannot go on after a stop.

@@ -1,4 +1,4 @@
-"""Findings about a data set that no stage has seen yet: what `inspect` returns."""
+"""Findings of `inspect` about a data set, before any stage has run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,6 +43,6 @@ class DataSummary:
 
     @property
     def input(self) -> InputKind:
-        """The kind of input that the data suits; a table may also hold texts."""
+        """The kind of input that the data suits; a table may also suit a task of texts."""
         kinds = {"table": COLUMNS, "text folders": TEXTS}
         return kinds.get(self.form, IMAGES)

@@ -1,7 +1,7 @@
-"""A sample of the rows of a table, and the number of all its rows.
+"""Samples the rows of a table, and counts all its rows.
 
-The sample is all of a small CSV, evenly spaced pieces of a large one, the first rows of each row
-group of a Parquet file, or the beginning of a file of JSON lines or of a workbook.
+The sample is the whole of a small CSV, evenly spaced pieces of a large one, the first rows of each
+row group of a Parquet file, or the beginning of a JSON lines file or a workbook.
 """
 
 import re
@@ -82,7 +82,7 @@ def sample_table(path: Path, num_files: int = 1) -> TableSample:
 
 
 def encoding_of(payload: bytes) -> str:
-    """Return the first encoding in which the text can be read; of Chinese text GB 18030."""
+    """Guess the encoding of text: the first one that decodes it, or GB 18030 for Chinese text."""
     for mark, encoding in ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
         if payload.startswith(mark):
             return encoding
@@ -119,9 +119,10 @@ def _sample_csv(path: Path, budget: int) -> TableSample:
 
 
 def _pieces(path: Path, start: bytes, size: int, budget: int, encoding: str) -> bytes:
-    """Return the beginning of a CSV and whole lines from evenly spaced positions.
+    """Return the beginning of a CSV, and whole lines from evenly spaced positions after it.
 
-    Only the beginning if a quoted cell may contain a line break, or a character several bytes.
+    Returns only the beginning if lines cannot be found safely: if quoted cells may contain line
+    breaks, or if characters have several bytes.
     """
     start = start[: start.rfind(b"\n") + 1]
     if b'"' in start or encoding == "utf-16":
@@ -142,7 +143,7 @@ def _pieces(path: Path, start: bytes, size: int, budget: int, encoding: str) -> 
 
 
 def _count_lines(path: Path) -> tuple[int, int]:
-    """Return the bytes that were read and the lines in them."""
+    """Return the number of bytes read, and the number of lines in them."""
     counted = lines = 0
     with path.open("rb") as file:
         while counted < _COUNTED_BYTES and (chunk := file.read(_CHUNK_BYTES)):

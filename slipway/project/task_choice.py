@@ -1,4 +1,4 @@
-"""Chooses task and target, or asks: a question with its candidates if there is any doubt."""
+"""Chooses task and target; if there is any doubt, returns a question with candidates."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,11 @@ class TaskChoice:
 def choose(
     summary: DataSummary, columns: Sequence[SampledColumn], task: str | None, target: str | None
 ) -> TaskChoice | Question:
-    """Choose task and target; the user's own are checked. DataError if nothing can be predicted."""
+    """Choose task and target, or check those that the user named.
+
+    Returns a question if the choice is unclear. Raises ParamsError if the user's choice does not
+    fit, DataError if nothing can be predicted.
+    """
     if task is not None:
         _check_task(summary, columns, task)
     if summary.form in ("class folders", "text folders"):
@@ -91,7 +95,7 @@ def choose(
 def _several_columns(
     summary: DataSummary, columns: Sequence[SampledColumn], task: str | None, names: list[str]
 ) -> TaskChoice:
-    """Take one column for each label; ParamsError if one is missing or not true/false."""
+    """Choose a target of one column per label; ParamsError if one is missing or not true/false."""
     by_name = {column.name: column for column in columns}
     problems = [
         f"{name!r}, {missing_column(name, list(by_name))}" for name in names if name not in by_name
@@ -194,9 +198,10 @@ def _text_columns(
     target: str | None,
     targets: Sequence[str] = (),
 ) -> tuple[SampledColumn, ...]:
-    """Return the columns of texts, if the task is of texts or there are no other inputs.
+    """Return the text columns, if `task` is a task of texts or there are no other inputs.
 
-    Without a `target` the column of that role counts as one, or one of two that may be.
+    If no column is known to be the target, one other column may remain, which is taken as the
+    target.
     """
     if summary.form != "table" or (task is not None and not kind_of(task).input.has_texts):
         return ()

@@ -1,4 +1,4 @@
 """`slipway search`: space, proposals, schedule, journal, trials outside the workspace, report.
 
-A trial itself is `dvc repro train`: training is independent of searches.
+A trial runs `dvc repro train` in a folder of its own; the training code does not know of searches.
 """

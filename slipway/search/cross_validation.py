@@ -1,7 +1,8 @@
-"""`slipway search --folds`: trains a model for each fold and measures the answers to all folds.
+"""`slipway search --folds`: cross-validation, which trains a model without each fold.
 
 Each fold is a trial, with the folder, journal and experiment of a trial. Every row outside the test
-split is answered once, by the model that was not trained on it. The test rows stay unused.
+split is predicted once, by the model that was not trained on it, and the metrics are computed over
+all these predictions. The test rows stay unused.
 """
 
 import statistics
@@ -40,14 +41,14 @@ class CrossValidation:
 
     @property
     def scores(self) -> list[float]:
-        """The score of each fold, on its held-out rows; without failed folds."""
+        """The score of each fold on its held-out rows; failed folds are left out."""
         return [line.score for line in self.folds.values() if line.score is not None]
 
 
 def cross_validate(
     name: str | None, *, is_quiet: bool = False, is_joint: bool = False
 ) -> CrossValidation:
-    """Train a model for each fold; an interrupted equal cross-validation resumes.
+    """Train a model for each fold; resumes an interrupted cross-validation with equal settings.
 
     Raises ParamsError without folds, SlipwayError if the training of a fold failed.
     """

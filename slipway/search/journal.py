@@ -1,8 +1,8 @@
-"""The journal of a search: an appended line for each decision and each result.
+"""The journal of a search: a file with one line per decision and per result.
 
-A line is JSON with a digest of itself. Lines that a kill or a disk damaged are reported and left
-out; a copy of the file preserves them. Lost decisions follow from the other lines, and lost results
-from checkpoints and DVC's cache, so no trial is lost.
+Each line is JSON and contains its own digest. Lines damaged by a kill or a disk fault are reported
+and skipped, and a copy of the file preserves them. Lost decisions are derived again from the other
+lines, and lost results from checkpoints and DVC's cache, so no trial is lost.
 """
 
 import json
@@ -34,7 +34,7 @@ class StudyLine(Contract):
 
 
 class JobLine(Contract):
-    """A decision: train a trial with these values up to an epoch."""
+    """A decision to train a trial with some values up to an epoch."""
 
     event: Literal["job"]
     job: int  # from 0, in the order of decisions

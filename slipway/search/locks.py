@@ -1,7 +1,7 @@
 """File locks between the processes of a search, by `flock`.
 
-A child process that inherits the file descriptor holds the lock, too. So what a killed search left
-running keeps its trial and its folder until it ends.
+A child process that inherits the file descriptor holds the lock, too. So a training that outlives a
+killed search keeps the locks of its trial and its folder until it ends.
 """
 
 import fcntl
@@ -15,11 +15,11 @@ _POLL_S = 0.2
 
 
 class Interrupted(Exception):  # noqa: N818 - no fault
-    """The search was stopped."""
+    """Raised if a signal stops the search."""
 
 
 def try_lock(path: Path) -> IO[bytes] | None:
-    """Return the locked file, for the caller to close; None if another one has the lock."""
+    """Lock a file and return it, for the caller to close; None if another process has the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("ab")
     try:
@@ -32,7 +32,7 @@ def try_lock(path: Path) -> IO[bytes] | None:
 
 @contextmanager
 def held(path: Path, stop: threading.Event | None = None) -> Iterator[None]:
-    """Wait for a lock and hold it for the block; Interrupted if `stop` is set before."""
+    """Wait for a lock and hold it for the block; raises Interrupted if `stop` is set first."""
     while (lock := try_lock(path)) is None:
         if (stop or threading.Event()).wait(_POLL_S):
             raise Interrupted

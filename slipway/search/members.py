@@ -1,6 +1,6 @@
-"""The best trials of a search as members of an ensemble: `slipway search --members`.
+"""`slipway search --members`: makes the best trials of a search the members of an ensemble.
 
-Members are written into params.yaml, each with the values in which its trial differs. So an
+Members are written to params.yaml, each with the values in which its trial differs from it. So an
 ensemble depends on params.yaml only, and the records of the search may be removed.
 """
 
@@ -21,11 +21,11 @@ _NETWORK, _ARGUMENTS = "train.network", "train.network_arguments"
 
 
 def write_members(search: str | None, count: int) -> str:
-    """Make the best `count` trials the members in params.yaml; return a text for the user.
+    """Write the best `count` trials to params.yaml as members; return a summary to print.
 
-    Without a name, the latest search is used. An ensemble keeps its method and its student; a
-    single model becomes an ensemble with greedy weights. Raises ParamsError if there are fewer
-    trials, or if a trial differs in a key that members share.
+    If `search` is None, the latest search is used. An existing ensemble keeps its method and its
+    student; a single model becomes an ensemble with greedy weights. Raises ParamsError if there are
+    fewer trials, or if a trial differs in a key that members share.
     """
     if not PARAMS.is_file():
         raise no_project(PARAMS)
@@ -48,7 +48,7 @@ def write_members(search: str | None, count: int) -> str:
 
 
 def _trials(search: str | None) -> list[ExperimentRecord]:
-    """Return the records of the trials of a search, or of the latest one."""
+    """Return the records of the trials of `search`, or of the latest search if it is None."""
     trials = [record for record in read_records() if record.search]
     known = list(dict.fromkeys(record.search for record in trials if record.search))
     if not known:

@@ -1,11 +1,11 @@
-"""The expected optimism of the best of several trials, measured on the rows that chose it.
+"""Estimates the optimism of a search's winner: how much its validation score is too good.
 
-A trial that is lucky on the validation rows is chosen more often than its quality deserves, so its
-score on them is too good. The estimate is the bootstrap bias correction of I. Tsamardinos, E.
-Greasidou and G. Borboudakis (Bootstrapping the out-of-sample predictions for efficient and accurate
-cross-validation, Machine Learning 107, 2018, 1895-1922): choose the best trial on rows drawn with
-replacement, measure it on the rows that were not drawn, and repeat. With one trial the optimism is
-0 except for chance. Trials that make the same errors add little.
+The winner was chosen on the validation rows, so a trial that is lucky on them wins too often. The
+estimate is the bootstrap bias correction of I. Tsamardinos, E. Greasidou and G. Borboudakis
+(Bootstrapping the out-of-sample predictions for efficient and accurate cross-validation, Machine
+Learning 107, 2018, 1895-1922): choose the best trial on rows drawn with replacement, measure it on
+the rows that were not drawn, and repeat. With one trial the optimism is 0 except for chance. Trials
+that make the same errors add little.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def expected_optimism(
 
     Args:
         targets: targets (N,) of the validation rows.
-        outputs: answers (N, K) of each trial that was trained to its end.
+        outputs: predictions (N, K) of each trial that was trained to its end.
     """
     make = kind_of(task).target.load_part("scores")
     answers = [make(targets, output, top_k) for output in outputs]
@@ -75,7 +75,7 @@ def expected_optimism(
 
 
 def read_answers(paths: Mapping[int, Path]) -> dict[int, tuple[Any, Any]]:
-    """Read the targets, and the outputs of the trials with existing files by trial number."""
+    """Read (targets, outputs) by trial number; trials whose file is missing are left out."""
     found = {}
     for trial, path in paths.items():
         if path.is_file():

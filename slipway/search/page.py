@@ -263,7 +263,10 @@ def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> H
 
 
 def _places(column: Sequence[Any], *, is_log: bool) -> tuple[list[float | None], tuple[str, str]]:
-    """Map values to [0, 1], with labels of both ends; None for a trial without the key."""
+    """Map the values of an axis to [0, 1]; return them with the labels of both ends.
+
+    The position of a trial without the key is None.
+    """
     known = [one for one in column if one is not None]
     if known and all(isinstance(one, int | float) and not isinstance(one, bool) for one in known):
         low, high = min(known), max(known)
@@ -278,7 +281,7 @@ def _places(column: Sequence[Any], *, is_log: bool) -> tuple[list[float | None],
 
 
 def _plain(value: Any) -> str:
-    """Return a value as in params.yaml; text without quotes."""
+    """Format a value as in params.yaml, but text without quotes."""
     return value if isinstance(value, str) else as_yaml(value)
 
 
@@ -312,7 +315,7 @@ def _trials(study: Study, latest: Mapping[int, ResultLine]) -> list[Html]:
 
 
 def _short(keys: Sequence[str]) -> list[str]:
-    """Return the last parts of keys; the whole key if two have the same."""
+    """Shorten keys to their last part; keep the whole key if two keys have the same last part."""
     last = [key.rpartition(".")[2] for key in keys]
     return [key if last.count(name) > 1 else name for key, name in zip(keys, last, strict=True)]
 

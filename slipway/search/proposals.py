@@ -1,7 +1,8 @@
-"""Proposals of Optuna's samplers, each a function of the search, its number and earlier results.
+"""Proposes the values of trials with Optuna's samplers.
 
-Each proposal uses its own Optuna study, whose sampler is seeded by the number of the trial. So a
-search that was killed continues with the same proposals.
+A proposal depends only on the search, the number of the trial and the earlier results. Each uses
+its own Optuna study, whose sampler is seeded by the number of the trial. So a search that was
+killed continues with the same proposals.
 """
 
 import itertools
@@ -36,8 +37,8 @@ def propose(
 ) -> Values | None:
     """Return the values of trial `number`, from 0; None if every point has been proposed.
 
-    `outcomes` are those of all earlier trials. The first trial has the values of params.yaml, if
-    they are in the space, except in a grid, which has its own order.
+    `outcomes` are the states of all earlier trials. The first trial has the values of params.yaml
+    if they are in the space, except in a grid, which has its own order.
     """
     taken = {as_yaml(outcome.values) for outcome in outcomes}
     if params.method == "grid":

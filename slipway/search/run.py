@@ -81,11 +81,12 @@ class SearchEnd:
 
 
 def search(name: str | None, *, is_quiet: bool = False, is_joint: bool = False) -> SearchEnd:
-    """Search within the budget and write the page; an interrupted equal search resumes.
+    """Search within the budget and write the page; resumes an interrupted search if settings equal.
 
-    `is_quiet` omits the lines of progress. A joint search shares its trials with other processes in
-    the same folder, on any machine; each process trains one trial at a time. Raises ParamsError for
-    a mistake in the section, before anything is trained, and SlipwayError if no trial can run here.
+    `is_quiet` omits the lines of progress. A joint search (`is_joint`) shares its trials with other
+    processes in the same folder, on any machine; each process trains one trial at a time. Raises
+    ParamsError for a mistake in the section `search`, before anything is trained, and SlipwayError
+    if no trial can run here.
     """
     text, content = read_project()
     params = parse_params(content).search
@@ -255,7 +256,7 @@ class _Search:
         write_record(before.model_copy(update={"status": "running", **own}))
 
     def _end(self, future: "Future[JobResult]") -> None:
-        """Record the result of a job, and let its trial and its folder be used again."""
+        """Record the result of a finished job, and release the locks of its trial and folder."""
         claim, started = self._running.pop(future)
         with claim.folder_lock, claim.trial_lock:
             try:
@@ -393,7 +394,7 @@ def _shown(line: ResultLine) -> str:
 
 @dataclass(frozen=True)
 class _Claim:
-    """A job, and a folder for it; its processes inherit the locks of its trial and its folder."""
+    """A job with its folder, and the locks of both, which the job's processes inherit."""
 
     job: JobLine
     trial_lock: IO[bytes]
@@ -421,7 +422,10 @@ class _Stop:
         self.event.set()
 
     def end(self) -> None:
-        """End the process as shells expect after a signal: interrupt, or status 128 + number."""
+        """End the process as shells expect after a signal.
+
+        Raises KeyboardInterrupt after Ctrl-C, else exits with the status 128 + signal number.
+        """
         print("\nended; run `slipway search` again to resume", flush=True)
         if self.number == signal.SIGINT:
             raise KeyboardInterrupt

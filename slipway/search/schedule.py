@@ -1,10 +1,10 @@
-"""The next job of a search: a new trial, or a trial that continues to its next rung.
+"""Decides on the next job of a search: a new trial, or a trial that continues to its next rung.
 
-The rungs are those of asynchronous successive halving (L. Li et al., A System for Massively
-Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2). A decision depends on earlier decisions
-and their results, never on the time that they took: decision number n sees the results of decisions
-0 to n - workers, and waits for them. So a search that is killed, or has slower trials, ends with
-the same winner.
+A rung is an epoch at which trials may be stopped, as in asynchronous successive halving (L. Li et
+al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2). A decision
+depends on earlier decisions and their results, not on time: decision n waits for the results of
+decisions 0 to n - workers, and uses only these. So a search that is killed, or whose trials take
+another time, ends with the same winner.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Schedule:
         return END
 
     def best(self) -> ResultLine | None:
-        """Return the result of the best whole trial; the earlier one of two that are equal."""
+        """Return the best result of a trial trained to its end; ties go to the earlier trial."""
         return min(
             (result for result in self.results.values() if result.status == "done"),
             key=lambda result: (self._rank(result), result.trial),
@@ -81,9 +81,9 @@ class Schedule:
         return NewTrial(self._outcomes(results)) if has_budget else None
 
     def _promotion(self, results: list[ResultLine], *, at_least_one: bool) -> Promotion | None:
-        """Return the best trial of the highest rung that has one to promote.
+        """Return the best trial of the highest rung from which a trial may continue; else None.
 
-        With `at_least_one`, for the end of a search, the best of a rung is promoted in any case.
+        With `at_least_one`, at the end of a search, the best trial of a rung always continues.
         """
         halving = self.params.halving
         if halving is None:
@@ -114,9 +114,9 @@ class Schedule:
         return self._affords(results, 0, self.rungs[0])
 
     def _affords(self, results: list[ResultLine], start: int, end: int) -> bool:
-        """Return True if the budget covers these epochs and the rest of the furthest trial.
+        """Return True if the budget covers these epochs and finishing the furthest trial.
 
-        So one trial is always trained to its end.
+        This ensures that at least one trial is trained to its end.
         """
         limit = self.params.budget.epochs
         if limit is None:

@@ -1,7 +1,8 @@
 """A search on disk: its journal and the states of its trials below `.work/search/NAME/`.
 
-An equal search resumes where it stopped. Searches are equal if the space, the method, the seed, the
-workers, the other params up to train, the code and the rows are; the budget may be raised.
+An equal search resumes where it stopped. Two searches are equal if they have the same space,
+method, seed and workers, the same other params up to train, the same code and the same rows. The
+budget may be raised.
 """
 
 import re
@@ -82,9 +83,9 @@ class Study:
         self.schedule.jobs, self.schedule.results = _decisions(self.journal)
 
     def claim(self, space: Space) -> tuple[JobLine, IO[bytes]] | None:
-        """Decide on a job that no process runs, and lock its trial; None if there is none now.
+        """Choose a job that no process runs, and lock its trial; None if there is none now.
 
-        The lock is for the processes of the trial to inherit, and to close after its result.
+        The caller passes the lock on to the processes of the trial, and closes it after the result.
         """
         with held(self.lock):
             self.refresh()
@@ -134,7 +135,7 @@ def later_metrics(pipeline: Pipeline) -> list[str]:
 
 
 def shared_lock(text: str, shared: Sequence[str]) -> str:
-    """Return the text of dvc.lock with only the stages in `shared`, which all trials share."""
+    """Return the text of dvc.lock reduced to the stages `shared` by all trials."""
     import io
 
     content = parse_yaml(text.encode(), "dvc.lock")
@@ -161,10 +162,11 @@ def identity(content: Mapping[str, Any], lock: str, code: str) -> str:
 def open_study(
     name: str | None, prefix: str, digest: str, params: SearchParams, epochs: int, threads: int
 ) -> Study:
-    """Return the study of an equal search, or a new study, called PREFIX-NUMBER without a name.
+    """Return the study of an equal search, or create one.
 
-    `threads` are those of each process of a trial of a new study. Raises ParamsError or
-    SlipwayError if `name` belongs to another search.
+    A new study is called `name`, or PREFIX-NUMBER if that is None. `threads` is the number of
+    threads per process of its trials. Raises ParamsError or SlipwayError if `name` belongs to
+    another search.
     """
     damages: list[str] = []
     for path in sorted(STUDIES.glob(f"*/{_JOURNAL}")):
@@ -235,5 +237,5 @@ def _decisions(journal: Journal) -> tuple[list[JobLine], dict[int, ResultLine]]:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return True if both keys are equal, or one is in the section of the other."""
+    """Return True if both keys are equal, or one contains the other."""
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

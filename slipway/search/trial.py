@@ -1,7 +1,7 @@
-"""A job of a search: `dvc repro train` in its own folder, and its result.
+"""Runs a job of a search: `dvc repro train` in its own folder.
 
-The state of an unfinished training is outside the folder. A trial that was stopped at a rung, or
-killed, resumes from its checkpoint, bit for bit.
+The checkpoints of an unfinished training are outside the folder. A trial that was stopped at a
+rung, or killed, resumes from its checkpoint, bit for bit.
 """
 
 import contextlib
@@ -69,9 +69,9 @@ class JobResult:
 
 
 def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobResult:
-    """Train up to the epoch of the plan; Interrupted if `stop` is set meanwhile.
+    """Train up to the epoch of the plan; raises Interrupted if `stop` is set meanwhile.
 
-    A failed trial is a result; SlipwayError means that no trial can run here.
+    A failed trial is returned as a result. SlipwayError means that no trial can run here.
     """
     if not plan.is_last and (reached := _reached(plan)):
         return reached
@@ -125,10 +125,10 @@ def run_logged(
     environment: Mapping[str, str],
     locks: Sequence[int] = (),
 ) -> tuple[int, str]:
-    """Run DVC in a folder; return its exit code and the end of its output.
+    """Run DVC in a folder and log its output; return the exit code and the end of the output.
 
-    DVC inherits the file descriptors `locks`. Once `stop` is set, its processes receive SIGTERM, on
-    which a training saves a checkpoint.
+    DVC inherits the file descriptors `locks`. Once `stop` is set, its processes receive SIGTERM,
+    and a training saves a checkpoint.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -203,7 +203,7 @@ def _finished(
 def _start_measuring(
     folder: Path, plan: TrialPlan, gpus: ReservedGpus
 ) -> "subprocess.Popen[bytes]":
-    """Start measuring intervals in the folder, which has the user's code."""
+    """Start a process in the folder, which has the user's code, that measures the intervals."""
     with log_path(plan.name).open("ab") as output:
         return subprocess.Popen(
             [
@@ -227,8 +227,8 @@ def _read_metric(plan: TrialPlan) -> Metric | None:
 def _save(folder: Path, plan: TrialPlan) -> None:
     """Save the trial as an experiment of DVC.
 
-    The run has put all stages up to train into dvc.lock, so DVC only has to commit train: each
-    commit takes over a second. Without the name of the stage it would record later stages, too.
+    All stages before train are in dvc.lock already, so only train is committed: each commit takes
+    over a second. Without the name of the stage, DVC would record later stages, too.
     """
     command = ["exp", "save", "--force", "--name", plan.name, "-I", str(METRICS), "train"]
     log = log_path(plan.name).resolve()

@@ -1,7 +1,8 @@
-"""The answers of a trial's model to the validation rows, and its metric with an interval.
+"""Predicts the validation rows with a trial's model, and measures its metric with an interval.
 
-`python -m slipway.search.validation METRIC PATH`, in the folder of a trial, writes PATH.json and
-PATH.npz. The search selects by these rows only; the test rows stay unused.
+`python -m slipway.search.validation METRIC PATH`, in the folder of a trial, writes the metric to
+PATH.json and the predictions to PATH.npz. The search selects by these rows only; the test rows stay
+unused.
 """
 
 import sys
@@ -19,7 +20,7 @@ MODEL, PACKED = Path("artifacts/model"), Path("data/packed")
 
 
 def run() -> None:
-    """Answer the validation rows; write the answers, and the metric if it has an interval."""
+    """Predict the validation rows; write the predictions, and the metric if it has an interval."""
     from slipway.training.networks.networks import load_network
     from slipway.training.uncertainty.prediction import default_device, predict
 

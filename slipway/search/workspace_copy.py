@@ -1,7 +1,7 @@
-"""Folders for trials: git worktrees with the files that git and DVC do not track.
+"""Makes the folders of trials: git worktrees, completed with files that git does not track.
 
 A snapshot holds the workspace's tracked files with their uncommitted edits, so an edit during a
-search changes no trial. Untracked code is copied, data is linked. All folders share DVC's cache.
+search changes no trial. Untracked code is copied; data is linked. All folders share DVC's cache.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Snapshot:
 
 
 def take_snapshot(content: Mapping[str, Any], absent: Sequence[str]) -> Snapshot:
-    """Take a snapshot of the workspace; UnavailableError without a commit to compare with."""
+    """Take a snapshot of the workspace; raises UnavailableError if there is no commit yet."""
     if not _succeeds("rev-parse", "--verify", "-q", "HEAD"):
         raise UnavailableError(
             "this project has no commit, expected one: DVC keeps trials as experiments of a "
@@ -196,7 +196,7 @@ def _is_small(path: Path) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link data; of a partly tracked folder, link the untracked files."""
+    """Link data from the workspace; in a folder with tracked files, link only the others."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source)

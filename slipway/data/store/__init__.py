@@ -1,4 +1,4 @@
-"""The packed store: memory-mapped arrays of each split, written once and resumable.
+"""The packed store: memory-mapped arrays of each split, written once, after cleaning and splitting.
 
-Cleaning and splitting come before it.
+A killed run resumes.
 """

@@ -1,7 +1,7 @@
-"""Disk space that a packed store needs, computed before the store is written.
+"""Computes the disk space that a packed store needs, before the store is written.
 
-Pixels are counted exactly. The size of JPEGs depends on the images: it is estimated at first, and
-later computed from the finished ones.
+The size of pixels is exact. The size of JPEGs depends on the images: it is estimated at first, and
+later computed from the finished JPEGs.
 """
 
 import math
@@ -47,7 +47,7 @@ def space_needed(form: StoreForm, num_rows: Mapping[str, int]) -> Need:
 
 
 def check_disk_space(need: Need, work: Path, target: Path) -> None:
-    """Raise UnavailableError if the store does not fit into `work`, and then beside `target`.
+    """Raise UnavailableError if the store does not fit into `work`, where it is made, or `target`.
 
     The content of `work` counts as free space, because packing resumes from it.
     """
@@ -58,7 +58,7 @@ def check_disk_space(need: Need, work: Path, target: Path) -> None:
 
 
 def check_jpeg_space(num_done: int, bytes_done: int, num_left: int, work: Path) -> None:
-    """Raise UnavailableError if the remaining JPEGs and the store's copy of all would not fit."""
+    """Raise UnavailableError if the remaining JPEGs and a copy of all JPEGs would not fit."""
     needed = int(bytes_done / num_done * (2 * num_left + num_done)) + _MARGIN_BYTES
     free = shutil.disk_usage(work).free
     if free < needed:

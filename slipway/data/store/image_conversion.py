@@ -1,7 +1,7 @@
-"""Conversion of images for the store: parallel workers, one shard after the other.
+"""Converts images for the store with parallel workers, one shard after the other.
 
-Local workers write pixels into the mapped arrays; those of a cluster send them back. JPEGs, whose
-size is not known before, stay with their shards.
+Local workers write pixels directly into the memory-mapped arrays; workers of a cluster send pixels
+back. JPEGs, whose size is not known in advance, are stored with their shards.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -116,7 +116,7 @@ def fill(
     num_workers: int,
     engine: Engine,
 ) -> Iterator[None]:
-    """Convert the images at `places` and store them shard by shard; yields once for each.
+    """Convert the images at `places` and store them shard by shard; yields once per image.
 
     Raises one error for all images that are missing, altered, or rejected by the transform.
     """
@@ -161,7 +161,7 @@ def fill(
 def _convert(
     placed: tuple[RawSample, RowPlacement], form: StoreForm, store: Path | None
 ) -> _Packed:
-    """Convert one image; with `store` None, on another machine, the pixels are sent back."""
+    """Convert one image and write its pixels to `store`; if None, return the pixels instead."""
     sample, place = placed
     if not sample.payload and sample.fault:
         return _Packed(sample.source, changed=sample.fault.detail)

@@ -1,8 +1,8 @@
 """Images stored as JPEG in one file and decoded on access.
 
-`inputs.jpeg` holds the images one after the other, `offsets.npy` the position of each. For data
-sets whose pixels do not fit the disk: photographs take about an eighth of the space, with loss, and
-each batch is decoded again.
+`inputs.jpeg` holds the images one after the other, `offsets.npy` the position of each. This form is
+for data sets whose pixels do not fit on the disk: photographs take about an eighth of the space.
+The price is a lossy compression, and decoding every batch.
 """
 
 import multiprocessing
@@ -43,8 +43,8 @@ def decode_jpeg(payload: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 class JpegInputs:
     """Images as an array (N, height, width, channels) uint8 in [0, 255]; decodes rows on access.
 
-    A loader process decodes on its own thread, any other process on one per core. A pickled object
-    holds only the path of its files.
+    A loader process decodes on one thread, any other process on one thread per core. A pickled
+    object holds only the path of its files.
     """
 
     def __init__(self, folder: Path, row_shape: tuple[int, ...]) -> None:
@@ -80,7 +80,7 @@ class JpegInputs:
         return len(self._blob)
 
     def file_bytes(self, begin: int, end: int) -> tuple["np.memmap[Any, Any]", int, int]:
-        """Return the mapped file, and the first byte and the end of rows `begin` to `end`."""
+        """Return the mapped file, and the byte range of the rows from `begin` to before `end`."""
         return self._blob, int(self._offsets[begin]), int(self._offsets[end])
 
     def __len__(self) -> int:

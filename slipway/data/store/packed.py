@@ -1,4 +1,4 @@
-"""The packed store: the network's inputs, in arrays that ranks and workers map into memory once.
+"""The packed store: the network's inputs as arrays, which all processes memory-map and share.
 
 data/packed/manifest.json              the content, with the SHA-256 of every file
 data/packed/SPLIT/inputs.npy           (N, size_px, size_px, channels) uint8 pixels, or
@@ -114,12 +114,12 @@ class PackedSplit:
 
     @cached_property
     def keys(self) -> NDArray[np.uint64]:
-        """The ids as numbers (N,), for `slipway.data.engine.randomness`."""
+        """The row ids as uint64 (N,), the keys of `slipway.data.engine.randomness`."""
         return id_keys(self.ids)
 
     @cached_property
     def target_keys(self) -> NDArray[np.float64]:
-        """The targets (N,); if rows have several labels, a number for each set of labels."""
+        """The targets (N,); for rows with several labels, a number that identifies the set."""
         if self.targets.ndim == 1:
             return np.asarray(self.targets, np.float64)
         _, keys = np.unique(self.targets, axis=0, return_inverse=True)
@@ -212,7 +212,7 @@ def stored_bytes(inputs: Inputs) -> int:
 
 
 def file_span(inputs: Inputs, begin: int, end: int) -> FileSpan | None:
-    """Return where the rows from `begin` to before `end` are stored; None if not in one file."""
+    """Return the bytes that store the rows from `begin` to before `end`; None if not in a file."""
     if isinstance(inputs, JpegInputs):
         mapped, first, last = inputs.file_bytes(begin, end)
     elif isinstance(inputs, np.memmap):

@@ -1,4 +1,4 @@
-"""Packing: decodes, resizes and stores every image of the split rows once; a killed run resumes.
+"""Packs images: decodes, resizes and stores every image of all splits; a killed run resumes.
 
 The result is the same, byte for byte, for any number of workers, on Ray, and after any number of
 interruptions. The raw bytes are digested again, and images that changed since `clean` are refused.
@@ -126,7 +126,10 @@ def channel_statistics(images: Inputs) -> tuple[list[float], list[float]]:
 
 
 def _sums_of_squares(lines: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Sum the squares of each column in 16 and 32 bits: 13 times as fast as counting values."""
+    """Sum the squares of each column of uint8 values, exactly; returns uint64.
+
+    Sums in 16 and 32 bits are 13 times as fast as counting values.
+    """
     sums = np.zeros(lines.shape[1], np.uint64)
     for begin in range(0, len(lines), 1024):
         sums += np.add.reduce(np.square(lines[begin : begin + 1024], dtype=np.uint16), 0, np.uint32)

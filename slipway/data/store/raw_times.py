@@ -1,8 +1,8 @@
-"""Times of `precompute` per image: reading, decoding, the user's transform, and resizing.
+"""Measures the time of `precompute` per image: reading, decoding, the user's transform, resizing.
 
-Measured on some rows of the split, one after the other, as one worker does it. The time for all
-rows follows from them: one process reads; workers do the rest, and share the cores while they
-compute but not while they wait.
+Some rows are measured one after the other, as in one worker. The time for all rows is computed from
+these: one process reads, and the workers do the rest. Workers compete for cores while they compute,
+but not while they wait.
 """
 
 import time
@@ -48,13 +48,13 @@ class RawTimes(Contract):
         return max(parts, key=lambda name: parts[name])
 
     def image_ms(self, num_workers: int, num_cores: int) -> float:
-        """Return the expected time between two finished images."""
+        """Return the expected time per image, in milliseconds, with `num_workers` workers."""
         if num_workers == 1:
             return self.read_ms + self.worker_ms
         return max(self.read_ms, self.worker_ms / num_workers, self.processor_ms / num_cores)
 
     def best_num_workers(self, num_cores: int) -> int:
-        """Return the smallest number of workers that comes close to the shortest time."""
+        """Return the smallest number of workers whose time per image is close to the shortest."""
         times = {
             number: self.image_ms(number, num_cores) for number in sorted({*NUM_WORKERS, num_cores})
         }

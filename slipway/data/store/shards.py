@@ -1,8 +1,8 @@
-"""Finished rows of an unfinished store: one small marker file per shard.
+"""Records the finished rows of an unfinished store: one small marker file per shard.
 
-A marker is written when all rows of its shard are on the disk. It has a digest of the shard, so a
-shard damaged by a crash, a full disk or a bad disk is detected and made again. Shards follow the
-order of the raw data; the store is ordered by id, so shards leave no trace in it.
+A marker is written after all rows of its shard are on the disk. It holds a digest of the shard, so
+a shard damaged by a crash, a full disk or a bad disk is detected and made again. Shards follow the
+order of the raw data. The store is ordered by id, so it does not depend on the shards.
 """
 
 import os
@@ -108,7 +108,7 @@ class ShardWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Write the last shard, even after an error: the next run continues from it."""
+        """Write the last shard, even after an error, so that the next run resumes after it."""
         try:
             if self._rows:
                 self._complete()

@@ -1,7 +1,7 @@
-"""Form of stored images: their size in each split, and pixels or JPEG.
+"""The form of stored images: their size in each split, and whether pixels or JPEGs are stored.
 
 Only training images may be larger or lossy. Validation and test rows are exactly the pixels that
-the service makes of the same bytes; the certificate relies on it.
+the service computes from the same bytes, on which the certificate relies.
 """
 
 from typing import Literal

@@ -23,7 +23,7 @@ def class_names(rows: pa.Table, task: Task) -> list[str]:
 
 
 def targets_of(rows: pa.Table, classes: list[str], task: Task) -> NDArray[Any]:
-    """Return (N,) float64 class indices, or the numbers themselves if there are no classes.
+    """Return the targets, (N,) float64: class indices, or the numbers of a numeric target.
 
     For rows with several labels, returns (N, K) uint8: 1 for each label of the row.
     """

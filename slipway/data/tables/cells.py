@@ -1,10 +1,9 @@
 """Typed cells of a raw column, computed once per distinct cell, and digests of rows.
 
-A cell is good, missing, or bad: of another kind than its column. Text that means missing: nothing,
-NA, N/A, null, None, nan, and the words in `data.missing_values`, in any case. A row's digest covers
-the values of its cells in every column (1, 1.0 and "1" are equal), so it depends neither on the
-inferred kinds, nor on `data.missing_values`, nor on the order of rows and columns, nor on the file
-format.
+A cell is good, missing, or bad (of another kind than its column). Missing are empty text, NA, N/A,
+null, None, nan, and the words in `data.missing_values`, in upper or lower case. A row's digest
+covers the values of its cells in every column; 1, 1.0 and "1" are equal. So it does not depend on
+the inferred kinds, `data.missing_values`, the order of rows and columns, or the file format.
 """
 
 import contextlib
@@ -56,7 +55,7 @@ class TypedColumn:
 
     @cached_property
     def unit(self) -> str:
-        """The sign that each number has in the file, such as "%" or "$"; "" for none."""
+        """The unit written with each number in the file, such as "%" or "$"; "" for none."""
         is_text = self.kind == "number" and self.raw.stored == "text"
         return _written_numbers(self.raw).unit if is_text else ""
 
@@ -98,7 +97,7 @@ def typed_column(raw: RawColumn, kind: Kind) -> TypedColumn:
 
 
 def is_missing(raw: RawColumn) -> NDArray[np.bool_]:
-    """Return a (U,) mask of the distinct cells that mean a missing value."""
+    """Return a mask (U,) of the distinct cells that stand for a missing value."""
     words = pa.array((*MISSING_WORDS, *raw.written.missing_values), pa.string())
     if raw.stored == "number":
         values = _floats(raw.values)
@@ -153,7 +152,7 @@ def _dates(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 
 
 def dates_as(raw: RawColumn, date_format: str) -> NDArray[np.float64]:
-    """Return (U,) days since 1970 UTC of the cells in a strptime format, NaN for others."""
+    """Parse the distinct cells by a strptime format: (U,) days since 1970 UTC, NaN for others."""
     values = np.full(len(raw.values), np.nan)
     for index, text in enumerate(raw.values.to_pylist()):
         with contextlib.suppress(ValueError, OverflowError):
@@ -191,7 +190,10 @@ def _flags(array: pa.Array) -> NDArray[np.bool_]:
 def row_digests(
     columns: Sequence[RawColumn], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], int]:
-    """Return the SHA-256 of each row over all `columns`, (len(rows), 32), and the bytes per row."""
+    """Digest each row over all `columns` by SHA-256.
+
+    Returns digests (len(rows), 32) uint8, and the number of digested bytes per row.
+    """
     ordered = sorted(columns, key=lambda column: column.name)
     fields = [_canonical(column) for column in ordered]
     width = _CELL_BYTES * len(fields) or 1
@@ -207,9 +209,10 @@ def row_digests(
 
 
 def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
-    """Encode cells as (U + 1, 16) bytes that are equal for equal cells.
+    """Encode the distinct cells as (U + 1, 16) bytes that are equal for equal cells.
 
-    Each row has a type byte, then the number or a digest of the text; the last row is missing.
+    Each consists of a type byte, then the number or a digest of the text. The last one stands for
+    rows without a cell.
     """
     raw = replace(raw, written=USUAL_FORMAT)  # other params move no row to another split
     name = _digest(raw.name, size=7)
@@ -240,7 +243,7 @@ def _encode_cells(cells: NDArray[np.uint8], raw: RawColumn, name: bytes) -> None
 
 
 def _loses_digits(raw: RawColumn, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a (U,) mask of whole numbers that float64 cannot hold, such as ids beyond 2**53."""
+    """Return a mask (U,) of integers that float64 cannot hold exactly, such as ids beyond 2**53."""
     found = np.zeros(len(numbers), bool)
     if raw.stored != "text":
         return found

@@ -1,4 +1,4 @@
-"""Cleaning of a table, from the raw data to the result that the stage writes."""
+"""Cleans a table: from the raw data to the result that the stage `clean` writes."""
 
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ def _note(column: ColumnSummary) -> str:
 
 
 def conflict_hint(table: CleanedTable) -> str:
-    """Suggest to flag conflicts if equal inputs have different targets; else return ""."""
+    """Return advice to flag conflicts if equal inputs have different targets; else ""."""
     rules = set(table.cleaned.quarantine["rule"].to_pylist())
     if not rules & {"conflicting_label", "conflicting_target"}:
         return ""

@@ -1,4 +1,4 @@
-"""Cleaning of a table: reads every cell as its column's kind and names all that break a rule.
+"""Cleans a table: reads every cell as its column's kind, and records all that break a rule.
 
 Nothing is repaired or dropped silently: kept + quarantined == read. The result depends on the
 content of the table, not on the order of its rows and columns.
@@ -267,7 +267,7 @@ def _compare(
     annotations: Annotations,
     ledger: Ledger,
 ) -> tuple[NDArray[np.int64], pa.Table]:
-    """Compare the rows with each other; return the remaining ones by id, and `rows.ROWS`."""
+    """Apply the rules for duplicates; return the remaining row numbers by id, and `rows.ROWS`."""
     alive = np.flatnonzero(ledger.alive)
     found, num_bytes = row_digests(identified_columns(raw), alive)
     digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
@@ -321,7 +321,7 @@ def kept_rows(
 
 
 def _lists(texts: pa.Table, order: NDArray[np.int64]) -> pa.ListArray:
-    """Return each `text` of the rows in `order`, as lists; `texts` is sorted by `row`."""
+    """Return the list of texts of each row in `order`; `texts` is sorted by `row`."""
     rows = texts["row"].to_numpy()
     begins = scratch_array((len(order),), np.int64)
     offsets = scratch_array((len(order) + 1,), np.int32)

@@ -1,7 +1,7 @@
-"""Columns that cannot be inputs: constant ones, copies of another column, copies of the target.
+"""Finds columns that cannot be inputs: constants, copies of another column, copies of the target.
 
-A copy of the target is leakage: the network would only repeat it. It is always dropped and named,
-unless `data.columns` names it as an input.
+A copy of the target is leakage, because the network would only repeat it. It is always dropped and
+reported, unless `data.columns` names it as an input.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def leaking_columns(
 
 
 def tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
-    """True if the keys (N,) of a column are other names of the classes (N,)."""
+    """True if the values of a column, as keys (N,), map one to one to the classes (N,)."""
     num_classes, num_keys = int(classes.max()) + 1, len(np.unique(keys))
     if num_keys != num_classes or num_classes < 2 or len(keys) < num_classes * _ROWS_PER_CLASS:
         return False

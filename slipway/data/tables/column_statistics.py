@@ -1,7 +1,7 @@
-"""Statistics of the column contract, fitted only on training rows.
+"""Fits the statistics of the column contract, only on training rows.
 
-All rows decide one thing: whether a column may lack a value, or have a category that training rows
-lack. It affects what the service accepts, not what the network learns.
+One thing is decided by all rows: if a column may have missing values, or categories that training
+rows lack. It affects what the service accepts, not what the network learns.
 """
 
 from collections import Counter

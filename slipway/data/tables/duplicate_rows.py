@@ -1,8 +1,7 @@
-"""Duplicate rows of a table: equal in every column, or only in their inputs.
+"""Finds duplicate rows of a table: equal in every column, or only in their inputs.
 
-A row that equals another in every column is an exact duplicate. Rows that share only their inputs
-correspond to near duplicates of images: they may be valid repetitions, but must not be divided
-between training and test.
+A row that equals another in every column is an exact duplicate. Rows with equal inputs only are
+treated like near duplicates of images: they may be valid repetitions, but must stay in one split.
 """
 
 from collections import defaultdict
@@ -86,7 +85,7 @@ def _apply_conflict_rule(
 
 
 def _others(rows: list[int], ledger: Ledger) -> dict[int, str]:
-    """Return for each of `rows`, which are ascending, the names of the other rows."""
+    """Return for each of the ascending `rows` a text that names the other rows."""
     names = [ledger.source(row) for row in rows]
     # Those beyond the ones that `listed` shows have the same text, so this stays linear.
     texts = [listed(names[:place] + names[place + 1 :]) for place in range(MAX_SHOWN + 1)]
@@ -98,7 +97,7 @@ def _names(rows: list[int], ledger: Ledger) -> str:
 
 
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return an (N,) hash of each row of the matrix; `_groups` resolves collisions."""
+    """Return a hash of each row of the matrix, (N,); `_groups` resolves collisions."""
     found = scratch_array((len(matrix),), np.uint64)
     for part in slices(len(matrix)):
         mixed = np.zeros(part.stop - part.start, np.uint64)

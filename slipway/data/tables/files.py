@@ -1,4 +1,4 @@
-"""Files of a cleaned table beside `rows.parquet` and `quarantine.parquet`, for later stages.
+"""Files that `clean` writes for a table, besides `rows.parquet` and `quarantine.parquet`.
 
 cells.parquet       the typed inputs of the kept rows, under their ids
 columns.json        the types of the inputs in order, and the names of all other columns

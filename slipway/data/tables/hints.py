@@ -1,4 +1,4 @@
-"""Hints on a table: what looks wrong in its cells, and the lines of params.yaml that correct it."""
+"""Hints on a table: cells that look wrong, and the lines of params.yaml that correct this."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
 
 
 def _special_kinds(data: DataParams) -> dict[str, Kind]:
-    """Return the kinds of columns that are read but are not inputs: time, group and a number."""
+    """Return the kinds of the columns for time, group and a numeric target, by name."""
     target = None if kind_of(data.task).target.has_classes else data.target_columns[0]
     kinds: dict[str | None, Kind]
     kinds = {data.time_column: "date", data.group_column: "category", target: "number"}
@@ -76,7 +76,7 @@ def _special_kinds(data: DataParams) -> dict[str, Kind]:
 def written_as(
     raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams
 ) -> tuple[list[str], str | None]:
-    """Return `missing_values` and `date_format` with which more cells can be read."""
+    """Return values of `missing_values` and `date_format` with which more cells can be read."""
     words, formats = list(data.missing_values), data.date_format
     for guess in guesses:
         column = raw.columns[guess.name]
@@ -205,7 +205,7 @@ def _spelling_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]
 
 
 def written_notes(raw: Mapping[str, RawColumn], guesses: Sequence[ColumnGuess]) -> dict[str, str]:
-    """Return the form that the service takes for each column that is written in another."""
+    """Return a note for each column that the service takes in another notation than the file's."""
     notes = {}
     for guess in guesses:
         column = raw[guess.name]

@@ -1,4 +1,4 @@
-"""Verdicts of the rules on each row of a table, with every cell that breaks one.
+"""Collects the verdicts of the rules on each row of a table, and every cell that breaks a rule.
 
 A row that breaks several rules is refused under the first; the detail names them all.
 """
@@ -29,7 +29,7 @@ _TEXTS = pa.schema([_ROW, ("text", pa.string())])
 class Ledger:
     """Verdicts on the rows 0 to N - 1, whose numbers in the file are `numbers` (N,).
 
-    `name` gives the name of a number in the outputs. A row without a verdict takes a byte.
+    `name` maps a row number to the row's name in reports. A row without a verdict takes one byte.
     """
 
     def __init__(self, numbers: NDArray[np.int64], name: Callable[[int], str] = str) -> None:
@@ -43,7 +43,7 @@ class Ledger:
         return self._name(int(self.numbers[row]))
 
     def apply(self, action: Action, rule: str, verdicts: Iterable[tuple[int, str]]) -> None:
-        """Refuse or flag each (row, detail)."""
+        """Refuse or flag rows under a rule; `verdicts` are pairs of a row and a detail."""
         for row, detail in verdicts if action is not None else ():
             self._verdicts.add(row, rule, detail, action == "refuse")
             if action == "refuse":
@@ -52,7 +52,7 @@ class Ledger:
     def apply_to_cells(
         self, action: Action, raw: RawColumn, broken: NDArray[np.bool_], rule: str, expected: str
     ) -> None:
-        """Refuse or flag the rows whose cell is `broken` (N,), and record each cell."""
+        """Refuse or flag the rows whose cell is `broken` (N,) bool, and record each such cell."""
         for row in np.flatnonzero(broken).tolist() if action is not None else ():
             value = shown_cell(raw, row)
             detail = f"{raw.name}: found {value}, expected {expected}"

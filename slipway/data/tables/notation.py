@@ -1,6 +1,6 @@
-"""Notations of numbers and dates in text: units, thousands separators, and `data.date_format`.
+"""Reads numbers and dates from text: units, thousands separators, and `data.date_format`.
 
-The rows of a column share one unit: if most cells are percentages, a plain number is not a value,
+The cells of a column share one unit: if most cells are percentages, a plain number is not valid,
 because it may be a fraction. A comma separates thousands only if another cell of the column proves
 that the point is the decimal mark.
 """
@@ -56,7 +56,7 @@ def read_numbers(text: pa.Array, codes: NDArray[np.int64]) -> WrittenNumbers:
 
 
 def plain_numbers(text: pa.Array) -> NDArray[np.float64]:
-    """Return (U,) the numbers without unit and thousands separators, NaN for other text."""
+    """Parse numbers without unit and thousands separators: (U,) float64, NaN for other text."""
     try:
         return _floats(text.cast(pa.float64()))
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""Packing of a table: the typed cells of the split rows become one float32 matrix per split.
+"""Packs a table: the typed cells of the rows become one float32 matrix per split.
 
 The service encodes requests with the same function. `slipway.data.store.packed` reads the store.
 """
@@ -32,7 +32,7 @@ from slipway.system.errors import CellError, DataError, IntegrityError
 
 
 def pack_rows(params: Params, rows: pa.Table, paths: PackPaths) -> str:
-    """Encode the rows into the packed store; return what to print."""
+    """Encode the rows into the packed store; return a summary to print."""
     cells, columns = read_cells(paths.clean)
     image_settings = {
         "encoding jpeg": params.precompute.encoding == "jpeg",

@@ -1,8 +1,8 @@
-"""Columns of the user's own table for given rows, by which `evaluate` makes slices.
+"""Reads columns of the user's table for given rows, so that `evaluate` can slice its results.
 
-A column may be in the table at `data.path`, whether the model uses it or not, or be a value that
-`precompute.transform` found on the images. Cells are read as in `clean`, with the kind from
-`data.columns` or the inferred one.
+A column may be in the table at `data.path`, as an input or not, or a value that the user's
+`precompute.transform` returned for the images. Cells are read as in `clean`, as the kind in
+`data.columns` or the inferred kind.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The table of the data set, and its rows as JSON objects as a client of the service sends them.
+"""Finds the table of the data set, and reads its rows as the JSON objects that a client sends.
 
-Cells are read by the same code as in `clean`, with the kinds that `clean` recorded. The id of each
-row is computed again from the raw file, so a file that changed gives other ids.
+Cells are read by the same code as in `clean`, as the kinds that `clean` recorded. The id of each
+row is computed again from the raw file, so a changed file is detected by its ids.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ JsonRow = dict[str, float | str | bool | None]
 
 
 def find_table(data: DataParams) -> Path:
-    """Return the table at `data.path` or at its top, or the folder of shards; DataError if none.
+    """Return the table at `data.path` or in this folder, or the folder of shards; else DataError.
 
     A task of texts reads any other folder as one of text files by class.
     """
@@ -169,7 +169,7 @@ def json_row(row: Mapping[str, Any]) -> bytes:
 
 
 def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str | bool | None:
-    """Return a cell as JSON; None if it is missing, of another kind or out of range."""
+    """Return a cell as a JSON value; None if it is missing, of another kind or out of range."""
     value: Any = typed.cells[row]
     if column.kind == "category":
         return str(value) or None

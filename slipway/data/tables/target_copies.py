@@ -1,9 +1,9 @@
-"""Inputs that alone almost predict the target: near copies that `clean` cannot prove.
+"""Finds inputs that predict the target almost alone: near copies that `clean` cannot prove.
 
-Each column is scored by itself on the training rows, leaving out the predicted row: by the other
-rows with the same value, and for numbers and dates also by the rows with the nearest values. Rows
-of a group or near-duplicate cluster are in one split, so one of each is enough. A high score is a
-suspicion, not a proof: such columns stay inputs.
+Each column is scored by itself on the training rows. A row's target is predicted from the other
+rows with the same value; for numbers and dates also from the rows with the nearest values. One row
+of each group or near-duplicate cluster is used. A high score is a suspicion, not a proof, so such
+columns stay inputs.
 """
 
 from collections.abc import Iterator
@@ -43,11 +43,11 @@ class ColumnScore(NamedTuple):
     rows: int  # training rows of the score
 
     def is_suspicious(self, *, of_classes: bool) -> bool:
-        """True if the score is that of a near copy."""
+        """True if the score is as high as that of a near copy of the target."""
         return self.score >= (_SUSPICIOUS_ACCURACY if of_classes else _SUSPICIOUS_ORDER)
 
     def in_words(self, *, of_classes: bool) -> str:
-        """Describe the finding."""
+        """Describe the score in a sentence for the report."""
         kind = "balanced accuracy" if of_classes else "rank score"
         score = f"{kind} {self.score:.3f}, leave-one-out over {self.rows:,} training rows"
         return f"{self.column!r} alone predicts the target ({score})"
@@ -102,7 +102,10 @@ def _columns(path: Path, ids: pa.ChunkedArray) -> Iterator[tuple[str, pa.Chunked
 def best_score(
     cells: pa.ChunkedArray, targets: Float, *, of_classes: bool
 ) -> tuple[float, int] | None:
-    """Return the best (score, rows), over all rows or those with a value; None for too few."""
+    """Return the best score of a column and its number of rows; None if there are too few rows.
+
+    The column is scored on all rows, and again on the rows with a value.
+    """
     score = _class_scores if of_classes else _number_scores
     present = np.asarray(pc.is_valid(cells).to_numpy())
     keys, values = _keys(cells)
@@ -116,7 +119,7 @@ def best_score(
 
 
 def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
-    """Return (N,) codes of the values; for numbers also (N,) the values, missing ones far away."""
+    """Return codes of the values, (N,); for numbers also the values (N,), missing ones far off."""
     keys = _codes(cells)
     if not pa.types.is_floating(cells.type):
         return keys, None
@@ -128,7 +131,7 @@ def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
 
 
 def _codes(cells: pa.ChunkedArray) -> Int:
-    """Return (N,) codes, one for each distinct value; missing is a value too."""
+    """Return a code for each row's value, (N,); missing counts as a value."""
     encoded = pc.dictionary_encode(cells.combine_chunks(), null_encoding="encode")
     return np.asarray(encoded.indices.to_numpy(), np.int64)
 
@@ -176,7 +179,10 @@ def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
 
 
 def _neighbour_places(num_rows: int) -> Int:
-    """Return (N, 2 * _NEIGHBOURS) positions before and after each, shifted inward at the ends."""
+    """Return the positions before and after each row, (N, 2 * _NEIGHBOURS).
+
+    At both ends they are shifted inward.
+    """
     steps = np.array([step for near in range(1, _NEIGHBOURS + 1) for step in (-near, near)])
     places = np.arange(num_rows)[:, np.newaxis] + steps
     width = 2 * _NEIGHBOURS + 1
@@ -200,19 +206,19 @@ def _number_scores(keys: Int, values: Float | None, targets: Float) -> list[floa
 
 
 def _ranks(values: Float) -> Float:
-    """Return (N,) mean ranks, equal for equal values."""
+    """Return the rank of each value, (N,); equal values get the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
 
 
 def _mean_by_value(keys: Int, ranks: Float) -> Float:
-    """Return (N,) means over the other rows with the same key, or else over all rows."""
+    """Return for each row the mean rank of the other rows with its key, (N,); else of all rows."""
     counts, sums = np.bincount(keys)[keys], np.bincount(keys, ranks)[keys]
     return np.where(counts > 1, (sums - ranks) / np.maximum(counts - 1, 1), ranks.mean())
 
 
 def _mean_of_neighbours(values: Float, ranks: Float) -> Float:
-    """Return (N,) means of the neighbours in the order of the values."""
+    """Return for each row the mean rank of its neighbours in the order of the values, (N,)."""
     order = np.argsort(values, kind="stable")
     sorted_ranks, predicted = ranks[order], np.empty(len(ranks))
     padded = np.concatenate([sorted_ranks[1:2], sorted_ranks, sorted_ranks[-2:-1]])

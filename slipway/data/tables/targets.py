@@ -1,4 +1,4 @@
-"""Annotation columns of a table: label or number, group, time, weight and split of each row."""
+"""Reads the annotation columns of a table: label or number, group, time, weight and split."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -76,7 +76,7 @@ def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger
 def label_sets(
     columns: Sequence[RawColumn], data: DataParams, clean: CleanParams, ledger: Ledger
 ) -> NDArray[np.object_]:
-    """Return (N,) the text of each row's label set, from a list column or one column per label."""
+    """Return the text of each row's label set, (N,), from a list column or one column per label."""
     if isinstance(data.target_column, str):
         return _listed_labels(columns[0], data, clean, ledger)
     given = np.zeros((len(ledger.alive), len(columns)), bool)
@@ -127,7 +127,10 @@ def _listed_labels(
 
 
 def _texts(raw: RawColumn, known: frozenset[str]) -> NDArray[np.object_]:
-    """Return (U + 1,) texts, None if missing; `known` labels are never missing, not even "none"."""
+    """Return the distinct cells as text, (U + 1,), None if missing.
+
+    A cell that equals one of the `known` labels, such as "none", is not missing.
+    """
     texts = [label_of(value) for value in raw.values.to_pylist()]
     pairs = zip(texts, is_missing(raw), strict=True)
     found = [None if missing and text not in known else text for text, missing in pairs]
@@ -165,7 +168,7 @@ def _labels(
 
 
 def _require_classes(raw: RawColumn, found: NDArray[np.object_], data: DataParams) -> None:
-    """Raise DataError if most rows have a class of their own."""
+    """Raise DataError if there are too many distinct classes for the number of rows."""
     present = int((~_is_none(found))[raw.codes].sum())
     distinct = len({text for text in found if text is not None})
     if distinct > max(_MANY_CLASSES, _MAX_DISTINCT_FRACTION * present):
@@ -217,7 +220,11 @@ def _groups(raw: RawColumn, ledger: Ledger) -> NDArray[np.object_]:
 
 
 def _times(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
-    """Read times as dates if more cells are dates than numbers, or as many in a named format."""
+    """Read the time of each row, (N,) float64; refuse rows without a usable time.
+
+    Cells are read as dates if more of them are dates than numbers, or equally many and
+    `data.date_format` is set; otherwise as numbers.
+    """
     dates, numbers = typed_column(raw, "date"), typed_column(raw, "number")
     num_more = int((dates.cell_states == GOOD).sum()) - int((numbers.cell_states == GOOD).sum())
     has_dates = num_more > 0 or (num_more == 0 and raw.written.date_format is not None)
