@@ -64,7 +64,8 @@ def settings_of(container: Object) -> Settings:
     variables = (
         environment
         if isinstance(environment, dict)
-        else {one["name"]: one["value"] for one in environment}
+        # Those from a secret have no value here.
+        else {one["name"]: one["value"] for one in environment if "value" in one}
     )
     assert all(isinstance(value, str) for value in variables.values()), "a variable is not a string"
     return read_all_settings(

@@ -300,8 +300,64 @@ def test_stateful_replicas_keep_their_state_and_their_callers() -> None:
     assert of_kind("Service", found)["spec"]["sessionAffinity"] == "ClientIP"
 
 
+@needs_kustomize
+def test_the_candidate_is_the_base_under_another_name_with_another_image() -> None:
+    """Each selector finds the candidate's pods only; the callers stay those of the base."""
+    found = rendered("canary")
+    name = "slipway-candidate"
+    deployment = of_kind("Deployment", found, name)
+    assert faults(deployment) == []
+    assert container_of(deployment)["image"] == "registry.example.com/slipway:2"
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        deployment["spec"]["template"]["metadata"]["labels"],
+        pod_of(deployment)["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"],
+        *(one["spec"]["selector"] for one in found if one["kind"] == "Service"),
+        of_kind("PodDisruptionBudget", found, name)["spec"]["selector"]["matchLabels"],
+        of_kind("NetworkPolicy", found, name)["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert selectors == [{"app.kubernetes.io/name": name}] * 7
+    scaler = of_kind("HorizontalPodAutoscaler", found, name)["spec"]
+    assert scaler["scaleTargetRef"]["name"] == name
+    callers = of_kind("NetworkPolicy", found, name)["spec"]["ingress"]
+    assert callers == of_kind("NetworkPolicy", BASE)["spec"]["ingress"]
+    monitor = of_kind("ServiceMonitor", found, name)["spec"]
+    (admin,) = (
+        one
+        for one in found
+        if one["kind"] == "Service" and one["metadata"]["name"].startswith("slipway-admin")
+    )
+    assert monitor["selector"]["matchLabels"].items() <= admin["metadata"]["labels"].items()
+
+
+def test_the_route_has_the_backends_that_the_rollout_patches() -> None:
+    """Only by structure: the schemas of the Gateway API are in no package of Python."""
+    route = of_kind("HTTPRoute", objects("canary"))
+    assert route["apiVersion"] == "gateway.networking.k8s.io/v1"
+    (rule,) = route["spec"]["rules"]
+    port = of_kind("Service", BASE)["spec"]["ports"][0]["port"]
+    assert rule["backendRefs"] == [
+        {"name": "slipway", "port": port, "weight": 100},
+        {"name": "slipway-candidate", "port": port, "weight": 0},
+    ]
+
+
+@needs_kustomize
+def test_replicas_that_share_feedback_reach_their_database_and_nothing_else() -> None:
+    found = rendered("shared")
+    deployment = of_kind("Deployment", found)
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    assert faults(deployment) == []
+    environment = {one["name"]: one for one in container_of(deployment)["env"]}
+    url = environment["SLIPWAY_DATABASE_URL"]["value"]
+    assert ":" not in url.partition("://")[2]  # the password comes from a secret
+    assert environment["PGPASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "slipway-postgres"
+    egress = of_kind("NetworkPolicy", found)["spec"]["egress"]
+    assert [port["port"] for rule in egress for port in rule["ports"]] == [5432, 53, 53]
+
+
 def test_every_manifest_is_listed_in_its_kustomization() -> None:
-    for folder in ("base", "monitoring", "gpu", "ingress", "stateful"):
+    for folder in ("base", "monitoring", "gpu", "ingress", "stateful", "canary", "shared"):
         content = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())
         named = {name for name in content["resources"] if name.endswith(".yaml")} | {
             patch["path"] for patch in content.get("patches", [])
@@ -333,11 +389,13 @@ def test_every_object_is_valid_by_the_kubernetes_schemas(schemas: Any, version: 
 
 @pytest.mark.process
 @needs_kustomize
-@pytest.mark.parametrize("folder", ["base", "gpu", "ingress", "stateful"])
+@pytest.mark.parametrize("folder", ["base", "gpu", "ingress", "stateful", "canary", "shared"])
 def test_every_rendered_object_is_valid_by_the_kubernetes_schemas(
     schemas: Any, folder: str
 ) -> None:
     for one in rendered(folder):
+        if one["kind"] in ("HTTPRoute", "ServiceMonitor"):  # of other projects
+            continue
         schemas.validate(one, OLDEST, strict=True)
 
 

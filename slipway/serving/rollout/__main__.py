@@ -40,6 +40,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _run(options: argparse.Namespace, settings: Settings) -> None:
+    if options.command == "cluster":
+        _roll_out_on_cluster(options, settings)
+        return
     _warn_without_workers(settings)
     if options.command == "status":
         status = describe(read_rollout(settings.state), read_reports(settings.state))
@@ -62,6 +65,27 @@ def _run(options: argparse.Namespace, settings: Settings) -> None:
             author=author,
         )
     _finish(settings, proposed, options.wait)
+
+
+def _roll_out_on_cluster(options: argparse.Namespace, settings: Settings) -> None:
+    from slipway.serving.rollout.cluster import Cluster, roll_out
+
+    cluster = Cluster(
+        options.namespace,
+        options.route,
+        options.stable,
+        options.candidate,
+        options.prometheus.rstrip("/"),
+    )
+    author = Author(options.by, options.reason)
+    last = roll_out(settings.state, cluster, _plan(options), author, options.every).events[-1]
+    outcome = f"{last.model} {last.what.replace('_', ' ')}: {last.reason}"
+    if last.what not in ("promoted", "swapped"):
+        raise RolloutError(f"{outcome}. {options.stable} answers all requests")
+    print(
+        f"{outcome}. {options.candidate} answers all requests. Give {options.stable} its image, "
+        "then set the weights back: docs/how-to/rollout.md"
+    )
 
 
 def _warn_without_workers(settings: Settings) -> None:
@@ -152,6 +176,7 @@ def _parser() -> CommandParser:
             "canary", parents=[bundle], help="answer a growing share of the live requests"
         )
     )
+    _add_cluster(verbs.add_parser("cluster", help="a canary of two Deployments on Kubernetes"))
     verbs.add_parser("promote", help="make the candidate the stable model now")
     verbs.add_parser("abort", help="end the candidate; the stable model continues to serve")
     rollback = verbs.add_parser(
@@ -195,6 +220,17 @@ def _bundle_parser() -> CommandParser:
         help="between values; default: the stable model's interval",
     )
     return parser
+
+
+def _add_cluster(cluster: CommandParser) -> None:
+    add = cluster.add_argument
+    add("--prometheus", required=True, metavar="URL", help="with the metrics of both Deployments")
+    add("--namespace", default="default", help="default: default")
+    add("--route", default="slipway", help="name of the HTTPRoute; default: slipway")
+    add("--stable", default="slipway", help="its first backend; default: slipway")
+    add("--candidate", default="slipway-candidate", help="the second; default: slipway-candidate")
+    add("--every", type=float, default=15.0, metavar="SECONDS", help="default: 15")
+    _add_plan(cluster)
 
 
 def _add_plan(canary: CommandParser) -> None:
