@@ -10,7 +10,7 @@ The folder appears as a whole or not at all. It replaces an earlier export only.
 
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,7 +144,10 @@ def exported_contract(contract: InputContract) -> dict[str, Any]:
     """
     content = contract.model_dump(mode="json")
     if isinstance(contract, TextContract):
-        content["unassigned"] = _unassigned()
+        every = range(sys.maxunicode + 1)
+        content["unassigned"] = as_ranges(
+            code for code in every if unicodedata.category(chr(code)) == "Cn"
+        )
     return content
 
 
@@ -162,14 +165,14 @@ def require_plain_texts(contract: TextContract, what: str) -> None:
     )
 
 
-def _unassigned() -> list[list[int]]:
+def as_ranges(codes: Iterable[int]) -> list[list[int]]:
+    """Return ascending numbers as ranges of the first and the last."""
     ranges: list[list[int]] = []
-    for code in range(sys.maxunicode + 1):
-        if unicodedata.category(chr(code)) == "Cn":
-            if ranges and ranges[-1][1] == code - 1:
-                ranges[-1][1] = code
-            else:
-                ranges.append([code, code])
+    for code in codes:
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
     return ranges
 
 

@@ -28,7 +28,7 @@ from slipway.system.errors import ParityError, UnavailableError
 from tests.export.targets.browser.runtimes import CODE, write_stand_in
 from tests.export.targets.sources import image_source, photos, table_source, text_source
 from tests.serving.bundles import CONTRACT, TEXTS, text_classifier, write_bundle
-from tests.tokens import token_contract
+from tests.tokens import bpe, token_contract
 
 RunHop = Callable[[Path, ExportSource], tuple[Hop, dict[str, Any]]]
 
@@ -168,13 +168,17 @@ def test_error_names_what_the_page_cannot_carry(tmp_path: Path) -> None:
     for number, (contract, found) in enumerate(
         [
             (TEXTS.model_copy(update={"masked": ["email"]}), "masked texts"),
-            (token_contract(), "a model of texts with a tokenizer"),
+            (
+                token_contract(tokenizer=bpe().replace('"use_regex":true', '"use_regex":false')),
+                "this tok",
+            ),
         ]
     ):
         texts = write_bundle(tmp_path / str(number), text_classifier(), input=contract)
         with pytest.raises(UnavailableError, match=f"cannot carry {found}"):
             require_page(ExportSource(texts, source.certificate, "fp32", source.rows))
     require_page(text_source(tmp_path / "texts"))
+    require_page(text_source(tmp_path / "tokens", input=token_contract()))
     require_page(source)
     require_page(table_source(tmp_path / "table"))
 

@@ -25,7 +25,8 @@ from tests.export.targets.sources import (
     trained_text_source,
 )
 from tests.serving.browser import Tab, browsing
-from tests.serving.bundles import CONTRACT, LABELS, probabilities
+from tests.serving.bundles import CONTRACT, LABELS, TEXTS, probabilities
+from tests.tokens import token_contract
 
 pytestmark = [pytest.mark.nightly(seconds=60), needs_browser]
 FLATTEN = "const image = await decode(bytes, contract);"
@@ -95,8 +96,10 @@ def test_the_page_answers_rows_of_a_table_as_the_certified_graph(tmp_path: Path)
     assert record.facts["rows_with_equal_inputs"] == 20
 
 
-def test_the_page_answers_hostile_texts_as_the_certified_graph(tmp_path: Path) -> None:
-    source = trained_text_source(tmp_path, "hashed_ngrams")
+@pytest.mark.parametrize("name", ["hashed_ngrams", "small_transformer"])
+def test_the_page_answers_hostile_texts_as_the_certified_graph(name: str, tmp_path: Path) -> None:
+    contract = token_contract() if name == "small_transformer" else TEXTS
+    source = trained_text_source(tmp_path, name, contract)
     record = write_browser(tmp_path / "page", source, real_runtime())
     assert record.certified
     assert record.facts["rows_with_equal_inputs"] == len(HOSTILE) == record.hop.rows

@@ -1,18 +1,23 @@
 """The page's JavaScript against Slipway's own preprocessing of texts, in Node."""
 
 import json
+import random
 import shutil
 import subprocess
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from slipway.export.targets.browser import export
 from slipway.export.targets.exported import exported_contract
 from slipway.inputs.texts import encode_texts, read_text
 from tests.export.targets.sources import HOSTILE
+from tests.sentences import sentences
 from tests.serving.bundles import TEXTS
+from tests.tokens import token_contract
 
 pytestmark = [
     pytest.mark.process,
@@ -34,17 +39,45 @@ for (const row of rows) {
 """
 
 
-def test_the_page_reads_hostile_texts_as_we_do_and_refuses_the_same(tmp_path: Path) -> None:
-    script, given = tmp_path / "encode.js", tmp_path / "rows.json"
+def in_node(folder: Path, contract: dict[str, Any], rows: list[dict[str, Any]]) -> list[Any]:
+    script, given = folder / "encode.js", folder / "rows.json"
     script.write_text(SCRIPT)
-    good = [{"text": text} for text in HOSTILE]
-    bad = [{}, {"text": " \n\x85"}, {"text": 3}, {"other": "x"}, {"text": "é" * 1001}]
-    given.write_text(json.dumps({"contract": exported_contract(TEXTS), "rows": [*good, *bad]}))
+    given.write_text(json.dumps({"contract": contract, "rows": rows}))
     command = ["node", str(script), str(PAGE / "texts.js"), str(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    found = list(map(json.loads, done.stdout.splitlines()))
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+def test_the_page_reads_hostile_texts_as_we_do_and_refuses_the_same(tmp_path: Path) -> None:
+    good = [{"text": text} for text in HOSTILE]
+    bad: list[dict[str, Any]] = [
+        {},
+        {"text": " \n\x85"},
+        {"text": 3},
+        {"other": "x"},
+        {"text": "é" * 1001},
+    ]
+    found = in_node(tmp_path, exported_contract(TEXTS), [*good, *bad])
     expected = encode_texts([read_text(row, TEXTS) for row in good], TEXTS)
     for text, row, own in zip(HOSTILE, found, expected, strict=False):
         assert np.array_equal(row, own), text
     refusals = found[len(good) :]
     assert [isinstance(one, str) and "; expected " in one for one in refusals] == [True] * len(bad)
+
+
+def test_the_page_reads_the_tokens_that_the_package_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_CODES", 0x17000)  # takes seconds for all of them
+    contract = token_contract(max_bytes=256, max_tokens=300)
+    chance = random.Random(3)
+    letters = "aé漢1½٣ '\n_😀\u0301\u200b\ufeff\u02bc\U000113c5\u2028sS"
+    texts = [text for _, text in sentences(40, seed=6)]
+    texts += ["it's we'll  I'D 'S  12a 3", *HOSTILE]
+    texts += ["x" + "".join(chance.choices(letters, k=40)) for _ in range(60)]
+    texts += ["".join(map(chr, range(code, code + 60))) for code in range(0x100, 0x3400, 60)]
+    rows = [{"text": text} for text in texts]
+    facts = exported_contract(contract) | export._letters_and_numbers()
+    expected = encode_texts([read_text(row, contract) for row in rows], contract)
+    for text, row, own in zip(texts, in_node(tmp_path, facts, rows), expected, strict=True):
+        assert np.array_equal(row, own), text

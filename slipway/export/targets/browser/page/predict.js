@@ -38,14 +38,22 @@
     return session;
   }
 
+  function tensorOf(values, contract) {
+    if (contract.kind === "images") {
+      const shape = [1, contract.size_px, contract.size_px, contract.channels];
+      return new ort.Tensor("uint8", values, shape);
+    }
+    if (contract.kind !== "texts") return new ort.Tensor("float32", values, [1, values.length]);
+    if (!contract.tokenizer) return new ort.Tensor("uint8", values, [1, values.length]);
+    const length = Math.max(slipway.model.min_length, values.findLastIndex((id) => id) + 1);
+    return new ort.Tensor("int32", values.subarray(0, length), [1, length]);
+  }
+
   // The outputs (Float32Array) and the OOD score of one row.
   async function run(values) {
     const session = await slipway.session;
     const { contract, input_name: name, output_name: output, score_name: score } = slipway.model;
-    const tensor = contract.kind === "images"
-      ? new ort.Tensor("uint8", values, [1, contract.size_px, contract.size_px, contract.channels])
-      : new ort.Tensor(contract.kind === "texts" ? "uint8" : "float32", values, [1, values.length]);
-    const found = await session.run({ [name]: tensor });
+    const found = await session.run({ [name]: tensorOf(values, contract) });
     return { outputs: found[output].data, score: found[score].data[0] };
   }
 

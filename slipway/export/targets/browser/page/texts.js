@@ -1,4 +1,4 @@
-// From one row of texts, as JSON or from a form, to the bytes that the network takes.
+// From one row of texts, as JSON or from a form, to the bytes or tokens that the network takes.
 "use strict";
 
 (() => {
@@ -14,13 +14,16 @@
   const first = (text, most) =>
     text.length > most ? Array.from(text).slice(0, most).join("") : text;
 
+  function classOf(ranges) {
+    const escaped = (code) => `\\u{${code.toString(16)}}`;
+    return ranges.map(([low, high]) => `${escaped(low)}-${escaped(high)}`).join("");
+  }
+
   // A browser knows characters that the training did not, and would compose them.
   const splitters = new Map();
   function splitterOf(contract) {
     if (!splitters.has(contract)) {
-      const escaped = (code) => `\\u{${code.toString(16)}}`;
-      const ranges = contract.unassigned.map(([low, high]) => `${escaped(low)}-${escaped(high)}`);
-      splitters.set(contract, new RegExp(`([${ranges.join("")}])`, "u"));
+      splitters.set(contract, new RegExp(`([${classOf(contract.unassigned)}])`, "u"));
     }
     return splitters.get(contract);
   }
@@ -48,17 +51,81 @@
     return first(text, most);
   }
 
+  // The bytes of the whole characters in the first `end` bytes.
+  function wholeCharacters(encoded, end) {
+    while (end && (encoded[end] & 0xc0) === 0x80) end--;
+    return end;
+  }
+
   // (max_bytes,) uint8, padded with zeros; the last byte marks a text that was cut.
   function bytesOf(text, size) {
     const row = new Uint8Array(size);
     const encoded = new TextEncoder().encode(text);
     let end = encoded.length;
     if (end > size) {
-      end = size - 1;
-      while (end && (encoded[end] & 0xc0) === 0x80) end--; // only whole characters
+      end = wholeCharacters(encoded, size - 1);
       row[size - 1] = TRUNCATED;
     }
     row.set(encoded.subarray(0, end));
+    return row;
+  }
+
+  // A ByteLevel BPE: pieces of a text, their bytes as printable characters, and joined pairs.
+  const tokenizers = new Map();
+  function tokenizerOf(contract) {
+    if (!tokenizers.has(contract)) {
+      const { vocab, merges } = JSON.parse(contract.tokenizer).model;
+      const [letters, numbers] = [classOf(contract.letters), classOf(contract.numbers)];
+      const pieces = `'(?:[stmd]|re|ve|ll)| ?[${letters}]+| ?[${numbers}]+|` +
+        ` ?[^ \\n${letters}${numbers}]+|[ \\n]+(?![^ \\n])|[ \\n]+`;
+      const ranks = new Map(merges.map((pair, rank) => [pair.join("\n"), rank]));
+      tokenizers.set(contract, { vocab: new Map(Object.entries(vocab)), ranks, known: new Map(),
+        pieces: new RegExp(pieces, "gu") });
+    }
+    return tokenizers.get(contract);
+  }
+
+  // The 256 bytes as characters, as GPT-2 shows them: those that do not print come last.
+  const SHOWN = (() => {
+    const shown = [];
+    let next = 256;
+    for (let byte = 0; byte < 256; byte++) {
+      const prints = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+      shown.push(String.fromCharCode(prints ? byte : next++));
+    }
+    return shown;
+  })();
+
+  function idsOf(piece, { vocab, ranks, known }) {
+    if (known.has(piece)) return known.get(piece);
+    const parts = Array.from(new TextEncoder().encode(piece), (byte) => SHOWN[byte]);
+    for (;;) {
+      let [least, place] = [Infinity, -1];
+      for (let at = 0; at + 1 < parts.length; at++) {
+        const rank = ranks.get(`${parts[at]}\n${parts[at + 1]}`);
+        if (rank < least) [least, place] = [rank, at];
+      }
+      if (place < 0) break;
+      parts.splice(place, 2, parts[place] + parts[place + 1]);
+    }
+    const ids = parts.map((part) => vocab.get(part));
+    known.set(piece, ids);
+    return ids;
+  }
+
+  // (max_tokens,) int32: each id plus 1, padded with zeros; the first is negative after a cut.
+  function tokensOf(text, contract) {
+    const { max_bytes: size, max_tokens: most } = contract;
+    const tokenizer = tokenizerOf(contract);
+    let encoded = new TextEncoder().encode(text);
+    const isLong = encoded.length > size;
+    if (isLong) encoded = encoded.subarray(0, wholeCharacters(encoded, size));
+    const pieces = new TextDecoder("utf-8", { ignoreBOM: true }).decode(encoded)
+      .match(tokenizer.pieces) || [];
+    const ids = pieces.flatMap((piece) => idsOf(piece, tokenizer));
+    const row = new Int32Array(most);
+    row.set((ids.length ? ids : [0]).slice(0, most).map((id) => id + 1));
+    if (isLong || ids.length > most) row[0] = -row[0];
     return row;
   }
 
@@ -92,7 +159,7 @@
       );
     }
     const text = cells.map((cell) => seen(cell, contract)).join(SEPARATOR);
-    return bytesOf(text, contract.max_bytes);
+    return contract.tokenizer ? tokensOf(text, contract) : bytesOf(text, contract.max_bytes);
   }
 
   slipway.texts = { fromRow, fromTexts: fromRow };
