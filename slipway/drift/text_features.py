@@ -1,7 +1,13 @@
-"""Drift features of texts: their length and the characters that they are made of.
+"""Drift features of texts: their length, the characters that they are made of, and their words.
 
 Of rows of tokens also the number of tokens, and the characters for each: it falls for a language
 that the tokenizer does not know.
+
+The frequencies of tokens are compared by `vocabulary_1` to `vocabulary_4`: the fraction of a text's
+tokens that are in one half of all tokens. A hash of each token divides them, four times in other
+ways. So each row is one number, as the tests need it: counts of all tokens would alarm without
+drift, because those of one row depend on each other. Rows of bytes give sequences of four bytes in
+place of tokens.
 """
 
 from typing import Any
@@ -14,27 +20,50 @@ from slipway.inputs.texts import TRUNCATED, TextContract, decode_row, encode_tex
 
 _NAMES = (
     *("log_characters", "mean_word_characters", "upper_case", "digits", "punctuation"),
-    *("beyond_ascii", "three_byte_characters", "links", "truncated"),
+    *("beyond_ascii", "three_byte_characters", "replacement_characters", "links", "truncated"),
 )
+VOCABULARY = tuple(f"vocabulary_{number}" for number in range(1, 5))
 _OF_TOKENS = ("log_tokens", "characters_per_token")
 _BLOCK_BYTES = 1 << 22  # of texts processed at a time
 
 
 def text_features(contract: TextContract) -> list[Feature]:
     """List the columns of `measure_texts`."""
-    names = (*_NAMES, *_OF_TOKENS) if contract.tokenizer else _NAMES
+    names = (*_NAMES, *(_OF_TOKENS if contract.tokenizer else ()), *VOCABULARY)
     return [Feature(name=name, kind="number", origin="input", categories=[]) for name in names]
 
 
 def measure_texts(contract: TextContract, inputs: NDArray[Any]) -> Float:
     """(rows, ...) bytes or tokens -> (rows, features) float32"""
-    measure = _measured_tokens if contract.tokenizer else _measured
+    measure = _measured_tokens if contract.tokenizer else _measured_bytes
     block_rows = max(1, _BLOCK_BYTES // contract.max_bytes)
     blocks = [
         measure(np.asarray(inputs[begin : begin + block_rows]), contract)
         for begin in range(0, len(inputs), block_rows)
     ]
     return np.concatenate([np.empty((0, len(text_features(contract))), np.float32), *blocks])
+
+
+def _measured_bytes(rows: NDArray[np.uint8], contract: TextContract) -> Float:
+    payload = np.where(rows == TRUNCATED, 0, rows).astype(np.uint32)
+    first, second, third, fourth = (payload[:, place : place - 3 or None] for place in range(4))
+    sequences = first | second << np.uint32(8) | third << np.uint32(16) | fourth << np.uint32(24)
+    return np.concatenate([_measured(rows, contract), _halves(sequences, fourth > 0)], axis=1)
+
+
+def _halves(tokens: NDArray[np.uint32], present: NDArray[np.bool_]) -> Float:
+    """(rows, 4) the fraction of present tokens in each half; 0 without a token."""
+    hashes = np.where(present, _mixed(tokens), np.uint32(0))
+    counts = [((hashes >> np.uint32(bit)) & np.uint32(1)).sum(axis=1) for bit in range(4)]
+    total = np.maximum(present.sum(axis=1), 1)
+    return np.asarray(np.column_stack(counts) / total[:, None], np.float32)
+
+
+def _mixed(numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Spread the bits of numbers, as the end of MurmurHash3 does."""
+    numbers = (numbers ^ (numbers >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    numbers = (numbers ^ (numbers >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return numbers ^ (numbers >> np.uint32(16))
 
 
 def _measured_tokens(rows: NDArray[np.int32], contract: TextContract) -> Float:
@@ -44,7 +73,8 @@ def _measured_tokens(rows: NDArray[np.int32], contract: TextContract) -> Float:
     features[:, _NAMES.index("truncated")] = contract.is_truncated(rows)
     num_tokens = np.maximum((rows != 0).sum(axis=1), 1)
     characters = np.exp(features[:, _NAMES.index("log_characters")])
-    added = np.column_stack([np.log(num_tokens), characters / num_tokens])
+    halves = _halves(np.abs(rows).astype(np.uint32), rows != 0)
+    added = np.column_stack([np.log(num_tokens), characters / num_tokens, halves])
     return np.concatenate([features, added.astype(np.float32)], axis=1)
 
 
@@ -64,12 +94,14 @@ def _measured(rows: NDArray[np.uint8], contract: TextContract) -> Float:
     words = is_space.sum(axis=1) + 1
     is_ascii = present & (rows < 0x80)
     links = (rows[:, :-1] == ord(":")) & (rows[:, 1:] == ord("/"))
+    is_replaced = (rows[:, :-2] == 0xEF) & (rows[:, 1:-1] == 0xBF) & (rows[:, 2:] == 0xBD)
     counts = [
         upper,
         digits,
         is_ascii & ~(upper | lower | digits | is_space),
         begins & (rows >= 0x80),
         begins & (rows >= 0xE0),
+        is_replaced,
     ]
     features = [
         np.log(characters),
