@@ -117,7 +117,7 @@ class Choice(Contract):
 
 
 class DataSource(Contract):
-    """The raw data as recorded in dvc.lock."""
+    """The raw data of a bundle, as dvc.lock records it: path, digest and size."""
 
     path: str  # `data.path`
     hash: str  # DVC's algorithm: "md5"
@@ -137,7 +137,7 @@ class Lineage(Contract):
 
 
 class Bundle(Contract):
-    """The content of `bundle.json`."""
+    """The content of `bundle.json`: the contracts, graphs, metrics and lineage of a model."""
 
     format_version: Literal[7]
     task: Task
@@ -210,7 +210,7 @@ class LoadedBundle:
         return names
 
     def model_bytes(self, variant: str) -> bytes:
-        """Read the graph of `variant`; BundleError if it is missing or altered."""
+        """Read the graph of `variant`. Raises BundleError if it is missing or altered."""
         if variant not in self.manifest.models:
             found = ", ".join(sorted(self.manifest.models))
             raise BundleError(f"{self.root} has no variant {variant!r}, expected one of {found}.")
@@ -218,24 +218,24 @@ class LoadedBundle:
         return self._verified(model.file, model.sha256)
 
     def card(self) -> str | None:
-        """Read the model card (Markdown), if there is one; BundleError if missing or altered."""
+        """Read the model card in Markdown, if any. Raises BundleError if missing or altered."""
         sha256 = self.manifest.card_sha256
         return self._verified(CARD, sha256).decode() if sha256 else None
 
     def golden_rows(self) -> GoldenRows | None:
-        """Read the golden rows, if there are any; BundleError if missing or altered."""
+        """Read the golden rows, if there are any. Raises BundleError if missing or altered."""
         entry = self.manifest.golden_rows
         if entry is None:
             return None
         return parse_golden_rows(self._verified(entry.file, entry.sha256), entry.rows)
 
     def drift_bytes(self) -> bytes | None:
-        """Read the drift reference, if there is one; BundleError if missing or altered."""
+        """Read the drift reference, if there is one. Raises BundleError if missing or altered."""
         sha256 = self.manifest.drift_sha256
         return self._verified(DRIFT, sha256) if sha256 else None
 
     def verify(self) -> None:
-        """Check every file."""
+        """Check the digest of every file. Raises BundleError if one is missing or altered."""
         for variant in self.manifest.models:
             self.model_bytes(variant)
         self.card()
@@ -259,7 +259,7 @@ class LoadedBundle:
 
 
 def write_manifest(root: Path, manifest: Bundle) -> None:
-    """Write `bundle.json`, last, when every model is in `root`."""
+    """Write `bundle.json` to `root`. Call it last, when all other files are there."""
     files.write_json(root / MANIFEST, manifest.model_dump(mode="json"))
 
 
@@ -283,7 +283,7 @@ def describe_model(
 
 
 def load_bundle(root: Path) -> LoadedBundle:
-    """Read a bundle's manifest; BundleError if missing, malformed, or of another version."""
+    """Read a bundle's manifest. Raises BundleError if missing, malformed, or of another version."""
     path = root / MANIFEST
     try:
         payload = path.read_bytes()

@@ -26,7 +26,7 @@ _MAX_GATES_SHOWN = 3  # in one message; the certificate has all
 
 
 class Execution(Contract):
-    """A model's execution, as requested or as it actually ran."""
+    """The backend, provider, precision and variant of a model, as requested or as it ran."""
 
     backend: Literal[
         "torch",
@@ -150,7 +150,7 @@ def why_uncertified(certificate: Certificate, execution: Execution) -> str | Non
 
 
 def require_agreement(certificate: Certificate, execution: Execution) -> None:
-    """Raise UnavailableError unless the certificate has this execution, and it agrees."""
+    """Raise UnavailableError unless the certificate has a hop of this execution that agrees."""
     for hop in certificate.hops:
         if hop.actual == execution:
             if hop.status == "agrees":
@@ -170,7 +170,7 @@ def write_certificate(path: Path, certificate: Certificate) -> None:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Read a certificate; CertificateError if it is missing, malformed or altered."""
+    """Read a certificate. Raises CertificateError if it is missing, malformed or altered."""
     try:
         payload = path.read_bytes()
     except FileNotFoundError:

@@ -64,7 +64,7 @@ class EngineRequest(Contract):
 
 
 class EngineManifest(EngineRequest):
-    """The content of `engine_manifest.json`."""
+    """The content of `engine_manifest.json`: what the engine was built from, and for which GPU."""
 
     format_version: Literal[2]
     engine_sha256: str
@@ -76,7 +76,7 @@ class EngineManifest(EngineRequest):
 
 
 class SkippedBuild(EngineRequest):
-    """The content of `skipped_build.json`."""
+    """The content of `skipped_build.json`: the requested engine, and why it was not built."""
 
     format_version: Literal[2]
     status: Literal["not_executed"]
@@ -93,7 +93,7 @@ def write_engine(root: Path, plan: bytes, engine_manifest: EngineManifest) -> No
 
 
 def write_skipped_build(root: Path, request: EngineRequest, reason: str) -> None:
-    """Record why no engine was built."""
+    """Write `skipped_build.json`, with the request and the reason why no engine was built."""
     skipped_build = SkippedBuild(
         format_version=FORMAT_VERSION, status="not_executed", reason=reason, **dict(request)
     )
@@ -111,8 +111,8 @@ def read_skipped_build(root: Path) -> SkippedBuild | None:
 def read_engine_manifest(root: Path, digest: str | None = None) -> EngineManifest:
     """Read the manifest of the engine in `root`; with `digest`, only the certified one.
 
-    UnavailableError if no engine was built, EngineError for a malformed file, IntegrityError for
-    another digest.
+    Raises UnavailableError if no engine was built, EngineError for a malformed file, and
+    IntegrityError for another digest.
     """
     skipped_build = read_skipped_build(root)
     if skipped_build is not None:
@@ -137,7 +137,10 @@ def read_engine_manifest(root: Path, digest: str | None = None) -> EngineManifes
 
 
 def read_request(root: Path) -> EngineRequest:
-    """Read what was requested, built or not; raises as `read_engine_manifest` does."""
+    """Read the requested properties of an engine, whether or not it was built.
+
+    Raises the errors of `read_engine_manifest`.
+    """
     return read_skipped_build(root) or read_engine_manifest(root)
 
 
@@ -177,7 +180,7 @@ def check_machine(engine_manifest: EngineManifest, machine: EngineMachine) -> No
 
 
 def read_plan(root: Path, engine_manifest: EngineManifest) -> bytes:
-    """Read the engine; EngineError if it is missing, IntegrityError if it was altered."""
+    """Read the engine. Raises EngineError if it is missing, IntegrityError if it was altered."""
     path = root / PLAN
     try:
         return files.read_verified(path, engine_manifest.engine_sha256)

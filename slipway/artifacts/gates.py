@@ -126,7 +126,7 @@ def write_gates(path: Path, results: Sequence[GateResult], judged: Path) -> None
 
 
 def read_gates(path: Path) -> GateReport:
-    """Read `metrics/gates.json`; SchemaError if it is missing or malformed."""
+    """Read `metrics/gates.json`. Raises SchemaError if it is missing or malformed."""
     try:
         payload = path.read_bytes()
     except FileNotFoundError:

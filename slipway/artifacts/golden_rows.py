@@ -37,7 +37,7 @@ class GoldenBudget(Contract):
 
 
 class GoldenFile(Contract):
-    """Entry of the golden rows in `bundle.json`."""
+    """The entry in `bundle.json` for the golden rows: file, digest, and allowed differences."""
 
     file: str
     sha256: str
@@ -47,7 +47,7 @@ class GoldenFile(Contract):
 
 
 class GoldenResult(Contract):
-    """Measured differences on the golden rows."""
+    """Differences of a variant's answers from those of fp32, measured on the golden rows."""
 
     rows: int
     max_difference: float
@@ -60,7 +60,7 @@ class GoldenResult(Contract):
 
 @dataclass(frozen=True)
 class GoldenRows:
-    """The golden rows and fp32's answers on the CPU."""
+    """The golden rows, and the answers of the fp32 graph to them on the CPU."""
 
     ids: list[str]
     inputs: NDArray[Any]  # (rows, ...) as the network takes them
@@ -81,7 +81,7 @@ def golden_rows_bytes(rows: GoldenRows) -> bytes:
 
 
 def parse_golden_rows(payload: bytes, expected_rows: int) -> GoldenRows:
-    """Parse `golden_rows.npz`; BundleError for other content."""
+    """Parse `golden_rows.npz`. Raises BundleError for other content."""
     try:
         with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
             answers = Answers(arrays["outputs"], arrays["scores"])

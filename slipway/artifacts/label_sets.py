@@ -10,12 +10,12 @@ from typing import Any
 
 
 def set_text(labels: Iterable[str]) -> str:
-    """Return the text of a set of labels."""
+    """Return a set of labels as text: a JSON list in alphabetical order."""
     return json.dumps(sorted(set(labels)), ensure_ascii=False)
 
 
 def labels_in(text: str) -> list[str]:
-    """Return the labels of a set, in alphabetical order."""
+    """Parse the text of a set. Returns its labels in alphabetical order."""
     labels: list[str] = json.loads(text)
     return labels
 

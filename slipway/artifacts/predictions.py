@@ -26,7 +26,7 @@ def prediction_columns(
     if not labels:
         interval = calibration.interval(prediction["value"])
         if prediction["interval"] != (interval and list(interval)):
-            raise ValueError("interval is not that of value by the bundle's calibration")
+            raise ValueError("interval is not the one that the calibration gives for value")
         return np.array([prediction["value"], score], np.float32)
 
     probabilities = prediction["probabilities"]
@@ -43,11 +43,11 @@ def prediction_columns(
     elif calibration.thresholds is not None:
         given = calibration.given(columns)
         if prediction["labels"] != [name for name, own in zip(labels, given, strict=True) if own]:
-            raise ValueError("labels are not those whose probabilities reach their thresholds")
+            raise ValueError("labels are not those with probabilities that reach their thresholds")
     elif probabilities[prediction["label"]] != float(columns.max()):
-        raise ValueError("label is not the one with the largest of probabilities")
+        raise ValueError("label is not the one with the largest probability")
     is_inside = calibration.prediction_sets(columns)
     expected = [label for label, inside in zip(labels, is_inside, strict=True) if inside]
     if sorted(prediction["prediction_set"]) != sorted(expected):
-        raise ValueError("prediction_set is not that of probabilities by the bundle's calibration")
+        raise ValueError("prediction_set is not the one that the calibration gives")
     return np.append(columns, score)

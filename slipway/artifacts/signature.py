@@ -39,7 +39,7 @@ class ListedKey(Contract):
 
 
 class KeyList(Contract):
-    """The content of the list of keys. A key that it lacks has no expiry."""
+    """The content of the list of keys. A key that is not in the list has no expiry."""
 
     format_version: Literal[1]
     keys: list[ListedKey]
@@ -154,7 +154,7 @@ def _read_list(path: Path) -> list[ListedKey]:
 def _require_valid(
     entry: ListedKey, key: Path, folder: Path, key_list: Path | None, now: datetime
 ) -> datetime | None:
-    """Return the expiry; IntegrityError for a key that expired or was revoked."""
+    """Return the expiry. Raises IntegrityError for a key that expired or was revoked."""
     reason = f"was revoked: {entry.revoked}" if entry.revoked else ""
     if not reason and entry.expires and entry.expires <= now:
         reason = f"expired at {entry.expires.isoformat()}; it is {now.isoformat('T', 'seconds')}"

@@ -145,7 +145,7 @@ class Decision(Contract):
     def facts(
         self, probabilities: NDArray[np.float32], thresholds: Sequence[float]
     ) -> list[dict[str, Any]]:
-        """Return the fields besides the label of each answer to (rows, 2) probabilities."""
+        """Return further fields of each answer, such as its cost, from probabilities (rows, 2)."""
         costs = self.expected_costs(probabilities, thresholds)
         if self.costs is None or costs is None:
             return [{} for _ in probabilities]
@@ -157,7 +157,7 @@ class Decision(Contract):
 
 
 class Calibration(Contract):
-    """The content of `artifacts/calibration.json`."""
+    """The content of `artifacts/calibration.json`: temperature, thresholds and decision rule."""
 
     # Divides the logits in the graph, a number for each label if rows have several; 1 for numeric
     # targets.
@@ -278,7 +278,7 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 def read_calibration(path: Path, bundled: Calibration | None = None) -> Calibration:
     """Read `artifacts/calibration.json`.
 
-    SchemaError if it is missing or malformed, IntegrityError if it differs from the `bundled` one.
+    Raises SchemaError if it is missing or malformed, IntegrityError if it differs from `bundled`.
     """
     try:
         payload = path.read_bytes()

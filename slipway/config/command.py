@@ -22,7 +22,10 @@ WRITTEN = tuple(Path(name) for name in ("data", "artifacts", "metrics", "reports
 
 
 def run_stage(run: "Callable[[Params], None]") -> None:
-    """Run a stage with `params.yaml`, after checks that folders are writable; seals its inputs."""
+    """Run a stage as a command: `run` receives the checked content of `params.yaml`.
+
+    First checks that the output folders are writable. The stage's inputs are sealed while it runs.
+    """
 
     def with_params() -> None:
         # Commands without params.yaml also run where ruamel.yaml is not installed.
@@ -47,7 +50,7 @@ def _stage_name() -> str | None:
 
 @quiet_when_unread()
 def run_command(run: Callable[[], None]) -> None:
-    """Call `run()`; errors that the user can fix exit with 1 and a message, Ctrl-C with 130."""
+    """Call `run`. Errors that the user can fix exit with code 1 and a message, Ctrl-C with 130."""
     switch_off_telemetry()
     # Without Triton, which only a GPU uses, torch warns at each start that it counts no FLOPs.
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)

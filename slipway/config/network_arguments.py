@@ -26,7 +26,7 @@ Normalisation = Literal["batch", "group"]
 
 
 class NetworkArguments(BaseModel):
-    """The arguments of one network; every one is required."""
+    """Base class for the arguments of a network. Every argument is required."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

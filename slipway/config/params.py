@@ -68,7 +68,7 @@ _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")
 
 
 class Params(ParamsSection):
-    """The content of `params.yaml`."""
+    """The content of `params.yaml`, checked: a typed section for each of its keys."""
 
     version: Literal[1]  # of the format of this file
     seed: Annotated[int, Field(ge=0, lt=2**32)]
@@ -234,7 +234,7 @@ def _gates_of_no_metric(params: Params) -> Iterator[str]:
 
 
 def _settings_without_effect(params: Params) -> Iterator[str]:
-    """List settings that cannot have an effect for the task."""
+    """List settings that cannot have an effect for the task, such as classes for a number."""
     task = params.data.task
     kind = kind_of(task)
     yield from (
@@ -515,7 +515,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(payload: bytes, name: str) -> Any:
-    """Parse the content of the YAML file `name`; ValueError with the mistake and its correction."""
+    """Parse the content of the YAML file `name`. Raises ValueError with mistake and correction."""
     try:
         return YAML(typ="safe", pure=True).load(payload)
     except MarkedYAMLError as error:

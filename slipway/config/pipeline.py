@@ -44,7 +44,7 @@ def is_edit_of(text: str, written: str) -> bool:
 
 
 def has_head(text: str) -> bool:
-    """Return True if the first lines hold a digest."""
+    """Return True if the first lines of a dvc.yaml hold a digest, so that Slipway wrote it."""
     return _WRITTEN.match(text) is not None
 
 
@@ -58,7 +58,7 @@ def with_new_head(text: str) -> str:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Parse a dvc.yaml; SchemaError if it is not a mapping."""
+    """Parse a dvc.yaml. Raises SchemaError if it is not a mapping."""
     try:
         content = YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
@@ -74,7 +74,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def without_our_code(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content without the files of Slipway that version 0 had as dependencies."""
+    """Remove Slipway's own files, which version 0 listed, from the dependencies of all stages."""
     for entry in content["stages"].values():
         if isinstance(entry, dict) and isinstance(deps := entry.get("deps"), list):
             entry["deps"] = [one for one in deps if not str(one).startswith(_OUR_CODE)]

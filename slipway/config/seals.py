@@ -47,7 +47,7 @@ _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
 
 @dataclass(frozen=True)
 class Seal:
-    """The inputs that a stage ran with."""
+    """The inputs of one run of a stage: its params, code and data."""
 
     stage: str
     params: dict[str, Any]  # by key, as `dvc.yaml` lists them: "seed", "data.task", "train"
@@ -299,7 +299,7 @@ def _read_seal(stage: str) -> dict[str, Any]:
     except ValueError as error:
         raise SealError(f"{path} is not readable ({error}). Run `dvc repro -f {stage}`.") from None
     if not isinstance(content, dict) or content.get("format_version") != _FORMAT:
-        raise SealError(f"{path} is of another version. Run `dvc repro -f {stage}`.")
+        raise SealError(f"{path} is not of version {_FORMAT}. Run `dvc repro -f {stage}`.")
     return content
 
 
@@ -330,7 +330,7 @@ def _picked(content: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Describe every value that differs as `key old -> new`."""
+    """Return a text `key old -> new` for each value that differs."""
     old, new = dict(_flat(then)), dict(_flat(now))
     return [
         f"{key} {_text(old.get(key))} -> {_text(new.get(key))}"
@@ -440,7 +440,7 @@ def _stamp(path: Path) -> str:
 
 
 def _prefixes(key: str) -> list[str]:
-    """Return `a`, `a.b` and `a.b.c` for `a.b.c`."""
+    """Return a dotted key with all keys above it: `a`, `a.b` and `a.b.c` for `a.b.c`."""
     parts = key.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 

@@ -52,7 +52,7 @@ class DimensionParams(ParamsSection):
 
 
 class BudgetParams(ParamsSection):
-    """The end of a search: the first limit that is reached."""
+    """Limits of a search, which ends when it reaches the first of them."""
 
     trials: Positive | None
     epochs: Positive | None  # trained by all trials together

@@ -557,7 +557,7 @@ class Gate(ParamsSection):
 
     def problems(self) -> Iterator[str]:
         if self.min is None and self.max is None:
-            yield "a gate needs a min or a max"
+            yield "min and max are both null, expected at least one of them"
         if self.min is not None and self.max is not None and self.min > self.max:
             yield f"min {self.min:g} is above max {self.max:g}"
 
@@ -575,10 +575,10 @@ class CostParams(ParamsSection):
 
     def problems(self) -> Iterator[str]:
         if self.false_positive + self.false_negative == 0:
-            yield "false_positive and false_negative are both 0: no answer would be worse"
+            yield "false_positive and false_negative are both 0, expected one of them above 0"
         dearest = max(self.false_positive, self.false_negative)
         if self.abstain is not None and self.abstain >= dearest > 0:
-            yield f"abstain costs {self.abstain:g}, no less than a wrong answer: set it to null"
+            yield f"abstain is {self.abstain:g}, expected less than {dearest:g}, or null"
 
 
 class DecisionParams(ParamsSection):

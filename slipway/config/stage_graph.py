@@ -15,7 +15,7 @@ RESTORE = "Restore it with git, or remove it and run `dvc repro`."
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages of `dvc.yaml`: their keys of params.yaml, their dependencies and their outputs."""
+    """The stages of `dvc.yaml`, with the keys of params.yaml, the inputs and outputs of each."""
 
     params: dict[str, list[str]]
     deps: dict[str, list[str]]

@@ -142,7 +142,7 @@ class Client:
                 if response is not None:
                     return _content(response)
                 raise UnavailableError(
-                    f"{self._http.base_url} gave no answer within {self._max_wait_s:g} s of waits "
+                    f"{self._http.base_url} gave no answer, with {self._max_wait_s:g} s of waits "
                     f"({failure}). Start the service, or correct the URL."
                 )
             time.sleep(pause_s)
@@ -196,7 +196,10 @@ def _content(response: httpx.Response) -> dict[str, Any]:
 def _retry_after_s(
     response: httpx.Response, now: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> float | None:
-    """Return the seconds of the `Retry-After` header, which is a number or a date."""
+    """Return the seconds to wait from the header `Retry-After`, a number or a date.
+
+    None if the response has no valid one.
+    """
     text = response.headers.get("retry-after", "")
     if text.isdecimal():
         return float(text)

@@ -30,7 +30,7 @@ class AnswerFile(Protocol):
     def encode(
         self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
     ) -> bytes:
-        """Return the content of one part. Each row has an answer or a fault."""
+        """Encode the rows of one part as bytes. Each row has an answer or a fault."""
         ...
 
     def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:

@@ -66,13 +66,13 @@ class PartsFolder:
         return (self.folder / COMPLETE).exists()
 
     def complete(self) -> None:
-        """Record that every part is written."""
+        """Write the marker file which says that every part is written."""
         files.write_bytes(self.folder / COMPLETE, b"")
 
     def write(
         self, number: int, content: bytes, rows: int, faults: Mapping[str, int]
     ) -> PartRecord:
-        """Write one part, then its record."""
+        """Write the content of one part, then its record, which marks the part as finished."""
         record = PartRecord(rows=rows, faults=dict(faults))
         files.write_bytes(self.path(number), content)
         files.write_json(self._record(number), record.model_dump(mode="json"))

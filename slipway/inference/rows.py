@@ -43,7 +43,10 @@ class ReadRows:
 
 
 def read_table(table: pa.Table, contract: ColumnContract, written: TextFormat) -> ReadRows:
-    """Read the columns of the contract; DataError if one is missing or of an unknown type."""
+    """Read the columns of the contract from a table.
+
+    Raises DataError if a column is missing or of an unknown type.
+    """
     require_columns(table.column_names, [column.name for column in contract.columns])
     faults: dict[int, CellError] = {}
     cells: dict[str, NDArray[Any]] = {}
@@ -177,7 +180,7 @@ class RowReader:
 
 
 def at_row(position: int, error: CellError) -> CellError:
-    """Return the error with the position of its row."""
+    """Return a copy of a cell's error that names the position of its row."""
     return CellError(error.rule, f"rows[{position}].{error.column}", error.detail)
 
 

@@ -327,7 +327,7 @@ class TextFiles:
 
 
 def text_source(contract: TextContract, path: Path, written: TextFormat) -> FileSource:
-    """Return the texts of a table, or of the files of a folder. DataError if there are none."""
+    """Return the source of a table's texts, or of a folder's files. Raises DataError for none."""
     is_table = path.suffix.lower() in TABLES or (path.is_dir() and bool(table_files(path)))
     if is_table or not path.exists():
         return TextFile(contract, path, written)
@@ -375,7 +375,7 @@ def _in_pieces(tables: Iterator[pa.Table], schema: pa.Schema, size: int) -> Iter
 
 
 class _CsvFile:
-    """A CSV, read in blocks by the rules of training: every cell is text."""
+    """Reads a CSV in blocks, with the same rules as for training. Every cell is text."""
 
     def __init__(self, path: Path, encoding: str) -> None:
         self._path, self._encoding = path, encoding

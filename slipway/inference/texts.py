@@ -18,7 +18,10 @@ _EXPECTED = "a text, a dict of columns, a DataFrame, a pyarrow table, or a list 
 
 
 def read_text_table(table: pa.Table, contract: TextContract) -> ReadRows:
-    """Read the columns of the contract; DataError if one is missing or of an unknown type."""
+    """Read the text columns of the contract from a table.
+
+    Raises DataError if a column is missing or of an unknown type.
+    """
     require_columns(table.column_names, contract.columns)
     columns = {name: _cells(name, chunked(table[name])) for name in contract.columns}
     faults: dict[int, CellError] = {}

@@ -46,7 +46,7 @@ class ColumnType(Contract):
 
 
 class Column(ColumnType):
-    """A column as fitted on the training split."""
+    """A column of the contract, with the statistics that were fitted on the training split."""
 
     # Training rows have missing or unknown values: they are allowed and have an indicator.
     has_missing: bool
@@ -229,9 +229,10 @@ Cell = float | str | None  # a category as text, anything else as a number; None
 
 
 def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell]:
-    """Read the typed cells of one JSON object; CellError with the column and the broken rule.
+    """Read the cells of one JSON object, typed by the contract.
 
-    Categories are strings, dates ISO 8601 strings; null or an absent key is a missing value.
+    Categories are strings, dates ISO 8601 strings; null or an absent key is a missing value. Raises
+    CellError with the column and the broken rule.
     Columns that training ignored are ignored here too.
     """
     for name in row:
@@ -244,7 +245,7 @@ def read_row(row: Mapping[str, Any], contract: ColumnContract) -> dict[str, Cell
 
 
 def read_cell(value: Any, column: Column) -> Cell:
-    """Read one JSON value as a typed cell; CellError if the column does not allow it."""
+    """Read one JSON value as a typed cell. Raises CellError if the column does not allow it."""
     if value is None or (isinstance(value, str) and not value.strip()):
         if column.required or not column.takes_missing:
             raise CellError(
@@ -276,7 +277,7 @@ def encode(
 
     The result is float32.
 
-    CellError if a standardised value exceeds the range of float32.
+    Raises CellError if a standardised value exceeds the range of float32.
     """
     num_rows = len(columns[contract.columns[0].name]) if contract.columns else 0
     encoded = np.empty((num_rows, *contract.shape), np.float32)
@@ -352,7 +353,7 @@ def days_since_1970(moment: datetime) -> float:
 
 
 def read_date(text: str) -> float:
-    """Return days since 1970 UTC from ISO 8601 text; ValueError for other text."""
+    """Return days since 1970 UTC from ISO 8601 text. Raises ValueError for other text."""
     return days_since_1970(datetime.fromisoformat(text.strip()))
 
 

@@ -144,7 +144,7 @@ def _locations(iloc: bytes) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
 
 
 def _parts(stream: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield kind and content of each part (OBU) of an AV1 stream."""
+    """Yield the kind and the content of each part of an AV1 stream (open bitstream unit)."""
     at = 0
     while at < len(stream):
         head = stream[at]

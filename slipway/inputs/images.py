@@ -244,7 +244,7 @@ def decode_with_pillow(payload: bytes, max_pixels: int) -> DecodedImage:
 
 
 def _upright(image: Image.Image, image_format: str) -> tuple[int, Image.Image]:
-    """Return the file's orientation and the image rotated by it."""
+    """Return the EXIF orientation (1 to 8) of a file, and the image rotated upright by it."""
     if image_format == "TIFF":  # Pillow rotates a TIFF when it loads it, and drops the tag
         orientation = image.getexif().get(_ORIENTATION, 1)
         image.load()
@@ -288,7 +288,7 @@ def _tiff_numbers(payload: bytes) -> tuple[str, int]:
 
 
 def _in_plain_mode(image: Image.Image) -> Image.Image:
-    """Convert to one of _PLAIN_MODES; raises ValueError or an error of Pillow if impossible."""
+    """Convert an image to one of _PLAIN_MODES. Raises ValueError or Pillow's own errors."""
     if image.mode in _PLAIN_MODES and "transparency" not in image.info:
         return image
     if image.mode.startswith("I"):  # other byte order, or a transparent value
@@ -403,7 +403,7 @@ def image_array(image: Image.Image, contract: ImageContract) -> NDArray[np.uint8
 
 
 def array_from_bytes(payload: bytes, contract: ImageContract) -> NDArray[np.uint8]:
-    """Decode an image to (size_px, size_px, channels) uint8; ImageError if unreadable."""
+    """Decode an image to (size_px, size_px, channels) uint8. Raises ImageError if unreadable."""
     return array_and_values(payload, contract)[0]
 
 
@@ -454,7 +454,7 @@ def _exact_size(pixels: NDArray[np.uint8], contract: ImageContract) -> NDArray[n
 def load_transform(contract: ImageContract) -> None:
     """Import the contract's transform, if it has one.
 
-    UnavailableError if it cannot be imported; IntegrityError if its code has another digest.
+    Raises UnavailableError if it cannot be imported, IntegrityError if its code has another digest.
     """
     if contract.transform is not None:
         from slipway.inputs import user_function

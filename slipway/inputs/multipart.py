@@ -26,7 +26,7 @@ def encode_images(images: Sequence[bytes]) -> tuple[str, bytes]:
 
 
 def decode_images(content_type: str, body: bytes) -> list[bytes]:
-    """Return the images of a body made by `encode_images`; ValueError for any other body."""
+    """Return the images of a body made by `encode_images`. Raises ValueError for any other body."""
     if not content_type.startswith(FORM):
         return [body]
     boundary = content_type.removeprefix(FORM)

@@ -78,7 +78,7 @@ class TextContract(InputContract):
     def loaded_tokenizer(self) -> Any:
         """The `tokenizers.Tokenizer`, which cuts at `max_tokens`.
 
-        BundleError if its content cannot be read, UnavailableError without the package.
+        Raises BundleError if its content cannot be read, UnavailableError without the package.
         """
         loaded = load_tokenizer(self.tokenizer or "")
         loaded.enable_truncation(self.max_tokens)
@@ -110,7 +110,7 @@ class TextContract(InputContract):
     def require_usable(self) -> None:
         """Raise BundleError if there is no column, two of the same name, or no usable tokenizer.
 
-        UnavailableError if the package for tokens is not installed.
+        Raises UnavailableError if the package for tokens is not installed.
         """
         if not self.columns or len(set(self.columns)) < len(self.columns):
             raise BundleError(
@@ -255,7 +255,7 @@ def joins_pairs(tokenizer: Any) -> bool:
 def read_tokenizer(path: Path) -> str:
     """Read a `tokenizer.json`, or that of a folder, without its rules for padding and length.
 
-    ParamsError if it is missing or cannot be read.
+    Raises ParamsError if it is missing or cannot be read.
     """
     file = path / _TOKENIZER if path.is_dir() else path
     try:
@@ -272,7 +272,7 @@ def read_tokenizer(path: Path) -> str:
 
 
 def import_tokenizers() -> Any:
-    """Import the package tokenizers; UnavailableError if it is not installed."""
+    """Import the package tokenizers. Raises UnavailableError if it is not installed."""
     try:
         import tokenizers
     except ImportError:
@@ -350,7 +350,7 @@ def _place_of_second(ids: list[int], contract: TextContract) -> int | None:
 
 
 def read_text(row: Mapping[str, Any], contract: TextContract) -> str:
-    """Read the text of one JSON object; CellError with the column and the broken rule."""
+    """Read the text of one JSON object. Raises CellError with the column and the broken rule."""
     for fault in text_faults(row, contract):
         raise fault
     return text_of((row.get(name) or "" for name in contract.columns), contract)

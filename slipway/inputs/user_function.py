@@ -30,7 +30,7 @@ _loaded: dict[str, str] = {}  # package -> its digest when it was imported
 def code_digest(function: str) -> str:
     """Hex SHA-256 over names and contents of the function's .py files; runs none of them.
 
-    ParamsError for a malformed name, UnavailableError if the module does not exist.
+    Raises ParamsError for a malformed name, UnavailableError if the module does not exist.
     """
     module, _ = _split(function)
     root, files = _source_files(module, function)
@@ -45,7 +45,7 @@ def code_digest(function: str) -> str:
 def load(function: str, sha256: str) -> ImageFunction:
     """Import the function; IntegrityError, before any of it runs, if its digest differs.
 
-    UnavailableError if it cannot be imported, or if this process imported an older version.
+    Raises UnavailableError if it cannot be imported, or if this process imported an older version.
     """
     module, _ = _split(function)
     found = code_digest(function)
@@ -71,8 +71,8 @@ def load(function: str, sha256: str) -> ImageFunction:
 def run(function: str, sha256: str, image: Image.Image) -> tuple[Image.Image, Values]:
     """Apply the function to `image`; return its image and its values ({} if it returns none).
 
-    ImageError with the rule `transform_failed` if it raises or returns something else; otherwise
-    raises as `load` does.
+    Raises ImageError with the rule `transform_failed` if it raises or returns something else, and
+    the errors of `load` if it cannot be loaded.
     """
     loaded = load(function, sha256)
     try:

@@ -53,7 +53,7 @@ class CudaDevice:
 
 
 def call_cuda(cuda: Any, function: str, *arguments: Any) -> Any:
-    """Call a function of `cuda.bindings.runtime`; EngineError with the name of a CUDA error."""
+    """Call a function of `cuda.bindings.runtime`. Raises EngineError that names a CUDA error."""
     error, *values = getattr(cuda, function)(*arguments)
     if int(error) != 0:
         raise EngineError(

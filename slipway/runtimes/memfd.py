@@ -43,7 +43,10 @@ def _written(model: bytes, open_files: ExitStack) -> str:
 
 
 def may_refer_elsewhere(model: bytes) -> bool:
-    """Return False only if an ONNX graph certainly refers to no other file."""
+    """Return True if an ONNX graph may refer to other files, such as external weights.
+
+    False is certain; True may be wrong.
+    """
     overlap = len(_ELSEWHERE) - 1
     for begin in range(0, len(model), _PIECE):
         if model.find(_ELSEWHERE, begin, begin + _PIECE + overlap) >= 0:

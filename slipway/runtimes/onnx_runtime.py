@@ -19,7 +19,7 @@ def import_onnxruntime() -> Any:
 
 @cache
 def refuse_two_runtimes() -> None:
-    """Raise UnavailableError if two packages wrote into the folder of onnxruntime."""
+    """Raise UnavailableError if two packages installed onnxruntime and overwrote each other."""
     found = [name for name in ("onnxruntime", "onnxruntime-gpu") if _version(name)]
     if len(found) == 2:
         raise UnavailableError(

@@ -175,7 +175,7 @@ def _build(
 
 @contextmanager
 def _exclusive(rebuilt: Path) -> Iterator[None]:
-    """Lock `rebuilt` against other processes: each worker requests a rebuild, one builds."""
+    """Lock `rebuilt` against other processes. Each worker requests a rebuild, but one builds."""
     path = rebuilt.with_name(f"{rebuilt.name}.lock")
     with ExitStack() as held:
         while True:

@@ -292,12 +292,12 @@ def session_options(num_threads: int) -> dict[str, str]:
 
 
 def describe_session(num_threads: int) -> str:
-    """Return the session options as comparable text."""
+    """Return the session options as one text, to compare two sessions."""
     return ", ".join(f"{name}={value}" for name, value in session_options(num_threads).items())
 
 
 def _open_session(model: bytes, providers: list[Any], num_threads: int, what: str) -> Any:
-    """Open a session on the first of `providers`; UnavailableError if it runs on another."""
+    """Open a session on the first of `providers`. Raises UnavailableError if it runs on another."""
     onnxruntime = import_onnxruntime()
 
     options = onnxruntime.SessionOptions()
@@ -355,7 +355,7 @@ def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) 
 
 
 def this_machine() -> EngineMachine:
-    """Describe this machine's GPU, CUDA and TensorRT; UnavailableError without them."""
+    """Describe this machine's GPU, CUDA and TensorRT. Raises UnavailableError without them."""
     _require("tensorrt")
     import tensorrt
 

@@ -40,7 +40,7 @@ _WORD = re.compile(rf"\b({'|'.join(_INSPECTED)})\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A graph and the settings of its build."""
+    """An ONNX graph, and the settings for building an engine from it."""
 
     model: bytes
     input_name: str

@@ -46,7 +46,7 @@ Port = Literal["only", "main", "operators"]
 
 
 class Application:
-    """An ASGI application in front of BentoML's; one for each port."""
+    """An ASGI application that wraps BentoML's. Each port has its own."""
 
     def __init__(self, behind: ASGIApp, worker: ModelWorker, port: Port | None = None) -> None:
         self._behind = behind

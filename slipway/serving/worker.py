@@ -121,7 +121,7 @@ class ModelWorker:
         self._sampler = Sampler([self._process, *gauges], lambda: self.metrics.fault("sampling"))
 
     async def loaded(self) -> None:
-        """Wait until the model is ready or refused."""
+        """Wait until loading the first model has ended, with success or failure."""
         if self._loading:
             await asyncio.wait([self._loading])
             if self._loading.cancelled():  # the worker stops

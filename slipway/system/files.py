@@ -192,7 +192,7 @@ def _partial(path: Path, kind: str = "") -> Path:
 
 
 def _prepare(path: Path) -> None:
-    """Create the parent directory; remove leftovers of killed writers of `path`."""
+    """Create the parent directory of `path`, and remove leftovers of killed writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pattern = re.compile(rf"{re.escape(path.name)}\.(\d+)(\.replaced|\.removed)?\.partial")
     for leftover in path.parent.iterdir():
@@ -217,7 +217,7 @@ def is_alive(process: int) -> bool:
 
 
 def sync_tree(root: Path) -> None:
-    """fsync every file and directory below `root`."""
+    """Sync every file and directory below `root` to disk with fsync."""
     for directory, _, names in os.walk(root):
         for name in names:
             _sync(Path(directory, name))

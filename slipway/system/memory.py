@@ -12,7 +12,7 @@ def status_bytes(key: str) -> int:
 
 
 def own_bytes() -> int:
-    """Current memory of this process that is not mapped from files; 0 if unknown."""
+    """Bytes of memory that this process uses, without memory mapped from files; 0 if unknown."""
     return status_bytes("RssAnon")
 
 

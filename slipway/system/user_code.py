@@ -42,7 +42,7 @@ def is_well_formed(name: str) -> bool:
 
 
 def import_named(name: str) -> Any:
-    """Import the object `name`; UnavailableError with the file and line of the fault."""
+    """Import the object `name`. Raises UnavailableError with the file and line of the fault."""
     module, _, attribute = name.partition(":")
     search_the_project()
     try:

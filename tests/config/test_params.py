@@ -422,7 +422,7 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"evaluate__slices": ["age", "place", "age"]}, "slices names 'age' more than once"),
         ({"train__loggers": ["wandb", "wandb"]}, "loggers names 'wandb' more than once"),
         ({"evaluate__slice_min_rows": 1}, "evaluate.slice_min_rows: found 1"),
-        ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "a gate needs a min or a max"),
+        ({"evaluate__gates__accuracy": {"min": None, "max": None}}, "min and max are both null"),
         (
             {"evaluate__gates__accuracy": {"min": 0.9, "max": 0.8}},
             "evaluate.gates.accuracy: min 0.9 is above max 0.8",

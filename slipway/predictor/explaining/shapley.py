@@ -76,7 +76,7 @@ class Sampled:
 
     @property
     def num_orders(self) -> int:
-        """The number of orders, reverses included."""
+        """The number of orders of the players, with the reversed ones."""
         return 2 * len(self.orders)
 
     @property

@@ -46,7 +46,7 @@ class KeysError(SlipwayError):
 
 @dataclass(frozen=True)
 class Key:
-    """One line of the key file."""
+    """An API key as the key file stores it: name, role, digest and rate limit."""
 
     name: str
     role: Role
@@ -312,7 +312,7 @@ def _parser() -> CommandParser:
 
 @quiet_when_unread()
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns its exit status."""
+    """Make a key and print it, as `python -m slipway.serving.auth.keys`. Returns the exit code."""
     given = _parser().parse_args(arguments)
     default = os.environ.get(f"{PREFIX}KEYS")
     path = given.file or (ROOT / default if default else None)

@@ -32,14 +32,14 @@ _MAX_OUTPUT = 2000  # characters
 
 
 class RebuildSettings(SettingsSection):
-    """Settings of rebuilding an engine that was built for another machine."""
+    """Settings for rebuilding, on this machine, an engine that was built for another machine."""
 
     rebuild_engine: bool = False
 
 
 @dataclass(frozen=True)
 class RebuildState:
-    """Progress of the rebuild, with the reason."""
+    """State of the rebuild, and the reason if it failed or was not started."""
 
     status: Literal["not_asked_for", "not_needed", "impossible", "building", "failed", "swapped"]
     reason: str
@@ -145,10 +145,10 @@ class EngineRebuild:
             await self._worker.swap(model)
         except SlipwayError as error:
             self.state = RebuildState("failed", str(error))
-            logger.error("the engine for this machine is not served (%s); the model stays", error)
+            logger.error("cannot serve the rebuilt engine (%s); keeping the current model", error)
         except Exception as error:
             self.state = RebuildState("failed", f"{type(error).__name__}: {error}")
-            logger.exception("the engine for this machine is not served")
+            logger.exception("cannot serve the rebuilt engine; keeping the current model")
         else:
             self.state = RebuildState(
                 "swapped", f"the engine in {settings.rebuilt_engine} is served"

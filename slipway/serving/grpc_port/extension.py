@@ -52,7 +52,7 @@ _CODES = {
 
 
 class GrpcSettings(SettingsSection):
-    """The address of the gRPC port."""
+    """Settings of the gRPC port: its number and its address."""
 
     grpc_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: none
     grpc_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -182,7 +182,7 @@ class _Methods:
         return grpc.method_handlers_generic_handler(_SERVICE, methods)
 
     def health(self) -> "grpc.GenericRpcHandler":
-        """Return gRPC's general health check, for Kubernetes and load balancers."""
+        """Return the handler of gRPC's standard health check, for Kubernetes and load balancers."""
         import grpc
         from grpc_health.v1 import health_pb2
 

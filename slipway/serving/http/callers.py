@@ -25,7 +25,7 @@ class CallerCheck(Protocol):
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """The error codes of the refusals by `admit`."""
+        """The error codes with which `admit` may refuse a request."""
 
     @property
     def security(self) -> Mapping[str, Any]:
@@ -49,7 +49,7 @@ class LoopbackOnly:
         self._names = names
 
     def admit(self, headers: Headers, access: Access) -> str | None:
-        """Refuse requests of other sites' pages; return None for all others."""
+        """Return None, because no key is needed. Raises Refusal for a request of another site."""
         if access == "open":
             return None
         host, origin = headers.get(b"host"), headers.get(b"origin")

@@ -107,7 +107,10 @@ class ConnectionLimits:
         return self._num_lingering <= MAX_LINGERING
 
     def _tick(self) -> None:
-        """Age all connections in ticks, not seconds, so a suspended process causes no timeouts."""
+        """Call `tick` on all connections, at regular intervals.
+
+        Timeouts count ticks and not seconds, so that a suspended process causes none.
+        """
         for connection in tuple(self.connections):
             connection.tick()
         self._is_ticking = bool(self.connections)
@@ -205,7 +208,7 @@ class Connection(HttpToolsProtocol):
         self._num_unsent, self._stalled_ticks = 0, 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to time the connection; refuse it above the limit."""
+        """Start to time a new connection, or refuse it if there are too many."""
         answers = AnswerTransport(transport, self._limits.may_linger)
         super().connection_made(answers)  # type: ignore[arg-type]
         answers.hold_head()
@@ -257,7 +260,7 @@ class Connection(HttpToolsProtocol):
         self.transport.is_body_owed = False
 
     def on_response_complete(self) -> None:
-        """Continue with held bytes, or end the connection."""
+        """After a response, parse the bytes that wait, or close the connection if it must end."""
         self.transport.send()
         self.transport.hold_head()
         super().on_response_complete()

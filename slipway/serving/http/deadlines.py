@@ -24,7 +24,7 @@ class Deadlines:
         return asyncio.get_running_loop()
 
     def deadline(self) -> "Deadline":
-        """Return a context that limits the current task: `with deadlines.deadline():`."""
+        """Return a context manager that limits its block: `with deadlines.deadline():`."""
         return Deadline(self)
 
     def arm(self, end: float) -> None:

@@ -80,7 +80,7 @@ OnResponse = Callable[[Exchange], tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True)
 class Operation:
-    """The description of a route in the OpenAPI document. Schemas are by media type."""
+    """Describes a route for the OpenAPI document. Schemas of bodies are by media type."""
 
     summary: str
     takes: Mapping[str, Any] = field(default_factory=dict)  # of the body; empty: no body

@@ -61,7 +61,7 @@ class Services:
 
 @quiet_when_unread()
 def main(arguments: list[str]) -> None:
-    """Run the command; a failure is one line on stderr and exit code 1."""
+    """Run the command. A failure prints one line on stderr and exits with code 1."""
     options = _parser().parse_args(arguments)
     run_command(lambda: tune(options))
 

@@ -32,7 +32,10 @@ _COLUMNS = [
 
 
 def machine(load_before: float, cores: int) -> dict[str, Any]:
-    """Describe the machine; `load_before` is the load average before the test."""
+    """Describe the machine as JSON: processor, cores, system and package versions.
+
+    `load_before` is the load average before the test.
+    """
     return {
         "cpu": cpu_model(),
         "cores": cores,
@@ -46,7 +49,7 @@ def machine(load_before: float, cores: int) -> dict[str, Any]:
 def card(
     outcome: Outcome, model: dict[str, Any], samples: str, hardware: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of capacity.json; `model` is the answer of /model."""
+    """Return the content of capacity.json. `model` is the response of `GET /model`."""
     best, actual = outcome.best, model["execution"]["actual"]
     at_rate = _summary(best.rounds)
     return {
@@ -188,7 +191,7 @@ def describe_trial(tried: Tried) -> str:
 
 
 def with_settings(path: Path, settings: dict[str, str]) -> str:
-    """Return the content of `path` with these settings; all other lines stay."""
+    """Return the text of the file `path` with changed or added settings; other lines stay."""
     present = path.read_text().splitlines() if path.exists() else []
     kept = [
         line
@@ -212,7 +215,7 @@ def _described(tried: Tried) -> dict[str, Any]:
 
 
 def _summary(rounds: Sequence[Figures]) -> dict[str, Any] | None:
-    """Compute medians over the rounds."""
+    """Summarize rounds of one load: medians of rate and latency, and failures; None without any."""
     if not rounds:
         return None
     found = [figures.p99_ms for figures in rounds if figures.p99_ms is not None]

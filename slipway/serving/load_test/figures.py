@@ -49,7 +49,7 @@ class Figures:
 
 
 class Bench(Protocol):
-    """A running service to put under load."""
+    """Puts a running service under load, and measures it."""
 
     def at_rate(self, rate: float, seconds: float) -> Figures:
         """Run an open loop: requests at random times, `rate` per second."""
@@ -59,7 +59,7 @@ class Bench(Protocol):
 
 
 class HttpBench:
-    """Service at `url`."""
+    """Puts the service at `url` under load over HTTP."""
 
     def __init__(self, url: str, samples: Samples) -> None:
         self._url = url
@@ -68,14 +68,14 @@ class HttpBench:
         self._seed = 0
 
     def at_rate(self, rate: float, seconds: float) -> Figures:
-        """Run an open loop; each call draws new random times."""
+        """Run an open loop of `rate` requests per second. Each call draws new random times."""
         self._seed += 1
         return self._measure(
             open_loop(self._url, self._samples, rate, seconds, self._seed), seconds, rate, None
         )
 
     def with_connections(self, connections: int, seconds: float) -> Figures:
-        """Run a closed loop."""
+        """Run a closed loop of `connections` callers for `seconds`."""
         return self._measure(
             closed_loop(self._url, self._samples, connections, seconds=seconds),
             seconds,
@@ -107,7 +107,7 @@ def figures_of(
     target_rate: float | None,
     connections: int | None,
 ) -> Figures:
-    """Compute the results from the answers."""
+    """Compute throughput, latency percentiles and failures from the answers of one load test."""
     statuses = by_status(answers)
     answered = statuses.pop(200, 0)
     failed = {

@@ -26,7 +26,7 @@ GIVE_UP_S = 30.0
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to one request."""
+    """The answer to one request, with its status, body and times."""
 
     number: int  # of the request
     due: float  # perf_counter seconds
@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def content(self) -> Any:
-        """Parse the body as JSON; ValueError for other content, including NaN."""
+        """Parse the body as JSON. Raises ValueError for other content, including NaN."""
         return json.loads(self.body, parse_constant=_no_json)
 
 
@@ -52,7 +52,7 @@ def http_request(
     method: str = "POST",
     headers: Iterable[tuple[str, str]] = (),
 ) -> bytes:
-    """Encode a request for a persistent connection."""
+    """Encode an HTTP/1.1 request that keeps its connection open."""
     lines = [
         f"{method} {path} HTTP/1.1",
         "host: 127.0.0.1",

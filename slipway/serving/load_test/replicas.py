@@ -90,7 +90,7 @@ def require_model(content: dict[str, Any], version: str) -> None:
 
 
 def describe(content: dict[str, Any], sizing: Sizing, p99_ms: float) -> str:
-    """Format the sizing for a terminal."""
+    """Describe the number of replicas and their utilisation as text for a terminal."""
     replicas, hardware, model = sizing.replicas, content["hardware"], content["model"]
     each = sizing.rate / replicas
     settings = " ".join(f"{name}={value}" for name, value in content["settings"].items())
@@ -111,7 +111,7 @@ def describe(content: dict[str, Any], sizing: Sizing, p99_ms: float) -> str:
 
 @quiet_when_unread()
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; failures are one line on stderr and exit code 1."""
+    """Run the command. A failure prints one line on stderr and exits with code 1."""
     options = _parser().parse_args(arguments)
     run_command(lambda: _run(options))
 

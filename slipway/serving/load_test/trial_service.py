@@ -56,7 +56,7 @@ def running(
     folder: Path,
     target: str = "slipway.serving.service:Slipway",
 ) -> Iterator[TrialService]:
-    """Run the service until the block ends; UnavailableError if it does not become ready.
+    """Run the service until the block ends. Raises UnavailableError if it does not become ready.
 
     Its log stays in `folder`.
     """

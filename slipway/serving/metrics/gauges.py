@@ -22,7 +22,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class MetricsSource(Protocol):
-    """A source of gauges."""
+    """Something that updates gauges when it is sampled."""
 
     def sample(self) -> None:
         """Update all gauges once. May take some milliseconds."""

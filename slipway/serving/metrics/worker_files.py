@@ -103,7 +103,7 @@ class ClaimedFile(MmapedDict):
         if self._fname in _unclaimed:
             _unclaimed.discard(self._fname)
             if not _unclaimed:
-                logger.info("all metrics of this worker are in /metrics again")
+                logger.info("metrics are on disk again; /metrics has all counters of this worker")
 
 
 def claim_metric_files() -> None:

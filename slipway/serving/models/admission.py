@@ -133,14 +133,14 @@ class Admission:
 
     @property
     def most_items(self) -> int:
-        """The limit of items during an overload. The last request may exceed it."""
+        """The most items that are admitted during an overload. The last request may exceed it."""
         several = min(REQUESTS * self._usual_items, self._bound)
         return max(
             self._min_items, 2 * self._times.efficient_size(self.max_batch_size), math.ceil(several)
         )
 
     def speed(self) -> float:
-        """The items per second that can be answered. Infinity while unknown."""
+        """Return the items per second that the model can answer; infinity while unknown."""
         return self._batch_speed if self._speed is None else self._speed
 
     def enter(self, num_items: int | None = 1) -> int:

@@ -83,7 +83,7 @@ class Observer(Protocol):
         """
 
     def close(self) -> None:
-        """Finish within seconds. Called on a thread when the worker ends."""
+        """Finish the observer's work within seconds. Called on a thread when the worker ends."""
 
 
 class Observers:

@@ -147,7 +147,10 @@ def as_payload(request: InferRequest, manifest: Bundle, max_items: int, max_rows
 def as_outputs(
     answer: dict[str, Any], request: InferRequest, manifest: Bundle
 ) -> list[tuple[Tensor, bool]]:
-    """Return the requested outputs, each with True if it is sent as bytes."""
+    """Convert an answer of `/predict` to the outputs that a request wants.
+
+    Each is a tensor, with True if it is sent as bytes. Raises Refusal for an unknown output.
+    """
     labels = manifest.output.labels
     remarks = manifest.input.remark_names
     tensors = {tensor.name: tensor for tensor in _tensors(answer, labels, remarks)}
@@ -316,7 +319,7 @@ def read_texts(
 def _json_rows(
     inputs: list[Tensor], columns: Mapping[str, str], accepted: Container[str], max_rows: int
 ) -> tuple[bytes, ...]:
-    """Convert tensors to JSON rows; `columns` are the kinds of the columns by name."""
+    """Convert tensors to JSON rows. `columns` maps names of columns to their kinds."""
     first = next((tensor for tensor in inputs if tensor.name in columns), inputs[0])
     count = _count(first, max_rows, "SLIPWAY_MAX_ROWS")
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -372,7 +375,7 @@ def _cell(value: Any, field: str) -> Any:
 
 
 def _count(tensor: Tensor, most: int, setting: str) -> int:
-    """Return the first dimension. Raises Refusal if it exceeds the limit of the setting."""
+    """Return a tensor's number of rows. Raises Refusal if it is 0 or above `most`."""
     count = tensor.shape[0] if tensor.shape else 0
     if not count:
         raise Refusal(

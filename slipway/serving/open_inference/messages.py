@@ -83,7 +83,7 @@ _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",",
 
 @dataclass(frozen=True)
 class RequestedOutput:
-    """One output in a request's list of outputs."""
+    """An output that a request names, and the form in which it is sent."""
 
     name: str
     is_binary: bool
@@ -92,7 +92,7 @@ class RequestedOutput:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """A parsed request of `infer`."""
+    """A parsed inference request: its input tensors, and the outputs that it wants."""
 
     id: str | None
     inputs: list[Tensor]
@@ -149,7 +149,10 @@ def parse_request(body: bytes, head_length: int | None) -> InferRequest:
 def response(
     model: str, version: str, request: InferRequest, outputs: list[tuple[Tensor, bool]]
 ) -> Response:
-    """Build the response; each output comes with True if it is sent as bytes."""
+    """Build the inference response: a JSON head, then the binary tensors.
+
+    Each output is a tensor, with True if it is sent as bytes and not as JSON.
+    """
     described, tail = [], []
     for tensor, is_binary in outputs:
         entry: dict[str, Any] = {
@@ -218,7 +221,7 @@ def _tensor(content: Any, rest: memoryview, field: str) -> tuple[Tensor, memoryv
 def _name(described: dict[str, Any], field: str) -> str:
     name = described.get("name")
     if not isinstance(name, str):
-        raise mismatch("a name was expected, as text", f"{field}.name")
+        raise mismatch("expected a name, as text", f"{field}.name")
     return name
 
 
@@ -254,7 +257,7 @@ def _requested_outputs(content: Any, is_binary: bool) -> list[RequestedOutput] |
     if content is None:
         return None
     if not isinstance(content, list):
-        raise mismatch("a list of outputs was expected", "outputs")
+        raise mismatch("expected a list of outputs", "outputs")
     outputs: dict[str, RequestedOutput] = {}
     for position, each in enumerate(content):
         field = f"outputs[{position}]"
@@ -280,7 +283,7 @@ def _parameters(content: dict[str, Any], field: str, known: set[str]) -> dict[st
     """Return the checked parameters. Refuses unknown ones, such as `timeout`, by name."""
     parameters = content.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise mismatch("an object was expected", field)
+        raise mismatch("expected a JSON object", field)
     return _object(parameters, field, known)
 
 

@@ -28,7 +28,7 @@ class _SecondServer(uvicorn.Server):
 
 
 class OperatorPort:
-    """One worker's listener on SLIPWAY_ADMIN_PORT."""
+    """The HTTP server of one worker on SLIPWAY_ADMIN_PORT."""
 
     def __init__(self, worker: ModelWorker, application: Application) -> None:
         self._settings = worker.settings

@@ -177,7 +177,7 @@ class LineLog(Generic[Item]):
         else:
             self._count("logged", len(chunk))
             if self._is_failing:
-                logger.info("the %s is written again in %s", self._what, self._writer.root)
+                logger.info("writing the %s works again in %s", self._what, self._writer.root)
             self._is_failing = False
 
     def _report_failure(self, error: Exception) -> None:

@@ -40,7 +40,7 @@ def write_own_wheel(folder: Path, package: Path = _PACKAGE) -> Path:
 
 
 def _installed(package: Path) -> Distribution:
-    """Return the distribution that the package is part of. UnavailableError if there is none."""
+    """Return the distribution that installed the package. Raises UnavailableError without one."""
     for found in distributions(name=NAME, path=[str(package.parent)]):
         if any(name == "slipway/__init__.py" for name, *_ in _record(found)):
             return found

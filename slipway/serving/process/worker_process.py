@@ -34,7 +34,7 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 
 
 def set_up_worker_process(worker: ModelWorker) -> None:
-    """Set up this process. Called on the event loop, before the model is loaded."""
+    """Set up interpreter, memory and signals. Call it on the event loop before loading a model."""
     server = server_process()
     if server is not None:  # else a killed server leaves its workers on the port
         end_with(server)
@@ -46,7 +46,10 @@ def set_up_worker_process(worker: ModelWorker) -> None:
 
 
 def freeze_gc() -> None:
-    """Collect once, then exclude all existing objects from collections. Takes about 0.1 s."""
+    """Collect garbage once, then exclude all existing objects from later collections.
+
+    Takes about 0.1 s.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

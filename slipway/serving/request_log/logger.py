@@ -41,7 +41,10 @@ class RequestLogSettings(SettingsSection):
 
 
 class RequestLogger:
-    """One worker's request log. `count` receives each outcome: logged, dropped or failed."""
+    """Writes one worker's request log.
+
+    `count` receives the number of requests by outcome: logged, dropped or failed.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,10 @@ class RequestLogger:
 def open_request_logger(
     settings: RequestLogSettings, num_workers: int, count: Count
 ) -> RequestLogger | None:
-    """Open the request log; None without a folder, with a warning for unused settings."""
+    """Open the request log. Returns None if no folder is set.
+
+    Settings that have no effect without a folder then cause a warning.
+    """
     if settings.request_log_directory is None:
         idle = sorted(
             f"SLIPWAY_{name.upper()}"

@@ -360,7 +360,7 @@ class FormReader:
             self._parser.write(piece)  # type: ignore[arg-type]  # works on both types
 
     def images(self) -> tuple[bytes, ...]:
-        """Return the files named `image` in order. Raises Refusal for none, or other fields."""
+        """Return the files named `image` in order. Raises Refusal for none or other fields."""
         if not self._is_complete:
             message = "the multipart form has no closing boundary, or another one than its header"
             raise Refusal("malformed_body", message)

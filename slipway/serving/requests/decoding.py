@@ -30,7 +30,7 @@ INLINE_PIXELS = 96 * 96
 
 @dataclass(frozen=True)
 class Decoded:
-    """The network inputs of one request."""
+    """The decoded network inputs of one request."""
 
     inputs: NDArray[Any]  # (rows, ...)
     is_list: bool  # the caller sent, and gets, a list
@@ -79,7 +79,10 @@ class ImageDecoder:
                 _cancel(pixels)
 
     def reader(self, images: Sequence[bytes]) -> Callable[[], NDArray[np.uint8]] | None:
-        """Return a function that decodes a small image to (1, size_px, size_px, channels)."""
+        """Return a function that decodes a small image to (1, size_px, size_px, channels) uint8.
+
+        None for several images, a large one, or one with a user's transform: decode on threads.
+        """
         has_user_function = self._contract.transform is not None  # which may be slow
         if len(images) > 1 or has_user_function or not _is_small(images[0]):
             return None

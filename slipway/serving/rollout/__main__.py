@@ -89,7 +89,7 @@ def _roll_out_on_cluster(options: argparse.Namespace, settings: Settings) -> Non
 
 
 def _warn_without_workers(settings: Settings) -> None:
-    """Warn if no worker follows the state: the command may have another SLIPWAY_STATE."""
+    """Print a warning if no worker uses this state: SLIPWAY_STATE may differ from the service's."""
     if any(report.is_alive for report in read_reports(settings.state)):
         return
     default = "" if f"{PREFIX}STATE" in os.environ else f", the default: {PREFIX}STATE is not set"
@@ -102,7 +102,10 @@ def _warn_without_workers(settings: Settings) -> None:
 
 
 def _finish(settings: Settings, proposed: Rollout, seconds: float) -> None:
-    """Wait and print the outcome. Raises RolloutError unless it is the requested one."""
+    """Wait for the workers and print the outcome.
+
+    Raises RolloutError if the model was refused or rolled back, or if `seconds` are not enough.
+    """
     rollout, late = commands.wait(settings, seconds)
     if rollout.candidate and rollout.candidate.phase == "preparing":
         raise RolloutError(

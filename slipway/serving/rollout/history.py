@@ -43,7 +43,7 @@ _LONGEST_REASON = 500
 
 
 class Author(NamedTuple):
-    """The operator who gave a command, and the reason."""
+    """The operator who gave a command, and the operator's reason for it."""
 
     name: str
     reason: str = ""
@@ -141,7 +141,7 @@ def read_history(path: Path) -> list[Entry]:
     previous = ""
     for number, line in enumerate(complete_lines(path), start=1):
         wrong = f"{path} was changed or damaged: line {number}"
-        fix = "Compare the file with a backup. The service goes on, but records no more there."
+        fix = "Restore the file from a backup. Until then the service adds no entries."
         try:
             entry = Entry.model_validate_json(line)
         except ValidationError:

@@ -127,7 +127,7 @@ class _Trial:
 
 
 class RolloutReconciler:
-    """Brings one worker to the desired rollout state."""
+    """Reconciles one worker with the desired rollout state, and reports its progress."""
 
     def __init__(self, worker: ModelWorker) -> None:
         self._worker = worker
@@ -186,7 +186,7 @@ class RolloutReconciler:
             self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End the candidate in this worker, and report an orderly stop."""
+        """Free the candidate in this worker, and report that the worker stops in order."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -51,7 +51,7 @@ def rehearse(settings: Settings) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the process. Returns 0, or 1 with one line on stderr."""
+    """Load the model in this process. Returns 0, or 1 after one line with the reason on stderr."""
     os.nice(_NICENESS)
     bundle, certificate, engine = map(Path, arguments)
     try:

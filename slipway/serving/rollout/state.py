@@ -25,7 +25,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class RolloutError(SlipwayError):
-    """A rollout that is not possible, or a state that cannot be read."""
+    """A rollout command is not possible now, or the state cannot be read."""
 
 
 class Model(Contract):
@@ -103,7 +103,7 @@ EventKind = Literal["proposed", "swapped", "refused", "rolled_back", "promoted",
 
 
 class Event(Contract):
-    """An event in the history of rollouts."""
+    """An event in the history of rollouts, such as a promotion: what, which model, and why."""
 
     number: int
     time: float  # seconds since 1970
@@ -114,7 +114,7 @@ class Event(Contract):
 
 
 class Rollout(Contract):
-    """The content of `rollout.json`."""
+    """The content of `rollout.json`: stable model, candidate, history and latest events."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 

@@ -28,7 +28,7 @@ _threads = threading.Lock()  # the file lock excludes other processes only
 
 
 def copy_folder(state: Path, model: Model) -> Path:
-    """Return the folder of a model's copy."""
+    """Return the folder in SLIPWAY_STATE with a rolled-out model's copy."""
     return state / "models" / model.folder
 
 
