@@ -1,4 +1,4 @@
-"""A trained network as a bundle: graphs, choice of precision, certificate, release.
+"""Exports a trained network as a bundle: graphs, choice of precision, certificate, release.
 
 `runtimes/` runs a bundle.
 """

@@ -1,7 +1,7 @@
-"""Writes the bundle of a trained network: every variant, the choice among them, the manifest last.
+"""Writes the bundle of a trained network: all variants, the choice among them, then the manifest.
 
-Refuses everything that `graph` and `variants` refuse. Nothing here depends on the kind of network,
-so any torch module with the right signature can be exported.
+It raises the errors of `graphs.graph` and `graphs.variants`. Nothing here depends on the kind of
+network, so any torch module with the right signature can be exported.
 """
 
 import math
@@ -90,9 +90,9 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network and the facts about it that its bundle states.
+    """A network, and the facts about it that its bundle records.
 
-    The network maps inputs (rows, ...) to answers and OOD scores.
+    The network maps inputs (rows, ...) to outputs (rows, K) and OOD scores (rows,).
     """
 
     network: CalibratedNetwork
@@ -132,7 +132,7 @@ def write_bundle(
     effort: Effort = FULL,
     card: WriteCard | None = None,
 ) -> Leaderboard:
-    """Fill the folder `root` with a bundle of every variant in `params` that can be an improvement.
+    """Write a bundle to the folder `root`, with every variant in `params` that can be useful.
 
     Args:
         card: writes the model card; None for no card.
@@ -208,9 +208,9 @@ def _write_golden_rows(
     batch_size: int,
     calibrations: Mapping[str, Calibration],
 ) -> GoldenFile | None:
-    """Draw rows of the split, answer them with every graph in `root` and write the file.
+    """Write the file of golden rows: rows of the split with the outputs of every graph in `root`.
 
-    At most `num_rows` rows are chosen, by the seed and the ids only.
+    At most `num_rows` rows are drawn, by the seed and the ids only.
 
     Returns:
         The record for `bundle.json`; None for 0 rows.
@@ -247,7 +247,7 @@ def _write_golden_rows(
 
 @dataclass(frozen=True)
 class _Source:
-    """A network to make variants from, its fp32 graph, and the allowed loss of the variants."""
+    """A network from which variants are made, its fp32 graph, and the variants' allowed loss."""
 
     trained: Trained
     fp32: bytes
@@ -321,10 +321,9 @@ def _write_model(
 def _pruned_source(
     trained: Trained, rows: ExportRows, params: ExportParams, loss: "_GraphLoss"
 ) -> _Source:
-    """Export the pruned network.
+    """Export the pruned network to fp32, and determine the allowed loss of its int8 variant.
 
-    Its int8 variant may lose as much as the goal allows, or as much as pruning lost if that is
-    more.
+    That is the loss that the goal allows, or the loss that pruning caused if it is larger.
     """
     pruned = trained.pruned
     if pruned is None:
@@ -343,7 +342,7 @@ def _pruned_source(
 
 
 class _GraphLoss:
-    """Computes the loss of a graph against fp32 on validation rows; infinite for broken answers."""
+    """Computes the metric loss of a graph against fp32 on validation rows; infinite if broken."""
 
     def __init__(
         self, fp32: bytes, trained: Trained, validation: PackedSplit, resampling: Resampling

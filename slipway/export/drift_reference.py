@@ -36,9 +36,9 @@ def choose_rows(split: PackedSplit, seed: int, num_rows: int = _MAX_ROWS) -> NDA
 
 
 def has_served_form(inputs: Inputs, contract: InputContract) -> bool:
-    """Return True if rows are stored in the form that the service sees.
+    """Return True if the rows are stored exactly as the service computes them.
 
-    They may also be stored larger, for random crops, or recompressed.
+    Training images may instead be stored larger, for random crops, or as lossy JPEGs.
     """
     return isinstance(inputs, np.ndarray) and tuple(inputs.shape[1:]) == tuple(contract.shape)
 
@@ -61,7 +61,7 @@ def write_drift(
     models: Mapping[str, ModelFile],
     rows: DriftRows,
 ) -> str:
-    """Answer validation rows with every graph in `root` and write the reference.
+    """Write the drift reference: inputs, and every graph's predictions for the validation rows.
 
     Returns:
         The SHA-256 of the file.

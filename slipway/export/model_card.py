@@ -34,7 +34,7 @@ _NO_PURPOSE = (
 
 @dataclass(frozen=True)
 class CardFacts:
-    """The facts that a card is made from."""
+    """The facts from which a model card is written."""
 
     training: ModelManifest
     calibration: Calibration
@@ -74,7 +74,7 @@ def read_report(path: Path) -> dict[str, Any]:
 def model_card(
     facts: CardFacts, models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]
 ) -> str:
-    """Write the card as Markdown; `models` are by variant, `choice` is by provider."""
+    """Return the card as Markdown; `models` are by variant, `choice` is by provider."""
     network = facts.training.network
     what = f"one of {len(network.classes)} classes" if network.classes else facts.target_column
     if facts.target.several:
@@ -342,7 +342,7 @@ def _licenses(facts: CardFacts) -> Iterator[str]:
 
 
 def _user_code(facts: CardFacts) -> Iterator[str]:
-    """List the parts that are the user's own code, with their digests."""
+    """Yield a line for each part that is the user's own code, with its digest."""
     evaluation = map(UserCode.model_validate, facts.evaluation.get("user_code", []))
     for code in (*facts.training.user_code, *evaluation):
         yield f"User code: `{code.key}` is `{code.name}`, SHA-256 `{code.sha256}`."

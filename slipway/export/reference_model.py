@@ -1,8 +1,8 @@
-"""Runs the fp32 graph of the reference model on the test rows, through its own preprocessing.
+"""Runs the fp32 graph of the reference model on the test rows, with its own preprocessing.
 
-If its input contract is that of the packed store, it runs on the packed rows. Otherwise the raw
-rows are decoded or encoded by its own contract; rows that the contract refuses are marked, not
-guessed.
+If its input contract equals that of the packed store, it runs on the packed rows. Otherwise the raw
+rows are decoded or encoded by its own contract. Rows that the contract refuses are marked and get
+no prediction.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def answer_test_rows(
     manifest: PackedManifest,
     data: Callable[[], DataParams],
 ) -> ReferenceAnswers:
-    """Answer the test rows of the store `packed` with the reference model.
+    """Predict the test rows of the store `packed` with the reference model.
 
     Args:
         data: locates the raw rows; called only if they are needed.
@@ -120,7 +120,7 @@ def answer_test_rows(
 def _in_order(
     thresholds: Sequence[float] | None, labels: Sequence[str], manifest: PackedManifest
 ) -> list[float] | None:
-    """Return thresholds in the order of the packed classes."""
+    """Reorder the thresholds of `labels` to the order of the packed classes."""
     if thresholds is None:
         return None
     return [thresholds[labels.index(name)] for name in manifest.classes]

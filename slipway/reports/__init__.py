@@ -1,4 +1,4 @@
-"""Text for the console; records of an evaluation and HTML pages have rooms of their own.
+"""Reports on a run: text for the console, the record of an evaluation, and HTML pages.
 
-Computes no score: that is the task of `metrics/`.
+`metrics/` computes the scores.
 """

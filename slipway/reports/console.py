@@ -8,7 +8,7 @@ _LARGEST_IN_FULL = 1e12  # the square of a million
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Format columns as wide as their widest cell; columns of numbers are right-aligned."""
+    """Format a table with columns as wide as their widest cell; numbers are right-aligned."""
     cells = [list(columns), *(list(row) for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     right = [_is_numeric([row[index] for row in rows]) for index in range(len(columns))]

@@ -1,7 +1,7 @@
-"""`python -m slipway.reports.summary`: one screen about the last run, from the stages' files.
+"""`python -m slipway.reports.summary`: summarises the last run on one screen.
 
-It measures nothing, and refuses a missing file or a certificate of another bundle. The command ends
-with exit code 1 if a quality gate was missed or could not be judged.
+It reads the files that the stages wrote, and refuses a missing file or a certificate of another
+bundle. The command exits with code 1 if a quality gate was missed or could not be judged.
 """
 
 import json
@@ -30,7 +30,7 @@ _NOW = """what now
 
 
 def main(root: Path) -> None:
-    """Print the summary; GateMissedError after it if the quality gates forbid a release."""
+    """Print the summary, then raise GateMissedError if the quality gates forbid a release."""
     bundle, certificate = _read(root)
     print(summary(root))
     failed = not_passed(certificate.gate_results)
@@ -81,7 +81,7 @@ def _rows(root: Path) -> str:
 
 
 def _entries(path: Path, *keys: str) -> list[Any]:
-    """Read some entries of a stage's report."""
+    """Read the entries `keys` of a stage's JSON report."""
     try:
         content = json.loads(path.read_text())
         return [content[key] for key in keys]

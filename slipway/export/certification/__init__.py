@@ -1,4 +1,4 @@
-"""The certificate: compares every way of running the model, up to HTTP, with torch on test rows.
+"""Certifies a bundle: compares every way of running it, up to HTTP, with torch on test rows.
 
-Builds no graph.
+Each way of running the model is called a hop. The graphs come from `export/graphs/`.
 """

@@ -1,10 +1,10 @@
-"""A release's bill of materials in CycloneDX 1.6 (JSON): model, graphs, data, packages, licences.
+"""Makes a release's bill of materials (CycloneDX 1.6): model, graphs, data, packages, licences.
 
-https://cyclonedx.org/docs/1.6/json describes the format. cyclonedx-python-lib has no model cards,
-so it only checks the result, in the tests. The licences of data and weights are the user's
-(`export.data_license`, `export.license`); those of packages are what their own metadata declare. A
-licence that nobody declared is left out, and a property says so. The same release gives the same
-bytes, so there is no timestamp.
+https://cyclonedx.org/docs/1.6/json describes the format. cyclonedx-python-lib does not support
+model cards, so it only checks the result, in the tests. The user declares the licences of data and
+weights (`export.data_license`, `export.license`); those of packages come from their metadata. An
+undeclared licence is left out, and a property says so. The same release gives the same bytes, so
+there is no timestamp.
 """
 
 import uuid
@@ -31,7 +31,7 @@ _OPTIONS = {"weights": "export.license", "data": "export.data_license"}
 def bill_of_materials(
     bundle: LoadedBundle, certificate: Certificate, seal: str, statement_seal: str
 ) -> dict[str, Any]:
-    """Return the bill of a certified bundle.
+    """Return the bill of materials of a certified bundle, as a JSON object.
 
     `seal` and `statement_seal` are the SHA-256 of its certificate and its in-toto statement, in
     hex.
@@ -80,14 +80,14 @@ def bill_of_materials(
 
 
 def license_of(bundle: LoadedBundle, of: str) -> str | None:
-    """Return the licence in params.yaml of "weights" or "data"; None if nobody wrote one."""
+    """Return the licence of "weights" or "data" in params.yaml; None if it is not set."""
     key = _OPTIONS[of].removeprefix("export.")
     found = bundle.manifest.lineage.params.get("export", {}).get(key)
     return None if found is None else str(found)
 
 
 def undeclared(bundle: LoadedBundle) -> list[str]:
-    """Return the keys of params.yaml that would name the licences that are missing."""
+    """Return the keys of params.yaml for licences that are not set."""
     return [key for of, key in _OPTIONS.items() if license_of(bundle, of) is None]
 
 
@@ -153,7 +153,10 @@ def _card(bundle: LoadedBundle) -> dict[str, Any]:
 
 
 def _data(bundle: LoadedBundle) -> dict[str, Any]:
-    """Describe the raw data. The MD5 of a folder is of DVC's list of its files, so no hash."""
+    """Describe the raw data.
+
+    A folder has no hash, because DVC's MD5 is that of its list of files.
+    """
     source = bundle.manifest.lineage.data
     path = bundle.manifest.lineage.params.get("data", {}).get("path")
     name = source.path if source else path or "unknown"
@@ -202,7 +205,7 @@ def _packages(versions: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def _required(name: str, found: Mapping[Any, str]) -> Iterator[Any]:
-    """Yield the new requirements of a package, if its version is the one installed here."""
+    """Yield the requirements of a package that are not in `found`, if its version is installed."""
     own = _installed(name, found[name])
     for text in own.get_all("Requires-Dist", []) if own else []:
         requirement = Requirement(text)
@@ -240,7 +243,7 @@ def _license_of_package(name: str, version: str) -> str | None:
 
 
 def _declared(of: str, license_: str | None) -> dict[str, Any]:
-    """Return the field `licenses`, or a property that says that there is no declared licence."""
+    """Return the field `licenses`, or a property that states that no licence is declared."""
     if license_ is None:
         remedy = f": set {_OPTIONS[of]} in params.yaml" if of in _OPTIONS else ""
         return {"properties": [{"name": "slipway:license", "value": f"NOASSERTION{remedy}"}]}

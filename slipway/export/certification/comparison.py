@@ -1,9 +1,9 @@
-"""Decides if two ways of running the model (hops) still give the same model on the same rows.
+"""Decides if two ways of running the model (hops) agree on the same rows.
 
-Pure arithmetic on answers that were already measured. Answers that are not finite, have another
-shape or come from another execution than requested never agree. Metrics are compared row by row
-with those of the first hop; the paired interval of a change shows how far it may differ on other
-test rows.
+It only compares predictions that were measured before. Predictions that are not finite, have
+another shape, or come from another execution than requested never agree. Metrics are compared row
+by row with those of the first hop; the paired interval of a change shows how much it may vary on
+other test rows.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ _NOT_MEASURED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TestRows:
-    """The rows that every hop answers."""
+    """The test rows that every hop predicts."""
 
     __test__ = False  # keeps pytest from collecting it
 
@@ -78,7 +78,7 @@ def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
 
 @dataclass(frozen=True)
 class BatchAnswers:
-    """A hop's answers to the first `len(outputs)` rows, in batches of `batch_size`."""
+    """A hop's predictions for the first `len(outputs)` rows, in batches of `batch_size`."""
 
     batch_size: int
     outputs: NDArray[np.float32]  # as in `Measurement`
@@ -87,9 +87,9 @@ class BatchAnswers:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A hop's answers, their noise and its speed.
+    """A hop's predictions, their noise, and its speed.
 
-    The noise is the difference of a runtime's answers between batch sizes, as on a GPU in fp16.
+    The noise is the difference of a runtime's predictions between batch sizes, as on a GPU in fp16.
     """
 
     actual: Execution
@@ -113,7 +113,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The allowed distance of a hop from its reference. A bound that is None is not checked.
+    """The allowed difference of a hop from its reference. A bound that is None is not checked.
 
     Attributes:
         max_difference: absolute for probabilities; for values and OOD scores relative to the
@@ -149,9 +149,9 @@ class HopComparison:
         self._origin: Measurement | None = None  # the first hop
 
     def first(self, name: str, requested: Execution, measured: Measurement) -> Hop:
-        """Return the first hop, the origin of all metric comparisons.
+        """Return the first hop, with which the metrics of all others are compared.
 
-        Its status is "differs" only if it has no valid answers, or did not run as requested.
+        Its status is "differs" only if its predictions are invalid, or it did not run as requested.
         """
         metric, problems = self._metric(measured)
         if metric:
@@ -375,7 +375,7 @@ class HopComparison:
 
 @dataclass(frozen=True)
 class _Distance:
-    """Distance between the answers of two hops in one batch size."""
+    """Difference between the predictions of two hops at one batch size."""
 
     largest: float
     mean: float
@@ -387,7 +387,7 @@ class _Distance:
 
 @dataclass(frozen=True)
 class _Distances:
-    """Distances between two hops in every measured batch size."""
+    """Differences between two hops at every measured batch size."""
 
     main: _Distance
     runs: list[_Distance]
@@ -428,7 +428,7 @@ class _MetricLoss:
 
     @property
     def is_proven(self) -> bool:
-        """True if even the mild end exceeds the budget and the loss by one row."""
+        """True if the smaller end of the interval exceeds the budget and the loss of one row."""
         return not self.mild <= max(self.budget, self.row) + _ROUNDING
 
     @property
@@ -461,7 +461,7 @@ def failed(
     reference: str | None = None,
     actual: Execution | None = None,
 ) -> Hop:
-    """Return a hop with the status "differs", because its answers cannot be compared."""
+    """Return a hop with the status "differs", for predictions that cannot be compared."""
     content = {**_NOT_COMPARED, **_NOT_MEASURED, "reference": reference}
     return Hop(
         name=name, status="differs", reason=reason, requested=requested, actual=actual, **content
@@ -529,10 +529,10 @@ def _flips(found: Measurement, expected: Measurement) -> NDArray[np.int64]:
 def lost_leads(
     found: NDArray[np.float32], expected: NDArray[np.float32], thresholds: Thresholds
 ) -> NDArray[np.float64]:
-    """Return for each row, (rows,), the distance of its flipped labels from flipping.
+    """Return how far each row's expected label was from changing, (rows,).
 
-    That is the lead of the most probable label, or for several labels the largest distance of a
-    flipped one from its threshold.
+    For classes it is the lead of the most probable class. For several labels it is the largest
+    distance of a flipped label's probability from its threshold; 0 if no label flipped.
     """
     now, before = thresholds
     if now is None or before is None:
@@ -547,7 +547,7 @@ def _are_equal(before: Measurement, after: Measurement) -> bool:
 
 
 def _is_another_model(found: Measurement, expected: Measurement) -> bool:
-    """Return True if rounding cannot explain the difference.
+    """Return True if the difference is too large for rounding.
 
     Then most labels changed, or the values are further from the reference than a constant would be.
     """
@@ -558,9 +558,9 @@ def _is_another_model(found: Measurement, expected: Measurement) -> bool:
 
 
 def _differences(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return absolute differences from the first rows of `expected`, infinite if not finite.
+    """Return absolute differences from the first rows of `expected`; infinity in place of NaN.
 
-    A NaN would compare as no difference.
+    A NaN would pass every comparison with a bound.
     """
     differences = np.abs(found.astype(np.float64) - expected[: len(found)])
     return np.where(np.isfinite(differences), differences, np.inf)

@@ -56,7 +56,7 @@ class GrpcClient(ServiceClient):
     def predictions(
         self, what: str, payloads: list[RowPayload], is_list: bool = False
     ) -> Predictions:
-        """Request the predictions of the rows, and convert the tensors to the form of HTTP.
+        """Request the predictions of the rows, and convert the tensors to the format of HTTP.
 
         BOOL has no missing value, so rows that lack different booleans need separate requests.
         """
@@ -93,7 +93,7 @@ class GrpcClient(ServiceClient):
             raise ParityError(f"{what}: the service gave no answer over gRPC ({error}).") from error
 
     def _cells(self, payload: RowPayload) -> dict[str, Any]:
-        """Return the value of each input: a file's bytes, a cell, or a row that has no names."""
+        """Return the value of each input by name: the bytes of a file, or a cell of the row."""
         if input_kind(self.bundle.manifest.input.kind).takes_files:
             return dict.fromkeys(self._datatypes, payload.content)
         row = json.loads(payload.content)
@@ -124,7 +124,7 @@ class GrpcClient(ServiceClient):
     def _described(
         self, what: str, outputs: dict[str, NDArray[Any]], num_rows: int
     ) -> list[dict[str, Any]]:
-        """Return one prediction per row. The protocol lacks intervals: they are computed here."""
+        """Return one prediction per row; intervals, which the protocol lacks, are computed here."""
         labels = self.bundle.manifest.output.labels
         columns = {name: values.tolist() for name, values in outputs.items()}
         try:

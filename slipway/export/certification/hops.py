@@ -1,9 +1,9 @@
 """Runs the hops before HTTP: torch, every ONNX variant on every provider, the TensorRT engine.
 
-A hop that cannot run here (no GPU, no engine) has the status `not_executed` with the reason. A hop
-that is refused or fails has the status `differs`. Columns are compared by their names in the
-bundle, so permuted labels are detected. fp32 also answers in small batches: a graph may depend on
-its batch.
+A hop that cannot run here (no GPU, no engine) gets the status `not_executed` with the reason. A hop
+that is refused or fails gets the status `differs`. Columns are compared by their names in the
+bundle, so permuted labels are detected. fp32 is also run in small batches, because a graph's
+predictions may depend on the batch.
 """
 
 import statistics
@@ -185,7 +185,7 @@ class HopRunner:
         return open_onnx_tensorrt(self._bundle, variant, profile, cache, num_threads=0)
 
     def _measure(self, runner: Runner, requested: Execution) -> Measurement:
-        """Measure the hop; fp32 in several batch sizes, on which its answers must not depend."""
+        """Measure a hop; fp32 at several batch sizes, on which predictions must not depend."""
         rows, manifest, size = self._comparison.rows, self._bundle.manifest, self._max_batch_size
         measured = measure(runner, rows, size, self._params.timing_rounds)
         runs = [BatchAnswers(size, measured.outputs, measured.scores)]
@@ -212,7 +212,7 @@ class HopRunner:
 
 
 def measure(runner: Runner, rows: TestRows, max_batch_size: int, timing_rounds: int) -> Measurement:
-    """Measure the answers to all rows, the median latency of one row, and the throughput."""
+    """Measure the predictions of all rows, the median latency of one row, and the throughput."""
     row, batch = rows.inputs[:1], repeated_rows(rows.inputs, max_batch_size)
     answers = _answer_all(runner, rows.inputs, max_batch_size)
     for _ in range(_WARM_UP_CALLS):
@@ -236,7 +236,7 @@ def measure(runner: Runner, rows: TestRows, max_batch_size: int, timing_rounds: 
 
 
 def _answer_all(runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
-    """Answer all rows. Fewer rows than a batch are repeated, so that a batch of that size runs."""
+    """Predict all rows; if they are fewer than a batch, they are repeated to fill one."""
     if len(inputs) >= batch_size:
         return run_in_batches(runner.run, inputs, batch_size)
     outputs, scores = runner.run(repeated_rows(inputs, batch_size))
@@ -246,7 +246,7 @@ def _answer_all(runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
 def in_small_batches(
     runner: Runner, inputs: Inputs, max_batch_size: int, seconds: float
 ) -> list[BatchAnswers]:
-    """Answer in batches of 1, 2 and 7; each size stops after `seconds`."""
+    """Predict the rows in batches of 1, 2 and 7; each size stops after `seconds`."""
     return [
         BatchAnswers(size, *_run_for(seconds, runner, inputs, size))
         for size in _SMALL_BATCHES
@@ -267,10 +267,10 @@ def _run_for(seconds: float, runner: Runner, inputs: Inputs, batch_size: int) ->
 def batch_noise(
     runner: Runner, inputs: Inputs, answers: Answers, max_batch_size: int
 ) -> tuple[float, float]:
-    """Return the largest difference between `answers` and those in small batches.
+    """Return the largest differences between `answers` and predictions in small batches.
 
-    A GPU uses other kernels for small batches. The first number is for outputs, the second for OOD
-    scores.
+    The first number is for outputs, the second for OOD scores. They differ because a GPU uses other
+    kernels for small batches.
     """
     rows = inputs[:_NOISE_ROWS]
     sizes = [size for size in _SERVED_BATCHES if size <= max_batch_size]

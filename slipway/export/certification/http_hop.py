@@ -1,7 +1,8 @@
 """Sends the original images, or the raw rows of a table, to the running service over HTTP.
 
-Rows of a table are sent twice: each in its own request, and several in one. Refused are raw data
-that changed since packing, answers of another model version, and answers without the declared form.
+Rows of a table are sent twice: each in its own request, and several in one. An error is raised for
+raw data that changed since packing, for responses of another model version, and for responses that
+are not in the declared format.
 """
 
 import itertools
@@ -39,7 +40,7 @@ _MAX_SHOWN = 300  # characters of an answer in a message
 
 @dataclass(frozen=True)
 class ServiceChoice:
-    """The execution that the service was configured with and the one it runs, from `/model`."""
+    """The execution that the service is configured for, and the one that it runs, from `/model`."""
 
     requested: Execution  # with the backend "http" or "grpc"
     actual: Execution
@@ -132,8 +133,9 @@ class ServiceClient:
         """Send every payload once, several at a time, then one repeatedly to measure its latency.
 
         Returns:
-            The answers to requests with one row, and to requests with several rows. For images the
-            latter is None, because a request holds one image. Both report the same speed.
+            The predictions from requests with one row, and from requests with several rows. For
+            images the latter is None, because a request holds one image. Both report the same
+            speed.
         """
         many_per_request = input_kind(self.bundle.manifest.input.kind).many_per_request
         num_columns = max(len(self._classes), 1) + 1  # the OOD score is the last
@@ -192,7 +194,7 @@ class ServiceClient:
     def predictions(
         self, what: str, payloads: list[RowPayload], is_list: bool = False
     ) -> Predictions:
-        """Request the predictions of one request; with `is_list` in the form of several rows."""
+        """Send one request and return its predictions; with `is_list` it holds a list of rows."""
         content, content_type = payloads[0].content, payloads[0].content_type
         if is_list:
             content_type = _JSON

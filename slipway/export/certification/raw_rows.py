@@ -1,4 +1,4 @@
-"""Finds packed test rows in the raw data again and checks that they did not change."""
+"""Finds the packed test rows in the raw data, and checks that they did not change."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,9 @@
 """Runs the hops `http` and `grpc`: starts the service, sends every test row, compares, stops it.
 
-The reference is the hop that the service runs behind HTTP, so a difference can only come from the
-service: decoding, resizing, reading and encoding rows, batching, rounding or labels. On a GPU an
-answer depends slightly on its batch, most of all in fp16. That noise was measured with the runtime
-alone and is allowed here. Without the packages of gRPC its hop is not executed.
+The reference is the hop of the runtime that the service uses, so a difference can only come from
+the service: decoding, resizing, reading and encoding rows, batching, rounding or labels. On a GPU a
+prediction depends slightly on its batch, most of all in fp16. That noise was measured with the
+runtime only and is allowed here. Without the packages of gRPC the hop `grpc` is not executed.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ class ServiceHop:
         payloads: MakePayloads,
         params: VerifyParams,
     ) -> list[Measured]:
-        """Return the hops and their answers: `http`, then `grpc`, with the reason if it cannot run.
+        """Return the hops `http` and `grpc` with their predictions, or the reason for having none.
 
         The status is "differs" if the service does not start, does not answer, or answers
         differently. Rows of a table are sent in two ways; the one with the larger difference
@@ -83,7 +83,7 @@ class ServiceHop:
 
 
 def not_tried(fault: Hop) -> list[Hop]:
-    """Return both hops unexecuted, because the earlier hop `fault` differs."""
+    """Return both hops as not executed, because the earlier hop `fault` differs."""
     reason = f"not tried, because the earlier hop {fault.name} differs"
     return [_not_executed("http", reason), _not_executed("grpc", reason)]
 

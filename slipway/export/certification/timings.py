@@ -1,7 +1,7 @@
 """Times several models in turns, so that a disturbance of the machine affects all of them equally.
 
-Every round calls each model at each batch size, in an order that changes from round to round, so
-that a ratio is formed from neighbouring calls. No figure comes from a single call. A model that is
+Every round calls each model at each batch size, in an order that changes from round to round. A
+ratio of two models is formed within a round. No figure comes from a single call. A model that is
 too slow for the time limit is measured at fewer batch sizes.
 """
 
@@ -36,7 +36,7 @@ _OPSET, _SPEEDS_S, _SPEED_BATCH = 18, 5.0, 64  # of graphs that are only timed
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds by model: per round, the `calls` with one row, and the mean of each batch size."""
+    """Measured seconds by model and round: `calls` with one row, and the mean per batch size."""
 
     calls: dict[str, list[list[float]]]
     blocks: dict[str, dict[int, list[float]]]

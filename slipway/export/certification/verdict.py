@@ -34,9 +34,9 @@ def make_certificate(
     engine_digest: str | None = None,
     draft: bool,
 ) -> Certificate:
-    """Make a certificate that certifies or refuses the hops; a draft while HTTP is missing.
+    """Make a certificate that certifies or refuses the bundle; a draft while HTTP is missing.
 
-    Quality gates do not affect this: they decide if a certified model may be released.
+    Quality gates have no influence here: they decide if a certified model may be released.
     """
     agreeing = {hop.name for hop in hops if hop.status == "agrees"}
     is_certified = first_fault(hops) is None and agreeing.issuperset(REQUIRED)
@@ -78,7 +78,7 @@ def digest_everything(bundle: LoadedBundle, paths: list[Path]) -> dict[str, str]
 
 
 def refuse_changed(digests: Mapping[str, str], bundle: LoadedBundle) -> None:
-    """Raise IntegrityError if a file changed since the bundle was made from it."""
+    """Raise IntegrityError if a file in `digests` changed since the bundle was made from it."""
     made_from = bundle.manifest.lineage.digests
     changed = [path for path, digest in digests.items() if made_from.get(path, digest) != digest]
     if changed:
@@ -115,7 +115,7 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
 
 
 def hop_table(hops: Sequence[Hop], bundle: LoadedBundle) -> str:
-    """Format the hops for a terminal; hops without rows share a line for each reason."""
+    """Format the hops as a table; hops that were not executed are listed together, by reason."""
     metric = kind_of(bundle.manifest.task).target.headline
     columns = ["hop", "ran on", "agreement", "max diff", metric, "size", "ms/row", "rows/s"]
     measured = [(hop, hop.actual) for hop in hops if hop.rows and hop.actual]
@@ -130,7 +130,7 @@ def hop_table(hops: Sequence[Hop], bundle: LoadedBundle) -> str:
 
 
 def cut_batches(hop: Hop) -> list[str]:
-    """Describe the batch sizes for which `verify.batch_seconds` was too short for all rows."""
+    """Describe the batch sizes at which `verify.batch_seconds` did not suffice for all rows."""
     return [
         f"in batches of {check.batch_size} it answered {check.rows} of {hop.rows} rows "
         "within verify.batch_seconds"
@@ -140,7 +140,11 @@ def cut_batches(hop: Hop) -> list[str]:
 
 
 def summarise(certificate: Certificate) -> dict[str, Any]:
-    """Return two columns for `dvc metrics show`, and all hops' numbers in a list that DVC skips."""
+    """Return the content of the metrics file of `verify`.
+
+    Two keys become columns of `dvc metrics show`; the numbers of all hops are in a list, which DVC
+    skips.
+    """
     executed = [hop for hop in certificate.hops if hop.rows]
     return {
         "certified": int(certificate.status == "certified"),

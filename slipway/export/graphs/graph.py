@@ -1,8 +1,8 @@
-"""Exports a torch network as a self-contained ONNX graph, from pixels or columns to the answer.
+"""Exports a torch network as a self-contained ONNX graph, from pixels or columns to predictions.
 
-Normalisation, temperature, softmax and the OOD score are part of the network, so a service cannot
-forget any of them. A graph is refused if it needs a second file, fails the ONNX checker, has
-another signature than its bundle declares, or differs from torch at any tried batch size.
+The graph includes normalisation, temperature, softmax and the OOD score, so a service cannot omit
+any of them. A graph is refused if it needs a second file, fails the ONNX checker, has another
+signature than its bundle declares, or differs from torch at any tried batch size.
 """
 
 import json
@@ -32,7 +32,7 @@ _BATCH_SIZE = 64
 
 
 def torch_answers(network: CalibratedNetwork, batch: NDArray[Any]) -> Answers:
-    """Return the answers that the exported graph has to give, from torch in fp32 on the CPU."""
+    """Run the network in torch, fp32 on the CPU; the exported graph must give the same outputs."""
     with torch.inference_mode():
         outputs, scores = network.eval()(torch.from_numpy(np.array(batch)))
     return Answers(outputs.numpy(), scores.numpy())
@@ -41,7 +41,7 @@ def torch_answers(network: CalibratedNetwork, batch: NDArray[Any]) -> Answers:
 def onnx_answers(
     graph: bytes, rows: Inputs, batch_size: int | None = None, variant: str = "int8"
 ) -> Answers:
-    """Run a graph on the CPU in batches of `batch_size`, by default of its `largest_batch`."""
+    """Run a graph on the CPU in batches of `batch_size`, by default its `largest_batch`."""
     runner = open_onnx(graph, variant=variant, precision=variant, provider="cpu", num_threads=0)
     return run_in_batches(runner.run, rows, batch_size or largest_batch(graph))
 
@@ -107,7 +107,7 @@ def describe_graph(
     output: OutputContract,
     weights_sha256: str,
 ) -> bytes:
-    """Add metadata to the graph, so that the file itself states its variant, task and labels."""
+    """Add metadata to the graph: variant, task, labels, and the digest of the trained weights."""
     model = onnx.load_model_from_string(graph)
     facts = {
         "variant": variant,

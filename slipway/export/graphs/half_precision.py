@@ -1,7 +1,7 @@
-"""Converts fp32 to fp16 between the first and the last layer with weights.
+"""Converts a graph from fp32 to fp16 between the first and the last layer with weights.
 
-Nodes before them (normalising pixels and columns, bin positions, codes) and after them (softmax, a
-value in the target's unit, which may exceed 65504) stay in fp32: they cost little, and fp16 would
+Nodes before (normalisation of pixels and columns, bin positions, codes) and after (softmax, a value
+in the target's unit, which may exceed 65504) stay in fp32, because they cost little and fp16 would
 lose precision. So do the nodes that only the OOD score needs, because it is a sum of squares.
 """
 
@@ -19,9 +19,9 @@ _UP, _UP_NODE = "graph_output_cast", "_cast_to_fp32_node"
 
 
 def kept_in_fp32(graph: GraphProto) -> set[str]:
-    """Return the first output of each node that is before or after all layers.
+    """Return the names of the nodes before the first and after the last layer.
 
-    Empty for a graph without layers.
+    A node is named by its first output. The set is empty for a graph without layers.
     """
     inner = between_layers(graph)
     kept = {node.output[0] for node in graph.node} - inner if inner else set()
@@ -38,7 +38,7 @@ def kept_in_fp32(graph: GraphProto) -> set[str]:
 
 
 def between_layers(graph: GraphProto) -> set[str]:
-    """Return the first output of each layer and of each node between layers.
+    """Return the names of all layers and of the nodes between layers, by their first outputs.
 
     Nodes that only the OOD score needs are left out.
     """
@@ -49,7 +49,7 @@ def between_layers(graph: GraphProto) -> set[str]:
 
 
 def score_branch(graph: GraphProto) -> set[str]:
-    """Return the first output of each node that only the OOD score depends on."""
+    """Return the names of the nodes that only the OOD score depends on, by their first outputs."""
     needed = {value.name for value in graph.output if value.name != SCORE_NAME}
     alone = set()
     for node in reversed(graph.node):
@@ -61,7 +61,10 @@ def score_branch(graph: GraphProto) -> set[str]:
 
 
 def to_half(model: ModelProto, kept: set[str]) -> ModelProto:
-    """Convert every node to fp16 except `kept`; the graph's inputs and outputs keep their types."""
+    """Convert every node to fp16 except those in `kept`.
+
+    The inputs and outputs of the graph keep their types.
+    """
     import_onnxruntime()
     # Ships with onnxruntime. The converter of the same name in onnxconverter-common breaks graphs
     # with uint8 input.

@@ -1,9 +1,9 @@
 """Searches for the simplest quantization of a graph that stays within its loss budget.
 
-First the search tries ranges from the smallest to the largest value, then ranges that clip rare
-values. Then the most sensitive layers stay in fp32: one, two, four, and so on. Ranges and
-sensitivities come from training rows; the loss of each attempt is measured on validation rows. If
-no attempt is within the budget, the one with the smallest loss is taken and its loss reported.
+The search first tries quantization ranges from the smallest to the largest activation, then ranges
+that clip rare values. Then it leaves the most sensitive layers in fp32: one, two, four, and so on.
+Ranges and sensitivities come from training rows; the loss of each attempt is measured on validation
+rows. If no attempt is within the budget, the result is the one with the smallest loss.
 """
 
 import math
@@ -70,7 +70,7 @@ def most_sensitive_first(
     rows: NDArray[Any],
     deadline: float,
 ) -> list[str]:
-    """Sort the layers by the mean squared change of the answers when only that layer is quantized.
+    """Sort the layers by the mean squared change of the outputs if only that layer is quantized.
 
     Layers that were not tried before the deadline come last.
     """

@@ -1,8 +1,8 @@
 """Quantizes graphs to int8: static with ranges from sample rows, dynamic with a range per row.
 
-The CPU and TensorRT need different static graphs. In a dynamic graph an answer never depends on the
-other rows of its batch. ONNX Runtime's own dynamic graphs have one range for the whole batch, so in
-a service another caller's row would change the answer.
+The CPU and TensorRT need different static graphs. In our dynamic graphs a prediction never depends
+on other rows of its batch. ONNX Runtime's own dynamic graphs have one range for the whole batch, so
+in a service another caller's row would change the prediction.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ TENSORRT = Scheme(
 
 
 class StaticQuantizer:
-    """Makes int8 graphs of one fp32 graph; prepares it once and runs each calibrator once.
+    """Makes static int8 graphs from one fp32 graph, which is prepared and calibrated only once.
 
     Args:
         fp32: the graph.
@@ -93,10 +93,10 @@ class StaticQuantizer:
         in_fp32: Collection[str] = (),
         only: str | None = None,
     ) -> bytes:
-        """Quantize all layers except `in_fp32`, or layer `only`, with a scale per weight channel.
+        """Quantize all layers except `in_fp32`, or only the layer `only`, with a scale per channel.
 
-        For the CPU the sums and rectifiers between convolutions are quantized too, unless a layer
-        stays in fp32.
+        For the CPU, sums and ReLUs between convolutions are quantized too, unless a layer stays in
+        fp32.
         """
         import_onnxruntime()
         from onnxruntime.quantization import (
@@ -141,7 +141,7 @@ class StaticQuantizer:
 
 
 def dynamic_graph(fp32: bytes, scratch: Path, bits: int | None = None) -> bytes:
-    """Quantize weights to int8 with a scale per column, and their inputs at run time per row."""
+    """Quantize weights to int8 with a scale per column, and inputs at run time, row by row."""
     import_onnxruntime()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -204,7 +204,7 @@ def prepare(fp32: bytes, scratch: Path) -> Path:
 
 
 def _give_own_weights(graph: onnx.GraphProto) -> None:
-    """Copy weights that layers share: ONNX Runtime cannot convert shared int8 weights to uint8."""
+    """Copy weights that layers share, because ONNX Runtime cannot convert shared int8 weights."""
     weights, taken = {tensor.name: tensor for tensor in graph.initializer}, set[str]()
     for node in graph.node:
         for index, name in enumerate(node.input if node.op_type in LAYERS else ()):
@@ -217,7 +217,7 @@ def _give_own_weights(graph: onnx.GraphProto) -> None:
 
 
 def _excluded(graph: onnx.GraphProto) -> list[str]:
-    """List the nodes to exclude: layers with a matrix per column or submodel, and the OOD score's.
+    """List the nodes to leave in fp32: layers with a matrix per column or submodel, the OOD score.
 
     ONNX Runtime has no scale per channel for such layers, which are small. The OOD score is a
     distance; computed from rounded features, it would mostly be the rounding error.
@@ -233,7 +233,7 @@ def _excluded(graph: onnx.GraphProto) -> list[str]:
 
 
 def _joints(graph: onnx.GraphProto) -> list[str]:
-    """List the sums and rectifiers of feature maps between layers.
+    """List the sums and ReLUs of feature maps between layers, which are quantized for the CPU.
 
     Results of a matrix product, and transposed tensors such as a transformer's tokens, do not count
     as feature maps until the next convolution: int8 gains nothing in their sums and loses accuracy.
@@ -292,7 +292,7 @@ def _scale_each_row(graph: onnx.GraphProto) -> None:
 def _with_scales_in_turn(
     nodes: list[onnx.NodeProto], row_scales: set[str]
 ) -> Iterator[onnx.NodeProto]:
-    """Multiply each product by the scales of the weights, and then by those of its rows.
+    """Yield the nodes, with each product scaled first by the weights' scales, then by its rows'.
 
     ONNX Runtime 1.31 fuses a multiplication by the product of both scales to MatMulIntegerToFloat,
     which uses the scale of the first row for all positions of a sequence.

@@ -1,8 +1,8 @@
-"""Writes boosted trees as ONNX's `TreeEnsemble`, which replaces their node in a graph.
+"""Writes boosted trees as ONNX's `TreeEnsemble`, which replaces the placeholder node in a graph.
 
-LightGBM compares in float64 with thresholds between float32 values. ONNX compares in float32: each
-threshold is rounded down, so `x <= threshold` stays true for exactly the same float32 numbers.
-Rounding to the nearest float32 could move a number to the other side.
+LightGBM's thresholds are float64, but ONNX compares in float32. Each threshold is therefore rounded
+down, so that `x <= threshold` holds for exactly the same float32 numbers. Rounding to the nearest
+float32 could move a number to the other side.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _WORD = 32  # bits
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree of LightGBM's text; a child below 0 is the leaf `~child`."""
+    """A tree as in LightGBM's text format; a negative child is the leaf with the index `~child`."""
 
     columns: NDArray[np.int64]  # (splits,) like the next four
     decisions: NDArray[np.int64]
@@ -57,7 +57,7 @@ def round_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def write_trees(model: onnx.ModelProto, network: nn.Module) -> None:
-    """Replace the placeholder nodes of trees in a graph of `network`."""
+    """Replace the placeholder nodes of trees in the graph `model` of `network`, in place."""
     texts = {
         files.sha256_bytes(module.text.encode()): (module.text, module.num_sums)
         for module in network.modules()
@@ -176,7 +176,7 @@ def _goes_left_if_missing(tree: Tree) -> NDArray[np.bool_]:
 
 
 def _with_a_split(tree: Tree) -> Tree:
-    """Return a tree of one leaf as a tree with a split that leads to this leaf on both sides."""
+    """Add a split to a tree of one leaf; both of its sides lead to this leaf."""
     zero = np.zeros(1, np.int64)
     return Tree(zero, zero, np.zeros(1), ~zero, ~zero, tree.leaves, [])
 

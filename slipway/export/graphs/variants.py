@@ -1,8 +1,9 @@
 """Makes smaller and faster graphs from the fp32 one: fp16, static and dynamic int8.
 
-The precision is part of the graph; no runtime has to lower it. `verify` checks the accuracy that a
-variant costs. Broken variants are refused here: weights or activations beyond fp16's range, answers
-that are not finite or unrelated to fp32's. A variant that can gain nothing is left out.
+The precision is part of the graph, so no runtime has to lower it. `verify` later checks each
+variant's loss of accuracy. Broken variants are refused here: weights or activations beyond fp16's
+range, outputs that are not finite or bear no relation to fp32's. A variant without any possible
+gain is left out.
 """
 
 from collections.abc import Callable
@@ -62,8 +63,8 @@ def quantization_samples(
 ) -> NDArray[Any]:
     """Draw at most `num_rows` training rows of a store, as network inputs (rows, ...).
 
-    Ranges from test rows would flatter int8. The choice depends only on the seed and the ids.
-    Images stored larger than the network's input are resized to it.
+    They are training rows because ranges from test rows would make int8 look better than it is. The
+    choice depends only on the seed and the ids. Images stored larger are resized to the input.
     """
     split, contract = open_split(packed, manifest, "train"), manifest.input
     draw = uniform(seed, 0, split.keys, "calibration")
@@ -77,7 +78,7 @@ def quantization_samples(
 
 
 def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
-    """Convert a graph to fp16 from its first layer to its last; input and output keep their types.
+    """Convert a graph to fp16 from its first to its last layer; inputs and outputs keep their type.
 
     Raises:
         ParityError: fp16's range is too small.
@@ -154,7 +155,7 @@ def largest_activations(graph: bytes, rows: NDArray[Any]) -> dict[str, float]:
 def refuse_broken(
     variant: str, answers: Answers, reference: Answers, output: OutputContract
 ) -> float:
-    """Return the largest difference between the answers of a variant and of fp32.
+    """Check a variant's outputs against fp32's; return the largest difference.
 
     Raises:
         ParityError: the variant is broken: a number is not finite, probabilities do not sum to 1,

@@ -1,4 +1,4 @@
 """Chooses the variant that `auto` serves, by speed, memory and loss on every provider.
 
-Builds no graph.
+The graphs come from `export/graphs/`.
 """

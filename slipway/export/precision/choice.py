@@ -1,8 +1,8 @@
 """Chooses the variant that `auto` serves on a provider: the fastest or smallest within the budget.
 
-A variant whose interval shows it to be slower than fp32 is never chosen, and it only counts as
-faster if its interval shows that. fp32 is chosen if no variant is better. Every variant has a
-verdict in words.
+A variant counts as faster than fp32 only if the interval of its speed-up is above 1, and it is
+never chosen if the interval is below 1. fp32 is chosen if no variant is better. Every variant gets
+a verdict in words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def choose(
     provider: str,
     hardware: dict[str, str],
 ) -> Choice:
-    """Choose among the variants, which must include fp32, and write a verdict on each."""
+    """Choose among the variants in `figures`, which include fp32, with a verdict on each."""
     reasons = {
         variant: why_not(found, goal, task, provider, is_meant_for=meant_for[variant])
         for variant, found in figures.items()

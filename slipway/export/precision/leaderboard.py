@@ -1,7 +1,7 @@
-"""Measures every variant on every available provider: answers, speed and memory.
+"""Measures every variant on every available provider: predictions, speed and memory.
 
-The variants of a provider are timed in turns. The test rows are not touched here: `verify` uses
-them to judge the choice.
+The variants of a provider are timed in turns. The measurements use validation rows; only `verify`
+uses the test rows, to judge the choice.
 """
 
 import time
@@ -124,7 +124,7 @@ def make_leaderboard(
 def measure_provider(
     provider: str, runners: Mapping[str, Runner], contest: Contest, effort: Effort
 ) -> dict[str, LeaderboardLine]:
-    """Measure the answers and speed of each variant; size and memory are added later."""
+    """Measure the predictions and speed of each variant; size and memory are added later."""
     inputs = contest.validation.inputs
     answers = {
         variant: run_in_batches(runner.run, inputs, _BATCH_SIZE)
@@ -229,7 +229,7 @@ def _figures(
 
 
 def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Contest) -> float:
-    """Return the largest change of an answer when its row runs by itself; relative for values."""
+    """Return the largest change of an output if its row runs by itself; relative for values."""
     largest, deadline = 0.0, time.monotonic() + _SINGLE_ROWS_S
     for row in range(min(_SINGLE_ROWS, len(found))):
         single = runner.run(np.ascontiguousarray(contest.validation.inputs[row : row + 1])).outputs

@@ -1,4 +1,4 @@
-"""Refits the thresholds of an int8 graph: rounding moves every OOD score and probability."""
+"""Refits the thresholds of an int8 graph, because rounding shifts OOD scores and probabilities."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from slipway.training.uncertainty.calibration import fitting_half
 def own_thresholds(
     graph: bytes, calibration: Calibration, task: Task, validation: PackedSplit, seed: int
 ) -> Calibration:
-    """Refit the thresholds of `calibration` to the answers of an int8 graph on the CPU.
+    """Refit the thresholds of `calibration` to the outputs of an int8 graph on the CPU.
 
     Uses the validation rows on which `evaluate` fitted the thresholds of the network.
     """
@@ -30,9 +30,9 @@ def own_thresholds(
 def own_coverage(
     graph: bytes, calibration: Calibration, task: Task, test: PackedSplit, resampling: Resampling
 ) -> Metric | None:
-    """Measure the fraction of test rows whose set or interval contains the true target.
+    """Measure the fraction of test rows whose prediction set or interval contains the true target.
 
-    Returns None without intervals.
+    Returns None if the calibration has neither.
     """
     outputs = onnx_answers(graph, test.inputs).outputs
     uncertainty = kind_of(task).target.load_part("uncertainty")

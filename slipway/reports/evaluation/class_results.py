@@ -1,4 +1,4 @@
-"""Results of an evaluation against classes: predictions, confusion matrix, scores of each class."""
+"""Evaluation results for classes: predictions, confusion matrix, and scores of each class."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,10 @@ class ClassResults:
     def predictions(
         outputs: NDArray[np.float32], thresholds: Sequence[float] | None = None
     ) -> NDArray[np.float64]:
-        """Return (N,) the index of the most probable class, or of the one by its threshold."""
+        """Return the predicted class index of each row, (N,).
+
+        That is the most probable class, or the class chosen by a threshold if there is one.
+        """
         return np.asarray(decided_classes(outputs, thresholds), np.float64)
 
     @staticmethod
@@ -51,7 +54,7 @@ class ClassResults:
 
     @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:
-        """Return (N,) the log loss of wrong rows, and negative numbers for correct ones."""
+        """Return the log loss of each wrong row, (N,); negative numbers for correct rows."""
         is_wrong = evaluation.predictions != evaluation.targets
         return np.where(is_wrong, log_losses(evaluation.targets, evaluation.outputs), -1.0)
 

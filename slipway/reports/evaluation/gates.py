@@ -1,8 +1,8 @@
 """Applies the quality gates: to the whole test split, every slice, and the reference comparison.
 
-No gate fails a stage: the results go into a file of their own, and the certificate says whether the
-model may be released. A gate judges the measured value itself; interval and rows are recorded with
-it, because few rows reach or miss a bound by chance.
+No gate fails a stage: the results go into a file of their own, and the certificate states whether
+the model may be released. A gate compares the measured value with its bound. The interval and the
+number of rows are recorded as well, because with few rows chance decides.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from slipway.reports.evaluation.slice_scores import RowAnswers, SliceScores
 def judge(
     evaluation: Evaluation, params: EvaluateParams, resampling: Resampling
 ) -> list[GateResult]:
-    """Apply every gate in the params: each is passed, missed or unjudged."""
+    """Apply every gate in the params; the result of each is passed, missed or unjudged."""
     task, targets = evaluation.task, evaluation.targets
     absent = why_absent(task, targets, len(evaluation.classes), params.top_k)
     results = apply_gates(params.gates, evaluation.metrics, absent)
@@ -43,7 +43,7 @@ def apply_gates(
 ) -> list[GateResult]:
     """Compare each gate with its metric; `slipway.config.params` refuses unknown metrics.
 
-    A metric that the test rows do not define leaves its gate unjudged, with its reason.
+    If a metric cannot be computed on the test rows, its gate is unjudged, with the reason.
     """
     return [
         GateResult(
@@ -63,9 +63,10 @@ def apply_gates(
 def apply_slice_gates(
     gates: dict[str, Gate], scores: SliceScores, answers: RowAnswers, resampling: Resampling
 ) -> list[GateResult]:
-    """Apply every gate to every judged slice that defines the metric.
+    """Apply every gate to every judged slice on which its metric can be computed.
 
-    An area under a curve, for example, needs two classes. A gate that no slice defines is unjudged.
+    An area under a curve, for example, needs two classes. A gate without any such slice is
+    unjudged.
     """
     if not gates:
         return []

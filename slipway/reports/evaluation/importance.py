@@ -1,7 +1,8 @@
-"""Permutation importance of the columns of a table (Breiman 2001, "Random Forests", section 10).
+"""Measures the permutation importance of a table's columns.
 
-A column's values are shuffled among test rows, and the metric gets worse by as much as the network
-relies on the column. Columns that carry the same information hide each other.
+A column's values are shuffled among test rows (Breiman 2001, "Random Forests", section 10). The
+more the network relies on the column, the worse the metric becomes. Columns that carry the same
+information hide each other's importance.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ Answer = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 class ColumnImportance(Contract):
-    """The loss of the headline metric if a column is shuffled; about 0 for an unused column."""
+    """The loss of the headline metric if a column is shuffled: about 0 for an unused column."""
 
     column: str
     loss: float  # mean over the shuffles: points of the accuracy, or growth of the RMSE
@@ -43,9 +44,9 @@ def permutation_importance(
 ) -> list[ColumnImportance]:
     """Measure each column of a table, the most important first; none for images.
 
-    It uses the test rows with the smallest ids. `answer` turns (N, width) rows into (N, K)
-    probabilities or (N, 1) values, `thresholds` are those of the labels if rows have several.
-    `gains` are shares by column, of trees.
+    It uses the test rows with the smallest ids. `answer` maps rows (N, width) to probabilities
+    (N, K) or values (N, 1). `thresholds` are those of the labels if rows have several. `gains` are
+    each column's fractions of the split gain of boosted trees.
     """
     task, contract = manifest.task, manifest.input
     if not isinstance(contract, ColumnContract):

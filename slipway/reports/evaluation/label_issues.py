@@ -58,12 +58,12 @@ class LabelIssues:
 
     @property
     def is_candidate(self) -> NDArray[np.bool_]:
-        """A mask (N,) of the rows whose label is probably wrong."""
+        """Mask (N,) of the rows whose label is probably wrong."""
         return self.judgement.is_candidate
 
     @cached_property
     def suggested(self) -> NDArray[np.int64]:
-        """The most probable class of each row (N,), the first of equals."""
+        """The index of the most probable class of each row, (N,); the first one in a tie."""
         return np.asarray(self.probabilities.argmax(axis=1))
 
     @cached_property
@@ -78,12 +78,12 @@ class LabelIssues:
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """The row numbers (N,): candidates first, each part by rising quality, equals by id."""
+        """The row numbers, (N,): first candidates, then the others, by rising quality, then id."""
         return np.lexsort((np.array(self.ids), self.quality, ~self.is_candidate))
 
     @property
     def candidates(self) -> NDArray[np.int64]:
-        """The candidates, the lowest quality first."""
+        """The row numbers of the candidates, the lowest label quality first."""
         return self.order[: int(self.is_candidate.sum())]
 
     @property
@@ -98,7 +98,7 @@ class LabelIssues:
         return [float(value) for value in np.bincount(self.folds, right) / np.bincount(self.folds)]
 
     def pairs(self) -> list[tuple[str, str, int]]:
-        """Return given class, suggested class and number of candidates, the most frequent first."""
+        """Return (given class, suggested class, candidates) for each pair, most frequent first."""
         found, counts = np.unique(
             np.stack([self.given, self.suggested])[:, self.is_candidate], axis=1, return_counts=True
         )
@@ -122,11 +122,11 @@ class LabelIssues:
 
 
 def judge(given: NDArray[np.int64], probabilities: NDArray[np.float32]) -> Judgement:
-    """Estimate the number of wrong labels among class indices (N,) and find candidates.
+    """Estimate how many of the labels `given` (N,) are wrong, and find candidates.
 
-    Candidates are rows for which another class is the most probable, the least probable labels
-    first: `_SLACK` times as many as the confident joint estimates to be wrong. `probabilities` are
-    (N, K), out of fold.
+    Candidates are rows whose most probable class is not the given one. Those with the least
+    probable labels are chosen, `_SLACK` times as many as the confident joint estimates to be wrong.
+    `probabilities` are (N, K), out of fold.
     """
     from cleanlab.count import num_label_issues  # imports pandas and scikit-learn
     from cleanlab.filter import find_label_issues

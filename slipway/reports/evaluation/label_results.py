@@ -1,4 +1,4 @@
-"""Results of an evaluation against sets of labels: scores by label, and co-occurrence."""
+"""Evaluation results for sets of labels: scores by label, and co-occurrence of labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from slipway.reports.evaluation.record import Evaluation
 
 
 class LabelResults:
-    """Gives the labels whose probability reaches their threshold. `outputs` are (N, K)."""
+    """Predicts the labels whose probability reaches their threshold. `outputs` are (N, K)."""
 
     PREDICTION_FIELDS = (
         pa.field("target", pa.list_(pa.string()), nullable=False),  # labels of the row
@@ -27,7 +27,7 @@ class LabelResults:
     def predictions(
         outputs: NDArray[np.float32], thresholds: Sequence[float] | None = None
     ) -> NDArray[np.float64]:
-        """Return (N, K) 1 for each label that is given, else 0."""
+        """Return the predicted labels, (N, K): 1 if a label is predicted, else 0."""
         return given_labels(outputs, thresholds).astype(np.float64)
 
     @staticmethod
@@ -36,13 +36,13 @@ class LabelResults:
         targets: NDArray[np.generic],
         thresholds: Sequence[float] | None = None,
     ) -> NDArray[np.float64]:
-        """Return the loss of each row (N,): 1 if any label is wrongly given or missing, else 0."""
+        """Return the loss of each row, (N,): 1 if any label is wrong or missing, else 0."""
         given = given_labels(outputs, thresholds)
         return np.asarray((given != (np.asarray(targets) > 0)).any(axis=1), np.float64)
 
     @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:
-        """Return (N,) the largest log loss of a wrong row's labels; negative for a right row."""
+        """Return the largest log loss of each wrong row's labels, (N,); negative for right rows."""
         losses = label_log_losses(evaluation.targets, evaluation.outputs).max(axis=1)
         return np.where(evaluation.is_wrong, losses, -1.0)
 
@@ -93,13 +93,13 @@ def label_table(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def co_occurrence(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """Return (K, K) numbers of rows with both labels; on the diagonal, of rows with one label."""
+    """Return the number of rows with both labels, (K, K); the diagonal counts rows per label."""
     own = np.asarray(labels, np.int64)
     return np.asarray(own.T @ own)
 
 
 def _together(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Return an entry for each pair of labels that a row has, or gets, both of."""
+    """Return an entry for each pair of labels that occurs together in targets or predictions."""
     actual, given = co_occurrence(evaluation.targets), co_occurrence(evaluation.predictions)
     names = evaluation.classes
     return [

@@ -1,7 +1,8 @@
-"""Members of an ensemble on the test rows: the ensemble's gain, and the rows they disagree on.
+"""Compares an ensemble with its members on test rows: its gain, and rows on which they disagree.
 
-The best member is the one with the lowest validation loss: chosen on test rows, it would look
-better than it is. A student is judged by the part of the gain over this member that it keeps.
+The best member is the one with the lowest validation loss; if it were chosen on test rows, it would
+look better than it is. A student is judged by the fraction of the gain over this member that it
+keeps.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class Speed(Contract):
 
 @dataclass(frozen=True)
 class MemberAnswers:
-    """The answers of one member to the test rows."""
+    """The predictions of one member for the test rows."""
 
     name: str
     weight: float
@@ -45,7 +46,7 @@ class MemberAnswers:
 
 @dataclass(frozen=True)
 class StudentAnswers:
-    """The answers of a student and of the ensemble that taught it to the test rows."""
+    """The predictions of a student, and of the ensemble that taught it, for the test rows."""
 
     name: str
     is_served: bool  # in place of the ensemble
@@ -106,14 +107,14 @@ class StudentScore(Contract):
 
 
 class DisputedRows(Contract):
-    """The headline metric on the tenth of the rows on which members differ most, and the rest."""
+    """The headline metric on the tenth of the rows with the most disagreement, and on the rest."""
 
     disputed: Metric
     others: Metric
 
 
 class MemberComparison(Contract):
-    """The members, the best on the validation rows first, and the rows that they dispute."""
+    """The scores of the members, best on validation rows first, and of the disputed rows."""
 
     metric: str
     ensemble: float
@@ -146,9 +147,10 @@ class MemberComparison(Contract):
 def compare_members(
     answers: RowAnswers, found: EnsembleAnswers, resampling: Resampling
 ) -> MemberComparison:
-    """Compare the answers of the ensemble with those of each member on the same rows.
+    """Compare the predictions of the ensemble with those of each member on the same rows.
 
-    `answers` are those of the served model: the ensemble, or a student that is served.
+    `answers` has the predictions of the served model: the ensemble, or a student that is served.
+    `found` has those of the members.
     """
     whole, members, student = answers, found.members, found.student
     if student and student.is_served:
@@ -184,7 +186,7 @@ def compare_members(
 def _gain(
     answers: RowAnswers, before: NDArray[np.float32], resampling: Resampling
 ) -> tuple[float, float, Metric]:
-    """Return the headline metric of (N, K) `before` and of `answers`, and the gain from it."""
+    """Return the headline metric of outputs `before` (N, K) and of `answers`, and the gain."""
     target = kind_of(answers.task).target
     found = paired_difference(
         answers.task,
@@ -233,7 +235,9 @@ def _score(
 def _dispute(
     answers: RowAnswers, outputs: NDArray[np.float32], metric: str, resampling: Resampling
 ) -> DisputedRows | None:
-    """Split the rows by the standard deviation of (members, N, K) answers, summed over K."""
+    """Divide the rows by disagreement: the standard deviation of outputs (members, N, K) over
+    members, summed over K.
+    """
     num_rows = outputs.shape[1]
     num_disputed = round(num_rows * _MOST_DISPUTED)
     if num_disputed < _LEAST_ROWS:

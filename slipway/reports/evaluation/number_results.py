@@ -1,4 +1,4 @@
-"""Results of an evaluation against a numeric target."""
+"""Evaluation results for a numeric target: squared and absolute errors."""
 
 from collections.abc import Sequence
 from typing import Any

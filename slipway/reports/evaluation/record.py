@@ -1,9 +1,9 @@
-"""Measures the trained network on the test split and writes the record of it.
+"""Measures the trained network on the test split, and writes `metrics/evaluate.json`.
 
-`metrics/evaluate.json` has the headline numbers as flat keys, because DVC makes a column of each.
-DVC skips lists, so every metric with its interval is in the list `metrics`, the same metrics of the
-baseline in `baseline`, and every class in `per_class`. If test rows leak from another split, the
-same numbers without them have names that end in `_without_leaked`.
+The file has the headline numbers as flat keys, because DVC makes a column of each. DVC skips lists,
+so details are in lists: `metrics` has every metric with its interval, `baseline` the same metrics
+of the baseline, and `per_class` every class. If test rows leak from another split, the numbers
+without these rows have names that end in `_without_leaked`.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ _Entry = TypeVar("_Entry", bound=Contract)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The test rows, the answers of the network, and their metrics."""
+    """The test rows, the network's predictions, and their metrics."""
 
     task: Task
     classes: list[str]  # empty for a numeric target
@@ -88,13 +88,13 @@ class Evaluation:
 
     @property
     def shown_metrics(self) -> list[str]:
-        """The metrics of the headline: those of the kind of target, then the user's own."""
+        """The names of the headline metrics: those of the kind of target, then the user's own."""
         own = [metric.name for metric in self.user_metrics]
         return [*kind_of(self.task).target.shown_metrics, *own]
 
     @property
     def results(self) -> Any:
-        """The target's part that reads results from the outputs."""
+        """The results object for this kind of target, such as `ClassResults`."""
         return kind_of(self.task).target.load_part("results")
 
     @property
@@ -109,12 +109,12 @@ class Evaluation:
 
     @cached_property
     def is_wrong(self) -> NDArray[np.bool_]:
-        """A mask (N,) of the rows whose answer is not the target."""
+        """Mask (N,) of the rows whose prediction differs from the target."""
         different = self.predictions != self.targets
         return np.asarray(different if different.ndim == 1 else different.any(axis=1))
 
     def worst(self, num_rows: int) -> list[int]:
-        """Return the rows with the largest loss, worst first; for classes only wrong rows."""
+        """Return the rows with the largest loss, worst first; correct rows are left out."""
         severities = self.results.severities(self)
         worst_first = np.argsort(-severities, kind="stable")[:num_rows]
         return [int(row) for row in worst_first if severities[row] > 0]
@@ -141,16 +141,16 @@ def evaluate_rows(
     importance: Sequence[ColumnImportance] = (),
     ensemble: EnsembleAnswers | None = None,
 ) -> Evaluation:
-    """Measure the answers to the rows of `test`.
+    """Measure the network's predictions for the rows of `test`.
 
     Args:
-        train_targets: the baseline is fitted on these.
-        uncertainty: has the answers of the network.
-        dimensions: cut the rows into slices.
-        reference: has the answers of the reference model.
-        ensemble: has the answers of an ensemble's members and of its student.
+        train_targets: training targets, to which the baseline is fitted.
+        uncertainty: contains the predictions of the network.
+        dimensions: define the slices of the rows.
+        reference: contains the predictions of the reference model.
+        ensemble: contains the predictions of an ensemble's members and of its student.
 
-    Raises MetricError if a metric of the user's has no value.
+    Raises MetricError if a user-defined metric has no value.
     """
     task, targets, resampling = manifest.task, test.targets, uncertainty.resampling
     outputs, top_k = uncertainty.answers.outputs, params.top_k
@@ -198,7 +198,7 @@ def _baseline_of(
     targets: NDArray[Any],
     num_classes: int,
 ) -> dict[str, float]:
-    """Score the trivial predictor; without those metrics that its outputs do not define."""
+    """Score the trivial predictor; metrics that it does not define are left out."""
     outputs = baseline_outputs(task, train_targets, len(targets), num_classes)
     found = {}
     for metric in user_metrics:
@@ -213,7 +213,7 @@ def write_evaluation(path: Path, evaluation: Evaluation) -> None:
 
 
 def read_metrics(path: Path) -> dict[str, Metric]:
-    """Read every metric by name; SchemaError if the file is missing or not understood."""
+    """Read every metric by name; SchemaError if the file is missing or has another format."""
     named = _read_list(path, "metrics", _NamedMetric)
     return {entry.name: Metric(**entry.model_dump(exclude={"name"})) for entry in named}
 

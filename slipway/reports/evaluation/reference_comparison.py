@@ -1,6 +1,6 @@
 """Compares the trained network with the reference model on the same rows.
 
-Measures how much was lost or gained, and whether it may be chance.
+It measures the gain or loss, and tests if chance explains it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _MIN_ROWS = 2
 
 @dataclass(frozen=True)
 class ReferenceAnswers:
-    """The answers of a reference model to the test rows."""
+    """The predictions of a reference model for the test rows."""
 
     folder: str
     version: str  # start of the bundle's digest
@@ -53,7 +53,7 @@ class ReferenceComparison(Contract):
 def compare(
     answers: RowAnswers, reference: ReferenceAnswers, resampling: Resampling
 ) -> ReferenceComparison:
-    """Compare the headline metric over the rows that the reference model takes and does not know.
+    """Compare the headline metric on rows that the reference model accepts and has not seen.
 
     Raises:
         DataError: fewer than two rows are left.
@@ -93,7 +93,7 @@ def compare(
 
 
 def reference_gate(comparison: ReferenceComparison, max_regression: float) -> GateResult:
-    """Return the gate that is missed if the loss is above `max_regression`."""
+    """Return the result of the gate on the loss, which is missed above `max_regression`."""
     metric = comparison.difference.metric
     what = "growth" if metric in UNBOUNDED_METRICS else "lost"
     return GateResult(
@@ -129,8 +129,8 @@ def _sign_flip_p_value(
 ) -> float:
     """Return the two-sided p-value of the mean change of the squared error.
 
-    If both models were alike, each row's change could as well have the other sign. R. A. Fisher,
-    The Design of Experiments (1935), chapter 3; with random signs instead of all.
+    If both models were equally good, each row's change could as well have the other sign (R. A.
+    Fisher, The Design of Experiments, 1935, chapter 3). Random signs are drawn instead of all.
     """
     changes = (after[:, 0] - targets) ** 2 - (before[:, 0] - targets) ** 2
     observed = abs(float(changes.sum())) * (1 - 1e-9)

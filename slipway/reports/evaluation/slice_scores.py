@@ -1,4 +1,4 @@
-"""Scores each slice and finds those that are worse than the other rows, adjusted for their number.
+"""Scores each slice, and finds slices that are significantly worse than the other rows.
 
 It is a permutation test: the losses of all rows (wrong or not, or the squared error) are permuted,
 and the largest standardised mean over all slices is noted each time. A slice is worse if its own
@@ -77,7 +77,7 @@ class SmallSlice:
 
 @dataclass(frozen=True)
 class SliceScore:
-    """One slice. `p_value` is for being worse than the other rows, adjusted for all slices."""
+    """One slice. `p_value`, adjusted for all slices, tests if it is worse than the other rows."""
 
     by: str
     value: str
@@ -185,7 +185,7 @@ class _Standardised:
 def _permuted_sums(
     losses: NDArray[np.float64], slices: NDArray[np.int64], num_slices: int, resampling: Resampling
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield (chunk, num_slices) sums after assigning `losses`, at most N, to random rows."""
+    """Yield sums of losses by slice, (chunk, num_slices), with `losses` assigned to random rows."""
     num_rows = slices.shape[1]
     generator = np.random.default_rng(resampling.seed)
     largest = max(1, _CHUNK_NUMBERS // slices.size)
@@ -200,7 +200,7 @@ def _permuted_sums(
 def _sums(
     slices: NDArray[np.int64], losses: NDArray[np.float64], num_slices: int
 ) -> NDArray[np.float64]:
-    """Sum E losses by slice: (P, D, E) the slice of each loss -> (P, num_slices)."""
+    """Sum E losses by slice, (P, num_slices); `slices` (P, D, E) has the slice of each loss."""
     width = num_slices + 1
     places = slices + width * np.arange(len(slices))[:, None, None]
     sums = np.bincount(
@@ -233,7 +233,7 @@ def _small(dimension: Dimension, codes: NDArray[np.int64]) -> list[SmallSlice]:
 def _slice_of_rows(
     dimensions: Sequence[Dimension], chosen: Sequence[_Candidate]
 ) -> NDArray[np.int64]:
-    """Return (D, N) the index in `chosen` of each row's slice, len(chosen) for none."""
+    """Return the index in `chosen` of each row's slice, (D, N); len(chosen) for none."""
     found = []
     for place, dimension in enumerate(dimensions):
         numbers = np.full(len(dimension.values) + 1, len(chosen))  # the last is for code -1

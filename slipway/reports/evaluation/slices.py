@@ -1,8 +1,8 @@
 """Cuts the test rows into slices: by class, image size and brightness, group, flag, or any column.
 
-A dimension cuts the rows into slices; each row is in at most one of them. Each category is a slice;
-numbers and dates are cut at their quartiles. Bounds are rounded before the rows are assigned, so
-that the name of a slice says exactly which rows it has.
+A dimension, such as image size, cuts the rows into slices; each row is in at most one of them. Each
+category is a slice; numbers and dates are cut at their quartiles. Bounds are rounded before rows
+are assigned, so the name of a slice states exactly which rows it has.
 """
 
 import itertools
@@ -109,7 +109,10 @@ def by_category(name: str, texts: Sequence[str], elsewhere: Sequence[str] = ()) 
 
 
 def by_number(name: str, numbers: ArrayLike, unit: str = "") -> Dimension:
-    """Make few distinct numbers (N,) slices, or cut them at their quartiles; NaN is missing."""
+    """Make a slice of each distinct number (N,) if there are few, else cut at the quartiles.
+
+    NaN stands for a missing value.
+    """
     values = np.asarray(numbers, dtype=np.float64)
 
     def write(value: float) -> str:
@@ -140,7 +143,10 @@ def by_date(name: str, days: ArrayLike) -> Dimension:
 
 
 def brightness(images: Inputs, most: int | None = None) -> Numbers:
-    """Average pixels: (N, ...) uint8 -> (N,) in [0, 255], or of the first `most` images."""
+    """Return the mean pixel of each image (N, ...) uint8, (N,) in [0, 255].
+
+    With `most`, only of the first `most` images.
+    """
     end = len(images) if most is None else min(most, len(images))
     means = []
     for start in range(0, end, _BLOCK_ROWS):
@@ -166,7 +172,7 @@ def _of_target(test: PackedSplit, classes: list[str]) -> list[Dimension]:
 
 
 def _of_labels(test: PackedSplit, labels: list[str]) -> list[Dimension]:
-    """Make a dimension of each label, whose only slice has its rows, and one of their number."""
+    """Make a dimension for each label, with one slice, and a dimension for the number of labels."""
     own = [
         Dimension("label", [label], np.where(test.targets[:, place] > 0, 0, -1).astype(np.int64))
         for place, label in enumerate(labels)
@@ -175,7 +181,7 @@ def _of_labels(test: PackedSplit, labels: list[str]) -> list[Dimension]:
 
 
 def _of_texts(inputs: Inputs, contract: TextContract) -> list[Dimension]:
-    """Cut by the length that the network sees, and by the script of most letters."""
+    """Cut texts by the length that the network sees, and by the script of most letters."""
     unit = "tokens" if contract.tokenizer else "bytes"
     lengths, scripts = [], []
     for start in range(0, len(inputs), _BLOCK_ROWS):

@@ -1,7 +1,7 @@
 """Writes the tables of an evaluation: `artifacts/predictions.parquet`, and those for `dvc plots`.
 
-A table for `dvc plots` that the task does not have gets no lines: DVC has the same plots for every
-task, and complains about missing columns.
+A table for `dvc plots` that does not apply to the task is written without rows: DVC has the same
+plots for every task, and complains about missing columns.
 """
 
 import csv
@@ -47,7 +47,7 @@ def predictions_schema(task: Task) -> pa.Schema:
 def write_plots(
     evaluation: Evaluation, confusion: Path, scatter: Path, reliability: Path, slices: Path
 ) -> None:
-    """Write the four tables."""
+    """Write the four tables for `dvc plots`; the other arguments are their paths."""
     columns = evaluation.results.prediction_columns(evaluation)
     pairs = list(zip(columns["target"], columns["prediction"], strict=True))
     target = kind_of(evaluation.task).target

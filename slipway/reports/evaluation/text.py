@@ -20,7 +20,7 @@ _VACUOUS = (
 
 
 def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
-    """Format headline metrics, warnings, the worst slice and the reference, a line for each."""
+    """Format headline metrics, warnings, the worst slice and the reference, one per line."""
     task, report = evaluation.task, evaluation.uncertainty
     target, without_leaked = kind_of(task).target, evaluation.without_leaked
     own = [metric.name for metric in evaluation.user_metrics]

@@ -1,6 +1,6 @@
-"""The quality of the answers that stay if doubtful rows are rejected, threshold by threshold.
+"""Measures the quality of the remaining predictions if doubtful rows are rejected, by threshold.
 
-The doubt about a class is low confidence, the doubt about a number a high OOD score.
+A predicted class is doubtful if its confidence is low, a predicted number if its OOD score is high.
 """
 
 import math
@@ -19,7 +19,7 @@ _DIGITS = 3  # of a threshold; of a confidence, those of its distance from 1
 
 @dataclass(frozen=True)
 class ThresholdStep:
-    """The rows that a threshold leaves, and their metrics, the headline first."""
+    """The rows that remain at a threshold, and their metrics, the headline metric first."""
 
     threshold: float  # least confidence, or largest OOD score, of an answered row
     rows: int
@@ -29,9 +29,9 @@ class ThresholdStep:
 
 
 def threshold_steps(report: UncertaintyReport) -> list[ThresholdStep]:
-    """Measure at most 100 thresholds, from one that leaves 1 % of the rows to one that leaves all.
+    """Measure at most 100 thresholds, from one that keeps 1 % of the rows to one that keeps all.
 
-    Thresholds are rounded before they are applied, so each number holds for the number shown.
+    Thresholds are rounded before they are applied, so results hold for the thresholds as shown.
     """
     target, outputs = kind_of(report.task).target, report.answers.outputs
     given = report.targets, outputs, None, report.calibration.thresholds
@@ -53,13 +53,13 @@ def threshold_steps(report: UncertaintyReport) -> list[ThresholdStep]:
 
 
 def rejects_by_confidence(report: UncertaintyReport) -> bool:
-    """Return True if the doubt about a row is low confidence, False if it is the OOD score."""
+    """Return True if rows are rejected for low confidence, False if for a high OOD score."""
     target = kind_of(report.task).target
     return target.has_classes and not target.several
 
 
 def _thresholds(values: NDArray[np.float64], is_of_classes: bool) -> list[float]:
-    """Return rounded values of rows at equal distances in their order, the strictest first."""
+    """Return rounded thresholds, the strictest first: values at evenly spaced ranks."""
     ordered = np.sort(values)[::-1] if is_of_classes else np.sort(values)
     first, last = max(len(ordered) // 100, 1) - 1, len(ordered) - 1
     places = np.unique(np.linspace(first, last, _MAX_STEPS).astype(np.int64))

@@ -1,6 +1,7 @@
-"""Measures the uncertainty of answers on test rows: calibration, coverage, OOD flags.
+"""Measures the uncertainty of predictions on test rows: calibration, coverage, OOD flags.
 
-The gain of the temperature shows in the calibration error and the log loss with and without it.
+The calibration error and the log loss are measured with and without the temperature, to show its
+gain.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ _MAX_POINTS = 200  # of a curve
 
 @dataclass(frozen=True)
 class UncertaintyReport:
-    """The answers to the test rows, their calibration, and the metrics of their uncertainty."""
+    """The predictions for the test rows, their calibration, and metrics of their uncertainty."""
 
     task: Task
     calibration: Calibration
@@ -53,7 +54,7 @@ class UncertaintyReport:
 
     @cached_property
     def is_held(self) -> NDArray[np.bool_] | None:
-        """A mask (N,) of rows whose set or interval holds the target; None without intervals."""
+        """Mask (N,) of the rows whose set or interval contains the target; None without these."""
         uncertainty = kind_of(self.task).target.load_part("uncertainty")
         held = uncertainty.is_held(self.calibration, self.answers.outputs, self.targets)
         return cast(NDArray[np.bool_] | None, held)
@@ -67,7 +68,7 @@ class UncertaintyReport:
 
     @property
     def certainty(self) -> Float:
-        """The certainty of each answer (N,), from the probabilities of classes or labels."""
+        """The certainty of each prediction, (N,), from the probabilities of classes or labels."""
         uncertainty = kind_of(self.task).target.load_part("uncertainty")
         given = self.answers.outputs, self.calibration.thresholds
         return cast(Float, uncertainty.certainty(*given))
@@ -86,7 +87,7 @@ class UncertaintyReport:
         return reliability_bins(*uncertainty.reliability(probabilities, self.targets))
 
     def risk_curve(self, doubt: NDArray[np.floating]) -> tuple[Float, Float]:
-        """Return the fraction of rows answered, least doubtful first, and their mean loss."""
+        """Return the fractions of rows kept, in order of doubt, and the mean loss of each."""
         losses = self.losses[np.argsort(doubt, kind="stable")]
         risk = losses.cumsum() / np.arange(1, len(losses) + 1)
         first, last = max(len(losses) // 100, 1) - 1, len(losses) - 1
@@ -109,7 +110,7 @@ class UncertaintyReport:
         }
 
     def _decision_metrics(self) -> dict[str, Metric]:
-        """Measure the cost of an answer with its true class, and the fraction left to a person."""
+        """Measure the mean cost of the decisions, and the fraction of rows left to a person."""
         rule, thresholds = self.calibration.decision, self.calibration.thresholds
         if rule is None or rule.costs is None or thresholds is None:
             return {}
@@ -123,7 +124,7 @@ class UncertaintyReport:
 
     @property
     def cheapest_constant(self) -> float | None:
-        """The cost of the cheapest answer that is the same for every row; None without costs."""
+        """The mean cost of the best constant decision for all rows; None without costs."""
         rule = self.calibration.decision
         if rule is None or rule.costs is None:
             return None

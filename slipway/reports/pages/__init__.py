@@ -1,4 +1,4 @@
-"""HTML pages that open without internet, with their charts and tables.
+"""Builds HTML pages with charts and tables, which open without internet.
 
-Nothing is measured here.
+The pages only show numbers that were measured elsewhere.
 """

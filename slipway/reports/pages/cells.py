@@ -1,6 +1,6 @@
-"""Decodes an encoded row to text, for people to read.
+"""Decodes encoded rows to readable text.
 
-A number is shown with the digits that float32 kept of it.
+A number is shown with the digits that its float32 encoding preserved.
 """
 
 import math
@@ -68,7 +68,7 @@ def _date(days: float) -> str:
 def text_cells(
     contract: TextContract, rows: Sequence[NDArray[Any]]
 ) -> tuple[list[str], list[list[str]], list[str]]:
-    """Return the columns joined as one name, and the text of each row; no column is numeric."""
+    """Return one column, named after all text columns, with each row's text; it is not numeric."""
     texts = [[_shortened(decode_row(row, contract))] for row in rows]
     return [" + ".join(contract.columns)], texts, []
 

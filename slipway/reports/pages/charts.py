@@ -81,7 +81,7 @@ class _Axes:
 
 
 def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> Html:
-    """Draw up to three lines; several lines have a legend above them."""
+    """Draw up to three lines; if there are several, with a legend above them."""
     every_x = _finite([x for line in series for x in line.x])
     every_y = _finite([y for line in series for y in line.y])
     axes = _Axes(_ticks(every_x), _ticks(every_y))
@@ -99,21 +99,21 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> Html:
 
 
 def scatter(x: ArrayLike, y: ArrayLike, x_label: str, y_label: str) -> Html:
-    """Draw pairs as dots on equal axes, with the line of equal values."""
+    """Draw points on axes of equal scale, with the diagonal of equal values."""
     across, up = _finite(x), _finite(y)
     ticks = _ticks(np.concatenate([across, up]))
     return _dots(_Axes(ticks, ticks), across, up, (ticks[0], ticks[-1]), x_label, y_label)
 
 
 def residuals(x: ArrayLike, errors: ArrayLike, x_label: str, y_label: str) -> Html:
-    """Draw errors as dots over `x`, with the line of no error."""
+    """Draw errors as points over `x`, with a horizontal line at zero."""
     across, up = _finite(x), _finite(errors)
     axes = _Axes(_ticks(across), _ticks(np.append(up, 0.0)))
     return _dots(axes, across, up, (0.0, 0.0), x_label, y_label)
 
 
 def histogram(values: ArrayLike, x_label: str, num_bins: int = 30) -> Html:
-    """Count values between the outer ticks, in bins of equal width."""
+    """Draw a histogram of `values`, in bins of equal width between the outer ticks."""
     finite = _finite(values)
     ticks = _ticks(finite)
     counts, edges = np.histogram(finite, bins=num_bins, range=(ticks[0], ticks[-1]))
@@ -121,7 +121,7 @@ def histogram(values: ArrayLike, x_label: str, num_bins: int = 30) -> Html:
 
 
 def bars(counts: Sequence[int], low: float, high: float, x_label: str) -> Html:
-    """Draw given counts of bins of equal width between `low` and `high`."""
+    """Draw a histogram from the counts of bins of equal width between `low` and `high`."""
     edges = np.linspace(low, high if high > low else low + 1, len(counts) + 1)
     return _bars(_ticks(edges), counts, edges, x_label)
 
@@ -207,7 +207,7 @@ def _bar_group(group: BarGroup, styles: Mapping[str, str], most: float) -> str:
 
 
 def step_chart(counts: Mapping[str, Sequence[int]], low: float, high: float, x_label: str) -> Html:
-    """Draw up to three histograms over each other, as fractions of their own rows."""
+    """Draw up to three overlaid histograms, each as fractions of its own rows."""
     width = len(next(iter(counts.values())))
     edges = np.linspace(low, high if high > low else low + 1, width + 1)
     lines = [
@@ -320,7 +320,7 @@ def _legend(style: str, names: Sequence[str]) -> str:
 
 
 def _tick_text(tick: float) -> str:
-    """Shorten a number, to fit beside the next: 0.005, 250, 500k, 1.5M."""
+    """Format the number at a tick, short enough to fit: 0.005, 250, 500k, 1.5M."""
     for unit, word in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(tick) >= unit:
             return f"{tick / unit:g}{word}"

@@ -1,6 +1,7 @@
-"""Builds `reports/clean.html`: what was read, refused, flagged and corrected.
+"""Builds `reports/clean.html`: the samples that were read, refused, flagged and corrected.
 
-The page is made from the record only, so images and tables share it; tables have no pictures.
+The page is made from the record `reports/clean.json` only, so it is the same for images and tables;
+tables have no pictures.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Reads the pictures that `reports/clean.html` shows from the raw data again, made smaller."""
+"""Reads the pictures for `reports/clean.html` from the raw data, and reduces them."""
 
 import contextlib
 

@@ -20,10 +20,10 @@ def exhibits(
     columns: Sequence[str],
     shown: Sequence[tuple[int, Sequence[str]]],
 ) -> Html:
-    """Show rows of `inputs` (N, ...), as `contract` describes them, each with its texts.
+    """Show rows of `inputs` (N, ...), as `contract` describes them, each with texts.
 
-    The first text is the caption of a picture, the others are its small print. In a table the texts
-    stand before the row's own cells, in `columns`. The last text should name the row.
+    For images, the first text is the caption and the others are small print. For tables, the texts
+    are in `columns`, before the row's own cells. The last text should identify the row.
     """
     kind = input_kind(contract.kind)
     if kind.has_pixels:

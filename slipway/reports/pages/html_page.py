@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: one file, nothing loaded from elsewhere, light and dark.
+"""Builds self-contained HTML pages: one file that loads nothing else, in light and dark colours.
 
 A page is a list of sections, and each section is built by the functions below. They escape every
 text. Only their results, of the type `Html`, are inserted without escaping.
@@ -199,7 +199,7 @@ def _words(cell: str) -> str:
 
 
 def commands(*lines: str) -> Html:
-    """Show commands of a shell, one a line, to copy."""
+    """Show shell commands to copy, one per line."""
     return Html(f'<pre class="commands">{escape(chr(10).join(lines))}</pre>')
 
 

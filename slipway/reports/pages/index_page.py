@@ -1,4 +1,4 @@
-"""Builds `reports/index.html`: every report that exists, with a small view and one sentence."""
+"""Builds `reports/index.html`: links to all reports, each with a preview and a sentence."""
 
 import re
 from html import escape, unescape
@@ -27,7 +27,7 @@ INDEX = "index.html"
 
 
 def index_page(folder: Path) -> str:
-    """Build the page for the reports in `folder`, which stand beside it."""
+    """Build the page for the reports in `folder`, where the page itself will be."""
     known = [name for name in _REPORTS if (folder / name).is_file()]
     others = [path.name for path in sorted(folder.glob("*.html"))]
     own = [name for name in others if name not in (*_REPORTS, INDEX)]

@@ -19,7 +19,7 @@ class IntervalRow:
 
 
 def interval_chart(rows: Mapping[str, IntervalRow], line_name: str) -> Html:
-    """Draw named intervals, each with the line of its row, which `line_name` explains."""
+    """Draw named intervals, each with a reference line; `line_name` explains the line."""
     least, most = _scale(list(rows.values()))
     drawings = zip(rows.items(), interval_bars(list(rows.values())), strict=True)
     lines = "".join(

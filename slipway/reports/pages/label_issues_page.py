@@ -15,7 +15,7 @@ _ROWS_FILE = "reports/label_issues.parquet"
 
 
 def page_of_no_audit() -> str:
-    """Build the page for `audit.folds: null`."""
+    """Build the page for `audit.folds: null`: it states that no audit ran."""
     how = (
         "Set audit.folds in params.yaml, for example to 5, and run dvc repro audit: "
         "this trains as many networks, each without one fold."

@@ -37,7 +37,7 @@ class Attempt(Contract):
 
 
 class LeaderboardLine(Contract):
-    """One variant on one provider: its figures, and the values that the bundle does not store."""
+    """One variant on one provider: its figures, and values that the bundle does not store."""
 
     variant: str
     provider: str
@@ -65,12 +65,12 @@ class Leaderboard(Contract):
 
 
 def loss_of(attempt: Attempt) -> float:
-    """Return the loss, infinite for answers that are not finite."""
+    """Return the metric loss of an attempt; infinity if its outputs were not finite."""
     return math.inf if attempt.metric_loss is None else attempt.metric_loss
 
 
 def leaderboard_text(board: Leaderboard) -> str:
-    """Format a table for each provider, the reasons, and what is missing, for a terminal."""
+    """Format a table per provider, the reasons for each choice, and missing variants as text."""
     names = ("loss", "flipped", "p50 ms", "p99 ms", "rows/s", "times fp32", "size", "memory")
     parts = []
     for provider in board.choice:

@@ -1,4 +1,4 @@
-"""Builds `reports/split.html`: the split of the rows, and the proof that splits share nothing."""
+"""Builds `reports/split.html`: the split of the rows, and the check for shared content."""
 
 from collections.abc import Sequence
 from typing import Any

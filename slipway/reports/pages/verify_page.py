@@ -1,6 +1,6 @@
 """Builds `reports/verify.html`: the certificate on one page, with pictures of the rows that differ.
 
-It judges nothing: the certificate says which hops agree, and why not.
+The page only shows the verdicts of the certificate: which hops agree, and why others do not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _MOST_FLIPS = 12  # shown for one hop; all are counted, and named in the certifi
 
 @dataclass(frozen=True)
 class HopAnswers:
-    """The test rows, and the answers of the executed hops."""
+    """The test rows, and the predictions of the executed hops."""
 
     task: Task
     classes: list[str]  # in the order of the columns; empty for a numeric target
@@ -48,14 +48,14 @@ class HopAnswers:
         return {row_id: place for place, row_id in enumerate(self.ids)}
 
     def labels_of(self, name: str, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Return (rows, classes) 1 for each label that a hop gives to `rows`, else 0."""
+        """Return the labels that a hop predicts for `rows`, (rows, classes): 1 or 0."""
         answers, own = self.outputs[name][rows], self.thresholds.get(name)
         if own is not None:
             return given_labels(answers, own).astype(np.int64)
         return np.asarray(np.eye(answers.shape[1], dtype=np.int64)[answers.argmax(axis=1)])
 
     def truth_of(self, row: int) -> NDArray[np.int64]:
-        """Return (classes,) 1 for each true label of a row, else 0."""
+        """Return the true labels of a row, (classes,): 1 or 0."""
         target = self.targets[row]
         if np.ndim(target):
             return np.asarray(target, np.int64)
@@ -66,7 +66,7 @@ class HopAnswers:
         return ", ".join(self.classes[int(k)] for k in np.flatnonzero(labels)) or "no label"
 
     def of_both(self, hop: Hop, rows: int | Sequence[int]) -> tuple[NDArray[np.float64], ...]:
-        """Return the answers of the hop's reference and of the hop itself to `rows`."""
+        """Return the predictions of the hop's reference, and of the hop itself, for `rows`."""
         names = (str(hop.reference), hop.name)
         before, after = (self.outputs[name][rows].astype(np.float64) for name in names)
         return before, after
@@ -130,7 +130,10 @@ def _verdict(certificate: Certificate, num_rows: int, has_classes: bool) -> Html
 
 
 def _gates(certificate: Certificate) -> Html:
-    """Show the gates: hops prove that this is the trained network, gates that it is good enough."""
+    """Show the quality gates, and explain how they differ from hops.
+
+    Hops show that the bundle is the trained network; gates show that it is good enough.
+    """
     failed, total = not_passed(certificate.gate_results), len(certificate.gate_results)
     if not total:
         text = "None: evaluate.gates in params.yaml is empty."

@@ -1,4 +1,4 @@
-"""Sections of the evaluation page about classes."""
+"""Builds the sections of the evaluation page for classes."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Sections of the page of the data about the columns of a table."""
+"""Builds the sections of `reports/data.html` on the columns of a table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _LEAST_FRACTION = 0.01  # of the rows that have a frequent value
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """A column over the training rows; texts are empty if they do not apply."""
+    """Statistics of a column over the training rows; texts that do not apply are empty."""
 
     name: str
     kind: str
@@ -87,7 +87,7 @@ def _scores(profiles: Sequence[ColumnProfile]) -> Html | None:
 def _profile(
     column: Column, block: NDArray[np.float32], targets: NDArray[np.float64], *, of_classes: bool
 ) -> ColumnProfile:
-    """Profile (N, places of the column) encoded rows."""
+    """Compute the profile of a column from its encoded values, (N, positions of the column)."""
     is_category = column.kind == "category"
     if is_category:
         is_missing = block[:, 0] == 0
@@ -119,7 +119,10 @@ def _profile(
 
 
 def _original(column: Column, values: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Undo the standardisation, without the digits that float32 lost: equal gaps stay equal."""
+    """Undo the standardisation, and round off the digits that float32 lost.
+
+    So equal differences between values stay equal.
+    """
     numbers = values.astype(np.float64) * column.std + column.mean
     largest = float(np.abs(values).max(initial=1e-6)) * column.std
     digits = -math.ceil(math.log10(largest * np.finfo(np.float32).eps))

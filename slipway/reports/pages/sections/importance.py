@@ -11,7 +11,7 @@ _MOST_BARS = 20
 
 
 def importance_section(found: Sequence[ColumnImportance], metric: str) -> Html:
-    """Draw the columns that the network relies on most, above the table of all."""
+    """Draw the most important columns as a chart, above a table of all columns."""
     groups = [
         BarGroup(one.column, {"loss": max(one.loss, 0.0)}, number(one.loss))
         for one in found[:_MOST_BARS]

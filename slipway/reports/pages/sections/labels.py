@@ -1,4 +1,4 @@
-"""Sections of the evaluation page about several labels."""
+"""Builds the sections of the evaluation page for tasks with several labels per row."""
 
 import numpy as np
 

@@ -14,7 +14,7 @@ from slipway.reports.pages.html_page import Html, paragraph, section, table
 
 
 def members_section(found: MemberComparison) -> Html:
-    """Show the gain over each member, the best one first, and the rows that they dispute."""
+    """Show the ensemble's gain over each member, the best one first, and the disputed rows."""
     name = found.label
     best = found.members[0]
     rows = [
@@ -59,7 +59,7 @@ def members_section(found: MemberComparison) -> Html:
 
 
 def _student(found: MemberComparison, student: StudentScore, name: str) -> list[Html]:
-    """Show the student beside the best member and the ensemble: gain, kept part, latency."""
+    """Compare the student with the best member and the ensemble: gain, kept fraction, latency."""
     best = found.members[0]
     measured = {best.name: best.measured, ENSEMBLE_NAME: found.ensemble}
     measured[student.name] = student.measured

@@ -1,4 +1,4 @@
-"""Sections of the evaluation page about a numeric target."""
+"""Builds the sections of the evaluation page for a numeric target."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Sections of the page of the data about images: samples of each class, and brightness."""
+"""Builds the sections of `reports/data.html` on images: samples of each class, and brightness."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ _BRIGHTNESS_ROWS, _BINS = 1000, 32
 
 
 def picture_sections(splits: Mapping[str, PackedSplit], manifest: PackedManifest) -> list[Html]:
-    """Show training images of each class, or range of the target, and brightness by split."""
+    """Show training images of each class or range of the target, and the brightness per split."""
     train = splits["train"]
     samples = _class_samples if manifest.classes else _target_samples
     return [samples(train, manifest.classes), _brightness(splits)]

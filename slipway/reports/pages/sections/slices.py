@@ -1,4 +1,4 @@
-"""Builds the evaluation page's section on slices, the worst first."""
+"""Builds the evaluation page's section on slices, with the worst slice first."""
 
 from slipway.artifacts.bundle import Metric
 from slipway.reports.console import interval, number

@@ -1,4 +1,4 @@
-"""Sections of the page of the data about texts: their lengths, and examples as they are read."""
+"""Builds the sections of `reports/data.html` on texts: lengths, and examples as packed."""
 
 from collections.abc import Mapping
 

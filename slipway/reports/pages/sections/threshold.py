@@ -1,7 +1,7 @@
 """Builds the evaluation page's section on thresholds, with a slider.
 
-The slider's script is the only script of a page. It reads the numbers from attributes, so no text
-of the data becomes code. Without it, the curve and the table stay.
+The slider's script is the only script of the pages. It reads the numbers from attributes, so no
+text from the data is executed. Without scripts, the page still shows the curve and the table.
 """
 
 import json
