@@ -31,6 +31,7 @@ from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import DataError, SchemaError
 from slipway.traffic import erasure
 from slipway.traffic.collect import from_variable, input_cells
+from slipway.traffic.label_queue import QUEUE, LabelQueue
 from slipway.traffic.monitoring_records import DATABASE, DEFAULT_STATE
 from slipway.traffic.request_log import DamagedLine, LoggedRequest, read_requests
 from slipway.traffic.selection import Content, content_digest, request_contents
@@ -281,6 +282,10 @@ def _add_records(options: argparse.Namespace, selection: RowSelection, found: Er
     erase = partial(erasure.erase_records, state, ids)
     for table, count in counts.items():
         found.add(state / DATABASE, table, count, erase)
+    if (state / QUEUE).is_file():
+        queue = LabelQueue(state / QUEUE)
+        count = sum(row.request_id in ids for row in queue.rows())
+        found.add(state / QUEUE, "rows to label", count, partial(queue.remove, ids))
     left.append("sums over many rows, without ids: drift windows, measured quality, metrics")
     left += [
         f"{path}, a damaged database that the service deletes by its age"

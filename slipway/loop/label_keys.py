@@ -42,7 +42,11 @@ class KeyRecord(Contract):
 
 
 def suspicious_keys(labels: Sequence[JoinedLabel], trusted: Sequence[str] = ()) -> list[KeyRecord]:
-    """Return the keys whose labels contradict the model more often than others, the worst first."""
+    """Return the keys whose labels contradict the model more often than others, the worst first.
+
+    Rows that the label queue chose are not compared: the model is wrong on them more often.
+    """
+    labels = [label for label in labels if not label.is_chosen]
     errors = [_error(label) for label in labels]
     names = [key_name(label.caller) for label in labels]
     return keys_that_stand_out(errors, names, [label.answered for label in labels], trusted)

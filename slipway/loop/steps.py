@@ -41,6 +41,7 @@ from slipway.system import files
 from slipway.system.errors import LockedError, SlipwayError
 from slipway.traffic.collect import column_names, write_rows
 from slipway.traffic.monitoring_records import (
+    is_chosen,
     read_drifted_spans,
     read_ground_truth,
     read_judged_windows,
@@ -116,8 +117,13 @@ class LoopProject(ObservedProject):
             )
         place = DATA / f"{cycle.number:04d}"
         callers = {(label.request_id, label.item): key_name(label.caller) for label in labels}
-        since = cycle.detail("triggered")["since"]  # earlier rows are trained on, not compared on
-        keys = [callers[item.key[:2]] if item.key[2] >= since else "" for item in collected.items]
+        since = cycle.detail("triggered")["since"]
+        # Earlier rows, and those that the label queue chose, are trained on and not compared on.
+        keys = [
+            caller if item.key[2] >= since and not is_chosen(caller) else ""
+            for item in collected.items
+            for caller in (callers[item.key[:2]],)
+        ]
         files.write_json(place / "keys.json", keys)
         out = place / "collected.parquet"
         write_rows(out, collected, manifest, column_names(manifest))

@@ -5,6 +5,7 @@ only, so the second window is new evidence. Without drift a window alarms with p
 W) for W windows a day, so a confirmed alarm is expected at most once in 30 W times 30 days.
 
 **Quality** and **labels** do not count labels of suspicious keys (slipway/loop/label_keys.py).
+**Quality** leaves out rows that the label queue chose, which are harder than the traffic.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,8 @@ def missed_objective(
 
     `labels` are those of the model's answers, the last joined first.
     """
-    joined = [(label.truth, label.predicted) for label in labels[:NUM_JUDGED]]
+    own = [label for label in labels if not label.is_chosen][:NUM_JUDGED]
+    joined = [(label.truth, label.predicted) for label in own]
     if len(joined) < MIN_COMPARED:
         return ""
     measured = measure_joined(manifest, joined)

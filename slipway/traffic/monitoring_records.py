@@ -22,6 +22,9 @@ PROPOSALS = "proposals"
 SCHEMA_VERSION = 4  # SQLite's user_version
 # By the version before: statements that bring a database to the next one, without a loss.
 MIGRATIONS = {3: "ALTER TABLE labels ADD COLUMN caller TEXT;"}
+# Begins the caller of a label whose row was chosen because it is hard (slipway/traffic/
+# label_queue.py). An estimate of the quality must leave it out.
+CHOSEN = "chosen:"
 DEFAULT_STATE = Path(".work/serving")  # of SLIPWAY_STATE
 # A label may arrive this long before its answer: clocks differ, and a caller who chose the id may
 # send it while the answer is on its way.
@@ -106,6 +109,11 @@ class JoinedLabel:
     answered: float  # all times are seconds since 1970
     joined: float
 
+    @property
+    def is_chosen(self) -> bool:
+        """True if the row was chosen for its difficulty."""
+        return is_chosen(self.caller)
+
 
 @dataclass(frozen=True)
 class JudgedWindow:
@@ -124,6 +132,11 @@ class DriftedSpan:
     model: str  # version
     opened: float
     closed: float
+
+
+def is_chosen(caller: str | None) -> bool:
+    """Return True for the caller of a label whose row was chosen for its difficulty."""
+    return caller is not None and caller.startswith(CHOSEN)
 
 
 def read_ground_truth(state: Path) -> Iterator[GroundTruth]:

@@ -41,6 +41,8 @@ class LoggedItem:
     ood_score: float
     is_ood: bool
     drifted: bool  # True in a window that drifted
+    # Of the probabilities, divided by its maximum; of several labels, of the least certain one.
+    entropy: float | None = None  # None for a number
 
     @property
     def error(self) -> float:
@@ -99,10 +101,28 @@ def collect(
     )
     chosen = wanted if num_rows is None else wanted[:num_rows]
     collected.left_out["beyond --rows"] += len(wanted) - len(chosen)
-    collected.contents = _contents(request_log, {item.key for item in chosen}, contract)
+    collected.contents = read_contents(request_log, {item.key for item in chosen}, contract)
     # A segment may have been removed meanwhile.
     collected.items = [item for item in chosen if item.key in collected.contents]
     return collected
+
+
+def unlabelled_items(
+    request_log: Path,
+    labels: Iterable[GroundTruth],
+    contract: InputContract,
+    classes: Sequence[str],
+) -> list[LoggedItem]:
+    """Return the logged rows without a label, each content once.
+
+    Of a reused id only the last answer counts, and only if no label of the id is known: a label
+    would replace the other one.
+    """
+    counts = SelectedRows([], {})
+    known = {(label.request_id, label.item): label for label in labels}
+    found = list(_items(request_log, (), contract, bool(classes), counts))
+    items = _without_copies(_labelled(found, known, bool(classes), counts), counts)
+    return [item for item in items if item.key[:2] not in known]
 
 
 def cell_value(value: Any, column: Column) -> float | bool | str | None:
@@ -155,6 +175,7 @@ def _items(
                 ood_score=float(answer["ood_score"]),
                 is_ood=bool(answer["is_ood"]),
                 drifted=in_drift,
+                entropy=_entropy(answer) if has_classes else None,
             )
 
 
@@ -167,6 +188,18 @@ def _doubt(answer: Mapping[str, Any]) -> float:
     if "labels" in answer:
         return float(max(min(probability, 1 - probability) for probability in probabilities))
     return float(1 - max(probabilities))
+
+
+def _entropy(answer: Mapping[str, Any]) -> float:
+    probabilities = np.array(list(answer["probabilities"].values()))
+    if "labels" in answer:
+        return float(max(_bits(np.array([one, 1 - one])) for one in probabilities))
+    return float(_bits(probabilities) / np.log2(max(2, len(probabilities))))
+
+
+def _bits(probabilities: NDArray[np.float64]) -> float:
+    positive = probabilities[probabilities > 0]
+    return float(-(positive * np.log2(positive)).sum())
 
 
 def request_contents(request: LoggedRequest, contract: InputContract) -> list[Content]:
@@ -263,7 +296,10 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     return below
 
 
-def _contents(request_log: Path, wanted: set[Key], contract: InputContract) -> dict[Key, Content]:
+def read_contents(
+    request_log: Path, wanted: set[Key], contract: InputContract
+) -> dict[Key, Content]:
+    """Return the contents of the wanted rows that are still in the log."""
     names = {key[0] for key in wanted}
     found: dict[Key, Content] = {}
     for request in read_requests(request_log):

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     lineage = Lineage(git_revision=None, git_dirty=False, params={}, data=source, digests={})
     write_bundle(tmp_path / "artifacts/bundle", row_classifier(), input=COLUMNS, lineage=lineage)
-    _write_requests(tmp_path / "log")
+    write_requests(tmp_path / "log", REQUESTS)
     _write_collected(tmp_path / "data/collected.parquet")
     store = Store(tmp_path / "state", Limits(1000, 3600.0, 1000, 3600.0))
     predictions = [Prediction(name, 0, 1, 1.8e9, "v", "dark", None) for name in REQUESTS]
@@ -65,14 +66,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _write_requests(folder: Path) -> None:
+def write_requests(folder: Path, requests: Mapping[str, list[int]], **cells: str) -> None:
+    """Log requests of rows by id; `cells` replace those of every row."""
     writer = SegmentWriter(folder, MIB, 1)
-    for number, (name, rows) in enumerate(REQUESTS.items()):
+    for number, (name, rows) in enumerate(requests.items()):
         request = replace(
             logged(number),
             request_id=name,
             content_type="application/json",
-            payload=json.dumps({"rows": [table_row(row) for row in rows]}).encode(),
+            payload=json.dumps({"rows": [table_row(row) | cells for row in rows]}).encode(),
             answers=[{}] * len(rows),
         )
         writer.append(encode_line(request))

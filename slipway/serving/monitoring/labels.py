@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from slipway.traffic.monitoring_records import EARLY_S
+from slipway.traffic.monitoring_records import CHOSEN, EARLY_S
 from slipway.traffic.postgres import SqlConnection
 
 # Rows per INSERT. Every statement releases the interpreter lock and has to get it back, which
@@ -212,12 +212,15 @@ def insert_label(
 def joined_labels(
     connection: SqlConnection, model: str, max_rows: int
 ) -> list[tuple[str | float, str | float]]:
-    """Return (truth, prediction) of the last joined items of a model, newest first."""
+    """Return (truth, prediction) of the last joined items of a model, newest first.
+
+    Rows that the label queue chose for their difficulty are left out.
+    """
     rows = connection.execute(
         "SELECT label, value, predicted_label, predicted_value FROM labels "
         "WHERE model = ? AND (label IS NULL) = (predicted_label IS NULL) "
-        "ORDER BY joined DESC LIMIT ?",
-        (model, max_rows),
+        "AND coalesce(caller, '') NOT LIKE ? ORDER BY joined DESC LIMIT ?",
+        (model, f"{CHOSEN}%", max_rows),
     ).fetchall()
     return [
         (value, predicted_value) if label is None else (label, predicted)

@@ -196,7 +196,10 @@ class Store:
         return found
 
     def joined(self, model: str, max_rows: int) -> list[tuple[str | float, str | float]]:
-        """Return (truth, prediction) of the last joined items of a model, newest first."""
+        """Return (truth, prediction) of the last joined items of a model, newest first.
+
+        Rows that the label queue chose for their difficulty are left out.
+        """
         with self._database.transaction() as connection:
             return joined_labels(connection, model, max_rows)
 

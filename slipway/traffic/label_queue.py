@@ -1,0 +1,267 @@
+"""The label queue: logged rows that people label next, and their opinions.
+
+It has ids and labels only; inputs stay in the request log. A part of the rows is drawn at random
+from all logged rows without a label, and their labels count like those of callers. The rest has the
+highest expected gain. Such rows are harder than the traffic, so their labels are marked: they serve
+for training, and for no estimate of the quality.
+"""
+
+import json
+import random
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from slipway.system import files
+from slipway.traffic.selection import Content, Key, LoggedItem
+
+QUEUE = "label_queue.sqlite"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS chosen (
+    request_id TEXT NOT NULL,
+    item INTEGER NOT NULL,
+    time REAL NOT NULL, -- of the answer, seconds since 1970
+    by_gain INTEGER NOT NULL, -- 0: drawn at random
+    place INTEGER NOT NULL, -- in the order of the queue
+    PRIMARY KEY (request_id, item)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS opinions (
+    request_id TEXT NOT NULL,
+    item INTEGER NOT NULL,
+    labeller TEXT NOT NULL,
+    truth TEXT, -- JSON; null: skipped
+    time REAL NOT NULL,
+    PRIMARY KEY (request_id, item, labeller)
+) STRICT, WITHOUT ROWID;
+"""
+_MOST_ALIKE = 0.8  # Jaccard index; of more similar rows one is enough
+_CHARACTERS = 5  # in a piece of a text
+_LONG_TEXT = 40  # characters, from which pieces are compared
+_CANDIDATES = 20  # rows that are looked at for each row that is chosen
+_SIDE = 8  # pixels of the pattern of an image
+
+
+@dataclass(frozen=True)
+class QueuedRow:
+    """A chosen row."""
+
+    request_id: str
+    item: int
+    time: float  # of the answer, seconds since 1970
+    by_gain: bool
+
+    @property
+    def key(self) -> Key:
+        return self.request_id, self.item, self.time
+
+
+class LabelQueue:
+    """The queue on disk, for several processes. `opinions` people have to agree on a row."""
+
+    def __init__(self, path: Path, opinions: int = 1) -> None:
+        self._path, self._opinions = path, opinions
+        files.make_private_directory(path.parent)
+        if not path.exists():
+            path.touch(files.PRIVATE)
+        with self._transaction() as connection:
+            connection.executescript(_SCHEMA)
+
+    def add(self, rows: Sequence[QueuedRow]) -> int:
+        """Append rows that are not in the queue yet; return their number."""
+        with self._transaction() as connection:
+            (last,) = connection.execute("SELECT coalesce(max(place), 0) FROM chosen").fetchone()
+            return sum(
+                connection.execute(
+                    "INSERT OR IGNORE INTO chosen VALUES (?, ?, ?, ?, ?)",
+                    (*row.key, row.by_gain, last + number),
+                ).rowcount
+                for number, row in enumerate(rows, start=1)
+            )
+
+    def rows(self) -> list[QueuedRow]:
+        """Return all rows in the order of the queue."""
+        with self._transaction() as connection:
+            found = connection.execute(
+                "SELECT request_id, item, time, by_gain FROM chosen ORDER BY place"
+            ).fetchall()
+        return [QueuedRow(name, item, moment, bool(mark)) for name, item, moment, mark in found]
+
+    def waiting(self, labeller: str) -> list[QueuedRow]:
+        """Return the rows on which this labeller is asked."""
+        opinions = self._all_opinions()
+        return [
+            row
+            for row in self.rows()
+            if labeller not in (own := opinions.get(row.key[:2], {})) and self._is_open(own)
+        ]
+
+    def conflicts(self) -> list[tuple[QueuedRow, dict[str, Any]]]:
+        """Return the rows on which people disagree, with the label of each one."""
+        opinions = self._all_opinions()
+        found = []
+        for row in self.rows():
+            given = _given(opinions.get(row.key[:2], {}))
+            if len(set(given.values())) > 1 and self._decided(given) is None:
+                found.append((row, {name: json.loads(one) for name, one in given.items()}))
+        return found
+
+    def decided(self) -> list[tuple[QueuedRow, Any, str]]:
+        """Return the rows with a decided label, and the last of those who gave it."""
+        opinions = self._all_opinions()
+        found = []
+        for row in self.rows():
+            given = _given(opinions.get(row.key[:2], {}))
+            if (text := self._decided(given)) is not None:
+                name = [labeller for labeller, truth in given.items() if truth == text][-1]
+                found.append((row, json.loads(text), name))
+        return found
+
+    def give(self, row: QueuedRow, labeller: str, truth: Any) -> Any:
+        """Store an opinion, None to skip; return the label that is decided with it, or None."""
+        text = None if truth is None else json.dumps(truth, sort_keys=True)
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO opinions VALUES (?, ?, ?, ?, ?)",
+                (*row.key[:2], labeller, text, time.time()),
+            )
+        return self._label(row)
+
+    def undo(self, labeller: str) -> tuple[QueuedRow, Any] | None:
+        """Remove a labeller's last opinion; return its row and the label that is decided now."""
+        with self._transaction() as connection:
+            last = connection.execute(
+                "SELECT request_id, item FROM opinions JOIN chosen USING (request_id, item) "
+                "WHERE labeller = ? ORDER BY opinions.time DESC LIMIT 1",
+                (labeller,),
+            ).fetchone()
+            if last is None:
+                return None
+            connection.execute(
+                "DELETE FROM opinions WHERE request_id = ? AND item = ? AND labeller = ?",
+                (*last, labeller),
+            )
+        row = next(row for row in self.rows() if row.key[:2] == last)
+        return row, self._label(row)
+
+    def remove(self, request_ids: Collection[str]) -> int:
+        """Remove the rows of these requests with their opinions; return the number of rows."""
+        with self._transaction() as connection:
+            connection.execute("PRAGMA secure_delete = ON").fetchall()
+            counts = [
+                connection.execute(f"DELETE FROM {table} WHERE request_id = ?", (name,)).rowcount
+                for table in ("opinions", "chosen")
+                for name in request_ids
+            ]
+        return sum(counts[len(request_ids) :])
+
+    def _label(self, row: QueuedRow) -> Any:
+        decided = self._decided(_given(self._all_opinions().get(row.key[:2], {})))
+        return None if decided is None else json.loads(decided)
+
+    def _is_open(self, opinions: dict[str, str | None]) -> bool:
+        """Return True while another opinion is wanted: one more than usual if people disagree."""
+        given = _given(opinions)
+        return self._decided(given) is None and len(given) <= self._opinions
+
+    def _decided(self, given: dict[str, str]) -> str | None:
+        needed = 1 if self._opinions == 1 else self._opinions // 2 + 1
+        best = Counter(given.values()).most_common(1)
+        return best[0][0] if best and best[0][1] >= needed else None
+
+    def _all_opinions(self) -> dict[tuple[str, int], dict[str, str | None]]:
+        found: dict[tuple[str, int], dict[str, str | None]] = {}
+        with self._transaction() as connection:
+            for request_id, item, labeller, truth in connection.execute(
+                "SELECT request_id, item, labeller, truth FROM opinions ORDER BY time"
+            ):
+                found.setdefault((request_id, item), {})[labeller] = truth
+        return found
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(self._path, timeout=30)
+        try:
+            with connection:
+                yield connection
+        finally:
+            connection.close()
+
+
+def choose(
+    items: Sequence[LoggedItem],
+    read: Callable[[set[Key]], dict[Key, Content]],
+    num_rows: int,
+    random_fraction: float,
+    seed: int | None = None,
+) -> list[QueuedRow]:
+    """Choose rows to label: a part at random, the rest by gain without near copies.
+
+    Args:
+        items: logged rows without a label, each content once.
+        read: returns the contents of some rows.
+        num_rows: of both parts.
+        random_fraction: of the rows, from 0 to 1.
+        seed: of the random part and of the order; None for another one each time.
+    """
+    generator = random.Random(seed)
+    num_random = min(len(items), round(num_rows * random_fraction))
+    drawn = generator.sample(range(len(items)), num_random)
+    rest = sorted(set(range(len(items))) - set(drawn), key=lambda place: -gain(items[place]))
+    wanted = num_rows - num_random
+    candidates = [items[place] for place in rest[: wanted * _CANDIDATES]]
+    # Compared with the drawn rows, too: a near copy of one of them teaches little.
+    contents = read({item.key for item in candidates} | {items[place].key for place in drawn})
+    pieces = {key: _pieces(content) for key, content in contents.items()}
+    rows = [QueuedRow(*items[place].key, by_gain=False) for place in drawn]
+    asked = [pieces[row.key] for row in rows if row.key in pieces]
+    for item in candidates:
+        if wanted and item.key in pieces and not _is_copy(pieces[item.key], asked):
+            wanted -= 1
+            asked.append(pieces[item.key])
+            rows.append(QueuedRow(*item.key, by_gain=True))
+    generator.shuffle(rows)  # so that people cannot tell the two parts apart
+    return rows
+
+
+def gain(item: LoggedItem) -> float:
+    """Return the expected gain of a label: the entropy of the answer, from 0 to 1.
+
+    Numbers have no probabilities; the OOD score orders them.
+    """
+    return item.ood_score if item.entropy is None else item.entropy
+
+
+def _given(opinions: dict[str, str | None]) -> dict[str, str]:
+    return {labeller: truth for labeller, truth in opinions.items() if truth is not None}
+
+
+def _is_copy(own: frozenset[Any], others: Sequence[frozenset[Any]]) -> bool:
+    return any(len(own & other) > _MOST_ALIKE * len(own | other) for other in others)
+
+
+def _pieces(content: Content) -> frozenset[Any]:
+    """Return the parts by which rows are compared: cells, pieces of texts, gradients of images."""
+    if isinstance(content, bytes):
+        with Image.open(BytesIO(content)) as image:
+            small = image.convert("L").resize((_SIDE + 1, _SIDE))
+        pixels = small.tobytes()
+        rows = [pixels[begin : begin + _SIDE + 1] for begin in range(0, len(pixels), _SIDE + 1)]
+        return frozenset(
+            (y, x, row[x] < row[x + 1]) for y, row in enumerate(rows) for x in range(_SIDE)
+        )
+    found: set[Any] = set()
+    for name, cell in content.items():
+        if isinstance(cell, str) and len(cell) >= _LONG_TEXT:
+            text = " ".join(cell.lower().split())
+            found |= {(name, text[place : place + _CHARACTERS]) for place in range(len(text))}
+        else:
+            found.add((name, f"{cell:.3g}" if isinstance(cell, float) else cell))
+    return frozenset(found)

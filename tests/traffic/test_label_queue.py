@@ -1,0 +1,117 @@
+"""The label queue: choice of rows, opinions, disagreement and undo."""
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slipway.traffic.label_queue import LabelQueue, QueuedRow, choose
+from slipway.traffic.selection import Content, Key, LoggedItem
+
+ROW = QueuedRow("a", 0, 1.0, by_gain=True)
+OTHER = QueuedRow("b", 0, 2.0, by_gain=False)
+
+
+def items(*entropies: float) -> list[LoggedItem]:
+    return [
+        LoggedItem((f"r{number}", 0, 1.0), "v", str(number), None, "x", 0, 0, False, False, entropy)
+        for number, entropy in enumerate(entropies)
+    ]
+
+
+def chosen(
+    found: list[LoggedItem], contents: list[Content], num_rows: int, fraction: float
+) -> list[QueuedRow]:
+    known = {item.key: content for item, content in zip(found, contents, strict=True)}
+
+    def read(keys: set[Key]) -> dict[Key, Content]:
+        return {key: known[key] for key in keys if key in known}
+
+    return choose(found, read, num_rows, fraction, seed=3)
+
+
+def smooth_picture(seed: int, kind: str) -> bytes:
+    """An encoded image of few large spots."""
+    spots = np.random.default_rng(seed).integers(0, 256, (9, 9, 3), np.uint8)
+    out = BytesIO()
+    Image.fromarray(spots).resize((90, 90)).save(out, kind)
+    return out.getvalue()
+
+
+def different(number: int) -> Content:
+    return {"a": number, "b": 2 * number, "c": f"c{number}"}
+
+
+def test_the_most_uncertain_rows_are_chosen() -> None:
+    rows = chosen(items(0.1, 0.9, 0.5, 0.7), [different(number) for number in range(4)], 2, 0.0)
+    assert {row.request_id for row in rows} == {"r1", "r3"}
+    assert all(row.by_gain for row in rows)
+
+
+def test_rows_drawn_at_random_ignore_the_gain_and_are_marked() -> None:
+    entropies = [number / 400 for number in range(400)]
+    rows = chosen(items(*entropies), [different(number) for number in range(400)], 200, 0.5)
+    drawn = [entropies[int(row.request_id[1:])] for row in rows if not row.by_gain]
+    assert len(drawn) == 100
+    assert len({row.key for row in rows}) == 200
+    assert sum(drawn) / 100 == pytest.approx(0.5, abs=0.09)  # 3 standard errors
+    assert [row.by_gain for row in rows] != sorted(row.by_gain for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["texts", "cells", "images"])
+def test_of_near_copies_one_is_asked(kind: str) -> None:
+    long = "the quick brown fox jumps over the lazy dog and does not stop at the river "
+    contents: dict[str, list[Content]] = {
+        "texts": [{"text": long}, {"text": long + "!"}, {"text": long[::-1]}],
+        "cells": [
+            {f"x{place}": place + 0.1 for place in range(20)},
+            {f"x{place}": place + 0.1 + (place == 3) for place in range(20)},
+            {f"x{place}": place + 0.9 for place in range(20)},
+        ],
+        "images": [smooth_picture(1, "PNG"), smooth_picture(1, "JPEG"), smooth_picture(2, "PNG")],
+    }
+    rows = chosen(items(0.9, 0.8, 0.2), contents[kind], 2, 0.0)
+    assert sorted(row.request_id for row in rows) == ["r0", "r2"]
+
+
+def test_a_row_whose_content_has_expired_is_not_chosen() -> None:
+    known = {("r1", 0, 1.0): different(1)}
+    rows = choose(items(0.9, 0.8), lambda keys: dict(known), 2, 0.0)
+    assert [row.request_id for row in rows] == ["r1"]
+
+
+def test_one_opinion_decides_by_default_and_undo_takes_it_back(tmp_path: Path) -> None:
+    queue = LabelQueue(tmp_path / "q.sqlite")
+    assert (queue.add([ROW, OTHER]), queue.add([ROW])) == (2, 0)
+    assert queue.give(ROW, "anna", "x") == "x"
+    assert queue.waiting("anna") == queue.waiting("ben") == [OTHER]
+    assert queue.undo("ben") is None
+    assert queue.undo("anna") == (ROW, None)
+    assert queue.waiting("anna") == [ROW, OTHER]
+    assert (tmp_path / "q.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_a_skipped_row_waits_for_others(tmp_path: Path) -> None:
+    queue = LabelQueue(tmp_path / "q.sqlite")
+    queue.add([ROW])
+    assert queue.give(ROW, "anna", None) is None
+    assert (queue.waiting("anna"), queue.waiting("ben")) == ([], [ROW])
+
+
+def test_two_who_disagree_need_a_third_opinion_and_three_are_a_conflict(tmp_path: Path) -> None:
+    queue = LabelQueue(tmp_path / "q.sqlite", opinions=2)
+    queue.add([ROW, OTHER])
+    for row in (ROW, OTHER):
+        assert queue.give(row, "anna", "x") is None
+        assert queue.give(row, "ben", "y") is None
+    assert queue.waiting("ben") == []
+    assert queue.waiting("cleo") == [ROW, OTHER]
+    assert queue.give(ROW, "cleo", "y") == "y"
+    assert queue.decided() == [(ROW, "y", "cleo")]
+    assert queue.give(OTHER, "cleo", "z") is None
+    assert queue.waiting("dan") == []
+    assert queue.conflicts() == [(OTHER, {"anna": "x", "ben": "y", "cleo": "z"})]
+    assert queue.remove(["b", "c"]) == 1
+    assert queue.conflicts() == []
