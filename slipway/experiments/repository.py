@@ -49,6 +49,11 @@ def has_commit() -> bool:
     return bool(_git("rev-parse", "--verify", "-q", "HEAD"))
 
 
+def file_at(commit: str, path: str) -> str:
+    """Return the text of a file in a commit; "" if it has none."""
+    return _git("show", f"{commit}:./{path}")
+
+
 def tracked_files(paths: Iterable[Path]) -> list[str]:
     """Return the paths that git tracks; an empty list without git."""
     names = [str(path) for path in paths]
@@ -63,7 +68,7 @@ def commit_time(commit: str) -> str:
 def write_files(commit: str, paths: list[str], folder: Path) -> None:
     """Write the commit's version of each file below `folder`; skip files that it lacks."""
     for path in paths:
-        if text := _git("show", f"{commit}:./{path}"):
+        if text := file_at(commit, path):
             files.write_text(folder / path, text)
 
 

@@ -192,6 +192,11 @@ def text_of(report: ErasureReport) -> str:
 def _selection(options: argparse.Namespace) -> RowSelection:
     ids = list(options.request_id)
     for path in options.request_ids:
+        if not path.is_file():
+            raise DataError(
+                f"--request-ids {path} is not a file, expected one with an id per line. Check its "
+                "path."
+            )
         ids += [line.strip() for line in path.read_text().splitlines() if line.strip()]
     if not (options.group or ids or options.file):
         raise DataError(
@@ -224,7 +229,7 @@ def _contents(
         own.append(request)
         for content in _items(request, manifest.input):
             contents[content_digest(content)] = content
-    _require_single(own, reused=options.reused_ids)
+    _require_single(own, reused=options.reused_ids, several=options.whole_requests)
     if contents:
         for other in read_requests(options.request_log):
             if isinstance(other, DamagedLine) or other.request_id in ids:
@@ -247,11 +252,17 @@ def _items(request: LoggedRequest, contract: InputContract) -> list[Content]:
         return []
 
 
-def _require_single(requests: Sequence[LoggedRequest], *, reused: bool) -> None:
-    """Raise DataError if an id names several requests, which may be of several people."""
+def _require_single(requests: Sequence[LoggedRequest], *, reused: bool, several: bool) -> None:
+    """Raise DataError if an id names several requests or rows, which may be of several people."""
     times: dict[str, list[str]] = {}
     for request in requests:
         times.setdefault(request.request_id, []).append(f"{request.time:%Y-%m-%d %H:%M:%S}")
+    for request in requests:
+        if request.num_rows > 1 and not several:
+            raise DataError(
+                f"the request {request.request_id} has {request.num_rows} rows, expected one: they "
+                "may be of several people. --whole-requests removes all of them."
+            )
     for name, found in times.items():
         if len(found) > 1 and not reused:
             raise DataError(
@@ -384,7 +395,7 @@ def parser() -> CommandParser:
     )
     for name, kind, metavar, text in (
         ("--group", str, "VALUE", "rows with this value in data.group_column"),
-        ("--request-id", str, "ID", "a request, with all rows in it"),
+        ("--request-id", str, "ID", "a request"),
         ("--request-ids", Path, "FILE", "a file with one id per line"),
         ("--file", str, "NAME", "a file of data.path, such as cat/1.png"),
         ("--also", Path, "TABLE", "a further table to search"),
@@ -394,6 +405,9 @@ def parser() -> CommandParser:
         )
     parser.add_argument(
         "--reused-ids", action="store_true", help="remove all requests of an id that names several"
+    )
+    parser.add_argument(
+        "--whole-requests", action="store_true", help="remove requests of several rows"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

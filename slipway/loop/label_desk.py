@@ -10,6 +10,8 @@ import getpass
 import json
 import re
 import secrets
+import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import BytesIO
@@ -24,14 +26,19 @@ from slipway.config.command import run_command
 from slipway.serving.http.responses import Refusal
 from slipway.serving.monitoring.database import Database
 from slipway.serving.monitoring.feedback import read_feedback
-from slipway.serving.monitoring.settings import MonitoringSettings
-from slipway.serving.monitoring.store import Store
+from slipway.serving.monitoring.outbox import deliver
 from slipway.serving.page.site import POLICY
 from slipway.system.arguments import CommandParser
 from slipway.system.errors import IntegrityError, SlipwayError, UnavailableError
 from slipway.traffic.collect import from_variable
 from slipway.traffic.label_queue import QUEUE, LabelQueue, QueuedRow, choose
-from slipway.traffic.monitoring_records import CHOSEN, DEFAULT_STATE, read_ground_truth
+from slipway.traffic.monitoring_records import (
+    CHOSEN,
+    DEFAULT_STATE,
+    FEEDBACK_SCHEMA,
+    read_ground_truth,
+)
+from slipway.traffic.postgres import SqlConnection, given_url, reading_postgres
 from slipway.traffic.request_log import find_requests
 from slipway.traffic.selection import Content, read_contents, request_contents, unlabelled_items
 
@@ -61,7 +68,6 @@ class LabelDesk:
         self.queue, self.labeller, self.manifest = queue, labeller, manifest
         self._log = request_log
         self._database = Database(state)
-        self._store = Store(state, MonitoringSettings().limits)
         for row, truth, name in queue.decided():  # a killed process may have stored no label
             if not self._is_answered(row):
                 self._send(row, truth, name)
@@ -117,7 +123,7 @@ class LabelDesk:
         """Take the labeller's last answer back, and its label if nothing is decided without it."""
         undone = self.queue.undo(self.labeller)
         if undone is not None and undone[1] is None:
-            with self._database.transaction() as connection:
+            with self._labels() as connection:
                 connection.execute(
                     "DELETE FROM labels WHERE request_id = ? AND item = ? AND "
                     "(caller LIKE ? OR caller LIKE ?)",
@@ -134,13 +140,19 @@ class LabelDesk:
         raise LabelError("the answer names no row of the queue, expected request_id and item of it")
 
     def close(self) -> None:
-        """Close the databases."""
-        self._store.close()
+        """Close the database."""
         self._database.close()
 
     def _send(self, row: QueuedRow, truth: Any, name: str) -> None:
         caller = f"{CHOSEN if row.by_gain else DRAWN}{name}"
-        self._store.add_feedback([replace(self._item(row, truth), caller=caller)])
+        item, now = replace(self._item(row, truth), caller=caller), time.time()
+        with self._labels() as connection:
+            deliver(connection, (), [(item, now)], now)
+
+    def _labels(self) -> AbstractContextManager[SqlConnection]:
+        """Open a transaction in the database with the labels of this service or of several."""
+        url = given_url()
+        return reading_postgres(url, FEEDBACK_SCHEMA) if url else self._database.transaction()
 
     def _item(self, row: QueuedRow, truth: Any) -> Any:
         body = json.dumps({"request_id": row.request_id, "item": row.item, "truth": truth})
@@ -152,7 +164,7 @@ class LabelDesk:
 
     def _is_answered(self, row: QueuedRow) -> bool:
         """Return True if the row has a label, or if its id was used again since."""
-        with self._database.transaction() as connection:
+        with self._labels() as connection:
             (labels,) = connection.execute(
                 "SELECT count(*) FROM labels WHERE request_id = ? AND item = ?", row.key[:2]
             ).fetchone()

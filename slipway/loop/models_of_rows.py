@@ -4,6 +4,8 @@ The present data and older versions in DVC's cache are searched. A model whose v
 is gone cannot be judged.
 """
 
+import hashlib
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from slipway.artifacts.bundle import MANIFEST, load_bundle
+from slipway.config.params import parse_yaml
 from slipway.config.sections import DataParams
-from slipway.config.stage_graph import load_mapping
 from slipway.data.erasure.request_rows import RequestContents, find_collected
 from slipway.data.erasure.rows import FoundRows, find_group
 from slipway.data.sources.raw_tables import column_names
 from slipway.data.sources.text_format import TextFormat
+from slipway.experiments import repository
 from slipway.serving.rollout.history import HISTORY, read_history
 from slipway.system import files
 from slipway.system.contract import Contract
@@ -87,15 +90,11 @@ def models_of(
     `changed` are the files that have some of the rows now.
     """
     root = Path(search.data.path)
-    known = {files.md5_file(path): path in changed for path in changed}
+    known = {files.md5_file(path): True for path in changed}
     if root.is_file():
         known[files.md5_file(root)] = root in changed
-    elif any(path.is_relative_to(root) for path in changed):
-        for dependency in (
-            load_mapping(Path("dvc.lock")).get("stages", {}).get("clean", {}).get("deps", [])
-        ):
-            if dependency.get("path") == search.data.path and dependency.get("md5"):
-                known[dependency["md5"]] = True
+    elif root.is_dir():
+        known[folder_digest(root)] = any(path.is_relative_to(root) for path in changed)
     found: dict[str, ModelOfRows] = {}
 
     def add(
@@ -135,7 +134,29 @@ def models_of(
         if entry.stable is not None:
             served = entry.stable
             add(served.version, "history", served.data, root.name, served.certificate)
+    for name, commit in repository.experiments().items():
+        digest = _locked_digest(repository.file_at(commit, "dvc.lock"), search.data.path)
+        add(name, "an experiment that DVC keeps", digest, root.name, None)
     return list(found.values())
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the digest of a folder as DVC has it: of the list of its files and their digests."""
+    listed = [
+        {"md5": files.md5_file(path), "relpath": path.relative_to(folder).as_posix()}
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
+    listed.sort(key=lambda entry: entry["relpath"])
+    text = json.dumps(listed, sort_keys=True)
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+def _locked_digest(lock: str, path: str) -> str | None:
+    """Return the digest of the raw data in the text of a dvc.lock; None if it has none."""
+    content = parse_yaml(lock.encode(), "dvc.lock") if lock else {}
+    stage = content.get("stages", {}).get("clean", {})
+    return next((one.get("md5") for one in stage.get("deps", []) if one.get("path") == path), None)
 
 
 def _answer(

@@ -19,6 +19,7 @@ from slipway.artifacts.bundle import DataSource, Lineage
 from slipway.data.sources.raw_tables import COLLECTED
 from slipway.loop.erasure import carry_out, find, main, parser
 from slipway.loop.journal import FOLDER
+from slipway.loop.models_of_rows import folder_digest
 from slipway.serving.monitoring.labels import FeedbackItem, Prediction
 from slipway.serving.monitoring.settings import Limits
 from slipway.serving.monitoring.store import Part, Store
@@ -32,7 +33,17 @@ from tests.traffic.test_request_log import MIB, logged
 pytestmark = pytest.mark.process
 DATA = "person,target\nanna,1\nann,2\nanna2,3\nanna,4\n"
 LEFT = "person,target\nann,2\nanna2,3\n"
-ARGUMENTS = ["--group", "anna", "--request-id", "r-1", "--request-log", "log", "--state", "state"]
+ARGUMENTS = [
+    "--group",
+    "anna",
+    "--request-id",
+    "r-1",
+    "--request-log",
+    "log",
+    "--state",
+    "state",
+    "--whole-requests",
+]
 # Requests by id; r-3 sent the same row as the second one of r-1.
 REQUESTS = {"r-1": [1, 2], "r-10": [4], "r-2": [5], "r-3": [2]}
 
@@ -156,6 +167,18 @@ def test_a_model_of_another_version_of_the_data_is_judged_by_the_cache_or_not_at
         assert {one["version"]: one["saw"] for one in models}[other.version] == saw
 
 
+def test_a_folder_has_the_digest_that_dvc_gives_it(tmp_path: Path) -> None:
+    from dvc_data.hashfile.build import build
+    from dvc_data.hashfile.db import HashFileDB
+    from dvc_objects.fs.local import localfs
+
+    for name in ("b/2.txt", "a.txt", "b/10.txt", "B/é.txt"):
+        files.write_text(tmp_path / "raw" / name, name)
+    store = HashFileDB(localfs, str(tmp_path / "store"))
+    _, _, tree = build(store, str(tmp_path / "raw"), localfs, "md5")
+    assert folder_digest(tmp_path / "raw") == tree.hash_info.value
+
+
 def refusal(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--state", "state"])
@@ -169,8 +192,10 @@ def test_wrong_selections_are_refused(project: Path, capsys: pytest.CaptureFixtu
     writer = SegmentWriter(project / "log", MIB, 1)
     writer.append(encode_line(replace(logged(50), request_id="r-2")))
     writer.close()
-    again = ["--request-id", "r-2", "--request-log", "log"]
+    again = ["--request-id", "r-2", "--request-log", "log", "--whole-requests"]
     assert "2 requests have the id r-2" in refusal(*again, capsys=capsys)
+    several = ["--request-id", "r-1", "--request-log", "log"]
+    assert "the request r-1 has 2 rows" in refusal(*several, capsys=capsys)
     write_steps(project / "state" / FOLDER, {"triggered": {}, "collected": {}})
     assert "slipway loop stop" in refusal("--group", "anna", capsys=capsys)
 

@@ -19,9 +19,11 @@ from slipway.serving.monitoring.store import Part, Store
 from slipway.traffic.erasure import erase_lines
 from slipway.traffic.label_queue import QUEUE, LabelQueue, QueuedRow
 from slipway.traffic.monitoring_records import JoinedLabel, read_ground_truth, read_joined_labels
+from slipway.traffic.postgres import DATABASE_URL
 from slipway.traffic.request_log import LoggedRequest, read_requests
 from tests.loop.test_erasure import write_requests
 from tests.serving.bundles import COLUMNS, LABELS, row_classifier, write_bundle
+from tests.serving.monitoring.postgres import cluster
 
 MARKUP = "<img src=x onerror=alert(1)>"
 
@@ -152,3 +154,18 @@ def test_the_page_is_for_those_who_know_its_address_and_shows_markup_as_text(
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.mark.nightly
+def test_labels_reach_the_database_that_services_share(
+    desk: LabelDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster() as postgres:
+        monkeypatch.setenv(DATABASE_URL, postgres.url)
+        desk.answer(answer("r-1", LABELS[1]))
+        desk.answer(answer("r-2", LABELS[0]))
+        desk.undo()
+        query = "SELECT request_id, label, caller FROM slipway.labels"
+        assert postgres.fetch(query) == [("r-1", LABELS[1], "chosen:anna")]
+        desk.answer(answer("r-2", LABELS[0]))
+        assert ("r-2", LABELS[0], "label-queue:anna") in postgres.fetch(query)
