@@ -42,11 +42,23 @@ _OF_CONNECTION = frozenset(
         *(b"transfer-encoding", b"upgrade", b"expect"),
     )
 )
+# The colours are those of the page of a model.
 _STYLE = (
-    "body{font:16px system-ui;max-width:46rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;width:100%}"
-    "td,th{text-align:left;padding:.5rem;border-bottom:1px solid #8884}"
-    "@media(prefers-color-scheme:dark){body{background:#111;color:#eee}a{color:#8cf}}"
+    ":root{color-scheme:light dark;--ground:#f5f6f8;--card:#fff;--ink:#18202c;--soft:#5b6678;"
+    "--line:#dfe3e9;--accent:#1d4ed8;--good:#15803d;--bad:#b42318}"
+    "@media(prefers-color-scheme:dark){:root{--ground:#0f131a;--card:#171d27;--ink:#e6eaf1;"
+    "--soft:#9aa5b6;--line:#2a3342;--accent:#7aa7ff;--good:#4ade80;--bad:#ff8a80}}"
+    "body{font:16px/1.5 system-ui;max-width:46rem;margin:2rem auto;padding:0 1rem;"
+    "background:var(--ground);color:var(--ink)}"
+    "h1{font-size:1.5rem;margin:0}p{color:var(--soft);margin:.25rem 0 1.25rem}"
+    "a{color:var(--accent)}"
+    "table{border-collapse:separate;border-spacing:0;width:100%;background:var(--card);"
+    "border:1px solid var(--line);border-radius:12px}"
+    "th,td{text-align:left;padding:.6rem 1rem}td{border-top:1px solid var(--line)}"
+    "th{color:var(--soft);font-size:.875rem;font-weight:600}"
+    "td:first-child{overflow-wrap:anywhere}td:last-child,th:last-child{text-align:right}"
+    "td:nth-child(2):before{content:'\\25cf  ';color:var(--bad)}"
+    ".ready td:nth-child(2):before{color:var(--good)}"
 )
 _STYLE_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _POLICY = (
@@ -175,15 +187,18 @@ class Gateway:
         ]
 
     def _page(self, models: list[dict[str, str | int | bool]]) -> Response:
-        rows = "".join(
-            f'<tr><td><a href="models/{escape(str(model["name"]))}/">{escape(str(model["name"]))}'
-            f"</a></td><td>{'ready' if model['ready'] else 'not ready'}</td></tr>"
-            for model in models
-        )
+        rows = ""
+        for model in models:
+            name, is_ready = escape(str(model["name"])), bool(model["ready"])
+            rows += (
+                f'<tr{" class=ready" * is_ready}><td><a href="models/{name}/">{name}</a></td>'
+                f"<td>{'ready' if is_ready else 'not ready'}</td><td>{model['restarts']}</td></tr>"
+            )
         page = (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>Slipway</title>'
             f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
-            f"<h1>Models</h1><table><tr><th>Model</th><th>State</th></tr>{rows}</table></html>"
+            "<h1>Models</h1><p>Each model has a page of its own.</p>"
+            f"<table><tr><th>Model</th><th>State</th><th>Restarts</th></tr>{rows}</table></html>"
         )
         return Response(200, page.encode(), "text/html; charset=utf-8", (_POLICY,))
 
