@@ -142,7 +142,7 @@ class Client:
                 if response is not None:
                     return _content(response)
                 raise UnavailableError(
-                    f"{self._http.base_url} gave no answer, with {self._max_wait_s:g} s of waits "
+                    f"{self._http.base_url} gave no answer within {self._max_wait_s:g} s of waits "
                     f"({failure}). Start the service, or correct the URL."
                 )
             time.sleep(pause_s)
