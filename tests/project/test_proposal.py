@@ -1,6 +1,8 @@
 """Proposals for data sets of many shapes, the questions and the warnings."""
 
 import json
+import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,19 +124,51 @@ def _texts(rows: int) -> str:
     return "label,text\n" + "\n".join(lines)
 
 
-def test_class_folders_of_texts_become_a_task_of_texts_in_their_encoding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [None, "zip", "gztar"])
+def test_class_folders_of_texts_become_a_task_of_texts_in_their_encoding(
+    tmp_path: Path, packed: str | None
+) -> None:
+    folder = tmp_path / "texts"
     for number, (name, text) in enumerate(sentences(60, seed=1)):
-        place = tmp_path / ("train", "train", "test")[number // 2 % 3] / name
+        place = folder / ("train", "train", "test")[number // 2 % 3] / name
         place.mkdir(parents=True, exist_ok=True)
         text = f"\u611b {text}"  # no letter of Windows-1252
         (place / str(number)).write_text(text, encoding="gb18030")  # names without an ending
-    proposal = propose(inspect(tmp_path), machine=LAPTOP)
+    path = Path(shutil.make_archive(str(folder), packed, folder)) if packed else folder
+    summary = inspect(path)
+    assert (summary.form, summary.num_rows, summary.is_exact) == ("text folders", 60, True)
+    assert summary.given == {"train": 40, "test": 20}
+    proposal = propose(summary, machine=LAPTOP)
     data = proposal.params["data"]
+    assert data["path"] == str(path)
     assert (data["task"], data["text_columns"]) == ("text_classification", ["text"])
     assert (data["encoding"], data["split_folders"]) == ("gb18030", "auto")
     assert proposal.params["train"]["network"] == "hashed_ngrams"
     assert proposal.params["precompute"]["max_text_bytes"] == 128
     assert "accuracy" in proposal.params["evaluate"]["gates"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "txt"])
+def test_an_archive_of_texts_without_class_folders_is_a_table_or_refused(
+    tmp_path: Path, ending: str
+) -> None:
+    rows = [line.split(",") for line in _texts(99).splitlines()]
+    written = {
+        "csv": _texts(99),
+        "jsonl": "".join(
+            json.dumps(dict(zip(rows[0], row, strict=True))) + "\n" for row in rows[1:]
+        ),
+        "txt": "some words",
+    }
+    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as archive:
+        archive.writestr(f"inside/texts.{ending}", written[ending])
+    if ending == "txt":
+        with pytest.raises(DataError, match="Sort the files into one folder per class"):
+            inspect(tmp_path / "texts.zip")
+        return
+    params = propose(inspect(tmp_path / "texts.zip"), machine=LAPTOP).params
+    assert params["data"]["task"] == "text_classification"
+    assert (params["data"]["text_columns"], params["data"]["target_column"]) == (["text"], "label")
 
 
 def test_class_folders_of_documents_and_another_task_are_refused_by_name(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Folders of text files by class: their rows, their split, and the files that are no text."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from slipway.config.sections import DataParams
 from slipway.data.rules.report import CleanResult
 from slipway.data.sources import sources, text_folders
+from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.texts.cleaning import check_texts, clean_texts
 from slipway.data.texts.source import raw_rows
 from slipway.inputs.texts import TextContract
@@ -57,6 +59,17 @@ def test_each_file_is_a_row_with_the_class_of_its_folder(tmp_path: Path) -> None
     assert found["food/deeper/a.txt"]["label"] == "food"
     assert {name.partition("/")[0] for name in found} == {"food", "travel"}
     assert len(found) == 13
+
+
+def test_an_archive_of_class_folders_is_cleaned_as_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where it is unpacked
+    write_classes(tmp_path / "texts")
+    packed = of_folder(Path(shutil.make_archive("packed", "zip", tmp_path / "texts")))
+    data = sources.with_given_split(unpacked(packed, ArchiveLimits(100, 200)))[0]
+    found = clean_texts(data, clean_params()).cleaned.rows
+    assert found.equals(cleaned(tmp_path / "texts").cleaned.rows)
 
 
 def test_another_file_elsewhere_moves_no_row_and_changes_no_id(tmp_path: Path) -> None:
