@@ -195,9 +195,9 @@ def check_certificate(
 ) -> None:
     """Raise CertificateError unless it is for this bundle and every executed hop agrees.
 
-    GateMissedError unless its quality gates allow a release. `accept_missed_gates` is for shadowing
-    and replaying, which release nothing. `accept_draft` is for the verify stage, whose HTTP hop
-    needs a service before it can certify one; gates of a draft are not checked.
+    Raises GateMissedError unless its quality gates allow a release. `accept_missed_gates` is for
+    shadowing and replaying, which release nothing. `accept_draft` is for the verify stage, whose
+    HTTP hop needs a service before it can certify one; gates of a draft are not checked.
     """
     if certificate.bundle_digest != bundle.digest:
         raise CertificateError(

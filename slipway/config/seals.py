@@ -175,8 +175,8 @@ def check_inputs() -> None:
 def sealed_params(params: dict[str, Any]) -> dict[str, Any]:
     """Return the params that this stage and the stages before it ran with, by section.
 
-    Returns `params` if no stage is sealed. SealError if a seal is missing or if two stages ran with
-    different values of a key.
+    Returns `params` if no stage is sealed. Raises SealError if a seal is missing, or if two stages
+    ran with different values of a key.
     """
     if not _open:
         return params

@@ -62,7 +62,7 @@ Prediction = ClassPrediction | LabelsPrediction | ValuePrediction
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A prediction, and the effect of each place, column or word on it."""
+    """A prediction, and the effect on it of each image region, table column or word."""
 
     prediction: Prediction
     kind: Literal["occlusion", "columns", "words"]

@@ -229,8 +229,8 @@ def encode_texts(texts: Sequence[str], contract: TextContract) -> NDArray[Any]:
 def load_tokenizer(content: str) -> Any:
     """Return the `tokenizers.Tokenizer` of a `tokenizer.json`, which neither pads nor cuts.
 
-    Names of special tokens within a text are ordinary characters. BundleError if the content cannot
-    be read, UnavailableError without the package.
+    Names of special tokens within a text are ordinary characters. Raises BundleError if the content
+    cannot be read, UnavailableError without the package.
     """
     tokenizers = import_tokenizers()
     try:

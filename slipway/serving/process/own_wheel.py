@@ -24,8 +24,8 @@ _METADATA = ("METADATA", "WHEEL", "entry_points.txt", "licenses")
 def write_own_wheel(folder: Path, package: Path = _PACKAGE) -> Path:
     """Write the wheel of the installed `package` into `folder`; return its path.
 
-    Replaces wheels of other versions there. UnavailableError if the package was not installed from
-    a wheel, IntegrityError if a file of the installation was changed.
+    Replaces wheels of other versions there. Raises UnavailableError if the package was not
+    installed from a wheel, IntegrityError if a file of the installation was changed.
     """
     installed = _installed(package)
     recorded = _recorded_files(installed)

@@ -186,7 +186,7 @@ def name_of(model: Model | None) -> str:
 
 
 def read_rollout(folder: Path) -> Rollout:
-    """Return the state in `folder`, or EMPTY without the file; RolloutError if it is invalid."""
+    """Read the state in `folder`, EMPTY without a file. Raises RolloutError if it is invalid."""
     path = folder / FILE
     fix = "Correct it, or remove it to serve SLIPWAY_BUNDLE."
     try:
