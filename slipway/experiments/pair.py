@@ -139,7 +139,7 @@ class ExperimentPair:
 
 
 def read_pair(comparison: Comparison, names: Sequence[str]) -> ExperimentPair:
-    """Read two experiments; ParamsError unless `names` are two that exist."""
+    """Read two experiments; raises ParamsError unless `names` are two that exist."""
     if len(names) != 2 or names[0] == names[1]:
         raise ParamsError(
             f"compare was given {', '.join(names)}; expected two different experiments, or none "

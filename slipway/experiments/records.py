@@ -80,7 +80,7 @@ class ExperimentRecord(Contract):
 
 
 def read_records() -> list[ExperimentRecord]:
-    """Read all records, newest first; SchemaError if one is damaged."""
+    """Read all records, newest first; raises SchemaError if one is damaged."""
     fix = "Remove the file; the others stay."
     found = [
         parse_record(ExperimentRecord, path, path.read_bytes(), SchemaError, fix)
@@ -102,7 +102,7 @@ def log_path(name: str) -> Path:
 def new_name(requested: str | None) -> str:
     """Return the name for a new experiment: the requested one, or the next `run-NUMBER`.
 
-    ParamsError if the requested one is taken or invalid.
+    Raises ParamsError if the requested one is taken or invalid.
     """
     taken = {path.stem for path in EXPERIMENTS.glob("*.json")} | set(repository.experiments())
     if requested is None:
@@ -125,7 +125,7 @@ def new_name(requested: str | None) -> str:
 def find_record(name: str, records: list[ExperimentRecord]) -> ExperimentRecord | None:
     """Return the record of an experiment; None if only DVC knows it.
 
-    ParamsError with the known names if it does not exist.
+    Raises ParamsError with the known names if it does not exist.
     """
     known = {record.name: record for record in records}
     every = [*known, *(found for found in repository.experiments() if found not in known)]

@@ -20,8 +20,8 @@ CERTIFICATE, VERIFIED = Path("artifacts/certificate.json"), Path("metrics/verify
 def read_results(root: Path, stages: Collection[str], content: dict[str, Any]) -> Results | None:
     """Read the results of `stages`, the ones that are up to date; None before `evaluate`.
 
-    `root` is the project's folder, and `content` that of params.yaml. SlipwayError if a file is
-    damaged.
+    `root` is the project's folder, and `content` that of params.yaml. Raises SlipwayError if a file
+    is damaged.
     """
     path, task = root / METRICS, value_at(content, "data.task")
     if "evaluate" not in stages or not path.is_file() or task not in KINDS:

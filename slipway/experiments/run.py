@@ -56,7 +56,7 @@ class ExperimentRequest:
         return [word for word in self.words if "=" not in word]
 
     def stage(self, pipeline: Pipeline) -> str | None:
-        """The requested stage; ParamsError for an unknown one, or for several."""
+        """The requested stage; raises ParamsError for an unknown one, or for several."""
         stages = self.stages
         for stage in stages:
             if stage not in pipeline.outs:
@@ -74,7 +74,7 @@ class ExperimentRequest:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Lock the project for a run; LockedError if another run, or its DVC, is still active.
+    """Lock the project for a run; raises LockedError if another run, or its DVC, is still active.
 
     Undoes a `slipway take` that was killed.
     """

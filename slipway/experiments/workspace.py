@@ -27,8 +27,9 @@ def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
 
     A trial of a search ends with the stage train, so the stages after it remain to be run.
 
-    ParamsError if the experiment does not exist, if DVC has no results of it, or if edits would be
-    lost, unless `accept_loss`. SlipwayError if DVC fails; then the workspace is as before.
+    Raises ParamsError if the experiment does not exist, if DVC has no results of it, or if edits
+    would be lost, unless `accept_loss`. Raises SlipwayError if DVC fails; then the workspace is as
+    before.
     """
     if not PARAMS.exists():
         raise no_project(PARAMS)

@@ -1,7 +1,7 @@
 """Writes the bundle of a trained network: all variants, the choice among them, then the manifest.
 
-It raises the errors of `graphs.graph` and `graphs.variants`. Nothing here depends on the kind of
-network, so any torch module with the right signature can be exported.
+Errors of the modules `graphs.graph` and `graphs.variants` are passed on. Nothing here depends on
+the kind of network, so any torch module with the right signature can be exported.
 """
 
 import math

@@ -57,7 +57,7 @@ class CardFacts:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read a stage's JSON report; SchemaError if it is missing or has another form."""
+    """Read a stage's JSON report; raises SchemaError if it is missing or has another form."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:

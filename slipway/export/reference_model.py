@@ -99,7 +99,7 @@ def answer_test_rows(
         answered[positions] = True
     if not np.isfinite(outputs[answered]).all():
         raise BundleError(
-            f"the reference model in {bundle.root} answers NaN or infinity. Release another one."
+            f"the reference model in {bundle.root} predicts NaN or infinity. Release another one."
         )
     labels = bundle.manifest.output.labels
     if labels:

@@ -72,7 +72,7 @@ class ProfiledProject:
     def with_raw_pixels(self) -> Self:
         """Copy the packed store into the scratch folder with pixels instead of JPEGs.
 
-        UnavailableError if the disk is too small.
+        Raises UnavailableError if the disk is too small.
         """
         folder = self.scratch / "raw store"
         shutil.rmtree(folder, ignore_errors=True)
@@ -146,7 +146,7 @@ class MeasuredRun:
     def time_steps(self, *, synchronised: bool = False, communicates: bool = True) -> Round:
         """Time one round of steps, about a second after the first one.
 
-        TrainingError with the training's output if it has ended.
+        Raises TrainingError with the training's output if it has ended.
         """
         request = RoundRequest(
             num_steps=self._num_steps, synchronised=synchronised, communicates=communicates
@@ -156,7 +156,7 @@ class MeasuredRun:
         return found
 
     def time_loader(self) -> LoaderTimes:
-        """Time one round of the loader by itself."""
+        """Time one round of the loader without training."""
         return self._ask(RoundRequest(num_steps=1), LoaderTimes)
 
     def _ask(self, request: RoundRequest, kind: type[Found]) -> Found:

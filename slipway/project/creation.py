@@ -74,7 +74,7 @@ _COMMITTER = ("-c", "user.name=slipway init", "-c", "user.email=slipway@localhos
 
 
 def create(folder: Path, proposal: ProjectProposal) -> list[str]:
-    """Write a new project; return its files. ParamsError if there is one already.
+    """Write a new project; return its files. Raises ParamsError if there is one already.
 
     Sets up git and DVC if they are missing. Data inside the folder is not committed.
     """

@@ -40,7 +40,7 @@ class FolderSample(NamedTuple):
 def sample_class_folders(
     root: Path, splits: Mapping[str, str], counted: Callable[[Path, int], int]
 ) -> FolderSample:
-    """Count the files of each class; DataError if they are documents such as PDF.
+    """Count the files of each class; raises DataError if they are documents such as PDF.
 
     Args:
         root: the data set.
@@ -88,7 +88,7 @@ def sample_class_folders(
 
 
 def _is_text(path: str) -> bool:
-    """Return True for a text file, by its name, or by the lack of NUL bytes at its start."""
+    """Return True for a text file: by its name if that is clear, else if it has no NUL bytes."""
     if path.lower().endswith(_TEXT_ENDINGS):
         return True
     if IMAGE_NAME.search(path):

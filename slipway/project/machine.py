@@ -13,7 +13,7 @@ _FASTER_BF16 = 2.0  # with AMX
 
 @dataclass(frozen=True)
 class Machine:
-    """Cores, whether there is a GPU, and whether matrices of bfloat16 are fast on the CPU."""
+    """A machine: its number of cores, GPU, and AMX, by which bfloat16 is fast on the CPU."""
 
     cores: int
     has_gpu: bool

@@ -100,8 +100,8 @@ def propose(
 ) -> ProjectProposal:
     """Return complete params for the data, or the question to answer first.
 
-    `weights` are used for photographs only. ParamsError for a task or target that does not suit the
-    data, DataError if there is nothing to predict.
+    `weights` are used for photographs only. Raises ParamsError for a task or target that does not
+    suit the data, DataError if there is nothing to predict.
     """
     columns = [] if summary.table is None else sampled_columns(summary.table)
     choice = choose(summary, columns, task, target)

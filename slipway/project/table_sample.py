@@ -63,7 +63,7 @@ class TablesSample(NamedTuple):
 
 
 def sample_tables(paths: Sequence[Path]) -> TablesSample:
-    """Sample the rows of tables of equal columns; DataError if one cannot be read."""
+    """Sample the rows of tables of equal columns; raises DataError if one cannot be read."""
     samples = {str(path): sample_table(path, len(paths)) for path in paths}
     parts = list(samples.values())
     raw = parts[0].raw

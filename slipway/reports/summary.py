@@ -97,7 +97,7 @@ def _entries(path: Path, *keys: str) -> list[Any]:
 def _hints(root: Path, train: Mapping[str, Any]) -> list[str]:
     """List reasons for a weak model (too few optimizer steps or rows), and failed loggers.
 
-    `train` has the params of that section.
+    `train` is the section train of params.yaml.
     """
     (splits,) = _entries(root / "reports/split.json", "splits")
     rows, hints = {name: split["rows"] for name, split in splits.items()}, []

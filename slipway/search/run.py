@@ -81,7 +81,7 @@ class SearchEnd:
 
 
 def search(name: str | None, *, is_quiet: bool = False, is_joint: bool = False) -> SearchEnd:
-    """Search within the budget and write the page; resumes an interrupted search if settings equal.
+    """Search within the budget and write the page; resumes an interrupted equal search.
 
     `is_quiet` omits the lines of progress. A joint search (`is_joint`) shares its trials with other
     processes in the same folder, on any machine; each process trains one trial at a time. Raises
@@ -452,7 +452,7 @@ def _signals() -> Iterator[_Stop]:
 
 
 def conclude(end: SearchEnd) -> None:
-    """Print the winner; SlipwayError if no trial was trained to its end."""
+    """Print the winner; raises SlipwayError if no trial was trained to its end."""
     study = end.study
     best = study.schedule.best()
     if best is None:

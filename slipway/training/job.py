@@ -120,7 +120,7 @@ class TrainingData:
 
     @property
     def mean_weight(self) -> float:
-        """The mean weight of the training rows; DataError if all are 0."""
+        """The mean weight of the training rows; raises DataError if all are 0."""
         mean = float(np.concatenate([split.weights for split in self.train]).mean())
         if not mean > 0:
             raise DataError(

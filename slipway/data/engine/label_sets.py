@@ -22,8 +22,8 @@ EXPECTED = "labels, or [] for none"
 def read_labels(cell: Any, separator: str) -> list[str]:
     """Return the labels of a cell as they are written.
 
-    A cell is a list, the text of a JSON list, or labels with a separator. ValueError with what was
-    found if a label is empty, or is neither text nor a number.
+    A cell is a list, the text of a JSON list, or labels with a separator. Raises ValueError with
+    what was found if a label is empty, or is neither text nor a number.
     """
     if isinstance(cell, str):
         cell = _json_list(cell) if cell.lstrip().startswith("[") else cell.split(separator)
@@ -52,7 +52,7 @@ def _label(label: Any) -> str:
 
 
 def is_given(cell: Any) -> bool:
-    """Read a cell as true or false; ValueError for anything else."""
+    """Read a cell as true or false; raises ValueError for anything else."""
     if isinstance(cell, bool | np.bool_):
         return bool(cell)
     text = str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip().lower()

@@ -97,14 +97,14 @@ def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
 
 
 def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
-    """Write `table` atomically; SchemaError if it does not have `schema`."""
+    """Write `table` atomically; raises SchemaError if it does not have `schema`."""
     _check(path, table.schema, schema)
     with files.new_file(path) as file:
         pq.write_table(table, file, row_group_size=_GROUP_ROWS)
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """Read a table; SchemaError if it is missing, unreadable or has another schema."""
+    """Read a table; raises SchemaError if it is missing, unreadable or has another schema."""
     try:
         table = pq.read_table(path, partitioning=None)
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def read_record(kind: type[Record], path: Path, stage: str) -> Record:
-    """Read a JSON record that `stage` wrote; SchemaError if it is missing or invalid."""
+    """Read a JSON record that `stage` wrote; raises SchemaError if it is missing or invalid."""
     try:
         payload = path.read_bytes()
     except FileNotFoundError:

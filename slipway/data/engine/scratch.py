@@ -123,7 +123,7 @@ def distinct_texts(chunks: Sequence[pa.Array]) -> tuple[pa.Array, Rows]:
     """Return the distinct texts in order of appearance, and each row's index; -1 for null.
 
     As `dictionary_encode`, but in files. Texts are equal if 128 bits of their digests are.
-    OverflowError if the distinct texts have 2 GiB or more.
+    Raises OverflowError if the distinct texts have 2 GiB or more.
     """
     begins = np.cumsum([0, *map(len, chunks)]).tolist()
     digests = scratch_array((begins[-1], 2), np.uint64)

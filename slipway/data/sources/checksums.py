@@ -116,8 +116,8 @@ class ChecksumList:
 def read_checksums(path: Path, data: DataParams) -> ChecksumList:
     """Read `data.checksums`.
 
-    DataError naming every line that is not in the format of `sha256sum`, and every file listed
-    twice with different digests.
+    Raises DataError naming every line that is not in the format of `sha256sum`, and every file
+    listed twice with different digests.
     """
     try:
         lines = _lines(path.read_bytes())

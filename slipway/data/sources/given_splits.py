@@ -30,7 +30,7 @@ class SplitFolders(NamedTuple):
 def split_folders(root: Path, data: DataParams) -> SplitFolders:
     """Find the split folders at the top of `root`; none if its folders are classes.
 
-    DataError with every reason why folders that name splits cannot be read as splits.
+    Raises DataError with every reason why folders that name splits cannot be read as splits.
     """
     if data.split_folders == "classes":
         return SplitFolders({})

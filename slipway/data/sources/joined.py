@@ -64,7 +64,7 @@ def _matches(root: Path, entry: str) -> list[Path]:
 
 
 def image_folders(data: DataParams) -> dict[str, str]:
-    """Return for each joined table the folder in `data.path` to which its paths are relative."""
+    """Return the folder below `data.path` to which each joined table's paths are relative."""
     names = [] if data.sources is None else source_names(data)
     return {
         name: name if Path(data.path, name).is_dir() else PurePosixPath(name).parent.as_posix()

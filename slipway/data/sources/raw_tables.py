@@ -111,7 +111,7 @@ class RawTable:
 
 
 def join_tables(tables: Mapping[str, RawTable]) -> RawTable:
-    """Concatenate tables, matching columns by name; DataError if their columns differ.
+    """Concatenate tables, matching columns by name; raises DataError if their columns differ.
 
     A column that has different types in different tables becomes text.
     """
@@ -205,7 +205,7 @@ def read_raw_table(
     """Read a CSV, a Parquet file, a folder of shards, or a file of JSON lines.
 
     Reads all columns, or `only` these. Shards whose names give splits also get the column
-    GIVEN_SPLIT. DataError if a file cannot be read.
+    GIVEN_SPLIT. Raises DataError if a file cannot be read.
     """
     if is_jsonl(path):
         table = _read_jsonl(path, only, written)
@@ -218,7 +218,7 @@ def read_raw_table(
 
 
 def column_names(path: Path, written: TextFormat = USUAL_FORMAT) -> list[str]:
-    """Return the columns of a table in order; DataError if it cannot be read."""
+    """Return the columns of a table in order; raises DataError if it cannot be read."""
     if path.suffix.lower() == ".csv":
         start = next(_file_blocks(path))
         if len(start) >= _BLOCK_BYTES:  # the last line may be incomplete
@@ -316,7 +316,7 @@ def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
 
 
 def _file_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file in blocks; DataError if it is blank or cannot be read."""
+    """Yield the content of a file in blocks; raises DataError if it is blank or cannot be read."""
     is_blank = True
     try:
         with path.open("rb") as file:

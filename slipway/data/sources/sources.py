@@ -163,7 +163,7 @@ def with_given_split(data: DataParams) -> tuple[DataParams, Layout]:
 
 
 def find_layout(data: DataParams) -> Layout:
-    """Return the layout of `data.path`; DataError if it has none."""
+    """Return the layout of `data.path`; raises DataError if it has none."""
     if data.sources is not None:
         return _join(data)
     root = existing_path(
@@ -299,7 +299,7 @@ def _check_ending(root: Path, data: DataParams) -> None:
 
 
 def existing_path(data: DataParams, expected: str) -> Path:
-    """Return `data.path`; DataError if it does not exist or is a URL."""
+    """Return `data.path`; raises DataError if it does not exist or is a URL."""
     root = Path(data.path)
     if root.exists():
         return root

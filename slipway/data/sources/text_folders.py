@@ -64,8 +64,8 @@ def text_files(data: DataParams) -> Iterator[RawSample]:
 def read_text_folder(data: DataParams, only: Collection[str] | None = None) -> RawTable:
     """Read every file: all columns, or `only` these. Split folders also give GIVEN_SPLIT.
 
-    A file that is too large, is not text or cannot be read is malformed. DataError if the folder
-    has no class folders, or if the params name other columns.
+    A file that is too large, is not text or cannot be read is malformed. Raises DataError if the
+    folder has no class folders, or if the params name other columns.
     """
     text, label = text_folder_columns(data)
     names = [text, label, *([GIVEN_SPLIT] if find_layout(data).folders else [])]

@@ -54,7 +54,7 @@ def is_utf8(encoding: str) -> bool:
 def as_utf8(path: Path, payload: bytes, encoding: str) -> bytes:
     """Return valid UTF-8 without a BOM, with NOT_UTF8 in place of each wrong byte.
 
-    DataError if the file certainly has another encoding.
+    Raises DataError if the file certainly has another encoding.
     """
     return b"".join(utf8_blocks(path, [payload], encoding))
 

@@ -248,7 +248,7 @@ def _assign(
 
 
 def _given(rows: pa.Table) -> Int:
-    """Return the user's own split of each row, (N,); DataError if a row has none."""
+    """Return the user's own split of each row, (N,); raises DataError if a row has none."""
     parts = pc.index_in(rows["given_split"].combine_chunks(), pa.array(SPLITS))
     wrong = rows.filter(pc.is_null(parts))
     if wrong.num_rows:

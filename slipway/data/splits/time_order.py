@@ -19,8 +19,9 @@ _MAX_SHOWN = 5
 def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
     """Return the split of each row, (N,): 0 for train, 1 for val, 2 for test.
 
-    Cuts at `split.time_cuts`, or at the distinct times that meet the fractions best. DataError if a
-    row has no time, there are fewer than three distinct times, or the cuts do not ascend.
+    Cuts at `split.time_cuts`, or at the distinct times that meet the fractions best. Raises
+    DataError if a row has no time, there are fewer than three distinct times, or the cuts do not
+    ascend.
     """
     times = _times(rows)
     given = params.time_cuts

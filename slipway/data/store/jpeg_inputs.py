@@ -33,7 +33,7 @@ def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
 
 
 def decode_jpeg(payload: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Decode the output of `encode_jpeg`; ValueError if the result does not have `shape`."""
+    """Decode the output of `encode_jpeg`; raises ValueError if the result does not have `shape`."""
     pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(payload, "GRAY" if shape[2] == 1 else "RGB")
     if pixels.shape != shape:
         raise ValueError(f"{pixels.shape} found, {shape} expected")

@@ -154,7 +154,7 @@ def write_manifest(root: Path, manifest: PackedManifest) -> None:
 
 
 def read_manifest(root: Path) -> PackedManifest:
-    """Read the manifest of a packed store; SchemaError if it is missing or invalid."""
+    """Read the manifest of a packed store; raises SchemaError if it is missing or invalid."""
     return read_record(PackedManifest, root / "manifest.json", "precompute")
 
 
@@ -198,7 +198,7 @@ def _targets(
 
 
 def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
-    """Map the inputs of a split into memory; SchemaError if they are not readable."""
+    """Map the inputs of a split into memory; raises SchemaError if they are not readable."""
     if (folder / JPEG).exists():
         return JpegInputs(folder, row_shape)
     return _mapped(folder / _PIXELS)

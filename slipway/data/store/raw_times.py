@@ -64,7 +64,7 @@ class RawTimes(Contract):
 
 
 def time_raw_rows(samples: Iterable[RawSample], contract: ImageContract) -> RawTimes:
-    """Time the steps of loading images; DataError if there are none."""
+    """Time the steps of loading images; raises DataError if there are none."""
     load_transform(contract)
     totals = dict.fromkeys(("read", "decode", "transform", "resize"), 0.0)
     processor, count, begin = 0.0, 0, time.perf_counter()

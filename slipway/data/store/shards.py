@@ -97,7 +97,7 @@ class ShardWriter:
         self._pending: Future[None] | None = None
 
     def add(self, row: FinishedRow) -> None:
-        """Add a row; OSError if an earlier shard could not be written."""
+        """Add a row; raises OSError if an earlier shard could not be written."""
         self._rows.append(row)
         self._num_bytes += row.num_bytes
         is_full = len(self._rows) >= SHARD_ROWS or self._num_bytes >= SHARD_BYTES

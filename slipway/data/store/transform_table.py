@@ -19,8 +19,8 @@ def write_transform_table(
 ) -> None:
     """Write the table of each split: the id, and every name that occurs in any split.
 
-    A value that an image lacks is null. DataError naming every column with values of different
-    types.
+    A value that an image lacks is null. Raises DataError naming every column with values of
+    different types.
     """
     schema = _schema([found for split in values.values() for found in split])
     for split, found in values.items():

@@ -25,7 +25,7 @@ def fit_columns(
 ) -> ColumnContract:
     """Fit the contract of `types` on the training rows of `cells` (`CleanedTable.cells`).
 
-    DataError naming every column whose numbers cannot be standardised.
+    Raises DataError naming every column whose numbers cannot be standardised.
     """
     columns, problems = [], []
     for column in types:

@@ -50,7 +50,7 @@ def write_cells(folder: Path, cells: pa.Table, columns: TableColumns, bad_cells:
 
 
 def read_cells(folder: Path) -> tuple[pa.Table, TableColumns]:
-    """Read the cells and columns; SchemaError if they are missing or do not match."""
+    """Read the cells and columns; raises SchemaError if they are missing or do not match."""
     columns = read_record(TableColumns, folder / "columns.json", "clean")
     return read_table(folder / CELLS, cell_schema(columns.inputs)), columns
 

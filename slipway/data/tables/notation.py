@@ -65,7 +65,7 @@ def plain_numbers(text: pa.Array) -> NDArray[np.float64]:
 
 
 def read_date_as(text: str, date_format: str) -> float:
-    """Return days since 1970 UTC of text in a strptime format; ValueError for other text."""
+    """Return days since 1970 UTC of text in a strptime format; raises ValueError for other text."""
     return days_since_1970(datetime.strptime(text, date_format))
 
 

@@ -97,7 +97,7 @@ def pack_table(
 
 
 def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float32]:
-    """Encode typed cells as (N, width) float32; DataError if a number is too large."""
+    """Encode typed cells as (N, width) float32; raises DataError if a number is too large."""
     columns = {column.name: _as_sequence(cells[column.name]) for column in contract.columns}
     try:
         return encode(columns, contract)

@@ -136,7 +136,7 @@ def read_json_rows(
     """Yield source, id and row for each of the `wanted` sources, in the order of the file.
 
     Numbers are finite floats, categories text, booleans bool, dates ISO 8601 text. A cell that
-    `clean` did not accept is null. IntegrityError if a column or a wanted row is missing.
+    `clean` did not accept is null. Raises IntegrityError if a column or a wanted row is missing.
     """
     raw = read_table_of(data)
     missing = [column.name for column in types if column.name not in raw.columns]
@@ -164,7 +164,7 @@ def raw_rows(
 
 
 def json_row(row: Mapping[str, Any]) -> bytes:
-    """Encode a row as a JSON object. ValueError if a number is not finite."""
+    """Encode a row as a JSON object. Raises ValueError if a number is not finite."""
     return json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
 
 

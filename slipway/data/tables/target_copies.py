@@ -35,7 +35,7 @@ _NEIGHBOURS = 2  # on each side
 
 
 class ColumnScore(NamedTuple):
-    """The score of a column that alone predicts the target."""
+    """The score of a column as the only predictor of the target."""
 
     column: str
     # At most 1. Classes: balanced accuracy. Numbers: 1 - error / error of the median, of ranks.

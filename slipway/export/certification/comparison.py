@@ -116,19 +116,20 @@ class Tolerance:
     """The allowed difference of a hop from its reference. A bound that is None is not checked.
 
     Attributes:
-        max_difference: absolute for probabilities; for values and OOD scores relative to the
-            largest one if that is above 1. If it is set, every label has to be equal.
-        max_metric_loss: accuracy points, or relative growth of the RMSE. Macro F1 may not lose more
-            either. The mild end of the paired interval counts, because one row proves nothing; a
-            budget below one row means one row. If it is set, the rows flagged as OOD may exceed
-            those of the reference by the requested fraction at most, both at the mild end of their
-            intervals.
+        max_difference: largest allowed difference of outputs. It is absolute for probabilities; for
+            values and OOD scores it is relative to the largest one if that is above 1. If it is
+            set, all labels must be equal.
+        max_metric_loss: largest allowed loss, in accuracy points or as relative growth of the RMSE.
+            It also limits the loss of macro F1. The smaller end of the loss's paired interval is
+            compared, because a single row proves nothing; a budget below one row allows one row.
+            If it is set, the fraction of rows flagged as OOD may exceed the reference's by at most
+            the requested fraction, compared at the favourable ends of both intervals.
         noise: absolute, added to `max_difference`. A label may flip if the two best probabilities
             are within twice the noise.
         score_noise: absolute, added to the bound of the OOD scores.
-        budget_key: key in params.yaml, for messages.
-        is_served: False if nothing serves the hop on this machine. A loss beyond the budget then
-            leaves it uncertified instead of refusing the certificate.
+        budget_key: key in params.yaml, for error messages.
+        is_served: False if no service uses the hop on this machine. A loss beyond the budget then
+            leaves the hop uncertified, but the certificate is not refused.
     """
 
     max_difference: float | None = None

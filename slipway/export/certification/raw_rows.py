@@ -13,7 +13,7 @@ class RawRowPositions:
         self._missing = {source: position for position, source in enumerate(sources)}
 
     def take(self, source: str, row_id: str | None) -> int:
-        """Return the position of a raw row; IntegrityError if it changed since packing."""
+        """Return the position of a raw row; raises IntegrityError if it changed since packing."""
         position = self._missing.pop(source, None)
         if position is None or self._ids[position] != row_id:
             raise IntegrityError(

@@ -177,7 +177,7 @@ def fewest_rounds(confidence: float) -> int:
 
 
 def seconds_of(runner: Runner, batch: NDArray[Any]) -> float:
-    """Return the seconds of one call."""
+    """Return the wall-clock seconds of one call of the model."""
     start = time.perf_counter()
     runner.run(batch)
     return time.perf_counter() - start

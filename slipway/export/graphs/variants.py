@@ -166,7 +166,7 @@ def refuse_broken(
     num_wrong = sum(int((~np.isfinite(numbers)).sum()) for numbers in answers)
     if num_wrong:
         raise ParityError(
-            f"the {variant} graph answers {num_wrong} numbers that are not finite. "
+            f"the {variant} graph outputs {num_wrong} numbers that are not finite. "
             f"{_advice(variant)}"
         )
     difference = np.abs(found - expected)

@@ -235,8 +235,9 @@ def _score(
 def _dispute(
     answers: RowAnswers, outputs: NDArray[np.float32], metric: str, resampling: Resampling
 ) -> DisputedRows | None:
-    """Divide the rows by disagreement: the standard deviation of outputs (members, N, K) over
-    members, summed over K.
+    """Divide the rows by the disagreement of the members, and score both parts.
+
+    It is the standard deviation of outputs (members, N, K) over members, summed over K.
     """
     num_rows = outputs.shape[1]
     num_disputed = round(num_rows * _MOST_DISPUTED)

@@ -224,7 +224,7 @@ def read_baseline(path: Path) -> dict[str, float]:
 
 
 def read_user_code(path: Path) -> list[UserCode]:
-    """Read the origin of each metric that is the user's own."""
+    """Read the origin of each user-defined metric: its name and the digest of its code."""
     named = json.loads(path.read_text()).get("user_code", [])
     return [UserCode.model_validate(entry) for entry in named]
 

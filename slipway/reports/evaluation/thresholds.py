@@ -70,7 +70,7 @@ def _thresholds(values: NDArray[np.float64], is_of_classes: bool) -> list[float]
 
 
 def _rounded_up(value: float) -> float:
-    """Round a number of 0 or more up to three digits, so that the row itself stays."""
+    """Round a nonnegative threshold up to three digits, so that its own row is not rejected."""
     if value == 0 or math.isinf(value):
         return value
     unit = 10.0 ** (math.floor(math.log10(value)) + 1 - _DIGITS)

@@ -110,7 +110,10 @@ class DividedStrategy(ModelParallelStrategy):
         saved = checkpoint["state_dict"]
         current = self.lightning_module.state_dict()
         if saved.keys() != current.keys():
-            raise RuntimeError(f"other weights: {sorted(saved.keys() ^ current.keys())}")
+            raise RuntimeError(
+                "checkpoint and network have different weights: "
+                f"{sorted(saved.keys() ^ current.keys())}"
+            )
         for name, value in current.items():
             local(value).copy_(local(divided_like(saved[name], value)))
 

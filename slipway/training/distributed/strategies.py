@@ -369,8 +369,8 @@ def trainer_arguments(
 ) -> dict[str, Any]:
     """Make the arguments of `pl.Trainer` that follow from `placement`.
 
-    `freezes` means that some parameters get no gradient in some epochs. `num_micro_batches` are
-    those of a pipeline in each step.
+    `freezes` means that some parameters get no gradient in some epochs. `num_micro_batches` is the
+    number of micro-batches per step of a pipeline.
     """
     arguments: dict[str, Any] = {
         "accelerator": placement.accelerator,

@@ -128,7 +128,7 @@ class EnsembleNetwork(Network):
         return serialize_tensors({**self.state_dict(), **texts})
 
     def load_payload(self, payload: bytes) -> None:
-        """Load the weights of all members; ValueError or RuntimeError if they do not fit."""
+        """Load the weights of all members; raises ValueError or RuntimeError if they do not fit."""
         tensors = safetensors.torch.load(payload)
         for name, member in self._trees().items():
             text = tensors.pop(name, None)

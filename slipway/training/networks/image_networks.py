@@ -50,7 +50,7 @@ class ImageNetwork(Network):
 
 
 def image_network(spec: NetworkSpec) -> ImageNetwork:
-    """Build the network of a spec for images; ParamsError for an unknown name."""
+    """Build the network of a spec for images; raises ParamsError for an unknown name."""
     assert isinstance(spec.input, ImageContract)
     channels = spec.input.channels
     if spec.name == "small_resnet":

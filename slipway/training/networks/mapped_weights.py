@@ -74,7 +74,7 @@ class MappedWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._begin <= tensor.untyped_storage().data_ptr() < self._begin + self._used
 
     def _move(self, _module: nn.Module, _name: str, param: nn.Parameter) -> None:
-        """Copy a parameter into the file; UnavailableError if the disk is full."""
+        """Copy a parameter into the file; raises UnavailableError if the disk is full."""
         if type(param.data) is not Tensor or param.device.type != "cpu" or not param.numel():
             return
         if self._is_mapped(param):

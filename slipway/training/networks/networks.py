@@ -245,7 +245,7 @@ def save_payload(
 
 
 def read_model_manifest(folder: Path) -> ModelManifest:
-    """Read `model.json`; SchemaError if it is missing or invalid."""
+    """Read `model.json`; raises SchemaError if it is missing or invalid."""
     path = folder / "model.json"
     try:
         return ModelManifest.model_validate(json.loads(path.read_bytes()))
@@ -305,6 +305,6 @@ def _check_forward(network: Network) -> None:
         network.train()
     if answer.shape != (1, spec.num_outputs):
         raise ParamsError(
-            f"train.network {spec.name!r} answers {tuple(answer.shape)}, expected "
+            f"train.network {spec.name!r} returns {tuple(answer.shape)}, expected "
             f"(1, {spec.num_outputs})."
         )

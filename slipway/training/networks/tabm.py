@@ -187,7 +187,7 @@ class UserTableNetwork(Network):
 
 
 def tabm_network(spec: NetworkSpec) -> TableNetwork:
-    """Build TabM for a spec; ParamsError for wrong arguments."""
+    """Build TabM for a spec; raises ParamsError for wrong arguments."""
     assert isinstance(spec.input, ColumnContract)
     arguments = parse_arguments(spec, TabmArguments)
     encoding = RowEncoding(spec.input, arguments.num_bins)

@@ -241,7 +241,7 @@ class _TransformerBlock(nn.Module):
 
 
 def text_network(spec: NetworkSpec) -> TextNetwork:
-    """Build the network of a spec for texts; ParamsError for an unknown name."""
+    """Build the network of a spec for texts; raises ParamsError for an unknown name."""
     assert isinstance(spec.input, TextContract)
     if spec.name == "hashed_ngrams":
         if spec.input.tokenizer:

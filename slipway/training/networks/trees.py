@@ -101,14 +101,14 @@ class TreeNetwork(Network):
         return self.text.encode()
 
     def load_payload(self, payload: bytes) -> None:
-        """Load LightGBM's text; ValueError if it does not fit the columns and outputs."""
+        """Load LightGBM's text; raises ValueError if it does not fit the columns and outputs."""
         self.text = payload.decode()
         self.__dict__.pop("booster", None)
         num_columns = len(self.inputs.names) + len(self.inputs.categories)
         found = (self.booster.num_feature(), self.booster.num_model_per_iteration())
         if found != (num_columns, self.num_sums):
             raise ValueError(
-                f"the trees have {found[0]} columns and {found[1]} sums, expected {num_columns} "
+                f"the trees have {found[0]} columns and {found[1]} outputs, expected {num_columns} "
                 f"and {self.num_sums}."
             )
 
@@ -157,7 +157,7 @@ class TreeNetwork(Network):
 
 
 def import_lightgbm() -> Any:
-    """Import LightGBM, which takes seconds; UnavailableError if it is not installed."""
+    """Import LightGBM, which takes seconds; raises UnavailableError if it is not installed."""
     try:
         import lightgbm
     except ImportError as error:

@@ -65,7 +65,7 @@ def find_chains(network: Network) -> list[ChannelChain]:
 
 
 def prunable_chains(network: Network, sparsity: float) -> list[ChannelChain]:
-    """Find every chain; ParamsError if `sparsity` removes no channel from any chain."""
+    """Find every chain; raises ParamsError if `sparsity` removes no channel from any chain."""
     chains, state = find_chains(network), network.state_dict()
     widths = [len(state[chain.maker]) for chain in chains]
     if all(width_left(width, sparsity) == width for width in widths):

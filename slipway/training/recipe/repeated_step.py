@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 def check_equal_bits(network: nn.Module, mean_loss: Callable[[], Tensor], step: str) -> None:
-    """Run `mean_loss` and its gradient twice; TrainingError if a bit differs.
+    """Run `mean_loss` and its gradient twice; raises TrainingError if a bit differs.
 
     `mean_loss` must start with the same random state each time. Buffers of the network are
     restored.

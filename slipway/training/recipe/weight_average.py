@@ -44,7 +44,7 @@ class WeightAverage(pl.Callback):
         return _STATE_KEY
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average, divided as the weights are."""
+        """Return the averaged weights by name, divided over processes as the weights are."""
         like = self._network.state_dict()
         values = {name: divided_from(value, like[name]) for name, value in self._values.items()}
         return {"values": values, "num_updates": self._num_updates}

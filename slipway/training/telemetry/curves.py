@@ -12,7 +12,7 @@ _MAX_POINTS = 400  # per line; a picture shows no more
 def read_curves(live: Path) -> dict[str, list[Series]]:
     """Read the curves of each metric, such as {"loss": [train, val], "accuracy": [val]}.
 
-    Empty if nothing was logged; SchemaError if a file is not such a table.
+    Empty if nothing was logged; raises SchemaError if a file is not such a table.
     """
     root = live / "plots" / "metrics"
     curves: dict[str, list[Series]] = {}

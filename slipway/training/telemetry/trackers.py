@@ -87,8 +87,8 @@ class Trackers:
             self._note(name, TrackedRun(id=known.id if known else None, failure=reason))
             self._log.write("logger_failed", logger=name, error=reason)
             print(
-                f"note      logger {name} failed and is left out from here on, the training goes "
-                f"on ({reason})",
+                f"note      logger {name} failed and is left out, the training continues "
+                f"without it ({reason})",
                 flush=True,
             )
 

@@ -112,7 +112,7 @@ class Calibrator:
 
 
 def _decision(params: MeasuringParams, classes: Sequence[str]) -> Decision | None:
-    """Return the decision rule of the params; ParamsError if it does not fit the classes."""
+    """Return the decision rule of the params; raises ParamsError if it does not fit the classes."""
     wanted = params.decision
     if wanted is None:
         return None

@@ -67,7 +67,7 @@ def predict_raw(
     wrong = ~np.isfinite(answers).all(axis=1)
     if wrong.any():
         raise TrainingError(
-            f"the network answers NaN or infinity for {wrong.sum()} of {len(answers)} rows, the "
+            f"the network predicts NaN or infinity for {wrong.sum()} of {len(answers)} rows, the "
             f"first is row {int(wrong.argmax())}. Its training diverged: lower "
             "train.learning_rate, then run `dvc repro`."
         )
