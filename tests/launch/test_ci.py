@@ -155,6 +155,7 @@ class Runner:
 
 
 @pytest.mark.nightly(seconds=160)
+@pytest.mark.timeout(1800)
 def test_steps_of_github_compare_comment_and_release(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     summary = tmp_path / "summary.md"
@@ -185,6 +186,7 @@ def test_steps_of_github_compare_comment_and_release(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly(seconds=160)
+@pytest.mark.timeout(1800)
 def test_steps_of_gitlab_compare_comment_and_release(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     private, _ = write_keys(tmp_path, "own")
