@@ -36,7 +36,7 @@ class GaugeValues:
     is_estimate_valid: bool | None = None
     quality: dict[str, Bounds] = field(default_factory=dict)  # by metric
     num_joined: int = 0  # rows behind `quality`
-    num_waiting: int | None = None  # rows for the database of several services; None without one
+    num_waiting: int = 0  # rows for the database of several services
 
 
 class MonitoringMetrics(Collector):

@@ -280,4 +280,4 @@ class TrafficMonitor:
             "drift": describe_drift(model, judged, opened, self._section, self._state),
             "feedback": describe_feedback(model, judged, quality) | waiting,
         }
-        self._metrics.values = gauge_values(judged, quality, num_waiting)
+        self._metrics.values = gauge_values(judged, quality, num_waiting or 0)

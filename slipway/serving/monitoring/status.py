@@ -51,7 +51,7 @@ def describe_feedback(
 
 
 def gauge_values(
-    windows: Windows, quality: dict[str, Any] | None, num_waiting: int | None = None
+    windows: Windows, quality: dict[str, Any] | None, num_waiting: int = 0
 ) -> GaugeValues:
     """Collect the values of the drift and quality gauges."""
     bounds = {
