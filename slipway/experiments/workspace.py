@@ -53,7 +53,7 @@ def take(name: str, *, accept_loss: bool) -> ExperimentRecord | None:
 def opened_before(trial: ExperimentRecord) -> list[str]:
     """List other trials of the search whose stages after the training have run.
 
-    Each of them was evaluated on the test rows, so these rows are no longer unused.
+    Each of them was evaluated on the test rows, so a further choice by these rows is optimistic.
     """
     records = read_records()
     evaluated = [one.params for one in records if one.stage is None and one.results is not None]

@@ -132,7 +132,7 @@ def _batches(
     manifest: PackedManifest,
     data: Callable[[], DataParams],
 ) -> Iterator[_Batch]:
-    """Yield every row that the bundle accepts, once, in batches of at most its largest size."""
+    """Yield every row that the bundle accepts, in batches up to the bundle's maximum size."""
     contract, size = bundle.manifest.input, bundle.manifest.max_batch_size
     if contract == manifest.input:
         for start in range(0, len(test), size):

@@ -109,7 +109,7 @@ class Study:
         self.schedule.results[line.job] = line
 
     def seconds(self, trial: int) -> float:
-        """Return the seconds of all jobs of a trial."""
+        """Return the total duration of a trial's jobs in seconds."""
         return sum(one.seconds for one in self.schedule.results.values() if one.trial == trial)
 
 
@@ -146,7 +146,7 @@ def shared_lock(text: str, shared: Sequence[str]) -> str:
 
 
 def identity(content: Mapping[str, Any], lock: str, code: str) -> str:
-    """Return a digest of everything that the trials of a search share.
+    """Return a digest of everything that all trials of a search have in common.
 
     Args:
         lock: the text of dvc.lock after the shared stages.

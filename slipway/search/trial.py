@@ -203,7 +203,7 @@ def _finished(
 def _start_measuring(
     folder: Path, plan: TrialPlan, gpus: ReservedGpus
 ) -> "subprocess.Popen[bytes]":
-    """Start a process in the folder, which has the user's code, that measures the intervals."""
+    """Start the process that measures intervals, in the trial's folder with the user's code."""
     with log_path(plan.name).open("ab") as output:
         return subprocess.Popen(
             [

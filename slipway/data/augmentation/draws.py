@@ -156,7 +156,7 @@ def erased_bounds(change: Draw, size_px: int) -> NDArray[np.int64]:
 
 
 def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
-    """Return (N, 2, 3) float32 maps from a point of the output to a point of the crop.
+    """Return affine maps (N, 2, 3) float32 from points of the output to points of the crop.
 
     Both points are in [-1, 1] from edge to edge, x to the right, y down, as in torch's
     `affine_grid` with align_corners=False. All operations are one matrix, so a pixel is

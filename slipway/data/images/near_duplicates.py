@@ -131,7 +131,7 @@ def _components(pairs: Pairs, num_rows: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Hashes:
-    """The hashes of N images and of their crops."""
+    """The hashes of N images and their crops, with each band's least certain bits."""
 
     codes: Codes  # (N, W) the image first, then its crops
     # (N, 4, 4) the four least certain bits of each band, counted from its highest
@@ -298,7 +298,7 @@ def _flips(places: NDArray[np.uint8]) -> Codes:
 
 
 def _pair_codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
-    """Return pairs as one number each: the smaller row in the upper 32 bits."""
+    """Code each pair of rows as one uint64: the smaller row in the upper 32 bits."""
     different = rows != others
     low, high = np.minimum(rows, others)[different], np.maximum(rows, others)[different]
     return np.unique((low.astype(np.uint64) << _32) | high.astype(np.uint64))

@@ -205,7 +205,7 @@ def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
 
 
 def stored_bytes(inputs: Inputs) -> int:
-    """Return the bytes of all rows, as they are stored."""
+    """Return the size of all rows in bytes, in the stored form."""
     if isinstance(inputs, JpegInputs):
         return inputs.num_bytes
     return int(len(inputs) * np.prod(inputs.shape[1:], dtype=np.int64) * inputs.dtype.itemsize)

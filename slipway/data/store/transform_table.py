@@ -17,7 +17,7 @@ _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string
 def write_transform_table(
     store: Path, ids: Mapping[str, pa.ChunkedArray], values: Mapping[str, list[Values]]
 ) -> None:
-    """Write the table of each split: the id, and every name that occurs in any split.
+    """Write a table for each split: the row id, and a column for every name in any split.
 
     A value that an image lacks is null. Raises DataError naming every column with values of
     different types.

@@ -64,7 +64,7 @@ class Ledger:
         self._corrections.add(row, text)
 
     def corrections(self) -> pa.Table:
-        """Return each `text` of a correction by `row`."""
+        """Return the corrections as a table of `row` and `text`."""
         return self._corrections.table().sort_by("row")
 
     def flags(self) -> pa.Table:

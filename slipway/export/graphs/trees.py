@@ -109,7 +109,7 @@ class _Ensemble:
         self._leaves: list[float] = []
 
     def add(self, tree: Tree, target: int) -> None:
-        """Append a tree that adds to the sum `target`."""
+        """Append a tree, whose leaf values are added to the output number `target`."""
         if not len(tree.columns):
             tree = _with_a_split(tree)
         first, first_leaf = len(self._columns), len(self._leaves)

@@ -130,7 +130,7 @@ def _sign_flip_p_value(
     """Return the two-sided p-value of the mean change of the squared error.
 
     If both models were equally good, each row's change could as well have the other sign (R. A.
-    Fisher, The Design of Experiments, 1935, chapter 3). Random signs are drawn instead of all.
+    Fisher, The Design of Experiments, 1935, chapter 3). Random signs replace all combinations.
     """
     changes = (after[:, 0] - targets) ** 2 - (before[:, 0] - targets) ** 2
     observed = abs(float(changes.sum())) * (1 - 1e-9)

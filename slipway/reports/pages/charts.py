@@ -27,7 +27,7 @@ _LEGEND_ROW, _LEGEND_COLUMN = 22, 166
 
 @dataclass(frozen=True)
 class Series:
-    """A named line, or dots: `x` and `y` of equal length."""
+    """A named line or set of points; `x` and `y` have equal length."""
 
     name: str
     x: Sequence[float]
@@ -219,7 +219,7 @@ def step_chart(counts: Mapping[str, Sequence[int]], low: float, high: float, x_l
 
 
 def spark_bars(counts: Sequence[int], description: str) -> Html:
-    """Draw a histogram as small as a line of text, without axes."""
+    """Draw a small histogram, as high as a line of text, without axes."""
     most, width = max(counts, default=0) or 1, _SPARK_WIDTH / max(len(counts), 1)
     drawn = "".join(
         f'<rect class="bar" x="{index * width:.1f}" y="{_SPARK_HEIGHT * (1 - count / most):.1f}" '

@@ -254,7 +254,7 @@ def _training(curves: dict[str, list[Series]]) -> Html:
 
 
 def _title(name: str, lines: list[Series]) -> str:
-    """Return a chart's title. A single line has no legend: its title says if it is train or val."""
+    """Return a chart's title; for a single line, which has no legend, it names the split."""
     is_single = len(lines) == 1 and lines[0].name != name
     return (f"{lines[0].name} {name}" if is_single else name).replace("_", " ")
 

@@ -309,7 +309,7 @@ def _write(
     width_px: int,
     colour: tuple[int, int, int] = _PALE,
 ) -> None:
-    """Write a text, shortened to `width_px`."""
+    """Draw a text on the sheet, shortened to at most `width_px`."""
     font = ImageFont.load_default(font_px)
     if font.getlength(text) > width_px:
         while text and font.getlength(text + "..") > width_px:

@@ -135,7 +135,7 @@ def _deepspeed(environment: Mapping[str, str]) -> Launch:
 
 
 def _from_torch_variables(launcher: str, environment: Mapping[str, str], num_local: str) -> Launch:
-    """Read torch.distributed's variables; `num_local` is the launcher's own variable."""
+    """Read torch.distributed's variables; `num_local` names the one for processes per node."""
     local = int(environment[num_local])
     return Launch(
         launcher=launcher,

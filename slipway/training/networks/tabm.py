@@ -23,7 +23,7 @@ _FEWEST_EDGES = 2
 
 
 class RowEncoding(FeatureEncoding):
-    """Encodes rows (rows, width) float32, in the layout of the contract, for the trained part.
+    """Encodes rows (rows, width) float32, in the layout of the column contract, for `Tabm`.
 
     It has no weights. It is a separate module because codes, and positions of numbers inside narrow
     bins, need float32 in any precision of the network.

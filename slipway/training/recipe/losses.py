@@ -123,9 +123,9 @@ def class_weights(
 ) -> Tensor | None:
     """Return class weights (K,) float32 in the order of `classes`, scaled to a mean of 1 over rows.
 
-    `targets` (N,) are the rows' positions in `classes`. With "balanced" each class has the same
-    total weight, however many rows it has. Returns None for None. Raises ParamsError if a mapping
-    lacks a class or names another one.
+    `targets` (N,) are the class indices of the rows. `requested` is a weight by class, or
+    "balanced": then each class has the same total weight, however many rows it has. None gives
+    None. Raises ParamsError if a mapping lacks a class or names an unknown one.
 
     If `targets` are labels (N, K), a weight applies to rows that have the label, and the mean is
     not 1: with "balanced" the rows with a label weigh as much in total as those without.

@@ -87,7 +87,7 @@ class ThroughputMeter:
 
 
 class StepTelemetry(pl.Callback):
-    """Scalars every `log_every_steps`, images once, histograms every few epochs if requested."""
+    """Writes scalars every `log_every_steps`, images once, and histograms if requested."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ History = list[dict[str, float]]
 
 @dataclass(frozen=True)
 class FittedTrees:
-    """The text of the kept trees, and the metrics of every round."""
+    """The kept trees in LightGBM's text format, and the metrics of every round."""
 
     text: str
     history: History
