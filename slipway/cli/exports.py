@@ -1,6 +1,7 @@
 """`slipway export browser` and the other places."""
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ def _place(*options: Any, variant: str = "fp32") -> Callable[[Callable[..., str]
     def command(write: Callable[..., str]) -> click.Command:
         folder = Path("artifacts/exports") / write.__name__
 
+        @wraps(write)
         def run(**given: Any) -> None:
             click.echo(write(**given))
 
-        run.__doc__ = write.__doc__
         of_variant = f"Variant of the bundle, such as int8; default: {variant}."
         common = (
             click.option(

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-import onnxruntime
 import yaml
 from numpy.typing import NDArray
 
@@ -37,6 +36,7 @@ from slipway.export.targets.exported import (
 )
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract
+from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.system import files
 from slipway.system.errors import UnavailableError
 
@@ -175,7 +175,8 @@ def _fill_mlflow(folder: Path, source: ExportSource) -> dict[str, Any]:
             ]
         ),
     )
-    packages = {"mlflow-skinny": mlflow, "onnx": onnx, "onnxruntime": onnxruntime, "numpy": np}
+    runtime = import_onnxruntime()
+    packages = {"mlflow-skinny": mlflow, "onnx": onnx, "onnxruntime": runtime, "numpy": np}
     required = [f"{name}=={package.__version__}" for name, package in packages.items()]
     files.write_text(folder / _REQUIREMENTS, "\n".join([*required, "pandas"]) + "\n")
     environment = {
@@ -309,7 +310,7 @@ def hub_license(license_: str | None) -> dict[str, Any]:
 
 
 def _load_hub(folder: Path, source: ExportSource) -> "Ask":
-    session = onnxruntime.InferenceSession(str(folder / GRAPH), providers=_PROVIDERS)
+    session = import_onnxruntime().InferenceSession(str(folder / GRAPH), providers=_PROVIDERS)
     manifest = source.bundle.manifest
     names = [manifest.output_name, SCORE_NAME]
     return lambda rows: dict(
