@@ -219,7 +219,7 @@ def cifar10(machine: Machine) -> Iterator[str]:
     """Train CIFAR-10 from scratch and test on its own test images; the goal is 94 %."""
     source = Path(os.environ.get("CIFAR10", ROOT.parent / "shared/data/cifar10"))
     joined = SCRATCH / "cifar10.parquet"
-    _join_cifar10(source, joined, machine.size(50_000, 1_000))
+    join_cifar10(source, joined, machine.size(50_000, 1_000))
     project = SCRATCH / "cifar10"
     width, epochs = machine.size(64, 16), machine.size(30, 1)
     changes: dict[str, dict[str, Any]] = {
@@ -268,7 +268,7 @@ def cifar10(machine: Machine) -> Iterator[str]:
     )
 
 
-def _join_cifar10(source: Path, joined: Path, num_rows: int) -> None:
+def join_cifar10(source: Path, joined: Path, num_rows: int) -> None:
     """Write the images with a column `part`; every 50th training image is for validation."""
     train = pq.read_table(source / "train.parquet").slice(0, num_rows)
     test = pq.read_table(source / "test.parquet").slice(0, num_rows // 5)
@@ -430,7 +430,7 @@ def run_stages(project: Path, stages: Sequence[str]) -> None:
         done = subprocess.run(
             [sys.executable, "-m", f"slipway.stages.{stage}"],
             cwd=project,
-            env=os.environ | {"PYTHONPATH": _python_path(), "DS_BUILD_OPS": "0"},
+            env=os.environ | {"PYTHONPATH": python_path(), "DS_BUILD_OPS": "0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -441,7 +441,7 @@ def run_stages(project: Path, stages: Sequence[str]) -> None:
             raise RuntimeError(f"stage {stage}: {' '.join(last)}")
 
 
-def _python_path() -> str:
+def python_path() -> str:
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
@@ -457,7 +457,7 @@ def served(project: Path, settings: dict[str, str]) -> Iterator[str]:
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "bentoml", "serve", "slipway.serving.service:Slipway"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    environment = os.environ | settings | {"PYTHONPATH": _python_path()}
+    environment = os.environ | settings | {"PYTHONPATH": python_path()}
     with (project / "service.log").open("w") as log:
         process = subprocess.Popen(
             command, cwd=project, env=environment, stdout=log, stderr=log, start_new_session=True
