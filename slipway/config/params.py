@@ -167,7 +167,10 @@ def _splits_of_two_kinds(params: Params) -> Iterator[str]:
 
 
 def _loop_that_cannot_compare(params: Params) -> Iterator[str]:
-    """List settings with which a candidate and the served model share no unseen test rows."""
+    """Describe settings with which `slipway loop` cannot compare two models on the same rows.
+
+    Such test rows must be new to both the candidate and the served model.
+    """
     loop, data, train = params.loop, params.data, params.train
     if loop is None:
         return

@@ -66,7 +66,7 @@ class ExperimentRecord(Contract):
 
     @property
     def ended(self) -> str:
-        """The status now: a run whose process is gone was interrupted."""
+        """The recorded status, or "interrupted" for a running one whose process is gone."""
         is_here = self.host in ("", platform.node())
         is_killed = self.status == "running" and is_here and not files.is_alive(self.process)
         return "interrupted" if is_killed else self.status

@@ -88,7 +88,11 @@ class Setting:
     sent_bytes: float
 
     def step_seconds(self, kind: GpuType, precision: str) -> float:
-        """Predict a step; data parallelism sends while it computes, other strategies do not."""
+        """Predict the seconds of an optimizer step.
+
+        Data parallelism sends gradients while it computes, so the slower of the two counts. Other
+        strategies wait for each other's values: both times add up.
+        """
         rate = kind.full_rate if precision == "32-true" else kind.half_rate
         link = kind.link_rate if self.num_gpus <= _GPUS_OF_A_MACHINE else _NETWORK_RATE
         parts = self.flop / (rate * 1e12 * _UTILISATION), self.sent_bytes / (link * 1e9)

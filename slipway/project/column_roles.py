@@ -53,7 +53,7 @@ class SampledColumn:
 
     @property
     def name(self) -> str:
-        """The name in the file."""
+        """The name of the column, as the data file has it."""
         return self.raw.name
 
     @cached_property

@@ -129,7 +129,7 @@ def _cut(lines: list[str], docstring: ast.expr) -> None:
 
 
 def _rows_that_end_in_a_string(tree: ast.Module) -> Iterator[int]:
-    """Yield the rows, from 1, whose line break is inside a string or between its parts."""
+    """Yield the lines, counted from 1, that end inside a string or between adjacent strings."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()

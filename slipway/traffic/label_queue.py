@@ -114,7 +114,7 @@ class LabelQueue:
         return found
 
     def decided(self) -> list[tuple[QueuedRow, Any, str]]:
-        """Return the rows with a decided label, and the last of those who gave it."""
+        """Return each row whose label is decided, the label, and the last person who gave it."""
         opinions = self._all_opinions()
         found = []
         for row in self.rows():

@@ -117,7 +117,10 @@ class PixelDigester:
 
 @dataclass(frozen=True)
 class Inspector:
-    """Picklable function from samples to a batch of FACTS."""
+    """Decodes samples, and returns a row of facts about each: a batch with the schema FACTS.
+
+    It can be pickled, so that other processes can call it.
+    """
 
     params: CleanParams
     classes: frozenset[str] | None

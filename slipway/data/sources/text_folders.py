@@ -33,7 +33,10 @@ def is_text_folder(path: Path) -> bool:
 
 
 def text_folder_columns(data: DataParams) -> list[str]:
-    """Return the columns of the texts and of the classes; DataError for params of a table."""
+    """Return the names that params.yaml gives to the columns of the texts and of their classes.
+
+    Raises DataError if it describes several texts or several labels for each file.
+    """
     if len(data.text_columns) != 1:
         raise DataError(
             f"data.path {data.path!r} is a folder of text files, one text each, but "

@@ -169,7 +169,7 @@ class HopComparison:
         reference: tuple[Hop, Measurement],
         tolerance: Tolerance,
     ) -> Hop:
-        """Compare a hop with the earlier hop `reference`, and return it with its status."""
+        """Compare the answers of a hop with those of `reference`, and return the judged hop."""
         before, expected = reference
         if measured.outputs.shape != expected.outputs.shape:
             found = f"answers of shape {measured.outputs.shape}, expected {expected.outputs.shape}"

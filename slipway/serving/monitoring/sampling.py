@@ -138,7 +138,10 @@ class RunningCounts:
         return num_rows > num_seen
 
     def move_to(self, counts: RowCounts) -> None:
-        """Add the new rows to `counts`; called on the monitoring thread."""
+        """Add the rows that came since the last call to `counts`.
+
+        Called on the monitoring thread.
+        """
         totals = self.totals
         labels, confidences = dict(totals.labels), tuple(totals.confidences)
         confidence_sum, num_outliers = totals.confidence_sum, totals.num_outliers

@@ -14,7 +14,7 @@ from slipway.training.networks.networks import NetworkSpec
 
 
 def user_backbone(spec: NetworkSpec, input_shape: tuple[int, ...]) -> nn.Module:
-    """Build the user's module, and check its output for a row of zeros.
+    """Build the user's module, and check the shape and dtype of its answer to one row of zeros.
 
     Raises UnavailableError if it cannot be imported, ParamsError if it breaks the contract.
     """
