@@ -190,6 +190,31 @@ def test_a_masked_text_gets_the_same_answer_and_the_log_has_only_that(
     assert digest_inputs(again) == logged.inputs_sha256
 
 
+def test_an_answered_text_is_replayed_and_collected_with_its_feedback(
+    service: str, verified: Project, tmp_path: Path
+) -> None:
+    row = {"text": "the night ferry was late again"}
+    request_id = plain_http.post(f"{service}/predict", json=row).json()["request_id"]
+    truth = {"feedback": [{"request_id": request_id, "truth": "food"}]}
+    assert plain_http.post(f"{service}/feedback", json=truth).status_code in (200, 202)
+    wait_for_request(verified.path / LOG, request_id)
+    variables = verified.environment() | {"PYTHONPATH": str(verified.path)}
+    command = ["slipway.replay", request_id, "--request-log", LOG, "--url", service]
+    replayed = warm_starts.run(command, verified.path, variables, timeout=60)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "diverges" not in replayed.stdout
+    out = tmp_path / "new.parquet"
+    command = ["slipway.traffic.collect", str(out), "--request-log", LOG]
+    for _ in range(50):  # the label is stored a moment later
+        collected = warm_starts.run(command, verified.path, variables, timeout=60)
+        if collected.returncode == 0:
+            break
+        time.sleep(0.2)
+    assert collected.returncode == 0, collected.stdout + collected.stderr
+    rows = pq.read_table(out).to_pylist()
+    assert [(found["text"], found["label"]) for found in rows] == [(row["text"], "food")]
+
+
 def test_slipway_predict_answers_a_file_and_names_its_bad_rows(
     verified: Project, tmp_path: Path
 ) -> None:
