@@ -79,7 +79,10 @@ def _row(answer: dict[str, Any], manifest: Bundle) -> list[float]:
         return [float(answer["value"])]
     numbers = [float(answer["probabilities"][label]) for label in labels]
     if len(answer["probabilities"]) != len(numbers):
-        raise ValueError("labels and probabilities are inconsistent")
+        raise ValueError(
+            f"the answer has probabilities of {len(answer['probabilities'])} labels, "
+            f"the model has {len(numbers)} labels"
+        )
     if calibration.decision is not None:
         shares = np.array(numbers, np.float32)
         if answer["label"] != labels[int(decided_classes(shares, calibration.thresholds))]:

@@ -127,7 +127,9 @@ def _elements(payload: memoryview, count: int, field: str) -> Iterator[bytes]:
         length = int.from_bytes(payload[begin : begin + _LENGTH_BYTES], "little")
         begin += _LENGTH_BYTES
         if begin + length > len(payload):
-            raise mismatch("an element is longer than the rest of the tensor", field)
+            raise mismatch(
+                f"an element states a length of {length} bytes, but fewer follow it", field
+            )
         if not count:
             raise mismatch("there are more elements than its shape says", field)
         yield bytes(payload[begin : begin + length])

@@ -144,7 +144,7 @@ def _plan(options: argparse.Namespace) -> RolloutPlan:
         steps=options.steps or default.steps,
         hold_s=default.hold_s if options.hold_seconds is None else options.hold_seconds,
         hold_requests=options.hold_requests or default.hold_requests,
-        slow_s=options.slow_ms / 1000 if options.slow_ms else None,
+        slow_s=slow_ms / 1000 if (slow_ms := vars(options).get("slow_ms")) else None,
     )
 
 
@@ -174,10 +174,15 @@ def _parser() -> CommandParser:
     bundle = _bundle_parser()
     verbs.add_parser("deploy", parents=[bundle], help="swap once every worker has checked it")
     verbs.add_parser("shadow", parents=[bundle], help="answer copies of live requests")
-    _add_plan(
-        verbs.add_parser(
-            "canary", parents=[bundle], help="answer a growing share of the live requests"
-        )
+    canary = verbs.add_parser(
+        "canary", parents=[bundle], help="answer a growing share of the live requests"
+    )
+    _add_plan(canary)
+    canary.add_argument(
+        "--slow-ms",
+        type=float,
+        metavar="MS",
+        help="a slower request is slow; default: twice the stable model's 95th percentile",
     )
     _add_cluster(verbs.add_parser("cluster", help="a canary of two Deployments on Kubernetes"))
     verbs.add_parser("promote", help="make the candidate the stable model now")
@@ -250,12 +255,6 @@ def _add_plan(canary: CommandParser) -> None:
         type=int,
         metavar="REQUESTS",
         help="minimum requests of the candidate in a step; default: 300",
-    )
-    add(
-        "--slow-ms",
-        type=float,
-        metavar="MS",
-        help="a slower request is slow; default: twice the stable model's 95th percentile",
     )
 
 
