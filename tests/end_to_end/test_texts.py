@@ -190,6 +190,7 @@ def test_a_masked_text_gets_the_same_answer_and_the_log_has_only_that(
     assert digest_inputs(again) == logged.inputs_sha256
 
 
+@pytest.mark.nightly(seconds=60)
 def test_an_answered_text_is_replayed_and_collected_with_its_feedback(
     service: str, verified: Project, tmp_path: Path
 ) -> None:
