@@ -81,7 +81,7 @@ class Erasure:
 
 def main(arguments: list[str]) -> None:
     """Run `slipway dataset erase`."""
-    options = parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     run_command(lambda: _run(options))
 
 
@@ -385,7 +385,7 @@ def _write(path: Path, report: ErasureReport) -> None:
     files.write_text(path, files.canonical_json(report.model_dump(mode="json")), files.PRIVATE)
 
 
-def parser() -> CommandParser:
+def _parser() -> CommandParser:
     """Return the parser of the command's arguments."""
     parser = CommandParser(
         prog="slipway dataset erase",

@@ -1,4 +1,4 @@
-"""`slipway search` on pictures: early stopping changes no bit of the winner, which is certified."""
+"""`slipway search` on pictures and texts: the winner is that of a plain run, and is certified."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 from slipway.system import files
 from tests.end_to_end.conftest import SMALL
 from tests.end_to_end.project import Project, copy_checkout, draw_shapes
+from tests.end_to_end.test_texts import project_of_sentences
 
 WEIGHTS = Path("artifacts/model/weights.safetensors")
 TRAIN = {
@@ -47,9 +48,7 @@ def make_project(folder: Path) -> Project:
 @pytest.mark.nightly(seconds=300)
 def test_the_winner_has_the_weights_of_a_plain_repro_and_take_certifies_it(tmp_path: Path) -> None:
     project = make_project(tmp_path / "search")
-    project._write_params(project._read_params() | {"search": SEARCH})
-    output = project.shell("slipway search --json 2>progress.log || cat progress.log")
-    found = json.loads(output[output.index("{\n") :])
+    found = search(project, SEARCH)
     best = next(row for row in found["trials"] if row["name"] == found["best"])
     assert best["interval"]["rows"] > 0
     assert best["epochs"] == TRAIN["epochs"]
@@ -70,6 +69,29 @@ def test_the_winner_has_the_weights_of_a_plain_repro_and_take_certifies_it(tmp_p
     assert files.sha256_file(project.path / WEIGHTS) == expected
     assert json.loads((project.path / "metrics/verify.json").read_text())["certified"]
     assert "search:" in (project.path / "params.yaml").read_text()
+
+
+@pytest.mark.nightly(seconds=120)
+def test_the_winner_of_a_search_on_texts_is_certified(tmp_path: Path) -> None:
+    project = project_of_sentences(tmp_path)
+    space = {
+        "precompute.max_text_bytes": {"choice": [64, 128]},
+        "train.network_arguments.byte_ngrams": {"choice": [[3, 6], [2, 4]]},
+    }
+    found = search(project, SEARCH | {"method": "grid", "halving": None, "space": space})
+    assert [trial["status"] for trial in found["trials"]] == ["done"] * 3
+    assert len({json.dumps(trial["params"]) for trial in found["trials"]}) == 3
+    assert not (project.path / "metrics/evaluate.json").exists()
+    project.shell(f"slipway take {found['best']}")
+    assert json.loads((project.path / "metrics/verify.json").read_text())["certified"]
+
+
+def search(project: Project, section: dict[str, Any]) -> dict[str, Any]:
+    """Run `slipway search` with this section, and return what it prints as JSON."""
+    project._write_params(project._read_params() | {"search": section})
+    output = project.shell("slipway search --json 2>progress.log || cat progress.log")
+    found: dict[str, Any] = json.loads(output[output.index("{\n") :])
+    return found
 
 
 def plain_value(project: Project, key: str) -> Any:

@@ -57,9 +57,9 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    project = copy_checkout(tmp_path_factory.mktemp("texts"))
+def project_of_sentences(folder: Path) -> Project:
+    """A project with 400 sentences in two languages and a blank one, before its first stage."""
+    project = copy_checkout(folder)
     with (project.path / "data/sentences.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["label", "text", "language"])
@@ -76,6 +76,12 @@ def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
         }
     )
     (project.path / "dvc.lock").unlink(missing_ok=True)  # of a run in this checkout
+    return project
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = project_of_sentences(tmp_path_factory.mktemp("texts"))
     variables = project.environment() | {"PYTHONPATH": str(project.path)}
     for stage in STAGES:
         done = warm_starts.run([f"slipway.stages.{stage}"], project.path, variables, timeout=300)

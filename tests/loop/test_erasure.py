@@ -17,7 +17,8 @@ import pytest
 
 from slipway.artifacts.bundle import DataSource, Lineage
 from slipway.data.sources.raw_tables import COLLECTED
-from slipway.loop.erasure import carry_out, find, main, parser
+from slipway.loop import erasure
+from slipway.loop.erasure import carry_out, find, main
 from slipway.loop.journal import FOLDER
 from slipway.loop.models_of_rows import folder_digest
 from slipway.serving.monitoring.labels import FeedbackItem, Prediction
@@ -224,7 +225,7 @@ def test_a_killed_erasure_that_is_repeated_ends_the_same(
 
 
 def _erase_and_die(step: int) -> None:
-    options = parser().parse_args([*ARGUMENTS, "--yes"])
+    options = erasure._parser().parse_args([*ARGUMENTS, "--yes"])
     found = find(options)
     found.steps.insert(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
     carry_out(found, found.report, options.state, None)

@@ -7,7 +7,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +22,8 @@ from slipway.loop.decisions import PersonDecision
 from slipway.loop.journal import JOURNAL, Cycle, cycles, read_journal
 from slipway.loop.machine import LoopFacts, NextStep
 from slipway.loop.steps import LoopProject
+from slipway.serving.monitoring.settings import Limits
+from slipway.serving.monitoring.store import Store
 from slipway.serving.rollout import commands
 from slipway.serving.rollout.history import HISTORY, change_rollout, read_history
 from slipway.serving.rollout.reports import NO_COUNTS, Report, process_started, write_report
@@ -184,6 +186,8 @@ def act_as_person_and_workers(project: KilledProject) -> None:
 def test_a_loop_that_is_killed_at_every_step_takes_each_step_once(tmp_path: Path) -> None:
     settings = Settings(state=tmp_path / "state", bundle=tmp_path / "none")
     serve_first_model(settings, tmp_path / "first")
+    with closing(Store(settings.state, Limits(1000, 3600.0, 1000, 3600.0))) as windows:
+        windows.tidy()  # the service has written its database
     write_candidate(tmp_path / "candidate", scaled_classifier(2.0))
     received: list[str] = []
     with web_hook(received) as address:
