@@ -30,9 +30,9 @@ from slipway.system.arguments import CommandParser
 from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import DataError, SchemaError
 from slipway.traffic import erasure
-from slipway.traffic.collect import from_variable, input_cells
+from slipway.traffic.collect import add_service_paths, input_cells
 from slipway.traffic.label_queue import QUEUE, LabelQueue
-from slipway.traffic.monitoring_records import DATABASE, DEFAULT_STATE
+from slipway.traffic.monitoring_records import DATABASE
 from slipway.traffic.request_log import DamagedLine, LoggedRequest, read_requests
 from slipway.traffic.selection import Content, content_digest, request_contents
 
@@ -412,16 +412,5 @@ def _parser() -> CommandParser:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE", help="the report to write")
-    for name, variable, default in (
-        ("--request-log", "SLIPWAY_REQUEST_LOG_DIRECTORY", None),
-        ("--access-log", "SLIPWAY_ACCESS_LOG_DIRECTORY", None),
-        ("--state", "SLIPWAY_STATE", DEFAULT_STATE),
-        ("--bundle", "SLIPWAY_BUNDLE", Path("artifacts/bundle")),
-    ):
-        parser.add_argument(
-            name,
-            type=Path,
-            default=from_variable(variable) or default,
-            help=f"default: {variable}" + (f", else {default}" if default else ""),
-        )
+    add_service_paths(parser, "--request-log", "--access-log", "--state", "--bundle")
     return parser

@@ -30,11 +30,10 @@ from slipway.serving.monitoring.outbox import deliver
 from slipway.serving.page.site import POLICY
 from slipway.system.arguments import CommandParser
 from slipway.system.errors import IntegrityError, SlipwayError, UnavailableError
-from slipway.traffic.collect import from_variable
+from slipway.traffic.collect import add_service_paths
 from slipway.traffic.label_queue import QUEUE, LabelQueue, QueuedRow, choose
 from slipway.traffic.monitoring_records import (
     CHOSEN,
-    DEFAULT_STATE,
     FEEDBACK_SCHEMA,
     read_ground_truth,
 )
@@ -347,17 +346,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--by", default=getpass.getuser(), metavar="NAME", help="who labels")
     parser.add_argument("--port", type=int, default=8765, help="of the page (default: 8765)")
     parser.add_argument("--no-page", action="store_true", help="only choose")
-    for name, variable, default in (
-        ("--request-log", "SLIPWAY_REQUEST_LOG_DIRECTORY", None),
-        ("--state", "SLIPWAY_STATE", DEFAULT_STATE),
-        ("--bundle", "SLIPWAY_BUNDLE", Path("artifacts/bundle")),
-    ):
-        parser.add_argument(
-            name,
-            type=Path,
-            default=from_variable(variable) or default,
-            help=f"default: {variable}" + (f", else {default}" if default else ""),
-        )
+    add_service_paths(parser, "--request-log", "--state", "--bundle")
     return parser
 
 

@@ -126,29 +126,20 @@ def next_command(manifest: Bundle, out: Path) -> str:
     return " ".join(["dvc exp run", "-S", shlex.quote(f"data.path={out}"), *absent])
 
 
+_SERVICE_PATHS: dict[str, tuple[str, Path | None]] = {
+    "--request-log": ("SLIPWAY_REQUEST_LOG_DIRECTORY", None),
+    "--access-log": ("SLIPWAY_ACCESS_LOG_DIRECTORY", None),
+    "--state": ("SLIPWAY_STATE", DEFAULT_STATE),
+    "--bundle": ("SLIPWAY_BUNDLE", Path("artifacts/bundle")),
+}
+
+
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="slipway dataset collect", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("out", type=Path, metavar="OUT.parquet", help="data set to write")
-    parser.add_argument(
-        "--request-log",
-        type=Path,
-        default=from_variable("SLIPWAY_REQUEST_LOG_DIRECTORY"),
-        help="folder of the request log",
-    )
-    parser.add_argument(
-        "--state",
-        type=Path,
-        default=from_variable("SLIPWAY_STATE") or DEFAULT_STATE,
-        help="state folder of the service",
-    )
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        default=from_variable("SLIPWAY_BUNDLE") or Path("artifacts/bundle"),
-        help="bundle that was served",
-    )
+    add_service_paths(parser, "--request-log", "--state", "--bundle")
     parser.add_argument(
         "--rows", type=_at_least_one, help="number of rows, most informative first (default: all)"
     )
@@ -166,7 +157,19 @@ def _parser() -> CommandParser:
     return parser
 
 
-def from_variable(variable: str) -> Path | None:
+def add_service_paths(parser: CommandParser, *names: str) -> None:
+    """Add options for paths of the service, whose defaults are its `SLIPWAY_` variables."""
+    for name in names:
+        variable, default = _SERVICE_PATHS[name]
+        parser.add_argument(
+            name,
+            type=Path,
+            default=_from_variable(variable) or default,
+            help=f"default: {variable}" + (f", else {default}" if default else ""),
+        )
+
+
+def _from_variable(variable: str) -> Path | None:
     """Return the path in an environment variable; None if it is unset or empty."""
     return Path(os.environ[variable]) if os.environ.get(variable) else None
 
