@@ -104,15 +104,15 @@ def _sample_csv(path: Path, budget: int) -> TableSample:
     size = path.stat().st_size
     with path.open("rb") as file:
         payload = file.read(min(budget, size))
-        encoding = encoding_of(payload)
-        if size > budget:
-            payload = _pieces(path, payload, size, budget, encoding)
+    encoding = encoding_of(payload)
+    if size <= budget:  # the file itself, which an error then names
+        raw = read_raw_table(path, written=TextFormat(encoding))
+        return TableSample(raw, raw.num_read, True, encoding)
+    payload = _pieces(path, payload, size, budget, encoding)
     with tempfile.TemporaryDirectory() as folder:
         part = Path(folder, path.name)
         part.write_bytes(payload)
         raw = read_raw_table(part, written=TextFormat(encoding))
-    if size <= budget:
-        return TableSample(raw, raw.num_read, True, encoding)
     counted, lines = _count_lines(path)
     num_rows = round(lines * size / counted) - 1
     return TableSample(raw, num_rows, counted == size and b'"' not in payload, encoding)
@@ -153,13 +153,14 @@ def _count_lines(path: Path) -> tuple[int, int]:
 
 def _sample_jsonl(path: Path, budget: int) -> TableSample:
     size = path.stat().st_size
+    if size <= budget:
+        raw = read_raw_table(path, written=TextFormat(list_columns=None))
+        return TableSample(raw, raw.num_read, True)
     with path.open("rb") as file, tempfile.TemporaryDirectory() as folder:
         payload = file.read(budget)
         part = Path(folder, path.name)
-        part.write_bytes(payload[: payload.rfind(b"\n") + 1] if size > budget else payload)
+        part.write_bytes(payload[: payload.rfind(b"\n") + 1])
         raw = read_raw_table(part, written=TextFormat(list_columns=None))
-    if size <= budget:
-        return TableSample(raw, raw.num_read, True)
     counted, lines = _count_lines(path)
     return TableSample(raw, round(lines * size / counted), counted == size)
 

@@ -1,0 +1,16 @@
+"""A sample of a table for `slipway init`, and the errors of one that cannot be read."""
+
+from pathlib import Path
+
+import pytest
+
+from slipway.project.table_sample import sample_table
+from slipway.system.errors import DataError
+
+
+def test_an_unreadable_csv_is_named_by_its_own_path(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_bytes(b"\x81\x8d\x90,b\n1,2\n")  # of no encoding that is tried
+    with pytest.raises(DataError) as error:
+        sample_table(path)
+    assert str(path) in str(error.value)
