@@ -1,8 +1,9 @@
-"""The smallest number of GPUs of a type on which a training fits, its hours and its price.
+"""Finds the fewest GPUs of each type on which a training fits, and predicts its hours and price.
 
-The memory is that of the plan; a tenth of a GPU stays free for the CUDA context and fragmentation.
-A step takes the time of its floating-point operations, at 40 % of the rate in the data sheet, and
-of its communication. Loading and the latency of messages are left out: a lower bound.
+A training fits if its planned memory takes at most 90 % of a GPU; the rest is for the CUDA context
+and fragmentation. The time of a step is predicted from its floating-point operations, at 40 % of
+the rate in the data sheet, and from its communication. Data loading and the latency of messages
+are not counted, so the hours are a lower bound.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ _USABLE, _UTILISATION = 0.9, 0.4
 _MOST_GPUS = 64
 _GPUS_OF_A_MACHINE = 8
 _NETWORK_RATE = 12.5  # GB/s between machines for each GPU: 100 Gb/s
-# From the least communication to the most.
+# Ordered from the least communication to the most.
 STRATEGIES_BY_TRAFFIC = (
     "ddp",
     "deepspeed_stage_1",
@@ -50,15 +51,15 @@ STRATEGIES_BY_TRAFFIC = (
     "fsdp",
     "deepspeed_stage_3",
 )
-# Their processes wait for each other's values within a pass.
+# With these, processes wait for each other's values within a forward or backward pass.
 _WAITING = ("pipeline", "tensor_parallel")
 
 
 @dataclass(frozen=True)
 class GpuType:
-    """Figures of NVIDIA's data sheets: GB of memory, dense 10^12 operations a second."""
+    """Figures from NVIDIA's data sheets; rates are in dense TFLOP/s."""
 
-    memory_gb: float
+    memory_gb: float  # 10^9 bytes
     half_rate: float  # fp16 or bf16 on tensor cores
     full_rate: float  # float32 without TF32
     link_rate: float  # GB/s in one direction to the GPUs of the same machine: PCIe or NVLink
@@ -79,19 +80,20 @@ GPU_TYPES = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A strategy on a number of GPUs of any type, and what each GPU does in a step."""
+    """A strategy on a number of GPUs, with the memory and the work of each GPU in one step."""
 
     strategy: str
     num_gpus: int
     memory: DeviceMemory
-    flop: float  # floating-point operations, and those that a pipeline's idle time would hold
+    flop: float  # floating-point operations; a pipeline's idle time counts as operations, too
     sent_bytes: float
 
     def step_seconds(self, kind: GpuType, precision: str) -> float:
-        """Predict the seconds of an optimizer step.
+        """Predict the seconds of one optimizer step on GPUs of type `kind`.
 
-        Data parallelism sends gradients while it computes, so the slower of the two counts. Other
-        strategies wait for each other's values: both times add up.
+        Data parallelism sends gradients while it computes, so the longer of the two times counts.
+        With `pipeline` and `tensor_parallel` GPUs wait for each other's values, so the times of
+        computing and sending add up.
         """
         rate = kind.full_rate if precision == "32-true" else kind.half_rate
         link = kind.link_rate if self.num_gpus <= _GPUS_OF_A_MACHINE else _NETWORK_RATE
@@ -101,12 +103,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class GpuChoice:
-    """A setting on one type of GPU."""
+    """A setting on one type of GPU, with the hours and the price of the training."""
 
     name: str
     setting: Setting
     hours: float
-    price: float | None  # of the run; None if the hourly price is missing
+    price: float | None  # of the whole training; None if the user gave no hourly price
 
     @property
     def label(self) -> str:
@@ -114,7 +116,10 @@ class GpuChoice:
 
 
 def parse_prices(texts: Sequence[str]) -> dict[str, float]:
-    """Parse `NAME=PRICE` arguments; ParamsError if a type is unknown or a price is no amount."""
+    """Parse `NAME=PRICE` arguments into prices per GPU and hour.
+
+    Raises ParamsError for an unknown type of GPU, or a price that is negative or not a number.
+    """
     prices = {}
     for text in texts:
         name, _, amount = text.partition("=")
@@ -129,17 +134,17 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
             prices[name] = -1.0
         if not 0 <= prices[name] < float("inf"):
             raise ParamsError(
-                f"--price-per-gpu-hour is {text!r}, whose price is no amount from 0 on. Write for "
+                f"--price-per-gpu-hour is {text!r}, expected a price of at least 0. Write for "
                 f"example {name}=2.5."
             )
     return prices
 
 
 class _Planner:
-    """Predicts a training on any number of GPUs; traces no part of it twice.
+    """Predicts a training on any number of GPUs, and traces each size of a batch only once.
 
     Args:
-        traces: of the plan, for `rows` rows at a time.
+        traces: the plan's traces, for batches of `rows` rows.
     """
 
     def __init__(
@@ -152,7 +157,10 @@ class _Planner:
         self._values = _exchanged_values(network)
 
     def setting(self, strategy: str, num_gpus: int) -> Setting:
-        """Predict a setting; a SlipwayError names the reason if it is refused."""
+        """Predict the memory and work of `strategy` on `num_gpus` GPUs of one node.
+
+        Raises SlipwayError if the network or params.yaml rules this setting out.
+        """
         params = self._params.model_copy(
             update={
                 "strategy": strategy,
@@ -163,7 +171,7 @@ class _Planner:
             }
         )
         placement = place(params, TrainingHost(num_gpus, has_bfloat16=True, launch=None))
-        with suppress(UnavailableError):  # a compiler, which the machine with the GPUs may have
+        with suppress(UnavailableError):  # no compiler here, but the GPU's machine may have one
             check_execution(params, placement, self._network.spec.task)
         if strategy == "fsdp":
             check_blocks(self._network, strategy)
@@ -172,7 +180,7 @@ class _Planner:
         passes = shape.num_accumulated
         if strategy == "pipeline":
             return self._pipeline(num_gpus, shape.batch_size, shape.num_micro_batches)
-        rows = shape.per_device * passes  # of a step
+        rows = shape.per_device * passes  # of each device in one step
         if strategy == "tensor_parallel":
             return self._shared(num_gpus, shape.per_device, passes)
         memory = device_memory(
@@ -203,7 +211,7 @@ class _Planner:
         trainable, frozen = parameter_counts(self._network)
         every, itemsize = trainable + frozen, 2 if self._half else 4
         part = (placement.world_size - 1) / placement.world_size
-        # Gatherings of weights, then reductions of gradients, in bytes.
+        # Bytes of gathered weights plus bytes of reduced gradients.
         sent = {
             "single": 0,
             "ddp": 2 * 4 * trainable,
@@ -220,7 +228,7 @@ class _Planner:
         memory = trace_share(
             self._network, self._params, rows, num_gpus, self._half, accumulates=passes > 1
         )
-        # A sum over all processes sends each value twice, but for a process's own part.
+        # All-reduce sends each value twice, except for a process's own part.
         values = 2 * (num_gpus - 1) / num_gpus * self._values.shared * rows * passes
         sent = values * (2 if self._half else 4)
         return Setting("tensor_parallel", num_gpus, whole_step(memory), flop, sent)
@@ -232,7 +240,7 @@ class _Planner:
         memory = trace_stage(
             network, self._params, batch_size, num_micro_batches, num_gpus, self._half
         )
-        # Each process waits for the first micro-batch of the one before, and then for the last.
+        # The first micro-batch passes all stages in turn, so each stage idles for the others.
         slots = num_micro_batches + num_gpus - 1
         flop = step_flop(network, self._params, rows, part) * slots
         sent = 2 * 4 * self._values.passed * batch_size
@@ -241,21 +249,22 @@ class _Planner:
 
 @dataclass
 class _ExchangedValues:
-    """Values of one row that processes exchange in a pass."""
+    """Number of values that processes exchange for one row in a forward or backward pass."""
 
-    shared: int = 0  # summed over processes that share layers
-    passed: int = 0  # from one block to the next
+    shared: int = 0  # values that tensor parallelism sums over the processes
+    passed: int = 0  # values that one pipeline stage hands to the next
 
 
 def _exchanged_values(network: Network) -> _ExchangedValues:
-    """Count the values in a forward pass without data."""
+    """Count the exchanged values in a forward pass on fake tensors, which hold no data."""
     found = _ExchangedValues()
 
     def count(value: Any) -> int:
         return sum(leaf.numel() for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
     def shared(by: str, _: nn.Module, inputs: Any, output: Any) -> None:
-        # Forward sums the outputs of a layer divided by inputs, backward the inputs of the others.
+        # A layer divided by inputs sums its outputs in the forward pass; a layer divided by
+        # outputs sums the gradients of its inputs in the backward pass.
         found.shared += count(output if by == "inputs" else inputs)
 
     def passed(_: nn.Module, inputs: Any, output: Any) -> None:
@@ -284,10 +293,13 @@ def _exchanged_values(network: Network) -> _ExchangedValues:
 def possible_settings(
     network: Network, params: TrainParams, precision: str, traces: Traces, rows: int
 ) -> tuple[list[Setting], list[str]]:
-    """Predict every strategy on 1, 2, 4 ... GPUs; also list the refusals, each once.
+    """Predict every strategy on 1, 2, 4 ... GPUs, and list why strategies are impossible.
 
     Args:
-        traces: of the plan, for `rows` rows at a time.
+        traces: the plan's traces, for batches of `rows` rows.
+
+    Returns:
+        The possible settings, and one message for each strategy that was refused.
     """
     return _try_each(_Planner(network, params, precision, traces, rows).setting, params.batch_size)
 
@@ -312,9 +324,10 @@ def _try_each(
 def choose_gpus(
     settings: Sequence[Setting], precision: str, num_steps: int, prices: Mapping[str, float]
 ) -> list[GpuChoice]:
-    """List each setting on each type of GPU on which it fits, the smallest first.
+    """List each setting on each type of GPU whose memory is large enough for it.
 
-    Settings on equally many GPUs of a type are in the order of their hours.
+    For each type, settings are ordered by their number of GPUs, then by their hours. `prices` are
+    per GPU and hour, by type.
     """
     found = []
     for name, kind in GPU_TYPES.items():
@@ -336,7 +349,7 @@ def _choice(name: str, setting: Setting, seconds: float, prices: Mapping[str, fl
 
 
 def describe_choices(choices: Sequence[GpuChoice], prices: Mapping[str, float]) -> str:
-    """Tabulate the smallest setting of each type; name the fastest and the cheapest of all."""
+    """Format a table of each type's smallest setting, then the fastest and the cheapest one."""
     if not choices:
         return (
             f"gpus      fits on none of {', '.join(GPU_TYPES)}, with at most {_MOST_GPUS} of them. "

@@ -1,10 +1,11 @@
-"""Memory of each process on its device, for each strategy.
+"""Predicts the memory that each process takes on its device, for each training strategy.
 
-`ddp` and `single` replicate everything. `fsdp` shards all of it, and gathers block by block. With
-`tensor_parallel` and `pipeline` a step is traced on what one process computes. ZeRO shards the
-optimizer's state with a float32 master of every weight (stage 1), gradients too (2), parameters too
-(3): Rajbhandari et al., arXiv 1910.02054, section 5. The additions of DeepSpeed 0.19 and Lightning
-2.6 (buckets, gathered parameters) were read off running engines.
+`ddp` and `single` replicate parameters, gradients and optimizer state. `fsdp` shards all three, and
+gathers the weights block by block. For `tensor_parallel` and `pipeline` the step is traced on the
+part of the network that one process computes. ZeRO shards the optimizer state and float32 master
+weights (stage 1), also the gradients (stage 2), also the parameters (stage 3): Rajbhandari et al.,
+arXiv 1910.02054, section 5. What DeepSpeed 0.19 and Lightning 2.6 add to it (buckets, gathered
+parameters) was read off running engines.
 """
 
 from dataclasses import dataclass, replace
@@ -32,44 +33,44 @@ STRATEGIES = (
     "tensor_parallel",
     "pipeline",
 )
-_MASTER_BYTES = 4  # DeepSpeed keeps one even of float32 parameters
+_MASTER_BYTES = 4  # of a float32 master weight; DeepSpeed has them for float32 weights, too
 _BUCKET_ELEMENTS = 200_000_000  # Lightning's reduce_bucket_size
 _MAX_GATHERED_ELEMENTS = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
-# In a backward pass of FSDP2: the weights of a block and of the next one, and the buffer in which
-# these arrive; the gradients of a block, and the buffer in which they leave.
+# Block-sized buffers in a backward pass of FSDP2. Weights: the present block, the next block, and
+# the buffer that receives it. Gradients: the present block, and the buffer that sends them.
 _GATHERED_WEIGHTS, _GATHERED_GRADIENTS = 3, 2
-_SUBGROUP_ELEMENTS = 1_000_000_000  # DeepSpeed's sub_group_size: what stage 3 updates at a time
+_SUBGROUP_ELEMENTS = 1_000_000_000  # DeepSpeed's sub_group_size: stage 3 updates as many at once
 
 
 class Traces(NamedTuple):
-    """Memory of one step, by the precision in which it computes."""
+    """Memory of one training step in each precision."""
 
     full: StepMemory  # float32
-    autocast: StepMemory  # to bfloat16 or float16, which take the same memory
-    cast: StepMemory  # parameters in half precision, without the optimizer
-    block: int = 0  # float32 bytes of the largest weights that `fsdp` gathers together
-    # Of one process with `tensor_parallel`: float32, then autocast. None if that is refused.
+    autocast: StepMemory  # float32 weights, autocast to bfloat16 or float16 (the same memory)
+    cast: StepMemory  # half-precision weights, without the optimizer
+    block: int = 0  # float32 bytes of the largest block that `fsdp` gathers
+    # One process of `tensor_parallel`: (float32, autocast). None if the network cannot be divided.
     shared: tuple[StepMemory, StepMemory] | None = None
-    # The same with `pipeline`, of the process that takes most; None without micro-batches.
+    # The largest process of `pipeline`: (float32, autocast). None without micro-batches.
     stage: tuple[StepMemory, StepMemory] | None = None
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device."""
+    """Bytes that one process takes on its device."""
 
     parameters: int
     gradients: int
     optimizer: int
     buffers: int
     activations: int
-    buckets: int  # of communication
+    buckets: int  # communication buffers
     float32_gradients: int = 0  # ZeRO's copy for the update, made once the activations are freed
-    host: int = 0  # in the host's memory instead, because of `offload`
+    host: int = 0  # bytes that `offload` moves to the host's memory; not part of `total`
 
     @property
     def total(self) -> int:
-        """Return the peak on the device."""
+        """Peak bytes on the device."""
         state = self.parameters + self.gradients + self.optimizer + self.buffers + self.buckets
         return state + max(self.activations, self.float32_gradients)
 
@@ -83,9 +84,10 @@ def trace_all(
     world_size: int = 1,
     num_micro_batches: int = 0,
 ) -> Traces:
-    """Trace steps of `rows` rows at a time; bfloat16 stands for both half precisions.
+    """Trace a step on batches of `rows` rows in each precision.
 
-    `num_micro_batches` are those of a pipeline, 0 for none.
+    bfloat16 stands for both half precisions. `num_micro_batches` is 0 unless the strategy is
+    `pipeline`.
     """
     half = torch.bfloat16
     share = partial(trace_share, network, params, rows, world_size, accumulates=accumulates)
@@ -125,8 +127,8 @@ def trace_stage(
     num_stages: int,
     half: torch.dtype | None,
 ) -> StepMemory:
-    """Trace a step of `rows` rows of the process that takes most with `pipeline`."""
-    # The stages between hold fewer micro-batches than the first one.
+    """Trace a step of `rows` rows on the stage of a pipeline that takes the most memory."""
+    # This is the first or the last stage: those between hold fewer micro-batches than the first.
     found = [
         _stage_memory(network, params, rows, num_micro_batches, index, num_stages, half)
         for index in {0, num_stages - 1}
@@ -135,7 +137,7 @@ def trace_stage(
 
 
 def keep_stage(network: Network, index: int, num_stages: int) -> None:
-    """Leave only the blocks of one stage, and what is before and after all blocks."""
+    """Remove all blocks but those of one stage; layers outside the blocks stay."""
     backbone: Any = network.backbone
     backbone.blocks = nn.ModuleList(blocks_of_stage(network, index, num_stages))
 
@@ -149,14 +151,14 @@ def _stage_memory(
     num_stages: int,
     half: torch.dtype | None,
 ) -> StepMemory:
-    """Trace the blocks of one stage, with the micro-batches whose values it keeps."""
+    """Trace one stage of a pipeline, with all micro-batches whose activations it holds at once."""
     num_kept = num_stages - index
     step = trace_step(
         network,
         params,
         rows // num_micro_batches,
         half=half,
-        # It computes further micro-batches when the first ones have made gradients.
+        # Gradients of the first micro-batches exist while the stage computes further ones.
         accumulates=num_micro_batches > num_kept,
         part=partial(keep_stage, index=index, num_stages=num_stages),
         num_forward=num_kept,
@@ -178,10 +180,11 @@ def device_memory(
     on_gpu: bool,
     offload: Offload | None = None,
 ) -> DeviceMemory:
-    """Predict the memory of one of `world_size` processes, which are those of the traces.
+    """Predict the memory of one of `world_size` processes.
 
-    On the CPU a bucket takes only the pages that were written. `offload` only concerns DeepSpeed;
-    below stage 3 parameters stay on the device.
+    `traces` must have been made for the same number of processes. On the CPU a bucket takes only
+    the pages that were written. `offload` has an effect only with DeepSpeed; below stage 3
+    parameters stay on the device.
     """
     mixed = precision != "32-true"
     if strategy == "fsdp":
@@ -192,7 +195,7 @@ def device_memory(
             step = traces.shared[mixed]
         if strategy == "pipeline" and traces.stage:
             step = traces.stage[mixed]
-        # DDP has buckets besides the gradients.
+        # DDP allocates buckets of the gradients' size in addition to them.
         return whole_step(step, step.parameters if strategy == "ddp" and world_size > 1 else 0)
     step, stage = traces.cast if mixed else traces.full, int(strategy[-1])
     num_parameters = traces.full.parameters // 4
@@ -206,7 +209,8 @@ def device_memory(
         parameters = shard + step.parameters * gathered // num_parameters
         copied = min(copied, _SUBGROUP_ELEMENTS)
     if offload:
-        # The optimizer's state and all float32 gradients; stages 2 and 3 send each bucket there.
+        # The host holds the optimizer's state and all float32 gradients. With stages 2 and 3 each
+        # bucket of gradients is moved there, so none stay on the device.
         host, state, copied = state + num_parameters // world_size * _MASTER_BYTES, 0, 0
         gradients = 0 if stage >= 2 else gradients
     if offload == "optimizer_and_parameters" and stage == 3:
@@ -224,18 +228,18 @@ def device_memory(
 
 
 def whole_step(step: StepMemory, buckets: int = 0) -> DeviceMemory:
-    """Return the memory of a process that holds all that was traced."""
+    """Return the device memory of a process that shards nothing of the traced step."""
     return DeviceMemory(
         step.parameters, step.gradients, step.optimizer, step.buffers, step.activations, buckets
     )
 
 
 def _fully_sharded(traces: Traces, world_size: int, itemsize: int) -> DeviceMemory:
-    """Parts stay float32; `itemsize` is that of the gathered weights."""
+    """Predict the memory with `fsdp`; shards are float32, gathered weights `itemsize` bytes."""
     full, half = traces.full, traces.cast
     activations = full.activations if itemsize == 4 else half.activations
     weights = _GATHERED_WEIGHTS * traces.block * itemsize // 4
-    # Buffers of gradients exist when most values of the forward pass are freed.
+    # Gradient buffers exist when most activations are freed, so only their excess adds memory.
     gradients = max(0, _GATHERED_GRADIENTS * traces.block - activations)
     return DeviceMemory(
         parameters=full.parameters // world_size,
@@ -269,6 +273,6 @@ def planned_memory(traces: Traces, placement: Placement) -> DeviceMemory:
 
 
 def _buckets(stage: int, itemsize: int, num_parameters: int, *, on_gpu: bool) -> int:
-    """Predict the buckets: two in stages 1 and 2, while gradients are reduced; one in stage 3."""
+    """Return the bytes of ZeRO's buckets: two while stages 1 and 2 reduce, one in stage 3."""
     elements = _BUCKET_ELEMENTS if on_gpu else min(num_parameters, _BUCKET_ELEMENTS)
     return elements * itemsize * (1 if stage == 3 else 2)

@@ -1,4 +1,4 @@
-"""Packages that params.yaml needs and this environment lacks. Importing this imports no torch."""
+"""Finds packages that params.yaml needs and this environment lacks, without importing torch."""
 
 from importlib.util import find_spec
 

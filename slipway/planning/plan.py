@@ -1,8 +1,9 @@
-"""`slipway plan`: predicts what the training of params.yaml takes.
+"""`slipway plan`: predicts the memory, disk space and time that the training needs.
 
-Prints parameters, steps, disk, memory per device for every strategy and precision, and, after a few
-real steps, the time. Lists every mismatch with this machine, and then ends with exit code 1. After
-a training it also compares its prediction with the actual costs.
+Prints the number of parameters and steps, the disk space, and the memory per device for every
+strategy and precision. Times a few real steps to predict the duration. If params.yaml does not fit
+this machine, lists every mismatch and ends with exit code 1. After a training, compares the
+prediction with the actual costs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
 def describe(plan: ResourcePlan, params: Params) -> str:
-    """Format the whole plan without what is unknown."""
+    """Format the plan for the console; lines whose values are unknown are left out."""
     lines, epochs = [], params.train.epochs
     if plan.network:
         trainable, frozen = parameter_counts(plan.network)
@@ -81,7 +82,7 @@ def _memory_lines(memory: PlannedMemory, placement: Placement) -> list[str]:
 
 
 def _strategy_table(memory: PlannedMemory, placement: Placement) -> str:
-    """Tabulate the memory of each strategy that fits the number of processes, by precision."""
+    """Format a table of memory by strategy and precision, for this number of processes."""
     world_size, on_gpu = placement.world_size, placement.accelerator == "gpu"
     rows = []
     for strategy in STRATEGIES[1:] if world_size > 1 else STRATEGIES:
@@ -119,7 +120,7 @@ def _duration(seconds: float) -> str:
 
 
 def describe_gpus(plan: ResourcePlan, params: Params, prices: Mapping[str, float]) -> str:
-    """Tabulate the smallest setting of each GPU type; a note if the plan lacks its figures."""
+    """Format the smallest setting for each type of GPU, or the reason why none is known."""
     if not (plan.network and plan.shape and plan.memory and plan.steps_per_epoch):
         return (
             "note      the smallest settings of GPUs need the packed store: run `dvc repro augment`"
@@ -135,7 +136,7 @@ def describe_gpus(plan: ResourcePlan, params: Params, prices: Mapping[str, float
 
 
 def compare_costs(plan: ResourcePlan, params: Params, paths: Paths) -> str:
-    """Compare the plan with the costs of the last training; "" if either is missing."""
+    """Format the plan beside the measured costs of the last training; "" if either is missing."""
     costs, placement = read_costs(paths.costs), plan.placement
     if not (costs and placement and plan.data and plan.network and plan.memory):
         return ""
@@ -157,7 +158,7 @@ def _comparison(
     seconds: PlannedSeconds | None,
     costs: Costs,
 ) -> str:
-    """Tabulate predicted and actual figures, without those that one side lacks."""
+    """Format a table of predicted and actual figures that both sides have."""
     peak = memory.device.total if costs.on_gpu else memory.process_bytes
     pairs: list[tuple[str, float | None, float, str]] = [
         ("parameters", sum(parameter_counts(network)), costs.num_parameters, ",.0f"),
@@ -202,7 +203,7 @@ def _parser() -> CommandParser:
 
 @quiet_when_unread()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+    """Run `slipway plan`."""
     given = _parser().parse_args(arguments)
 
     def run(params: Params) -> None:

@@ -1,6 +1,7 @@
 """Checks params.yaml against this machine, and reports every mismatch with its fix.
 
-A mismatch stops the plan; a remark is worth knowing and stops nothing.
+A mismatch makes the training impossible, so `slipway plan` fails. A remark is a hint; the plan
+succeeds.
 """
 
 import importlib.util
@@ -21,7 +22,7 @@ _CHOICES = ("accelerator", "devices", "strategy", "precision")
 
 @dataclass
 class Findings:
-    """Mismatches and remarks so far."""
+    """Mismatches and remarks that the checks have found so far."""
 
     mismatches: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -30,7 +31,10 @@ class Findings:
 def check_placement(
     params: TrainParams, host: TrainingHost, findings: Findings
 ) -> Placement | None:
-    """Resolve the placement. After a refusal set the refused key to "auto" and try again."""
+    """Return the placement of the training, and record why the one in params.yaml is impossible.
+
+    After each refusal the refused key is set to "auto" for the next attempt. None if no key helps.
+    """
     while True:
         try:
             return place(params, host)
@@ -43,7 +47,7 @@ def check_placement(
 
 
 def _relaxed(params: TrainParams, host: TrainingHost, refusal: str) -> TrainParams | None:
-    """Set the key that causes the refusal to "auto"."""
+    """Return params with the key that causes the refusal set to "auto"; None if there is none."""
     for key in _CHOICES:
         if getattr(params, key) == "auto":
             continue
@@ -58,7 +62,7 @@ def _relaxed(params: TrainParams, host: TrainingHost, refusal: str) -> TrainPara
 
 
 def check_deepspeed(placement: Placement, findings: Findings) -> None:
-    """Check that the package of the strategy is installed."""
+    """Check that DeepSpeed is installed if the strategy needs it."""
     if placement.zero_stage is not None and importlib.util.find_spec("deepspeed") is None:
         findings.mismatches.append(
             f"{placement.strategy} needs DeepSpeed, which is not installed; expected what the "
@@ -101,7 +105,7 @@ def check_disk(needed: int, folder: Path, findings: Findings) -> None:
 
 
 def check_memory(needed: int, available: int | None, what: str, findings: Findings) -> None:
-    """Check the predicted memory against the free memory; None if that is unknown."""
+    """Check the predicted bytes of `what` against the free bytes (None: unknown, no check)."""
     if available is not None and needed > available:
         findings.mismatches.append(
             f"{what} needs about {size(needed)} of memory, but {size(available)} are free. Lower "

@@ -1,7 +1,7 @@
-"""Real optimizer steps in one process without the trainer, for timing and tuning.
+"""Runs real optimizer steps in one process without the trainer, for timing and tuning.
 
-Batches, augmentation, network, loss, optimizer and precision are those of the training. Processes
-do not communicate, and nothing is saved.
+Batches, augmentation, network, loss, optimizer and precision are those of the training. There is no
+communication between processes, and nothing is saved.
 """
 
 import math
@@ -23,7 +23,10 @@ from slipway.training.networks.initialization import initial_network
 
 
 class Rehearsal:
-    """Network, optimizer and batches on the device of `placement`; `shape` is of one process."""
+    """A network, its optimizer and its batches on the device of `placement`.
+
+    `shape` divides the step of one process into micro-batches.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class Rehearsal:
         placement = _in_one_process(placement)
         prepare_process(params, placement, network)
         self.batches = training_batches(data, params, shape, 0, seed, on_gpu=self._on_gpu)
-        # The steps of a rehearsal have no trainer.
+        # Both settings need the trainer, which a rehearsal does not have.
         params = params.model_copy(update={"on_loss_spike": None, "repeat_every_steps": None})
         self.module = training_module(network, params, seed, data, self.batches).to(self.device)
         self.optimizer = self.module.configure_optimizers()["optimizer"]
@@ -70,7 +73,10 @@ class Rehearsal:
         return loss
 
     def _backward(self, index: int, *, is_first: bool) -> float:
-        """Run forward and backward; old gradients are freed in between, as Lightning does."""
+        """Run forward and backward on one batch, and return its loss.
+
+        The first batch of a step frees the old gradients after its forward pass, as Lightning does.
+        """
         batch = self._to_device(self.batches[divmod(index, len(self.batches))])
         with torch.autocast(self.device.type, dtype=self._half) if self._half else nullcontext():
             loss = self.module.training_step(batch, index % len(self.batches))
@@ -81,18 +87,18 @@ class Rehearsal:
         return float(loss.detach())
 
     def step_at(self, index: int, learning_rate: float) -> float:
-        """Run a step with a learning rate of its own."""
+        """Run a step with the given learning rate, and return its mean loss."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         return self.step(index)
 
     def step_seconds(self, max_steps: int, max_seconds: float) -> float:
-        """Return the median time of a step, after one step of warm-up."""
+        """Return the median seconds of an optimizer step, after one step of warm-up."""
         self.step(0)
         return self._median_seconds(lambda index: self.step(1 + index), max_steps, max_seconds)
 
     def forward_seconds(self, max_steps: int, max_seconds: float) -> float:
-        """Return the median time of a batch in validation."""
+        """Return the median seconds of a forward pass on one batch, as in validation."""
         self.module.eval()
         inputs = self._to_device(self.batches[0, 0]).inputs
         with torch.no_grad():
@@ -105,7 +111,7 @@ class Rehearsal:
     def _median_seconds(
         self, action: Callable[[int], object], max_times: int, max_seconds: float
     ) -> float:
-        """Time an action at least once, and until either limit is reached."""
+        """Return the median seconds of `action`, run at least once and until a limit is reached."""
         begin, found = time.perf_counter(), list[float]()
         while len(found) < max_times and (not found or time.perf_counter() - begin < max_seconds):
             start = time.perf_counter()
@@ -122,7 +128,10 @@ class Rehearsal:
 
 
 def _in_one_process(placement: Placement) -> Placement:
-    """Keep the precision, but leave out DeepSpeed. On the CPU only it can do fp16: use bf16."""
+    """Return a placement of one process on the same device, with the same precision.
+
+    On the CPU only DeepSpeed trains in fp16; bf16 replaces it.
+    """
     is_half_on_cpu = placement.accelerator == "cpu" and placement.precision == "16-mixed"
     return Placement(
         strategy="single",

@@ -36,34 +36,34 @@ from slipway.training.job import (
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from slipway.training.telemetry.costs import folder_bytes
 
-# Process memory per byte of tensors on the CPU: kernels and the allocator take more. Measured: 1.1
-# to 1.6 (bench/results/memory_plan.md).
+# Process memory for each byte of tensors on the CPU, because kernels and the allocator take more.
+# Measured: 1.1 to 1.6 (bench/results/memory_plan.md).
 CPU_SLACK = 1.25
-_TRAINER_BYTES = 90_000_000  # Lightning's loops, TensorBoard and DVCLive while they run; measured
-_SCALAR_BYTES = 60  # in TensorBoard's files
+_TRAINER_BYTES = 90_000_000  # measured: Lightning's loops, TensorBoard and DVCLive
+_SCALAR_BYTES = 60  # of one value in TensorBoard's files
 _NUM_SCALARS = 7
 _HISTOGRAM_BYTES = 4500  # measured on weights and gradients of the demo
 _TIMED_STEPS = 10
 
 
 class PlannedMemory(NamedTuple):
-    """Memory of one process."""
+    """Predicted memory of one training process."""
 
     traces: Traces
-    device: DeviceMemory  # its tensors
-    process_bytes: int  # in the host's memory; all of the process on a CPU
+    device: DeviceMemory  # of its tensors
+    process_bytes: int  # of the process in the host's memory; on a CPU this includes the tensors
 
 
 class PlannedSeconds(NamedTuple):
-    """Times of a few real steps, without communication."""
+    """Seconds, from a few real steps without communication."""
 
-    step: float
-    validation: float  # of one epoch
+    step: float  # of one optimizer step
+    validation: float  # of one epoch's validation
 
 
 @dataclass
 class ResourcePlan:
-    """Predictions; None if the data or settings that they need are missing."""
+    """The predictions of a plan; None where the data or settings for one are missing."""
 
     findings: Findings = field(default_factory=Findings)
     placement: Placement | None = None
@@ -82,12 +82,13 @@ class ResourcePlan:
 def make_plan(
     params: Params, paths: Paths, host: TrainingHost, timing_seconds: float
 ) -> ResourcePlan:
-    """Predict the costs and check them against `host`.
+    """Predict the costs of the training, and check them against `host`.
 
-    `timing_seconds` limits the time of the real steps; 0 for none.
+    `timing_seconds` limits the time that real steps may take; with 0 no step runs and the plan
+    predicts no time.
     """
     train, plan = params.train, ResourcePlan()
-    base_bytes = own_bytes()  # of a process with the trainer's imports
+    base_bytes = own_bytes()  # this process has the trainer's modules, as a training process
     plan.placement = check_placement(train, host, plan.findings)
     plan.data = _data(paths, plan.findings)
     plan.findings.mismatches += missing_packages(params)
@@ -132,7 +133,9 @@ def make_plan(
 
 
 def process_bytes(traces: Traces, placement: Placement, base_bytes: int) -> int:
-    """Predict the host's memory of a process that takes `base_bytes` with all modules imported.
+    """Predict the bytes that a process takes in the host's memory.
+
+    `base_bytes` are those of a process with all modules imported and no network.
 
     A process that trains on a GPU holds the whole float32 network there once, at the start.
     """
@@ -145,7 +148,7 @@ def process_bytes(traces: Traces, placement: Placement, base_bytes: int) -> int:
 
 
 def available_bytes(*, on_gpu: bool) -> int | None:
-    """Free memory of the GPU, or of the machine or container; None if unknown."""
+    """Return the free bytes of the GPU, or else of the machine or container; None if unknown."""
     if not on_gpu:
         return free_bytes()
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
@@ -219,13 +222,13 @@ def _batch_bytes(network: Network, shape: StepShape) -> int:
 def _disk(
     train: TrainParams, traces: Traces, placement: Placement, board_bytes: int, paths: Paths
 ) -> dict[str, int]:
-    """Predict bytes on disk; "checkpoints" are all that exist at a time."""
+    """Predict bytes on disk by purpose; "checkpoints" are all that exist at the same time."""
     full = traces.full
     checkpoint = full.parameters + full.optimizer + full.buffers
-    if placement.zero_stage is not None:  # saves its parameters besides the float32 masters
+    if placement.zero_stage is not None:  # ZeRO also saves its half-precision weights
         in_float32 = placement.precision == "32-true"
         checkpoint += full.parameters if in_float32 else traces.cast.parameters
-    # The newest two, those of their kept epochs, and one that is being written.
+    # The two newest, the best epoch of each (with keep: best), and the one being written.
     num_checkpoints = 5 if train.keep == "best" else 3
     return {
         "checkpoint": checkpoint,
@@ -258,5 +261,6 @@ def _seconds(
     rows = min(train.max_batch_per_device, -(-len(data.val) // placement.num_readers))
     forward = rehearsal.forward_seconds(_TIMED_STEPS, max_seconds * 0.2) / shape.per_device * rows
     num_batches = -(-len(data.val) // (rows * placement.num_readers))
-    competing = placement.devices if placement.accelerator == "cpu" else 1  # for the cores
+    # Processes on a CPU share its cores, so each takes as many times longer.
+    competing = placement.devices if placement.accelerator == "cpu" else 1
     return PlannedSeconds(step * competing, forward * num_batches * competing)

@@ -1,6 +1,7 @@
-"""The search space: keys of params.yaml, the values to try, and the values that are refused.
+"""The search space: the keys of params.yaml that a search changes, and the values that it tries.
 
-A choice is known to Optuna by its text in YAML, so that lists can be chosen, too.
+Refuses a space with values that params.yaml would refuse. Optuna identifies each value of a choice
+by its YAML text, because Optuna's categories cannot be lists.
 """
 
 import copy
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
 
-Values = dict[str, Any]  # by key of params.yaml
+Values = dict[str, Any]  # by key of params.yaml, such as "train.learning_rate"
 LOSS = "loss"  # the metric that every task has
-# Sections whose values leave the validation rows and the metric as they are.
+# Sections that a search may change: they change neither the validation rows nor the metric.
 _FREE = ("precompute", "augment", "train")
 _WHY_NOT = {
     "data": "decides which rows there are",
@@ -34,9 +35,9 @@ _WHY_NOT = {
     "seed": "draws the validation rows",
     "evaluate": "decides how models are measured",
 }
-# They change the validation loss of the same network.
+# Keys that change the loss itself: losses with different values are not comparable.
 _OF_THE_LOSS = ("train.loss", "train.huber_delta", "train.class_weights", "train.label_smoothing")
-_DIGITS = 4  # of a proposed number
+_DIGITS = 4  # significant digits of a proposed number
 _SAMPLES, _SHOWN = 100, 5
 
 
@@ -46,16 +47,16 @@ class SearchDimension:
 
     key: str
     params: DimensionParams
-    is_integer: bool  # of a range
+    is_integer: bool  # True for a range of whole numbers
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The values of a choice, by their YAML text; empty for a range."""
+        """The values to choose from, by their YAML text; empty for a range."""
         return {as_yaml(value): value for value in self.params.choice or ()}
 
     @property
     def distribution(self) -> "BaseDistribution":
-        """The values to try, as a distribution of Optuna."""
+        """The values to try, as an Optuna distribution."""
         from optuna.distributions import (
             CategoricalDistribution,
             FloatDistribution,
@@ -71,11 +72,11 @@ class SearchDimension:
         return FloatDistribution(low, high, log=log, step=step)
 
     def external(self, value: Any) -> Any:
-        """Return a value in Optuna's terms: the YAML text of a choice, or the number."""
+        """Return a value as Optuna stores it: the YAML text of a choice, or the number itself."""
         return as_yaml(value) if self.params.bounds is None else value
 
     def suggest(self, trial: "Trial") -> Any:
-        """Let Optuna choose a value; a number has at most 4 significant digits."""
+        """Return a value that Optuna proposes, with at most 4 digits unless the range has steps."""
         if self.params.bounds is None:
             return self.choices[trial.suggest_categorical(self.key, list(self.choices))]
         (low, high), step, log = self.params.bounds, self.params.step, self.params.log_range
@@ -102,7 +103,7 @@ class SearchDimension:
         return low <= value <= high
 
     def points(self) -> list[Any]:
-        """List all values of a choice or of a stepped range; only the bounds of any other range."""
+        """List all values of a choice or a stepped range, or the two bounds of another range."""
         bounds, step = self.params.bounds, self.params.step
         if bounds is None:
             return list(self.params.choice or ())
@@ -118,13 +119,16 @@ class SearchDimension:
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions, each after those that its condition names; `content` is params.yaml."""
+    """All dimensions of a search, in an order in which conditions can be evaluated.
+
+    A dimension comes after the keys that its condition (`when`) names. `content` is params.yaml.
+    """
 
     dimensions: Sequence[SearchDimension]
     content: Mapping[str, Any]
 
     def suggest(self, trial: "Trial") -> Values:
-        """Let Optuna choose a value for each key whose condition holds."""
+        """Return a value that Optuna proposes for each key whose condition holds."""
         found: Values = {}
         for dimension in self.dimensions:
             if self._is_active(dimension, found):
@@ -142,7 +146,7 @@ class Space:
         return found
 
     def active(self, values: Values) -> Values:
-        """Return the values without those whose condition does not hold."""
+        """Return `values` without the keys whose condition does not hold."""
         found: Values = {}
         for dimension in self.dimensions:
             if self._is_active(dimension, found):
@@ -150,11 +154,11 @@ class Space:
         return found
 
     def changes(self, values: Values) -> Values:
-        """Return what a trial with these values changes in params.yaml.
+        """Return the values that a trial writes into params.yaml.
 
-        A key whose condition does not hold keeps its value. But after `slipway take` this may be
-        the value of the other case, such as a momentum for adamw. If params.yaml refuses it, the
-        key is null.
+        A key whose condition does not hold normally keeps its present value. After `slipway take`
+        that value may belong to an earlier trial, such as a momentum while the trial uses adamw.
+        If params.yaml refuses the combination, such keys become null.
         """
         nulls = {
             dimension.key: None
@@ -167,7 +171,7 @@ class Space:
         return values if mistakes_in(changed_content(self.content, changed)) else changed
 
     def external(self, values: Values) -> tuple[dict[str, Any], dict[str, "BaseDistribution"]]:
-        """Return values and their distributions as Optuna knows them."""
+        """Return (values, distributions) by key, in the form that Optuna stores."""
         mine = [dimension for dimension in self.dimensions if dimension.key in values]
         return (
             {dimension.key: dimension.external(values[dimension.key]) for dimension in mine},
@@ -175,8 +179,8 @@ class Space:
         )
 
     def samples(self) -> list[Values]:
-        """Return values to check: each choice and each bound, in several combinations."""
-        drawn = random.Random(0)  # the same for every check
+        """Return combinations to check, in which each choice and bound occurs at least once."""
+        drawn = random.Random(0)  # a fixed seed: each check has the same combinations
         points = {dimension.key: dimension.points() for dimension in self.dimensions}
         longest = max(map(len, points.values()))
         every = [
@@ -196,7 +200,7 @@ class Space:
 
 
 def read_space(content: dict[str, Any], params: SearchParams) -> Space:
-    """Return the space of a checked params.yaml; ParamsError that lists every mistake in it."""
+    """Return the search space of a valid params.yaml; ParamsError lists every mistake in it."""
     require_one_model(value_at(content, "ensemble.method"), "slipway search")
     if problems := space_mistakes(content, params):
         lines = "\n".join(f"  {problem}" for problem in problems)
@@ -208,7 +212,7 @@ def read_space(content: dict[str, Any], params: SearchParams) -> Space:
 
 
 def space_mistakes(content: dict[str, Any], params: SearchParams) -> list[str]:
-    """List the mistakes of the section with the others: metric, keys, refused values, budget."""
+    """List the mistakes of section `search`: metric, keys, conditions, budget, refused values."""
     return [*_mistakes(content, params)] or [*_refused_values(_space(content, params))]
 
 
@@ -217,7 +221,7 @@ def _space(content: dict[str, Any], params: SearchParams) -> Space:
 
 
 def changed_content(content: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """Return a copy of the content of params.yaml with other values."""
+    """Return a copy of the content of params.yaml with `values` in place."""
     changed: dict[str, Any] = copy.deepcopy(dict(content))
     for key, value in values.items():
         *sections, name = key.split(".")
@@ -229,14 +233,14 @@ def changed_content(content: Mapping[str, Any], values: Values) -> dict[str, Any
 
 
 def metrics_of(task: str) -> dict[str, str]:
-    """Return the validation metrics of a task, each with the direction that is better."""
+    """Return the validation metrics of a task, each with "minimize" or "maximize"."""
     headline = kind_of(task).target.headline
     better = "minimize" if headline in UNBOUNDED_METRICS else "maximize"
     return {headline: better, LOSS: "minimize"}
 
 
 def _mistakes(content: dict[str, Any], params: SearchParams) -> Iterator[str]:
-    """List the mistakes that the section makes together with the others."""
+    """Yield mistakes that show only when `search` is compared with the other sections."""
     task = value_at(content, "data.task")
     metrics = metrics_of(task)
     if params.metric not in metrics:
@@ -280,7 +284,7 @@ def _key_mistakes(place: str, key: str, known: Sequence[str], metric: str) -> It
         else:
             yield f"{place}: params.yaml has no such key, {expected}; {_like(key, known)}"
         return
-    # An own network may take any argument; `_refused_values` finds those that ours do not.
+    # A user's network may take any argument; `_refused_values` checks those of Slipway's own.
     if key not in known and not key.startswith("train.network_arguments."):
         yield f"{place}: params.yaml has no such key; {_like(key, known)}"
     if metric == LOSS and key in _OF_THE_LOSS:
@@ -355,7 +359,7 @@ def _least_epochs(content: dict[str, Any], params: SearchParams) -> int:
 
 
 def _loop(params: SearchParams) -> list[str]:
-    """Return keys whose conditions depend on each other; empty if there are none."""
+    """Return the keys whose conditions form a cycle; empty if there is none."""
     waiting = dict(params.space)
     while True:
         ready = [
@@ -370,7 +374,7 @@ def _loop(params: SearchParams) -> list[str]:
 
 
 def _in_order(params: SearchParams) -> list[str]:
-    """List the keys, each after those that its condition names."""
+    """List the keys in order: each comes after the keys that its condition names."""
     ordered: list[str] = []
     while len(ordered) < len(params.space):
         for key, dimension in params.space.items():
@@ -385,7 +389,7 @@ def _dimension(content: dict[str, Any], key: str, params: SearchParams) -> Searc
 
 
 def _is_integer(content: dict[str, Any], key: str, params: DimensionParams) -> bool:
-    """Return True if a range is of whole numbers: its bounds are, and the key takes no others."""
+    """Return True if the bounds of a range are integers and the key accepts only integers."""
     numbers = [*(params.bounds or ()), *([params.step] if params.step is not None else [])]
     if not numbers or not all(isinstance(number, int) for number in numbers):
         return False
@@ -398,7 +402,7 @@ def _is_integer(content: dict[str, Any], key: str, params: DimensionParams) -> b
 
 
 def _refused_values(space: Space) -> Iterator[str]:
-    """Describe values that params.yaml refuses, each with one combination that causes it."""
+    """Yield each refusal of params.yaml, with one combination of values that causes it."""
     present = mistakes_in(dict(space.content))
     seen: dict[str, Values] = {}
     for values in space.samples():

@@ -1,8 +1,8 @@
 """Memory of one training step on one device, found without allocating it.
 
-Forward, loss and backward run on tensors without data, and the storages that live at each moment
-are added up. Memory that kernels take within an operation, the allocator's slack, the CUDA context
-and the interpreter are not included.
+Forward, loss and backward run on fake tensors, which hold no data, and the storages that are alive
+at each moment are added up. Not included are workspaces of kernels, the allocator's slack, the CUDA
+context and the interpreter.
 """
 
 import copy
@@ -31,13 +31,13 @@ from slipway.training.recipe.precision import adapt_to_half
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes at the peak."""
+    """Bytes of each kind at the moment when a step takes the most memory."""
 
     parameters: int
     gradients: int
     optimizer: int
     buffers: int
-    activations: int  # inputs of backward, the batch, and results between operations
+    activations: int  # the batch, temporary results, and values for the backward pass
 
     @property
     def peak(self) -> int:
@@ -45,7 +45,7 @@ class StepMemory:
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up live storages; records the peak, and the gradients in it."""
+    """Adds up the bytes of live storages; records the peak, and the gradients' part of it."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live -= num_bytes
 
     def start(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that exist already."""
+        """Count tensors that exist before the step."""
         for tensor in tensors:
             self._add(tensor.untyped_storage())
 
@@ -91,15 +91,16 @@ def trace_step(
     part: Callable[[Network], None] | None = None,
     num_forward: int = 0,
 ) -> StepMemory:
-    """Trace a step of `rows` rows at a time, on a copy of `network`.
+    """Trace a step on batches of `rows` rows; `network` itself is not changed.
 
     Args:
-        half: dtype of autocast, or of the parameters with `casts_parameters`.
-        casts_parameters: as DeepSpeed does; its optimizer is sharded and not included.
-        accumulates: gradients stay from one batch to the next.
-        part: leaves in a copy of the network only what one process computes.
-        num_forward: micro-batches of `rows` rows that a pipeline keeps; its old gradients are
-            freed before the first one.
+        half: dtype of autocast, or of the parameters if `casts_parameters` is True.
+        casts_parameters: casts the parameters to `half` as DeepSpeed does, and leaves out the
+            optimizer, which DeepSpeed shards.
+        accumulates: gradients are kept from one batch to the next.
+        part: function that removes from a copy of the network what other processes compute.
+        num_forward: number of micro-batches whose forward passes a pipeline runs before the first
+            backward pass; old gradients are freed before them. 0 without a pipeline.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
@@ -135,9 +136,9 @@ def step_flop(
     rows: int,
     part: Callable[[Network], None] | None = None,
 ) -> int:
-    """Count the floating-point operations of forward and backward of `rows` rows.
+    """Count the floating-point operations of forward and backward on `rows` rows.
 
-    `part` leaves in a copy of the network only what one process computes.
+    `part` removes from a copy of the network what other processes compute.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
@@ -162,7 +163,7 @@ def _fill_gradients(network: Network) -> None:
 
 
 def _stepped_optimizer(network: Network, params: TrainParams) -> Optimizer:
-    """Make an optimizer with its state, which it creates in its first step."""
+    """Return an optimizer after one step, because the first step allocates its state."""
     optimizer = optimizer_and_schedule(network, params, 1)["optimizer"]
     optimizer.step()
     return optimizer
@@ -185,7 +186,10 @@ def _forward_backward(
     accumulates: bool,
     num_forward: int = 0,
 ) -> None:
-    """Run one batch; old gradients are freed after the forward pass, as Lightning does."""
+    """Run forward and backward; without accumulation the old gradients are freed in between.
+
+    With `num_forward` micro-batches of a pipeline they are freed before the first one.
+    """
     losses = []
     if num_forward and not accumulates:
         network.zero_grad()
@@ -207,7 +211,7 @@ def _batch(network: Network, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def parameter_counts(network: nn.Module) -> tuple[int, int]:
-    """Count (trainable, frozen) parameters."""
+    """Return the numbers of (trainable, frozen) parameters."""
     counts = {True: 0, False: 0}
     for parameter in network.parameters():
         counts[parameter.requires_grad] += parameter.numel()

@@ -1,4 +1,4 @@
-"""Predicts the time and the memory of a training of boosted trees, from a few real rounds."""
+"""Predicts the time and memory of training boosted trees, from a few real rounds."""
 
 import statistics
 import time
@@ -12,13 +12,13 @@ from slipway.training.networks.networks import build_network
 from slipway.training.networks.trees import TreeNetwork
 from slipway.training.trees.booster import History, fit_trees
 
-_TIMED_ROUNDS = 11  # the first also bins the columns
-# Per cell: the packed rows, their copy with NaN in float32, and the bins of LightGBM.
+_TIMED_ROUNDS = 11  # the first one also bins the columns, so it counts once
+# For each cell: the packed value, its float32 copy with NaN, and LightGBM's bin.
 _CELL_BYTES = 4 + 4 + 2
 
 
 def plan_trees(params: Params, paths: Paths) -> str:
-    """Run a few rounds on the packed data; describe the network, the time and the memory.
+    """Run a few rounds on the packed data, and describe the network, the memory and the time.
 
     Raises SchemaError if the data are not packed yet.
     """

@@ -1,8 +1,7 @@
 """`slipway tune batch|learning-rate`: proposes a batch size or a learning rate.
 
-It runs real steps in one process, with the data, network, loss, optimizer, augmentation and
-precision of the training. It prints a patch of params.yaml and changes nothing; `--apply` writes
-the patch.
+Runs real steps in one process, with the data, network, loss, optimizer, augmentation and precision
+of the training. Prints a patch of params.yaml, and writes it only with `--apply`.
 """
 
 import gc
@@ -36,18 +35,18 @@ from slipway.training.networks.networks import build_network
 PLOT = Path("reports/learning_rate.svg")
 _PARAMS = Path("params.yaml")
 _TIMED_STEPS = 8
-_NEAR_BEST = 0.95  # of the best rate: faster than that is noise
-_MAX_USED = 0.9  # of the free memory
-# Of the moving average, without bias to the start, as in Adam (arXiv 1412.6980, section 3).
+_NEAR_BEST = 0.95  # rates above this fraction of the best one differ only by noise
+_MAX_USED = 0.9  # fraction of the free memory
+# Decay of the moving average, with the bias correction of Adam (arXiv 1412.6980, section 3).
 _SMOOTHING = 0.9
-_DIVERGED = 3.0  # times the lowest smoothed loss
+_DIVERGED = 3.0  # a smoothed loss of so many times the lowest one ends the test
 _MIN_POINTS = 10
-_BELOW_LOWEST = 10.0  # as fastai does
+_BELOW_LOWEST = 10.0  # the rate of the lowest loss divided by the proposed one, as in fastai
 
 
 @dataclass(frozen=True)
 class BatchSizeTrial:
-    """A batch size, with its predicted memory and its measured rate."""
+    """A batch size, its predicted memory in bytes and its measured speed."""
 
     rows: int
     predicted_bytes: int | None  # None on a GPU
@@ -57,10 +56,11 @@ class BatchSizeTrial:
 def tune_batch(
     params: Params, paths: Paths, seconds: float, *, changes_step: bool
 ) -> dict[str, int | float]:
-    """Print the rate of each batch size of a device, and return the changes to propose.
+    """Print the speed of each batch size on one device, and return the proposed changes.
 
-    `max_batch_per_device` becomes the largest that fits, which changes results only by rounding.
-    With `changes_step` also `batch_size` becomes the fastest over all devices, which changes them.
+    Proposes the largest size that fits as `max_batch_per_device`, which changes results only by
+    rounding. With `changes_step`, also proposes the fastest size, times the number of devices, as
+    `batch_size`. This changes the results.
     """
     placement, data = place(params.train, this_host()), open_data(paths.packed, paths.augmented)
     trials = _batch_trials(params, data, placement, seconds)
@@ -91,13 +91,13 @@ def _batch_trials(
         return (process_bytes(traces, placement, base_bytes) - base_bytes) * placement.devices
 
     def step_seconds(rows: int, max_steps: int) -> float:
-        gc.collect()  # the memory of the last size
+        gc.collect()  # frees the network and the batches of the previous size
         shape = StepShape(rows, rows, 1, 1)
         rehearsal = Rehearsal(params.seed, params.train, data, placement, shape)
         return rehearsal.step_seconds(max_steps, seconds)
 
     sizes = candidate_sizes(data.num_train // placement.num_readers)
-    # On the CPU the system would kill a process that takes too much, so its memory is predicted.
+    # Linux kills a process that takes too much memory, so on the CPU its size is predicted first.
     return search(sizes, None if on_gpu else predict, available_bytes(on_gpu=on_gpu), step_seconds)
 
 
@@ -115,9 +115,9 @@ def search(
     """Try `sizes` from small to large until one does not fit.
 
     Args:
-        predict: bytes of all processes for a number of rows; None on a GPU.
+        predict: predicts the bytes of all processes for a number of rows; None on a GPU.
         available: free bytes, of which 90 % may be used; None if unknown.
-        step_seconds: runs up to a number of steps of so many rows, and returns their median time.
+        step_seconds: called as (rows, max_steps); returns the median seconds of a step.
     """
     trials: list[BatchSizeTrial] = []
     for rows in sizes:
@@ -139,12 +139,12 @@ def _rate(rows: int, step_seconds: Callable[[int, int], float]) -> float | None:
 
 
 def largest(trials: Sequence[BatchSizeTrial]) -> int | None:
-    """Return the largest size that fits, if any does."""
+    """Return the largest batch size that fits; None if no size does."""
     return max((trial.rows for trial in trials if trial.rows_per_second is not None), default=None)
 
 
 def fastest(trials: Sequence[BatchSizeTrial]) -> int | None:
-    """Return the smallest size whose rate is within 5 % of the best."""
+    """Return the smallest batch size whose speed is within 5 % of the best; None if none fits."""
     rates = {
         trial.rows: trial.rows_per_second for trial in trials if trial.rows_per_second is not None
     }
@@ -163,8 +163,8 @@ class RangeTest:
     """Learning rate, loss and smoothed loss of each step of a range test.
 
     The learning rate rises exponentially from far too small to far too large (Smith, arXiv
-    1506.01186). The loss first stays, then falls, then rises; a good peak lies well before the
-    rise.
+    1506.01186). The loss is flat at first, then falls, then rises. A good peak of the schedule is
+    well below the rate at which the loss rises.
     """
 
     rates: list[float]
@@ -173,19 +173,19 @@ class RangeTest:
 
     @property
     def lowest(self) -> float:
-        """The rate of the lowest smoothed loss."""
+        """The learning rate with the lowest smoothed loss."""
         return self.rates[self.smoothed.index(min(self.smoothed))]
 
     @property
     def proposed(self) -> float:
-        """A peak for warm-up and cosine, to two digits."""
+        """The proposed peak of a schedule with warm-up and cosine decay, to two digits."""
         return float(f"{self.lowest / _BELOW_LOWEST:.1e}")
 
 
 def tune_learning_rate(
     params: Params, paths: Paths, num_steps: int, lowest: float, highest: float, plot: Path
 ) -> dict[str, int | float]:
-    """Run the range test, draw it into `plot` (SVG or PNG), and return the change to propose."""
+    """Run the range test, plot it to `plot` (SVG or PNG), and return the proposed change."""
     placement, data = place(params.train, this_host()), open_data(paths.packed, paths.augmented)
     shape = cut_step(params.train.batch_size, 1, params.train.max_batch_per_device)
     rehearsal = Rehearsal(params.seed, params.train, data, placement, shape)
@@ -201,10 +201,13 @@ def tune_learning_rate(
 def run_range_test(
     step: Callable[[int, float], float], num_steps: int, lowest: float, highest: float
 ) -> RangeTest:
-    """Raise the rate from `lowest` to `highest` until the loss diverges.
+    """Raise the learning rate from `lowest` to `highest` until the loss diverges.
 
     `step(index, rate)` trains one step and returns its loss; it may raise TrainingError if the loss
-    is not finite. Raises TrainingError if the curve is too short, or if the loss never fell.
+    is not finite, which ends the test.
+
+    Raises:
+        TrainingError: the loss stopped being finite in the first few steps, or it never fell.
     """
     found = RangeTest([], [], [])
     for index in range(num_steps):
@@ -235,18 +238,18 @@ def run_range_test(
 
 
 def rate_at(index: int, num_steps: int, lowest: float, highest: float) -> float:
-    """Interpolate between `lowest` and `highest` in equal ratios."""
+    """Return the rate of step `index`: from `lowest` to `highest` in equal ratios."""
     return float(lowest * (highest / lowest) ** (index / max(1, num_steps - 1)))
 
 
 def _smooth(losses: Sequence[float]) -> float:
-    """Return the exponentially weighted mean of all losses so far."""
+    """Return the exponentially weighted mean of all losses, the last one with the most weight."""
     weights = [_SMOOTHING ** (len(losses) - 1 - index) for index in range(len(losses))]
     return sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
 
 
 def _draw(found: RangeTest, path: Path, current: float) -> None:
-    """Draw the curve, the proposed rate, and the current one of params.yaml."""
+    """Plot the loss over the rate, and mark the proposed rate and that of params.yaml."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(found.rates, found.losses, color="#c9ced6", linewidth=1, label="loss of each step")
@@ -300,7 +303,7 @@ def _parser() -> CommandParser:
 
 @quiet_when_unread()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+    """Run `slipway tune`."""
     given = _parser().parse_args(arguments)
 
     def run(params: Params) -> None:

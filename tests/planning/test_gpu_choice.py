@@ -51,7 +51,7 @@ def smallest(choices: list[GpuChoice]) -> dict[str, Setting]:
     return {choice.name: choice.setting for choice in reversed(choices)}
 
 
-def test_a_larger_network_needs_more_gpus_and_shards_more() -> None:
+def test_a_larger_network_is_planned_on_more_gpus_with_more_sharding() -> None:
     small, large = (
         smallest(choose_gpus(settings(traces(size)), "bf16-mixed", 1, {}))
         for size in (10**9, 8 * 10**9)
@@ -64,7 +64,7 @@ def test_a_larger_network_needs_more_gpus_and_shards_more() -> None:
     assert "T4" not in small  # it has no bfloat16
 
 
-def test_the_price_is_that_of_all_gpus_for_all_hours_and_a_missing_one_is_named() -> None:
+def test_the_price_counts_all_gpus_and_hours_and_a_type_without_price_is_named() -> None:
     prices = parse_prices(["H100=2.5"])
     flop = 989e12 * 0.4 * 3600  # an hour
     choices = choose_gpus(settings(traces(10**9), flop, batch_size=1), "bf16-mixed", 1, prices)
@@ -77,7 +77,7 @@ def test_the_price_is_that_of_all_gpus_for_all_hours_and_a_missing_one_is_named(
     assert f"no price for {missing}: add --price-per-gpu-hour NAME=PRICE" in text
 
 
-def test_the_fastest_of_all_settings_is_named_and_more_gpus_may_only_wait_for_each_other() -> None:
+def test_the_fastest_setting_is_named_even_if_it_has_fewer_gpus() -> None:
     quick = choose_gpus(settings(traces(10**8)), "bf16-mixed", 1, {})
     assert "fastest   64 x H100 with ddp" in describe_choices(quick, {})
     # Within a machine 450 GB/s, between machines 12.5: a step of 0.32 s on 8 GPUs sends for 2 s.
@@ -85,7 +85,7 @@ def test_the_fastest_of_all_settings_is_named_and_more_gpus_may_only_wait_for_ea
     assert "fastest   8 x H100 with ddp" in describe_choices(slow, {})
 
 
-def test_a_step_that_waits_for_values_takes_the_sum_of_both_times() -> None:
+def test_pipeline_and_tensor_parallel_steps_take_the_sum_of_computing_and_sending() -> None:
     memory = device_memory(traces(10**8), "ddp", "bf16-mixed", 2, on_gpu=True)
     kind = GPU_TYPES["H100"]
     flop, sent = kind.half_rate * 0.4e12, kind.link_rate * 1e9  # a second each
@@ -97,7 +97,7 @@ def test_a_step_that_waits_for_values_takes_the_sum_of_both_times() -> None:
 
 
 @pytest.mark.process
-def test_shared_layers_and_stages_are_proposed_if_the_network_allows_and_else_refused() -> None:
+def test_tensor_parallel_and_pipeline_are_proposed_only_for_networks_that_can_be_divided() -> None:
     built = network("small_transformer", width=64, num_layers=2, num_heads=2)
     params = PROJECT.train.model_copy(update={"batch_size": 4})
     found, refusals = possible_settings(built, params, "32-true", traces(10**6), rows=4)
@@ -128,13 +128,13 @@ def test_strategies_without_a_loss_scale_are_refused_in_fp16() -> None:
     assert all("no loss scaling" in text for text in refusals)
 
 
-def test_a_training_that_fits_nowhere_is_named() -> None:
+def test_a_training_that_fits_on_no_gpu_type_is_reported_as_such() -> None:
     nowhere = settings(traces(10**9, activations=10**12))
     assert choose_gpus(nowhere, "bf16-mixed", 1, {}) == []
     assert "fits on none of T4, L4" in describe_choices([], {})
 
 
-def test_the_how_to_names_the_strategies_of_the_plan() -> None:
+def test_the_how_to_page_names_every_strategy_of_the_plan() -> None:
     page = (ROOT / "docs/how-to/scaling.md").read_text()
     lines = [line.strip("| ").split(" | ") for line in page.splitlines() if " billion | " in line]
     assert len(lines) == 7
@@ -160,7 +160,7 @@ def test_a_wrong_price_is_refused(text: str) -> None:
         parse_prices([text])
 
 
-def test_the_operations_of_a_transformer_are_six_per_weight_and_position() -> None:
+def test_a_transformer_step_counts_six_operations_per_weight_and_position() -> None:
     built = network("small_transformer", width=64, num_layers=4, num_heads=2)
     weights = sum(value.numel() for block in parallel_blocks(built) for value in block.parameters())
     positions = 17  # 64 bytes in patches of 4, and the first one
@@ -169,7 +169,7 @@ def test_the_operations_of_a_transformer_are_six_per_weight_and_position() -> No
 
 @pytest.mark.process
 @pytest.mark.parametrize("num_gpus", [2, 8, 64])
-def test_states_of_zero_are_those_of_deepspeeds_estimators(num_gpus: int) -> None:
+def test_predicted_zero_states_agree_with_deepspeeds_estimators(num_gpus: int) -> None:
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
@@ -194,7 +194,7 @@ def test_states_of_zero_are_those_of_deepspeeds_estimators(num_gpus: int) -> Non
     assert found == pytest.approx(of_stage_3, rel=0.1)
 
 
-def test_the_host_takes_what_deepspeed_publishes_for_7_billion_parameters_and_offload() -> None:
+def test_predicted_host_memory_with_offload_agrees_with_deepspeeds_published_figure() -> None:
     # ZeRO-3 with both offloads: 18 bytes a parameter over all processes
     # (deepspeed.readthedocs.io, "Memory Requirements", without its factor for buffers).
     memory = device_memory(

@@ -15,7 +15,7 @@ def asking(network: str) -> Params:
     return PROJECT.model_copy(update={"train": train, "data": data})
 
 
-def test_nothing_is_missing_where_all_is_installed() -> None:
+def test_no_package_is_reported_missing_if_all_are_installed() -> None:
     assert missing_packages(asking("timm/resnet18")) == []
 
 
@@ -30,12 +30,14 @@ def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("network", ["tabm", "lightgbm", "timm/resnet18"])
-def test_each_network_of_a_package_is_known(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_network_knows_the_package_of_every_optional_network(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = network.partition("/")[0]
     monkeypatch.setitem(sys.modules, package, None)
     assert missing_network(asking(network).train) == package
 
 
-def test_own_networks_need_no_package() -> None:
+def test_networks_without_optional_packages_are_never_missing() -> None:
     assert missing_network(asking("small_resnet").train) == ""
     assert missing_network(asking("my.module:Net").train) == ""

@@ -205,7 +205,7 @@ def test_fsdp_shards_everything_and_gathers_blocks() -> None:
     assert (full.activations, half.activations) == (1_000_000, 500_000)
 
 
-def test_a_process_that_shares_layers_has_its_part_of_them_and_of_their_values() -> None:
+def test_a_tensor_parallel_process_holds_its_part_of_weights_and_activations() -> None:
     built = text_network("small_transformer", width=64, num_heads=4, num_layers=4)
     one = trace_all(built, PROJECT.train, 16, accumulates=False).full
     two, four = (
@@ -228,7 +228,7 @@ def test_a_process_that_shares_layers_has_its_part_of_them_and_of_their_values()
     assert trace_all(built, PROJECT.train, 16, accumulates=False, world_size=3).shared is None
 
 
-def test_a_pipeline_is_counted_by_the_stage_that_takes_most() -> None:
+def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage() -> None:
     built = text_network("small_transformer", width=64, num_heads=4, num_layers=4)
     own = [block.parameters() for block in parallel_blocks(built)]
     blocks = 4 * sum(weight.numel() for weights in own for weight in weights)
@@ -249,7 +249,9 @@ def test_a_pipeline_is_counted_by_the_stage_that_takes_most() -> None:
 
 @pytest.mark.nightly(seconds=40)
 @pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "pipeline"])
-def test_the_planned_memory_of_parts_is_close_to_that_of_real_steps(strategy: str) -> None:
+def test_the_planned_memory_of_sharded_strategies_is_close_to_that_of_real_steps(
+    strategy: str,
+) -> None:
     shards = ["tests.planning.measured_shards", strategy, "512", "8", "8"]
     launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
     done = run_fresh([*launcher, *shards], ROOT, environment(), 300)

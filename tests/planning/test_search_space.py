@@ -51,7 +51,9 @@ def space(**changes: Any) -> Space:
         ({"method": "grid"}, "choice: [0.001, 0.01]"),
     ],
 )
-def test_a_section_that_is_wrong_by_itself_is_refused(changes: dict[str, Any], part: str) -> None:
+def test_a_search_section_that_is_invalid_by_itself_is_refused(
+    changes: dict[str, Any], part: str
+) -> None:
     (text,) = mistakes_in(content(**changes))
     assert text.startswith("search")
     assert part in text
@@ -98,7 +100,7 @@ def _of(key: str, **dimension: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_section_that_does_not_fit_the_others_is_refused(
+def test_a_search_section_that_contradicts_other_sections_is_refused(
     changes: dict[str, Any], part: str
 ) -> None:
     with pytest.raises(ParamsError, match="Nothing was trained") as raised:
@@ -106,7 +108,7 @@ def test_a_section_that_does_not_fit_the_others_is_refused(
     assert part in str(raised.value)
 
 
-def test_conditions_that_never_hold_or_that_go_in_circles_are_refused() -> None:
+def test_conditions_that_never_hold_or_form_a_cycle_are_refused() -> None:
     choice = {"train.optimizer": {"choice": ["adamw"]}}
     momentum = {"range": [0.5, 0.9], "when": {"train.optimizer": ["sgd"]}}
     with pytest.raises(ParamsError, match="never is 'sgd'"):
@@ -117,7 +119,7 @@ def test_conditions_that_never_hold_or_that_go_in_circles_are_refused() -> None:
         space(space={"train.batch_size": one, "train.epochs": other})
 
 
-def test_all_mistakes_are_named_at_once() -> None:
+def test_all_mistakes_of_the_search_space_are_listed_at_once() -> None:
     with pytest.raises(ParamsError, match="2 mistakes"):
         space(metric="rmse", **_of("seed"))
 
@@ -137,7 +139,7 @@ def test_a_key_is_left_out_while_its_condition_does_not_hold() -> None:
     assert found.active({"train.optimizer": "sgd", "train.momentum": 0.5})["train.momentum"] == 0.5
 
 
-def test_after_a_trial_was_taken_a_key_of_its_case_is_null_where_it_is_refused() -> None:
+def test_a_key_left_from_a_taken_trial_becomes_null_if_params_refuse_it() -> None:
     dimensions = {
         "train.optimizer": {"choice": ["adamw", "sgd"]},
         "train.momentum": {"range": [0.5, 0.9], "when": {"train.optimizer": ["sgd"]}},
@@ -154,13 +156,13 @@ def test_after_a_trial_was_taken_a_key_of_its_case_is_null_where_it_is_refused()
     assert read_space(given, params).changes(adamw) == adamw
 
 
-def test_a_key_of_another_case_keeps_its_value_where_it_is_accepted() -> None:
+def test_a_key_whose_condition_does_not_hold_keeps_a_valid_value() -> None:
     when = {"choice": [20], "when": {"train.optimizer": ["adamw"]}}
     found = space(space={"train.optimizer": {"choice": ["adamw"]}, "train.epochs": when})
     assert found.changes({"train.optimizer": "adamw"}) == {"train.optimizer": "adamw"}
 
 
-def test_a_range_is_of_whole_numbers_if_its_key_takes_no_others() -> None:
+def test_a_range_proposes_integers_if_its_key_accepts_only_integers() -> None:
     found = space(
         space={
             "train.batch_size": {"range": [32, 64]},
@@ -173,6 +175,6 @@ def test_a_range_is_of_whole_numbers_if_its_key_takes_no_others() -> None:
     assert whole == ["train.batch_size", "train.early_stopping_patience"]
 
 
-def test_the_values_of_params_yaml_are_known_if_they_are_in_the_space() -> None:
+def test_present_values_are_returned_only_if_they_are_in_the_space() -> None:
     assert space().present() == {"train.learning_rate": 0.004}
     assert space(space={"train.learning_rate": {"range": [0.1, 0.2]}}).present() is None
