@@ -39,12 +39,12 @@ _DATASET = {
     "collect": Verb("slipway.traffic.collect:main", "write logged requests and their labels"),
     "merge": Verb("slipway.data.merge.__main__:main", "add collected rows to the data"),
     "label": Verb(
-        "slipway.loop.label_desk:main",
+        "slipway.curation.label_desk:main",
         "choose logged rows, and label them on a page",
         extra="serve-cpu",
     ),
     "erase": Verb(
-        "slipway.loop.erasure:main",
+        "slipway.curation.erasure:main",
         "remove one person's rows, and name the models that saw them",
         extra="train,serve-cpu",
     ),

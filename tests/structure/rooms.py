@@ -53,9 +53,10 @@ ROOMS: Table = {
         *(*_BELOW_EXPORT, "drift", "planning", "export", "preflight"),
         *("experiments", "predictor", "serving"),
     ),
+    "curation": (*RING_0, "data", "experiments", "serving", "loop"),
     "cli": (
         *(*_BELOW_EXPORT, "export", "project", "upgrade", "inference", "preflight"),
-        *("experiments", "search", "serving", "loop"),
+        *("experiments", "search", "serving", "loop", "curation"),
     ),
 }
 

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipway.artifacts.bundle import DataSource, Lineage
+from slipway.curation import erasure
+from slipway.curation.erasure import carry_out, find, main
+from slipway.curation.models_of_rows import folder_digest
 from slipway.data.sources.raw_tables import COLLECTED
-from slipway.loop import erasure
-from slipway.loop.erasure import carry_out, find, main
 from slipway.loop.journal import FOLDER
-from slipway.loop.models_of_rows import folder_digest
 from slipway.serving.monitoring.labels import FeedbackItem, Prediction
 from slipway.serving.monitoring.settings import Limits
 from slipway.serving.monitoring.store import Part, Store

@@ -10,7 +10,7 @@ import pytest
 
 from slipway.artifacts.bundle import load_bundle
 from slipway.config.sections import Gate
-from slipway.loop.label_desk import LabelDesk, LabelError, label_server
+from slipway.curation.label_desk import LabelDesk, LabelError, label_server
 from slipway.loop.label_keys import suspicious_keys
 from slipway.loop.triggers import missed_objective
 from slipway.serving.monitoring.labels import FeedbackItem, Prediction
@@ -21,7 +21,7 @@ from slipway.traffic.label_queue import QUEUE, LabelQueue, QueuedRow
 from slipway.traffic.monitoring_records import JoinedLabel, read_ground_truth, read_joined_labels
 from slipway.traffic.postgres import DATABASE_URL
 from slipway.traffic.request_log import LoggedRequest, read_requests
-from tests.loop.test_erasure import write_requests
+from tests.curation.test_erasure import write_requests
 from tests.serving.bundles import COLUMNS, LABELS, row_classifier, write_bundle
 from tests.serving.monitoring.postgres import cluster
 

@@ -18,12 +18,12 @@ from slipway.config.command import run_command
 from slipway.config.params import load_params
 from slipway.config.sections import DataParams
 from slipway.config.stage_graph import read_pipeline
+from slipway.curation.models_of_rows import ModelOfRows, RowSearch, RowSelection, models_of
 from slipway.data.erasure.request_rows import RequestContents
 from slipway.data.erasure.rows import FoundRows, named_files, raw_tables, remove
 from slipway.experiments.repository import tracked_files
 from slipway.inputs.contract import InputContract
 from slipway.loop.journal import FOLDER, JOURNAL, LoopError, cycles, read_journal
-from slipway.loop.models_of_rows import ModelOfRows, RowSearch, RowSelection, models_of
 from slipway.loop.steps import DATA
 from slipway.system import files
 from slipway.system.arguments import CommandParser
