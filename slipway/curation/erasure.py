@@ -1,7 +1,8 @@
-"""`slipway dataset erase`: removes one person's rows, and names the models that saw them.
+"""`slipway dataset erase`: removes one person's rows, and lists the models trained on them.
 
-Shows the rows first and asks. Names and numbers of the report are kept from before the first row
-goes, so a killed call that is repeated ends with the same report. See docs/how-to/erase.md.
+Shows the rows and asks before anything is removed. The report is written before the first row is
+removed, so a call that is killed and repeated ends with the same report. See
+docs/how-to/erase.md.
 """
 
 import argparse
@@ -36,13 +37,13 @@ from slipway.traffic.monitoring_records import DATABASE
 from slipway.traffic.request_log import DamagedLine, LoggedRequest, read_requests
 from slipway.traffic.selection import Content, content_digest, request_contents
 
-REPORTS = "erasures"  # in the state folder
-_COLLECTED = Path("data/collected.parquet")  # by default of `slipway dataset merge`
+REPORTS = "erasures"  # subfolder of the state folder
+_COLLECTED = Path("data/collected.parquet")  # the default input of `slipway dataset merge`
 _MAX_SHOWN = 5
 
 
 class RemovedRows(Contract):
-    """The number of rows in one place."""
+    """The number of rows that an erasure removes from one place."""
 
     place: str
     what: str
@@ -50,30 +51,31 @@ class RemovedRows(Contract):
 
 
 class ErasureReport(Contract):
-    """The rows that an erasure removes and leaves, without the name of the person."""
+    """The report of an erasure; it does not contain the name of the person."""
 
     format_version: Literal[1]
-    selection: str  # SHA-256 of the selection, to recognise it
+    selection: str  # SHA-256 of the selection, which identifies a repeated call
     created: str  # ISO 8601, UTC
     removed: list[RemovedRows]
-    left: list[str]  # what stays, and why
+    left: list[str]  # rows and records that stay, each with the reason
     models: list[ModelOfRows]
-    stages: list[str]  # that run again, because the data changed
-    next: list[str]  # commands for what this one leaves to a person
+    stages: list[str]  # stages that run again because their data changed
+    next: list[str]  # commands that the user has to run to remove further copies
 
 
 @dataclass
 class Erasure:
-    """The rows that were found, and the steps that remove them, in an order that can be repeated.
+    """The rows that were found, and the steps that remove them.
 
-    Raw data goes first and the request log last, because the log says which rows are meant.
+    Raw data is removed first and the request log last, because a repeated call needs the log to
+    find the rows.
     """
 
     report: ErasureReport
     steps: list[Callable[[], object]] = field(default_factory=list)
 
     def add(self, place: Path, what: str, count: int, step: Callable[[], object]) -> None:
-        """Add rows of a place, if there are any."""
+        """Add the step that removes `count` rows from a place; does nothing for 0 rows."""
         if count:
             self.report.removed.append(RemovedRows(place=str(place), what=what, count=count))
             self.steps.append(step)
@@ -120,7 +122,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def carry_out(found: Erasure, report: ErasureReport, state: Path, out: Path | None) -> Path:
-    """Remove the rows and write the report, which is beside it from before the first step on."""
+    """Remove the rows, and return the path of the report.
+
+    A pending report is written before the first step, for a call that is killed and repeated.
+    """
     pending = _pending(report, state)
     _write(pending, report)
     for step in found.steps:
@@ -136,7 +141,7 @@ def _pending(report: ErasureReport, state: Path) -> Path:
 
 
 def find(options: argparse.Namespace) -> Erasure:
-    """Search all places for the rows of the selection; changes nothing."""
+    """Find the selected rows in the data and in the service's records, without removing any."""
     data = load_params().data
     selection = _selection(options)
     if selection.groups and data.group_column is None:
@@ -207,7 +212,7 @@ def _selection(options: argparse.Namespace) -> RowSelection:
 
 
 def _tables(options: argparse.Namespace, raw: Sequence[Path]) -> list[Path]:
-    """Return the raw tables, and the files that `collect`, `merge` and the loop wrote from them."""
+    """Return the raw tables and the tables that `collect`, `merge` and the loop have written."""
     if missing := [path for path in options.also if not path.is_file()]:
         raise DataError(f"--also {missing[0]} is not a file, expected a table. Check its path.")
     written = [_COLLECTED, *sorted(DATA.glob("*/*.parquet")), *options.also]
@@ -218,7 +223,7 @@ def _tables(options: argparse.Namespace, raw: Sequence[Path]) -> list[Path]:
 def _contents(
     options: argparse.Namespace, selection: RowSelection, report: ErasureReport
 ) -> RequestContents:
-    """Return the items of the selected requests that no other logged request has as well."""
+    """Return the contents of the selected requests that occur in no other logged request."""
     ids = selection.request_ids
     if not ids or options.request_log is None:
         return RequestContents({})
@@ -248,12 +253,12 @@ def _contents(
 def _items(request: LoggedRequest, contract: InputContract) -> list[Content]:
     try:
         return request_contents(request, contract)
-    except ValueError:  # of another kind of model
+    except ValueError:  # a request to another kind of model
         return []
 
 
 def _require_single(requests: Sequence[LoggedRequest], *, reused: bool, several: bool) -> None:
-    """Raise DataError if an id names several requests or rows, which may be of several people."""
+    """Raise DataError if an id names several requests or rows: they may concern several people."""
     times: dict[str, list[str]] = {}
     for request in requests:
         times.setdefault(request.request_id, []).append(f"{request.time:%Y-%m-%d %H:%M:%S}")
@@ -280,7 +285,7 @@ def _left_in(rows: FoundRows) -> Iterator[str]:
 
 
 def _add_records(options: argparse.Namespace, selection: RowSelection, found: Erasure) -> None:
-    """Add the records of the service; the request log last."""
+    """Add the steps that remove the service's records; the request log comes last."""
     ids, state, left = selection.request_ids, options.state, found.report.left
     if selection.groups:
         left.append(
@@ -311,7 +316,7 @@ def _add_records(options: argparse.Namespace, selection: RowSelection, found: Er
 
 
 def _add_advice(report: ErasureReport, data: DataParams, changed: Sequence[Path]) -> None:
-    """Name the stages that run again, and the commands for copies that this one leaves."""
+    """Add the stages that run again, and the commands that remove further copies of the rows."""
     if not changed:
         return
     root = Path(data.path)
@@ -342,7 +347,7 @@ def _add_advice(report: ErasureReport, data: DataParams, changed: Sequence[Path]
 
 
 def _joined(before: ErasureReport, now: ErasureReport) -> ErasureReport:
-    """Return the report of a call that was killed, with what is found in addition now."""
+    """Return the report of a killed call, with what only this call found."""
     known = {(one.place, one.what) for one in before.removed}
     versions = {one.version for one in before.models}
     return before.model_copy(

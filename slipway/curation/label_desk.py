@@ -1,8 +1,8 @@
-"""`slipway dataset label`: chooses logged rows, and serves a page on loopback to label them.
+"""`slipway dataset label`: chooses logged rows, and serves a local page to label them.
 
-The page shows the inputs and never the model's answer, which people tend to agree with. Inputs are
-read from the request log when they are shown, so a row whose request has expired leaves the queue.
-A label is stored as feedback once enough people agree. See docs/how-to/label.md.
+The page shows the inputs but not the model's answer, because people tend to agree with it. Inputs
+are read from the request log when they are shown, so a row leaves the queue when its request has
+expired. A label is stored as feedback once enough people agree. See docs/how-to/label.md.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from slipway.traffic.postgres import SqlConnection, given_url, reading_postgres
 from slipway.traffic.request_log import find_requests
 from slipway.traffic.selection import Content, read_contents, request_contents, unlabelled_items
 
-DRAWN = "label-queue:"  # begins the caller of a label whose row was drawn at random
+DRAWN = "label-queue:"  # prefix of the `caller` of a label whose row was drawn at random
 _PAGE = Path(__file__).parent / "label_page"
 _FILES = {
     "": ("index.html", "text/html; charset=utf-8"),
@@ -49,17 +49,20 @@ _FILES = {
     "label.css": ("label.css", "text/css; charset=utf-8"),
 }
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_MOST_BYTES = 64 << 10  # of an answer
-_SHOWN_PX = 1000  # longest side of a picture
-_CLOCK_S = 0.01  # between the log's and the database's time of one answer
+_MOST_BYTES = 64 << 10  # largest body of a request to the page
+_SHOWN_PX = 1000  # longest side of a shown picture
+_CLOCK_S = 0.01  # largest difference between the log's and the database's time of one answer
 
 
 class LabelError(SlipwayError):
-    """An answer to the queue that is refused."""
+    """An answer of the page is refused."""
 
 
 class LabelDesk:
-    """One labeller at the queue. `state` is that of the service, whose database gets the labels."""
+    """One person who labels the rows of a queue.
+
+    The labels are written to the database in `state`, the service's state folder.
+    """
 
     def __init__(
         self, queue: LabelQueue, state: Path, request_log: Path, manifest: Bundle, labeller: str
@@ -67,12 +70,12 @@ class LabelDesk:
         self.queue, self.labeller, self.manifest = queue, labeller, manifest
         self._log = request_log
         self._database = Database(state)
-        for row, truth, name in queue.decided():  # a killed process may have stored no label
+        for row, truth, name in queue.decided():  # store labels that a killed process did not
             if not self._is_answered(row):
                 self._send(row, truth, name)
 
     def next_row(self) -> dict[str, Any]:
-        """Return the next row with its inputs and the counts; `row` is None at the end."""
+        """Return the page's content: the next row (None at the end), its inputs and the counts."""
         waiting = self.queue.waiting(self.labeller)
         shown: dict[str, Any] | None = None
         while waiting and shown is None:
@@ -99,7 +102,7 @@ class LabelDesk:
         }
 
     def content(self, row: QueuedRow) -> Content | None:
-        """Return the inputs of a row; None if the request log has them no more."""
+        """Return the inputs of a row; None if they are no longer in the request log."""
         try:
             for request in find_requests(self._log, row.request_id):
                 if abs(request.time.timestamp() - row.time) < _CLOCK_S:
@@ -109,17 +112,23 @@ class LabelDesk:
         return None
 
     def answer(self, content: Any) -> None:
-        """Take the answer to a row; `truth` is None to skip it. LabelError if it is refused."""
+        """Record an answer of the page: a label, or None as `truth` to skip the row.
+
+        Raises LabelError if the queue has no such row, or if the label is invalid.
+        """
         row = self.row_of(content)
         truth = content.get("truth")
         if truth is not None:
-            self._item(row, truth)  # refuses a wrong label
+            self._item(row, truth)  # raises LabelError for an invalid label
         decided = self.queue.give(row, self.labeller, truth)
         if decided is not None:
             self._send(row, decided, self.labeller)
 
     def undo(self) -> None:
-        """Take the labeller's last answer back, and its label if nothing is decided without it."""
+        """Take back the labeller's last answer.
+
+        Deletes the stored label if the remaining answers do not decide the row.
+        """
         undone = self.queue.undo(self.labeller)
         if undone is not None and undone[1] is None:
             with self._labels() as connection:
@@ -130,7 +139,7 @@ class LabelDesk:
                 )
 
     def row_of(self, content: Any) -> QueuedRow:
-        """Return the row that an answer names; LabelError if the queue has none."""
+        """Return the row that an answer of the page names; LabelError if it is not in the queue."""
         if isinstance(content, dict):
             name = content.get("request_id"), content.get("item")
             for row in self.queue.rows():
@@ -149,7 +158,7 @@ class LabelDesk:
             deliver(connection, (), [(item, now)], now)
 
     def _labels(self) -> AbstractContextManager[SqlConnection]:
-        """Open a transaction in the database with the labels of this service or of several."""
+        """Open a transaction in the label database: PostgreSQL if it is set, else SQLite."""
         url = given_url()
         return reading_postgres(url, FEEDBACK_SCHEMA) if url else self._database.transaction()
 
@@ -162,7 +171,7 @@ class LabelDesk:
         return items[0]
 
     def _is_answered(self, row: QueuedRow) -> bool:
-        """Return True if the row has a label, or if its id was used again since."""
+        """Return True if the row has a label, or if a later request has the same id."""
         with self._labels() as connection:
             (labels,) = connection.execute(
                 "SELECT count(*) FROM labels WHERE request_id = ? AND item = ?", row.key[:2]
@@ -225,7 +234,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 class LabelServer(HTTPServer):
-    """The page on loopback; its address has a secret that other pages and users do not know."""
+    """Serves the page on 127.0.0.1, under an address that contains a secret.
+
+    Without the secret, web sites and other users of the machine cannot reach the page.
+    """
 
     def __init__(self, desk: LabelDesk, port: int) -> None:
         super().__init__(("127.0.0.1", port), _LabelHandler)
@@ -237,7 +249,7 @@ class LabelServer(HTTPServer):
 
 
 def label_server(desk: LabelDesk, port: int) -> LabelServer:
-    """Bind the page to a port, 0 for any; UnavailableError if it is in use."""
+    """Bind the page's server to a port (0: any free one); UnavailableError if it is in use."""
     try:
         return LabelServer(desk, port)
     except OSError as error:
@@ -248,7 +260,7 @@ def label_server(desk: LabelDesk, port: int) -> LabelServer:
 
 class _LabelHandler(BaseHTTPRequestHandler):
     server: LabelServer
-    timeout = 10  # of a client that sends nothing
+    timeout = 10  # seconds until an idle connection is closed
 
     def do_GET(self) -> None:
         path = self._path()
@@ -281,10 +293,10 @@ class _LabelHandler(BaseHTTPRequestHandler):
         self._send_json(200, self.server.desk.next_row())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print no requests: their ids belong to people."""
+        """Log nothing, because request ids may be personal data."""
 
     def _path(self) -> str | None:
-        """Return the path below the secret; None without it, or for another host."""
+        """Return the path after the secret; None if the secret or the host name is wrong."""
         host = self.headers.get("host", "").rpartition(":")[0]
         _, secret, path = (urlsplit(self.path).path + "//").split("/", 2)
         is_known = secrets.compare_digest(secret.encode(), self.server.secret.encode())

@@ -1,7 +1,7 @@
-"""The models whose data had certain rows: yes, no or cannot tell, by the digest of the data.
+"""Finds the models whose training data contained certain rows: "yes", "no" or "cannot tell".
 
-The present data and older versions in DVC's cache are searched. A model whose version of the data
-is gone cannot be judged.
+A bundle records the digest of its data. The data with this digest is searched: the present files,
+or an older version in DVC's cache. If neither has the digest, the answer is "cannot tell".
 """
 
 import hashlib
@@ -26,32 +26,32 @@ from slipway.system.contract import Contract
 from slipway.system.errors import SlipwayError
 
 _CERTIFICATE = "certificate.json"
-_CACHE = Path(".dvc/cache/files/md5")  # of DVC, unless its cache is elsewhere
+_CACHE = Path(".dvc/cache/files/md5")  # DVC's default cache; a cache elsewhere is not searched
 
 
 class ModelOfRows(Contract):
-    """A model, and the answer to the question if its data had some of the rows."""
+    """A model, with the answer whether its data contained some of the rows."""
 
     version: str
-    place: str  # its bundle, or the history of the service
-    data: str | None  # digest, as DVC has it
-    certificate: str | None  # SHA-256
+    place: str  # path of its bundle, or "history" if only the service's history names it
+    data: str | None  # DVC's digest of the data
+    certificate: str | None  # SHA-256 of certificate.json, in hex
     saw: Literal["yes", "no", "cannot tell"]
     why: str
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """The answer in one line, for the console."""
         return f"{self.version} ({self.place}): {self.saw}, {self.why}"
 
 
 @dataclass(frozen=True)
 class RowSelection:
-    """The person's rows, as the user names them."""
+    """A person's rows, as the user names them in the command."""
 
-    groups: frozenset[str]
+    groups: frozenset[str]  # values of data.group_column
     request_ids: frozenset[str]
-    names: tuple[str, ...]  # of files in folders of classes
+    names: tuple[str, ...]  # of files below data.path, such as cat/1.png
 
     @property
     def digest(self) -> str:
@@ -60,15 +60,15 @@ class RowSelection:
 
 @dataclass(frozen=True)
 class RowSearch:
-    """The search for the selected rows in tables of the present or of the past."""
+    """Searches present and older tables for the selected rows."""
 
     data: DataParams
     selection: RowSelection
     contents: RequestContents
-    raw: Sequence[Path]  # the tables of `data.path`, which need the column of the groups
+    raw: Sequence[Path]  # the tables of `data.path`, which must have data.group_column
 
     def rows_of(self, path: Path) -> FoundRows | None:
-        """Return the rows of a table; None if it cannot hold any."""
+        """Return the selected rows of a table; None if it cannot contain any."""
         by_request = find_collected(path, self.data, self.contents)
         if not self.selection.groups or not self._has_groups(path):
             return by_request
@@ -85,9 +85,9 @@ class RowSearch:
 def models_of(
     search: RowSearch, changed: Sequence[Path], bundle: Path, state: Path
 ) -> list[ModelOfRows]:
-    """Return all known models: in the folders of bundles and in the history of the service.
+    """Return all known models, from bundles, the service's history and DVC's experiments.
 
-    `changed` are the files that have some of the rows now.
+    `changed` are the present files that contain some of the rows.
     """
     root = Path(search.data.path)
     known = {files.md5_file(path): True for path in changed}
@@ -141,7 +141,7 @@ def models_of(
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the digest of a folder as DVC has it: of the list of its files and their digests."""
+    """Return DVC's digest of a folder: the MD5 of the list of its files and their digests."""
     listed = [
         {"md5": files.md5_file(path), "relpath": path.relative_to(folder).as_posix()}
         for path in folder.rglob("*")
@@ -153,7 +153,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def _locked_digest(lock: str, path: str) -> str | None:
-    """Return the digest of the raw data in the text of a dvc.lock; None if it has none."""
+    """Return the digest of the raw data from the text of a dvc.lock; None if it is not there."""
     content = parse_yaml(lock.encode(), "dvc.lock") if lock else {}
     stage = content.get("stages", {}).get("clean", {})
     return next((one.get("md5") for one in stage.get("deps", []) if one.get("path") == path), None)
@@ -171,7 +171,7 @@ def _answer(
         return "cannot tell", "the version of its data is not here any more"
     try:
         with tempfile.TemporaryDirectory() as folder:
-            link = Path(folder, name)  # readers know a table by its ending
+            link = Path(folder, name)  # the reader is chosen by the file's suffix
             link.symlink_to(cached.resolve())
             rows = search.rows_of(link)
     except SlipwayError:

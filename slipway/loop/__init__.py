@@ -1,4 +1,4 @@
-"""The closed loop: from a trigger over the next data set and model to a person's decision.
+"""The closed loop: a trigger leads to new data, a new model, and a person's decision to deploy it.
 
-It calls the functions of other verbs and holds no training, comparison or rollout of its own.
+The loop calls the functions behind the other verbs; training, comparison and rollout are theirs.
 """

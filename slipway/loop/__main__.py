@@ -1,6 +1,6 @@
-"""`slipway loop`: takes every step of the loop that is possible now, and returns.
+"""`slipway loop`: takes every step of the loop that is possible now, then exits.
 
-Run it from a timer, from cron or in CI, in the project's folder and with the SLIPWAY_ variables of
+Run it regularly, by a timer, cron or CI, in the project's folder and with the SLIPWAY_ variables of
 the service. See docs/how-to/loop.md.
 """
 
@@ -45,7 +45,7 @@ from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import LockedError, SlipwayError
 
 _LOCK = "loop.lock"
-_CLOCK_S = 60.0  # a clock may be set back by so much
+_CLOCK_S = 60.0  # the clock may go back by up to this many seconds between two calls
 
 
 @quiet_when_unread()
@@ -72,7 +72,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def open_project() -> LoopProject:
-    """Open the project in the working directory; LoopError if the loop is off."""
+    """Open the project in the working directory.
+
+    Raises LoopError if params.yaml has no section `loop`, or if the request log is not set.
+    """
     params = load_params()
     if params.loop is None:
         raise LoopError(
@@ -91,9 +94,10 @@ def open_project() -> LoopProject:
 
 
 def advance(project: LoopProject, clock: Callable[[], float] = time.time) -> NextStep:
-    """Take steps until one has to wait, and return that one.
+    """Take all steps that are possible now, and return the step that has to wait.
 
-    A failed step is recorded and raised again; the next call repeats it.
+    If a step fails, its error is recorded in the journal and raised; the next call tries the step
+    again.
     """
     with files.lock(project.folder / _LOCK, "`slipway loop`"):
         path = project.folder / JOURNAL
@@ -125,7 +129,7 @@ def advance(project: LoopProject, clock: Callable[[], float] = time.time) -> Nex
 
 
 def status(project: LoopProject, *, as_json: bool) -> str:
-    """Describe the last cycle, the pending request and the next step. Changes nothing."""
+    """Describe the last cycle, the pending request and the next step, as text or as JSON."""
     steps = read_journal(project.folder / JOURNAL)
     last = next(reversed(cycles(steps)), None)
     facts = project.facts(last, time.time())
@@ -163,7 +167,10 @@ def status(project: LoopProject, *, as_json: bool) -> str:
 
 
 def decide(project: LoopProject, decision: PersonDecision, now: float) -> str:
-    """Check a decision and record it; the caller holds the lock."""
+    """Check a decision, record it in the journal, and return a line for the console.
+
+    The caller must hold the loop's lock. Raises LoopError if the decision is not valid.
+    """
     path = project.folder / JOURNAL
     last = next(reversed(cycles(read_journal(path))), None)
     request = check_decision(decision, last, project.folder, now, project.loop.approvers)
@@ -197,7 +204,7 @@ def _stop(project: LoopProject, last: Cycle | None, options: argparse.Namespace,
 def _decision(options: argparse.Namespace, digest: str, request: Path | None) -> PersonDecision:
     if request is not None and read_request(request).version != options.version:
         raise LoopError(
-            f"{request} is on {read_request(request).version}, expected {options.version}. Name "
+            f"{request} is about {read_request(request).version}, expected {options.version}. Name "
             "the version that you decided on."
         )
     decision = PersonDecision(
@@ -242,7 +249,7 @@ def _line(step: NextStep) -> str:
 
 
 def _described(what: str, detail: dict[str, Any]) -> str:
-    """Describe a step in one line."""
+    """Describe a finished step in one line."""
     words: dict[str, Callable[[], str]] = {
         "triggered": lambda: "; ".join(detail["reasons"]),
         "collected": lambda: f"{detail['rows']} labelled rows",

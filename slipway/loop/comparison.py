@@ -1,10 +1,10 @@
-"""Compares a candidate with the served model on recent labelled rows, and on the old test rows.
+"""Compares a candidate with the served model on recent labelled rows and on the old test rows.
 
-Both kinds are test rows of the merged data: no row was in a training of either model, because the
-stable split moves no old row, and collected rows get their split by the same rule. The intervals
-are paired: both models answer the same rows.
+Both are test rows of the merged data. Neither model was trained on any of them: the stable split
+moves no old row to another split, and assigns collected rows by the same rule. Both models answer
+the same rows, so the intervals are those of paired differences.
 
-The gain on recent rows has to hold without the labels of any single API key.
+The gain on recent rows must not depend on the labels of any single API key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,20 @@ from slipway.reports.evaluation.reference_comparison import (
 from slipway.reports.evaluation.slice_scores import RowAnswers
 from slipway.system.contract import Contract
 
-MIN_ROWS = 20  # of a part that is compared
+MIN_ROWS = 20  # a part with fewer test rows is not compared
 
 
 class CandidateComparison(Contract):
-    """The candidate less the served model, on each part of the test rows; null for too few rows."""
+    """Differences between the candidate and the served model, by part of the test rows.
+
+    A part is null if it has too few rows.
+    """
 
     old: ReferenceComparison | None
     recent: ReferenceComparison | None
-    keys: dict[str, int]  # recent test rows by the key that labelled them
-    without: dict[str, ReferenceComparison | None]  # recent rows without those of one key
-    refused: list[str]  # keys whose labels were not used at all, described
+    keys: dict[str, int]  # number of recent test rows that each API key labelled
+    without: dict[str, ReferenceComparison | None]  # by key: recent rows that others labelled
+    refused: list[str]  # descriptions of the keys whose labels were not used at all
     contradicted: list[KeyRecord]  # keys whose recent labels contradict the candidate
 
 
@@ -49,15 +52,15 @@ def compare_models(
     refused: Sequence[str] = (),
     trusted: Sequence[str] = (),
 ) -> CandidateComparison:
-    """Compare on the test rows of the merged data.
+    """Compare two models on the N test rows of the merged data.
 
     Args:
-        served: the served model's answers to the N test rows.
-        candidate: those of the candidate, with the targets.
-        keys: (N,) name of the key that labelled a recent row; None for an old row, "" for one that
-            was collected, but answered before the trigger.
-        refused: described keys, for the record.
-        trusted: keys that are not judged by the candidate's errors.
+        served: the served model's answers.
+        candidate: the candidate's answers, with the targets.
+        keys: (N,) name of the API key that labelled a recent row; None for an old row, "" for a
+            collected row whose request was answered before the trigger.
+        refused: descriptions of the keys whose labels were not used; they are only recorded.
+        trusted: keys that are never reported as contradicted.
     """
     names = np.array([key or "" for key in keys], object)
     is_old, is_recent = np.array([key is None for key in keys], bool), names != ""
@@ -92,9 +95,9 @@ def compare_models(
 def judge(
     comparison: CandidateComparison, gates: Verdict, params: LoopParams
 ) -> tuple[Outcome | None, str]:
-    """Return the outcome that ends the cycle, or None for a candidate to propose; and the reason.
+    """Return (outcome, reason): the outcome that ends the cycle, or None to propose the candidate.
 
-    A limit below one row means one row.
+    If `loop.max_forgetting` is less than one test row, one row may be lost.
     """
     old, recent = comparison.old, comparison.recent
     if gates in ("missed", "unjudged"):

@@ -1,7 +1,7 @@
-"""The page of a request for a decision: the candidate beside the served model, and the commands.
+"""The page of a decision request: compares candidate and served model, and shows the commands.
 
-The page has no buttons: it has no login, so it could not know who presses them. A decision is made
-by command, by name or by signature (slipway/loop/decisions.py).
+The page has no buttons, because without a login it cannot know who presses them. Decisions are made
+by commands, with a name or a signature (slipway/loop/decisions.py).
 """
 
 import shlex
@@ -41,10 +41,10 @@ _NO_BUTTONS = (
 
 
 def decision_page(place: Path, windows: Sequence[JudgedWindow]) -> str:
-    """Build the page of the request in the folder `place` of a cycle.
+    """Return the HTML page of the request in `place`, the folder of a cycle.
 
     Args:
-        windows: of the served model, the oldest first.
+        windows: drift windows of the served model, the oldest first.
     """
     request = read_request(place / REQUEST)
     about = f"Cycle {request.cycle}, requested at {moment(request.created)}"
@@ -61,7 +61,7 @@ def decision_page(place: Path, windows: Sequence[JudgedWindow]) -> str:
 
 
 def awaited(request: DecisionRequest, *parts: Html) -> Html:
-    """Build the section with the request in short, above `parts`."""
+    """Return the section that summarises the request, followed by `parts`."""
     boxes = [
         ("candidate", request.version, f"experiment {request.experiment}"),
         ("would replace", request.replaces, "the served model"),
@@ -125,7 +125,7 @@ def _comparison(request: DecisionRequest) -> list[Html]:
 
 
 def _gates(request: DecisionRequest, certificate: Path) -> list[Html]:
-    """List the gates, if the certificate is still the one of the request."""
+    """Return the table of quality gates, or a warning if the certificate is gone or changed."""
     verdict = "" if request.gates == "passed" else "bad"
     parts = [paragraph(f"The verdict of the certificate is: {request.gates}.", verdict)]
     if not certificate.is_file():

@@ -1,9 +1,10 @@
-"""Requests for a decision, decisions, and the check that a decision is for the request.
+"""Decision requests, decisions, and the check that a decision belongs to the pending request.
 
-A request is SLIPWAY_STATE/loop/CYCLE/request.json. A decision names the SHA-256 of that file, so it
-fits this candidate, this data and this served model only. Each request has a random id: a decision
-on an equal candidate of another cycle or service does not fit it either. With `loop.approvers` a
-decision needs an ECDSA signature by one of these keys (NIST curves, SHA-256).
+A request is the file SLIPWAY_STATE/loop/CYCLE/request.json. A decision contains the SHA-256 of that
+file, so it is valid only for this candidate, this data and this served model. Each request also has
+a random id, so a decision about an equal candidate of another cycle or service is not valid for it.
+With `loop.approvers` a decision needs an ECDSA signature by one of these keys (NIST curves,
+SHA-256).
 """
 
 import base64
@@ -22,7 +23,7 @@ from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import UnavailableError
 
 REQUEST = "request.json"
-CLOCK_S = 60.0  # clocks of two machines may differ by so much
+CLOCK_S = 60.0  # largest accepted difference between the clocks of two machines
 _ASK = "Ask for the pending request with `slipway loop --status`."
 
 
@@ -34,11 +35,11 @@ class DecisionRequest(Contract):
     cycle: int
     created: float  # seconds since 1970
     expires: float
-    reasons: list[str]  # of the cycle
+    reasons: list[str]  # triggers that began the cycle
     version: str  # of the candidate
     bundle_digest: str  # SHA-256 of bundle.json, in hex
     certificate_digest: str  # SHA-256 of certificate.json, in hex
-    data_digest: str  # as DVC has it
+    data_digest: str  # DVC's digest of the raw data
     gates: str
     experiment: str
     replaces: str  # version of the served model
@@ -47,7 +48,7 @@ class DecisionRequest(Contract):
 
 
 class PersonDecision(Contract):
-    """A person's decision on one request."""
+    """A person's decision about one request."""
 
     format_version: Literal[1]
     request: str  # SHA-256 of request.json, in hex
@@ -60,7 +61,7 @@ class PersonDecision(Contract):
 
     @property
     def payload(self) -> bytes:
-        """The signed bytes."""
+        """The bytes that a signature covers: canonical JSON of all other fields."""
         return files.canonical_json(self.model_dump(mode="json", exclude={"signature"})).encode()
 
 
@@ -70,7 +71,7 @@ def new_request(**fields: Any) -> DecisionRequest:
 
 
 def read_request(path: Path) -> DecisionRequest:
-    """Read a request; LoopError if it is missing or damaged."""
+    """Read a decision request; LoopError if the file is missing or damaged."""
     fix = "Restore it from a backup, or reject the candidate."
     try:
         return parse_record(DecisionRequest, path, path.read_bytes(), LoopError, fix)
@@ -79,7 +80,7 @@ def read_request(path: Path) -> DecisionRequest:
 
 
 def read_decision(path: Path) -> PersonDecision:
-    """Read a decision that was made elsewhere."""
+    """Read a decision from a file, such as one made on another machine."""
     fix = "Make it again: slipway loop approve VERSION --request FILE --out FILE"
     return parse_record(PersonDecision, path, path.read_bytes(), LoopError, fix)
 
@@ -91,12 +92,13 @@ def check_decision(
     now: float,
     approvers: Sequence[str],
 ) -> DecisionRequest:
-    """Return the request that the decision is for; LoopError with the reason if it is for none.
+    """Return the pending request if the decision is valid for it; else raise LoopError.
 
     Args:
-        cycle: the last cycle, open or not.
-        folder: of the cycles.
-        approvers: files of public keys, one of which has to have signed; [] for none.
+        cycle: the last cycle, open or ended.
+        folder: the folder that holds the folders of all cycles.
+        now: seconds since 1970.
+        approvers: files of public keys, one of which must have signed; [] accepts no signature.
     """
     if cycle is None or not cycle.is_open or not cycle.has("requested"):
         raise LoopError(
@@ -145,12 +147,15 @@ def check_decision(
 
 
 def signed(decision: PersonDecision, key: Path) -> PersonDecision:
-    """Sign a decision with a private key in PEM; LoopError if it is not elliptic."""
+    """Return the decision with a signature by the private key in the PEM file `key`.
+
+    Raises LoopError if the file holds no usable key on a NIST curve.
+    """
     crypto = _cryptography()
     try:
         private = crypto.serialization.load_pem_private_key(key.read_bytes(), None)
         payload = private.sign(decision.payload, crypto.ec.ECDSA(crypto.hashes.SHA256()))
-    except Exception as error:  # of many kinds; another type of key takes other arguments
+    except Exception as error:  # many types; other kinds of key take other arguments
         raise LoopError(
             f"{key} cannot sign ({str(error)[:200]}), expected a private key on a NIST curve in "
             "PEM, without a password. Make one: openssl ecparam -name prime256v1 -genkey -noout"
@@ -159,7 +164,7 @@ def signed(decision: PersonDecision, key: Path) -> PersonDecision:
 
 
 def moment(seconds: float) -> str:
-    """Format a time for people."""
+    """Format a time for people, to the second, in UTC."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -180,7 +185,7 @@ def _check_signature(decision: PersonDecision, approvers: Sequence[str]) -> None
             )
         except crypto.InvalidSignature:
             continue
-        except Exception as error:  # of many kinds, for a file that is no such key
+        except Exception as error:  # cryptography raises many types for an unusable file
             raise LoopError(
                 f"loop.approvers names {approver}, which cannot be used ({str(error)[:200]}); "
                 "expected a public key on a NIST curve in PEM. Correct the file."

@@ -1,6 +1,6 @@
-"""The facts of the loop: what the next step depends on, read from a real project and service.
+"""Reads the facts that decide the loop's next step from a real project and service.
 
-Nothing here writes. slipway/loop/steps.py takes the steps.
+Only reads. slipway/loop/machine.py chooses the step from the facts, slipway/loop/steps.py takes it.
 """
 
 from collections.abc import Sequence
@@ -46,15 +46,15 @@ class ObservedProject:
 
     @property
     def folder(self) -> Path:
-        """The folder of the journal and of the cycles."""
+        """The folder of the loop's journal, with a subfolder for each cycle."""
         return self.settings.state / FOLDER
 
     def place(self, cycle: int) -> Path:
-        """Return the folder of a cycle's candidate and request."""
+        """Return the folder that holds a cycle's candidate and decision request."""
         return self.folder / f"{cycle:04d}"
 
     def served(self) -> LoadedBundle:
-        """Return the served bundle: the stable model of the rollout, or SLIPWAY_BUNDLE."""
+        """Return the served bundle: the rollout's stable model, else that of SLIPWAY_BUNDLE."""
         stable = read_rollout(self.settings.state).stable
         return load_bundle(settings_of(self.settings, stable).bundle)
 
@@ -71,7 +71,7 @@ class ObservedProject:
             )
 
     def facts(self, last: Cycle | None, now: float) -> LoopFacts:
-        """Collect the facts of the next step."""
+        """Return the facts that decide the step after cycle `last`; `now` in seconds since 1970."""
         bundle = self.served()
         is_open = last is not None and last.is_open
         labels = read_joined_labels(self.settings.state, bundle.version)
@@ -87,7 +87,10 @@ class ObservedProject:
         )
 
     def refused_keys(self, bundle: LoadedBundle) -> list[KeyRecord]:
-        """Return the keys whose labels are not used: named by a comparison, or suspicious now."""
+        """Return the API keys whose labels are not used.
+
+        A comparison of an earlier cycle contradicted their labels, or they are suspicious now.
+        """
         named = [
             KeyRecord.model_validate(record)
             for step in read_journal(self.folder / JOURNAL)
@@ -114,7 +117,7 @@ class ObservedProject:
         return confirmed_drift(read_judged_windows(self.settings.state, version), since)
 
     def candidate_facts(self, cycle: Cycle) -> CandidateFacts:
-        """Read the rollout as it concerns the cycle's candidate."""
+        """Return the state of the rollout from the view of this cycle's candidate."""
         state = self.settings.state
         rollout, reports = read_rollout(state), read_reports(state)
         workers = sum(report.is_alive for report in reports)
@@ -143,7 +146,10 @@ class ObservedProject:
         )
 
     def stage_of(self, cycle: Cycle, mode: str) -> list[Entry]:
-        """Return the history since this cycle proposed its candidate in `mode`; [] before."""
+        """Return the candidate's history entries since this cycle proposed it in `mode`.
+
+        `mode` is "shadow" or "canary"; [] if it was not proposed yet.
+        """
         mark = f"{mode} by command: {mark_of(cycle)}"
         version = cycle.detail("trained")["version"]
         entries = [
@@ -167,10 +173,10 @@ def _canary_state(entries: Sequence[Entry]) -> Any:
 
 
 def _begin(last: Cycle | None) -> float:
-    """Return the time after which evidence counts for a new cycle."""
+    """Return the time, in seconds since 1970, after which evidence counts for a new cycle."""
     return last.steps[-1].time if last else 0.0
 
 
 def mark_of(cycle: Cycle) -> str:
-    """Return the begin of the reasons in the history, by which a cycle knows its own events."""
+    """Return the prefix of reasons in the history that marks the events of this cycle."""
     return f"loop cycle {cycle.number}:"

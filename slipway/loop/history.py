@@ -1,4 +1,4 @@
-"""`slipway history`: prints what a service served when, and who decided it."""
+"""`slipway history`: lists the models that a service served, when, and who decided it."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ def _moment(text: str) -> float:
 
 
 def _write_page(state: Path, out: Path) -> None:
-    from slipway.loop.history_page import history_page  # only on use: it needs more packages
+    from slipway.loop.history_page import history_page  # imported only here: it needs more packages
 
     entries = _checked(state)
     page = history_page(state, entries, _last_digest(state, entries), time.time())
@@ -92,7 +92,7 @@ def _print(state: Path, moment: float | None, *, as_json: bool) -> None:
 
 
 def _checked(state: Path) -> list[Entry]:
-    """Return the entries; RolloutError if there are none, or if the end is missing."""
+    """Return all entries; RolloutError if there are none, or if the last ones are missing."""
     path = state / HISTORY
     entries, rollout = read_history(path), read_rollout(state)
     if not entries:
@@ -110,12 +110,12 @@ def _checked(state: Path) -> list[Entry]:
 
 
 def _last_digest(state: Path, entries: Sequence[Entry]) -> str:
-    """Return the SHA-256 of the line of the last entry; a running service may add more."""
+    """Return the SHA-256 of the last entry's line; later lines of a running service are ignored."""
     return hashlib.sha256(complete_lines(state / HISTORY)[len(entries) - 1]).hexdigest()
 
 
 def _described(entries: Sequence[Entry]) -> str:
-    """Describe what was served after the last of `entries`, and who proposed it."""
+    """Describe the model that was served after the last of `entries`, and who proposed it."""
     last = entries[-1]
     stable = last.stable or Served(version=name_of(None))
     lines = [("served", stable.version)]

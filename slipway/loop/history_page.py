@@ -1,4 +1,4 @@
-"""The page of `slipway history`: served models, decisions, returns, and a request that waits."""
+"""The page of `slipway history`: served models, decisions, rollbacks and the pending request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from slipway.reports.pages.html_page import Html, commands, page, paragraph, sec
 from slipway.serving.rollout.history import Entry, Served
 from slipway.serving.rollout.state import name_of
 
-_DIGITS = 12  # of a digest; `slipway history --at TIME` prints all
+_DIGITS = 12  # shown of a digest; `slipway history --at TIME` prints it in full
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"
 _UNKNOWN = Served(version=name_of(None))
 _CHAIN = (
@@ -25,7 +25,7 @@ _CHAIN = (
 
 @dataclass(frozen=True)
 class ServedPeriod:
-    """A time in which one model was the stable one."""
+    """A period in which one model was the stable model."""
 
     served: Served
     begin: Entry
@@ -34,11 +34,11 @@ class ServedPeriod:
 
 
 def history_page(state: Path, entries: Sequence[Entry], last_digest: str, now: float) -> str:
-    """Build the page.
+    """Return the HTML page of the history.
 
     Args:
-        entries: of the history, checked; at least one.
-        last_digest: SHA-256 of the last line, in hex.
+        entries: the checked entries of the history, at least one.
+        last_digest: SHA-256 of the line of the last entry, in hex.
         now: seconds since 1970.
 
     Raises:
@@ -70,13 +70,13 @@ def history_page(state: Path, entries: Sequence[Entry], last_digest: str, now: f
 
 
 def served_periods(entries: Sequence[Entry]) -> list[ServedPeriod]:
-    """Return the times between two changes of the stable model, the oldest first."""
+    """Return one period for each stable model in turn, the oldest first."""
     periods: list[ServedPeriod] = []
     for place, entry in enumerate(entries):
         served = entry.stable or _UNKNOWN
         before = periods[-1] if periods else None
         if before and before.served == _UNKNOWN and entry.what == "started":
-            periods[-1] = replace(before, served=served)  # its name was unknown until it started
+            periods[-1] = replace(before, served=served)  # the model has a name only once it runs
             continue
         if before and before.served.version == served.version:
             continue
@@ -91,7 +91,7 @@ def served_periods(entries: Sequence[Entry]) -> list[ServedPeriod]:
 
 
 def _waiting(folder: Path, cycle: Cycle, now: float) -> Html | None:
-    """Show the cycle's request if it may still be decided on."""
+    """Return the section of the cycle's request; None if no decision on it is possible now."""
     if not cycle.is_open or not cycle.has("requested") or cycle.has("decided"):
         return None
     path = folder / cycle.detail("requested")["path"]
@@ -116,7 +116,7 @@ def _served(periods: Sequence[ServedPeriod]) -> Html:
 
 
 def _origins(periods: Sequence[ServedPeriod]) -> Html:
-    """List each model once, the latest first."""
+    """Return a table with the origin of each model, the latest first."""
     rows = {}
     for served in (period.served for period in reversed(periods)):
         code = (served.git_revision or "unknown")[:_DIGITS]
@@ -131,7 +131,7 @@ def _origins(periods: Sequence[ServedPeriod]) -> Html:
 
 
 def _decisions(done: Sequence[Cycle]) -> Html:
-    """List the cycles of the loop, the latest first."""
+    """Return a table of the loop's cycles and decisions, the latest first."""
     columns = ["cycle", "begun", "cause", "candidate", "compared", "decision", "outcome"]
     return table(columns, [_decision_cells(cycle) for cycle in reversed(done)])
 
@@ -174,5 +174,5 @@ def _events(entries: Sequence[Entry]) -> Html:
 
 
 def _time(seconds: float) -> str:
-    """Format a time for a column of UTC."""
+    """Format a time for a column whose title says UTC."""
     return moment(seconds).removesuffix(" UTC")

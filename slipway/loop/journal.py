@@ -1,7 +1,7 @@
-"""SLIPWAY_STATE/loop/journal.jsonl: the finished steps of all cycles.
+"""The loop's journal, SLIPWAY_STATE/loop/journal.jsonl: the finished steps of all cycles.
 
-A step is appended once its effect is on disk, so a killed process repeats at most the step that was
-not recorded yet. Each line has the SHA-256 of the line before it, as in the history of rollouts.
+A step is appended once its effect is on disk, so after a kill at most one step is repeated. Each
+line contains the SHA-256 of the line before it, as in the history of rollouts.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ StepName = Literal[
 
 
 class LoopError(SlipwayError):
-    """A step of the loop that is not possible, or a decision that is refused."""
+    """A step of the loop is not possible, or a decision is refused."""
 
 
 class LoopStep(Contract):
@@ -37,8 +37,8 @@ class LoopStep(Contract):
     cycle: int  # from 1
     time: float  # seconds since 1970
     what: StepName
-    detail: dict[str, Any]  # by step; see slipway/loop/steps.py
-    previous: str  # SHA-256 of the line before, in hex; "" for the first
+    detail: dict[str, Any]  # its keys depend on the step; see slipway/loop/steps.py
+    previous: str  # SHA-256 of the previous line, in hex; "" for the first line
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Cycle:
     steps: Sequence[LoopStep]
 
     def has(self, what: StepName) -> bool:
-        """Return True if the step is done."""
+        """Return True if the cycle has finished this step."""
         return any(step.what == what for step in self.steps)
 
     def detail(self, what: StepName) -> dict[str, Any]:
-        """Return the detail of a step that is done."""
+        """Return the detail of a finished step."""
         return next(step.detail for step in reversed(self.steps) if step.what == what)
 
     @property
@@ -72,7 +72,10 @@ class Cycle:
 
 
 def read_journal(path: Path) -> list[LoopStep]:
-    """Return all steps but a last line without its end; LoopError if the chain is broken."""
+    """Return all steps; LoopError if a digest does not match.
+
+    Ignores a last line without a line break: its process was killed while it wrote.
+    """
     steps: list[LoopStep] = []
     previous = ""
     for number, line in enumerate(_complete_lines(path), start=1):
@@ -100,7 +103,7 @@ def cycles(steps: Sequence[LoopStep]) -> list[Cycle]:
 def append_step(
     path: Path, cycle: int, what: StepName, detail: dict[str, Any], now: float
 ) -> LoopStep:
-    """Append a step behind the last complete line, and sync it to the disk."""
+    """Append a step after the last complete line, sync the file to disk, and return the step."""
     before = _complete_lines(path)
     step = LoopStep(
         format_version=1,

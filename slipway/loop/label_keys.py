@@ -1,8 +1,8 @@
-"""API keys whose labels contradict the model more often than those of the other keys.
+"""Finds API keys whose labels contradict the model more often than the labels of other keys.
 
-A shift of the traffic raises the errors for all keys. A key with wrong labels, or with traffic of
-its own, stands out: its errors are compared with those of the other keys at the same time by the
-Mann-Whitney test. For labels, which are right or wrong, this compares two fractions.
+A shift of the traffic raises the error for all keys. A key with wrong labels, or with different
+traffic, stands out. The Mann-Whitney test compares its errors with those of the other keys at the
+same time. The error of a class is 0 or 1, so for classes the test compares two fractions.
 """
 
 import math
@@ -14,27 +14,27 @@ from numpy.typing import NDArray
 from slipway.system.contract import Contract
 from slipway.traffic.monitoring_records import JoinedLabel
 
-NO_KEY = "no key"  # stands for labels that came without one
-MIN_LABELS = 30  # of a key, and of all others
-_MIN_Z = 4.5  # one-sided; a key like the others reaches it once in 300,000 tests
-# Above 1/2: probability that an error of the key is larger than one of the others. For labels it
-# means ten points more errors.
+NO_KEY = "no key"  # the name for labels that came without an API key
+MIN_LABELS = 30  # needed from the key, and from all other keys together
+_MIN_Z = 4.5  # one-sided; an honest key reaches it once in 300,000 tests
+# Smallest excess over 1/2 of the probability that an error of the key is larger than an error of
+# the others. For classes 0.05 means an error rate that is ten percentage points higher.
 _MIN_GAIN = 0.05
-_MOST_PARTS, _PART_LABELS = 20, 50  # parts of the time, with as many labels each
+_MOST_PARTS, _PART_LABELS = 20, 50  # the labels are divided by time into parts of equal size
 
 
 class KeyRecord(Contract):
-    """The labels of one key, and how they differ from those of the other keys."""
+    """A key's labels compared with those of all other keys."""
 
     key: str
     labels: int
-    errors: float  # fraction of answers that its labels contradict, or mean distance of numbers
-    others: float  # the same for the other keys
-    z: float  # standard normal without a difference; above 0: more errors than the others
+    errors: float  # classes: fraction of contradicted answers; numbers: mean absolute error
+    others: float  # the same for the labels of the other keys
+    z: float  # test statistic, standard normal for an honest key; positive: larger errors
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """The record in one line, for messages."""
         return (
             f"{self.key}: its {self.labels} labels contradict the model by {self.errors:.3g}, "
             f"those of the other keys by {self.others:.3g} (z = {self.z:.1f})"
@@ -44,7 +44,8 @@ class KeyRecord(Contract):
 def suspicious_keys(labels: Sequence[JoinedLabel], trusted: Sequence[str] = ()) -> list[KeyRecord]:
     """Return the keys whose labels contradict the model more often than others, the worst first.
 
-    Rows that the label queue chose are not compared: the model is wrong on them more often.
+    Leaves out labels of rows that the label queue chose, because the model errs more often there.
+    Keys in `trusted` are compared with, but never returned.
     """
     labels = [label for label in labels if not label.is_chosen]
     errors = [_error(label) for label in labels]
@@ -60,8 +61,8 @@ def keys_that_stand_out(
 ) -> list[KeyRecord]:
     """Return the keys with larger errors than the others at the same time, the worst first.
 
-    Keys are removed one by one, so that one key with many wrong labels hides no other. All
-    arguments but `trusted` have one entry for each of N labels.
+    Each key found is left out of the further comparisons, so that a key with many wrong labels
+    hides no other. `errors`, `names` and `times` have one entry for each of N labels.
     """
     values, keys = np.asarray(errors, np.float64), np.array(names, object)
     num_parts = max(1, min(_MOST_PARTS, len(values) // _PART_LABELS))
@@ -82,12 +83,12 @@ def keys_that_stand_out(
 
 
 def key_name(caller: str | None) -> str:
-    """Return the name of a key for people."""
+    """Return the name of a key for messages; NO_KEY if there is none."""
     return caller or NO_KEY
 
 
 def _error(label: JoinedLabel) -> float:
-    """Return the error of the model by one label: 0 or 1, or the distance of two numbers."""
+    """Return the model's error according to one label: 0 or 1 for classes, else |y - y'|."""
     if isinstance(label.truth, str) or isinstance(label.predicted, str):
         return float(label.truth != label.predicted)
     return abs(label.truth - label.predicted)
@@ -99,10 +100,11 @@ def _compared(
     keys: NDArray[np.object_],
     strata: NDArray[np.int64],
 ) -> KeyRecord | None:
-    """Compare a key with all others; None if it does not stand out, or for too few labels.
+    """Compare a key with all others; None if it does not stand out or has too few labels.
 
-    The Mann-Whitney statistics of the parts of the time are added (van Elteren's test with the
-    numbers of pairs as weights): a key that came after a shift is compared with others after it.
+    `strata` holds the number of each label's part of the time. The Mann-Whitney statistics of the
+    parts are added (van Elteren's test, weighted by numbers of pairs), so a key that appeared after
+    a shift is only compared with labels after the shift.
     """
     is_own = keys == key
     gain = variance = pairs = 0.0

@@ -1,7 +1,7 @@
-"""The next step of the loop: a pure function of the journal, the facts and the settings.
+"""Chooses the loop's next step: a pure function of the journal, the facts and the settings.
 
-slipway/loop/facts.py collects the facts, slipway/loop/steps.py takes the steps. The simulations of
-bench/loop.py call the same function with other facts.
+slipway/loop/facts.py collects the facts, slipway/loop/steps.py takes the step. The simulations of
+bench/loop.py call the same function with simulated facts.
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ Outcome = Literal[
     "promoted", "returned", "refused", "rejected", "expired", "no_gain", "worse", "failed",
     "stopped", "wrong_labels",
 ]  # fmt: skip
-MAX_FAILURES = 3  # of one step, before the cycle ends
+MAX_FAILURES = 3  # failed attempts of one step that end the cycle
 _DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
 class CandidateFacts:
-    """The rollout, as it concerns the cycle's candidate."""
+    """The state of the rollout from the view of the cycle's candidate."""
 
-    workers: int = 0  # that run
+    workers: int = 0  # number of running workers
     other: str = ""  # version of another candidate that is being rolled out
-    # Of this cycle's shadow and canary; "ended" and "returned" with the reason in `why`.
+    # This cycle's shadow and canary; `why` has the reason for "ended", "promoted" and "returned".
     shadow: Literal["none", "running", "ended"] = "none"
     shadowed: int = 0  # requests that the shadow answered
     canary: Literal["none", "running", "promoted", "returned"] = "none"
@@ -37,18 +37,18 @@ class CandidateFacts:
 
 @dataclass(frozen=True)
 class LoopFacts:
-    """The present, as far as the next step depends on it."""
+    """Everything outside the journal and params.yaml that decides the next step."""
 
     now: float  # seconds since 1970
-    reasons: tuple[str, ...] = ()  # triggers that hold
+    reasons: tuple[str, ...] = ()  # descriptions of the triggers that hold
     num_labels: int = 0  # labelled answers that count for the cycle
-    served: str = ""  # version
+    served: str = ""  # version of the served model
     candidate: CandidateFacts = CandidateFacts()
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """The next action and the reason for it; `outcome` only of `end`."""
+    """The next action and its reason; only "end" has an outcome."""
 
     action: Action
     why: str = ""
@@ -56,7 +56,7 @@ class NextStep:
 
 
 def next_step(last: Cycle | None, facts: LoopFacts, params: LoopParams) -> NextStep:
-    """Return the step after those in the journal. `last` is the last cycle, open or not."""
+    """Return the next step; `last` is the journal's last cycle, open or ended, None at first."""
     if last is None or not last.is_open:
         return _between_cycles(last, facts, params)
     is_requested = last.has("requested")

@@ -1,9 +1,9 @@
-"""The steps of the loop on a real project and service.
+"""Takes the steps of the loop on a real project and service.
 
-Each step calls the function of the verb that a person would use, and returns the detail that the
-journal keeps. A step may be repeated if the process was killed before the journal had it: files are
-replaced, a finished experiment is used again, and a rollout that was proposed is recognised by its
-reason in the history. slipway/loop/facts.py collects the facts.
+Each step calls the function behind the verb that a person would use, and returns the detail for the
+journal. If the process is killed before the journal has the step, the next call repeats it: files
+are replaced, a finished experiment is used again, and a rollout that was already proposed is
+recognised by its reason in the history. slipway/loop/facts.py collects the facts.
 """
 
 import json
@@ -63,7 +63,7 @@ class LoopProject(ObservedProject):
     """The project in the working directory, with the steps that change it."""
 
     def take(self, step: NextStep, cycle: Cycle, now: float) -> dict[str, Any]:
-        """Take a step of a cycle, and return its detail for the journal."""
+        """Take one step of a cycle, and return its detail for the journal."""
         match step.action:
             case "trigger":
                 return self._trigger(step)
@@ -118,7 +118,8 @@ class LoopProject(ObservedProject):
         place = DATA / f"{cycle.number:04d}"
         callers = {(label.request_id, label.item): key_name(label.caller) for label in labels}
         since = cycle.detail("triggered")["since"]
-        # Earlier rows, and those that the label queue chose, are trained on and not compared on.
+        # Rows from before the trigger, and rows that the label queue chose, are used for training
+        # but not for the comparison: their key is "".
         keys = [
             caller if item.key[2] >= since and not is_chosen(caller) else ""
             for item in collected.items
@@ -174,7 +175,7 @@ class LoopProject(ObservedProject):
         }
 
     def _served_weights(self, cycle: Cycle) -> Path:
-        """Copy the weights of the served model beside the cycle's data."""
+        """Copy the served model's weights to the folder of the cycle's data; return the copy."""
         bundle = self.served()
         wanted = bundle.manifest.lineage.digests.get(WEIGHTS.as_posix())
         known = [WEIGHTS, *sorted(self.folder.glob(f"*/{WEIGHTS.name}"))]
@@ -203,7 +204,7 @@ class LoopProject(ObservedProject):
         return self._copied_candidate(cycle, record)
 
     def _finished_run(self, cycle: Cycle) -> ExperimentRecord | None:
-        """Return the finished experiment of this cycle whose bundle still lies in artifacts/."""
+        """Return this cycle's finished experiment if its bundle is still in artifacts/."""
         for record in read_records():
             if record.name.startswith(f"loop-{cycle.number}-") and record.status == "done":
                 try:
@@ -214,7 +215,10 @@ class LoopProject(ObservedProject):
         return None
 
     def _copied_candidate(self, cycle: Cycle, record: ExperimentRecord) -> dict[str, Any]:
-        """Copy the candidate, so that a later training cannot change what was decided on."""
+        """Copy the candidate's bundle, so that a later training cannot replace it.
+
+        Returns the detail of the step `trained`.
+        """
         bundle = load_bundle(BUNDLE)
         bundle.verify()
         lineage, merged = bundle.manifest.lineage, cycle.detail("merged")
@@ -290,19 +294,19 @@ class LoopProject(ObservedProject):
         return {"outcome": outcome, "why": why, "comparison": comparison.model_dump(mode="json")}
 
     def _require_same_split(self, served: LoadedBundle) -> None:
-        """Raise LoopError if test rows may have been in the served model's training."""
+        """Raise LoopError if the served model may have been trained on present test rows."""
         before = served.manifest.lineage.params
         now = self.params.model_dump(mode="json")
         changed = [name for name in ("seed", "split") if before.get(name) != now[name]]
         if changed:
             raise LoopError(
                 f"{served.version} was trained with another {' and '.join(changed)}, expected the "
-                "present values of params.yaml: test rows of now may have trained it. Train and "
-                "deploy a model with these values first."
+                "present values of params.yaml: it may have been trained on present test rows. "
+                "Train and deploy a model with these values first."
             )
 
     def _propose(self, cycle: Cycle, mode: Action) -> dict[str, Any]:
-        """Propose the candidate as a shadow or a canary, unless this cycle has done so."""
+        """Propose the candidate as a shadow or a canary, unless this cycle already has."""
         assert mode in ("shadow", "canary")
         trained = cycle.detail("trained")
         if self.stage_of(cycle, mode):
@@ -342,7 +346,7 @@ class LoopProject(ObservedProject):
     def _request(self, cycle: Cycle, now: float) -> dict[str, Any]:
         path = self.place(cycle.number) / REQUEST
         trained, compared = cycle.detail("trained"), cycle.detail("compared")
-        if not path.exists():  # a killed process may have written it, and somebody read it
+        if not path.exists():  # else a killed process wrote it, and somebody may have read it
             triggered = cycle.detail("triggered")
             request = new_request(
                 cycle=cycle.number,
@@ -374,7 +378,7 @@ class LoopProject(ObservedProject):
         }
 
     def _notify(self, cycle: Cycle) -> dict[str, Any]:
-        """Send the request to the web hook. Its id lets the receiver drop a repetition."""
+        """Send the decision request to the web hook; its id lets the receiver drop a repetition."""
         requested = cycle.detail("requested")
         path = self.folder / requested["path"]
         assert self.loop.webhook is not None
@@ -396,7 +400,7 @@ class LoopProject(ObservedProject):
             ) from error
 
     def _end(self, cycle: Cycle, step: NextStep) -> dict[str, Any]:
-        """End a cycle. Unless it was promoted, params.yaml gets its former values back."""
+        """End the cycle; unless the candidate was promoted, restore the values of params.yaml."""
         if step.outcome != "promoted":
             facts = self.candidate_facts(cycle)
             if facts.shadow == "running" or facts.canary == "running":

@@ -1,11 +1,13 @@
-"""The reasons to train again: confirmed drift, quality below its objective, enough new labels.
+"""The triggers of a new training: confirmed drift, missed quality objective, enough new labels.
 
-**Drift** is confirmed if two windows in a row drifted in the same feature. A row is in one window
-only, so the second window is new evidence. Without drift a window alarms with probability 1 / (30
-W) for W windows a day, so a confirmed alarm is expected at most once in 30 W times 30 days.
+**Drift** is confirmed if the same feature drifted in two consecutive windows. No row is in both
+windows, so the second one is independent evidence. Without drift a window alarms with probability
+1 / (30 W), where W is the number of windows a day; a false confirmation is then expected at most
+once in 30 W times 30 days.
 
-**Quality** and **labels** do not count labels of suspicious keys (slipway/loop/label_keys.py).
-**Quality** leaves out rows that the label queue chose, which are harder than the traffic.
+**Quality** and **labels** leave out the labels of suspicious keys (slipway/loop/label_keys.py).
+**Quality** also leaves out rows that the label queue chose, because they are harder than the usual
+traffic.
 """
 
 from collections.abc import Sequence
@@ -19,11 +21,14 @@ from slipway.traffic.monitoring_records import JoinedLabel, JudgedWindow
 
 
 def confirmed_drift(windows: Sequence[JudgedWindow], after: float) -> tuple[str, float] | None:
-    """Return the reason and the begin of the first drift that a later window confirms.
+    """Find the first drift that the next window confirms.
 
     Args:
-        windows: of one model, the oldest first; variants are judged on their own.
-        after: earlier windows do not count; seconds since 1970.
+        windows: drift windows of one model, the oldest first; each variant is judged separately.
+        after: windows that began earlier do not count; seconds since 1970.
+
+    Returns:
+        The reason in words and the begin of the drift (seconds since 1970), or None.
     """
     by_variant: dict[str, list[JudgedWindow]] = {}
     for window in windows:
@@ -39,9 +44,10 @@ def confirmed_drift(windows: Sequence[JudgedWindow], after: float) -> tuple[str,
 def missed_objective(
     manifest: Bundle, labels: Sequence[JoinedLabel], objective: dict[str, Gate]
 ) -> str:
-    """Describe the first metric whose whole interval misses its objective; "" for none.
+    """Describe the first metric whose whole confidence interval misses its objective.
 
-    `labels` are those of the model's answers, the last joined first.
+    `labels` are the labels of this model's answers, the latest first. Returns "" if every objective
+    is met or there are too few labels.
     """
     own = [label for label in labels if not label.is_chosen][:NUM_JUDGED]
     joined = [(label.truth, label.predicted) for label in own]
@@ -59,7 +65,7 @@ def missed_objective(
 
 
 def enough_labels(num_new: int, params: LoopParams) -> str:
-    """Describe the number of new labels if it is enough; "" otherwise."""
+    """Return "N new labels" if they are enough to trigger a training; "" otherwise."""
     wanted = params.triggers.new_labels
     return f"{num_new} new labels" if wanted is not None and num_new >= wanted else ""
 

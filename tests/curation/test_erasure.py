@@ -111,7 +111,7 @@ def state_of(project: Path) -> dict[str, Any]:
     }
 
 
-def test_the_person_goes_and_similar_names_stay(
+def test_erase_removes_the_persons_rows_and_keeps_similar_names(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = state_of(project)
@@ -137,7 +137,7 @@ def test_the_person_goes_and_similar_names_stay(
     assert "anna" not in json.dumps(report)
 
 
-def test_nothing_is_removed_before_somebody_agrees(
+def test_erase_removes_nothing_without_confirmation(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = state_of(project)
@@ -149,7 +149,7 @@ def test_nothing_is_removed_before_somebody_agrees(
     assert state_of(project) == before
 
 
-def test_a_model_of_another_version_of_the_data_is_judged_by_the_cache_or_not_at_all(
+def test_a_model_of_older_data_is_judged_only_if_dvcs_cache_has_that_version(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = b"person,target\nbob,1\n"
@@ -187,7 +187,9 @@ def refusal(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_wrong_selections_are_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_erase_refuses_a_selection_that_is_empty_or_ambiguous(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "no row is selected" in refusal(capsys=capsys)
     assert "compared as a whole" in refusal("--group", "Anna", capsys=capsys)
     writer = SegmentWriter(project / "log", MIB, 1)
@@ -201,7 +203,7 @@ def test_wrong_selections_are_refused(project: Path, capsys: pytest.CaptureFixtu
     assert "slipway loop stop" in refusal("--group", "anna", capsys=capsys)
 
 
-def test_a_killed_erasure_that_is_repeated_ends_the_same(
+def test_a_killed_erasure_ends_with_the_same_files_and_report_when_repeated(
     project: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     untouched = tmp_path_factory.mktemp("untouched") / "project"

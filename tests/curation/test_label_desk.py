@@ -56,7 +56,7 @@ def callers(state: Path) -> dict[str, tuple[str | None, str | None]]:
     return {one.request_id: (one.label, one.caller) for one in read_ground_truth(state)}
 
 
-def test_labels_are_stored_with_the_name_and_chosen_rows_measure_no_quality(
+def test_labels_are_stored_with_the_labeller_and_chosen_rows_do_not_count_as_quality(
     desk: LabelDesk, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -75,7 +75,7 @@ def test_labels_are_stored_with_the_name_and_chosen_rows_measure_no_quality(
     assert desk.next_row()["row"]["request_id"] == "r-2"
 
 
-def test_a_wrong_answer_is_refused_and_stores_nothing(desk: LabelDesk, tmp_path: Path) -> None:
+def test_an_invalid_answer_is_refused_and_stores_nothing(desk: LabelDesk, tmp_path: Path) -> None:
     wrong: list[Any] = [
         answer("r-9", LABELS[0]),
         answer("r-1", "purple"),
@@ -90,7 +90,7 @@ def test_a_wrong_answer_is_refused_and_stores_nothing(desk: LabelDesk, tmp_path:
     assert desk.next_row()["left"] == 2
 
 
-def test_rows_leave_when_they_expire_are_labelled_elsewhere_or_their_id_is_reused(
+def test_rows_leave_the_queue_when_expired_labelled_elsewhere_or_their_id_is_reused(
     desk: LabelDesk, tmp_path: Path
 ) -> None:
     erase_lines(tmp_path / "log", {"r-1"})
@@ -112,7 +112,9 @@ def test_a_label_whose_process_was_killed_is_stored_at_the_next_start(
     assert callers(tmp_path / "state") == {"r-1": (LABELS[2], "chosen:ben")}
 
 
-def test_chosen_rows_start_no_training_and_accuse_no_labeller(desk: LabelDesk) -> None:
+def test_labels_of_chosen_rows_trigger_no_training_and_make_no_key_suspicious(
+    desk: LabelDesk,
+) -> None:
     wrong = [JoinedLabel("chosen:anna", LABELS[1], LABELS[0], 1.0, 2.0)] * 100
     right = [JoinedLabel("shop", LABELS[0], LABELS[0], 1.0, 2.0)] * 100
     objective = {"accuracy": Gate(min=0.9, max=None)}
@@ -124,7 +126,7 @@ def test_chosen_rows_start_no_training_and_accuse_no_labeller(desk: LabelDesk) -
 
 
 @pytest.mark.process
-def test_the_page_is_for_those_who_know_its_address_and_shows_markup_as_text(
+def test_the_page_needs_its_secret_address_and_shows_markup_as_text(
     desk: LabelDesk,
 ) -> None:
     server = label_server(desk, 0)
@@ -157,7 +159,7 @@ def test_the_page_is_for_those_who_know_its_address_and_shows_markup_as_text(
 
 
 @pytest.mark.nightly
-def test_labels_reach_the_database_that_services_share(
+def test_labels_are_written_to_the_database_that_services_share(
     desk: LabelDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cluster() as postgres:

@@ -8,7 +8,7 @@ from tests.loop.cases import comparison, loop_params
 LOOP = loop_params(max_forgetting=0.03)
 
 
-def test_a_gain_on_recent_rows_without_a_loss_on_old_ones_is_proposed() -> None:
+def test_a_candidate_that_gains_on_recent_rows_and_loses_nothing_on_old_ones_is_proposed() -> None:
     outcome, why = judge(comparison((0.9, 0.7), (0.9, 0.9)), "passed", LOOP)
     assert outcome is None
     assert why.startswith("on recent rows accuracy is 0.")
@@ -20,7 +20,7 @@ def test_a_candidate_that_forgets_the_old_rows_is_worse() -> None:
     assert "forgets" in why
 
 
-def test_the_same_quality_is_no_gain_unless_none_is_required() -> None:
+def test_a_candidate_of_equal_quality_is_proposed_only_if_no_gain_is_required() -> None:
     same = comparison((0.9, 0.9), (0.9, 0.9))
     assert judge(same, "passed", LOOP)[0] == "no_gain"
     relaxed = loop_params(require_gain=False, max_forgetting=0.05)
@@ -50,7 +50,7 @@ def test_a_gain_that_rests_on_one_key_is_not_proposed() -> None:
     assert "rests on the labels of key b alone" in why
 
 
-def test_labels_of_too_few_keys_are_refused() -> None:
+def test_a_candidate_is_refused_if_too_few_keys_labelled_the_recent_rows() -> None:
     one = comparison((0.9, 0.7), (0.9, 0.9), {"a": 300})
     assert judge(one, "passed", LOOP)[0] is None
     outcome, why = judge(one, "passed", loop_params(min_keys=2, max_forgetting=0.03))
@@ -58,7 +58,7 @@ def test_labels_of_too_few_keys_are_refused() -> None:
     assert "loop.min_keys is 2" in why
 
 
-def test_too_few_rows_are_not_judged() -> None:
+def test_a_candidate_is_refused_if_there_are_too_few_recent_test_rows() -> None:
     few = comparison((0.9, 0.7), (0.9, 0.9), {"a": MIN_ROWS - 1})
     assert judge(few, "passed", LOOP) == (
         "refused",
@@ -66,7 +66,7 @@ def test_too_few_rows_are_not_judged() -> None:
     )
 
 
-def test_a_key_that_the_candidate_contradicts_ends_the_cycle() -> None:
+def test_a_key_whose_labels_the_candidate_contradicts_ends_the_cycle() -> None:
     """The served model is wrong on recent rows, so its errors did not show the wrong labels."""
     wrong = comparison(
         (0.9, 0.6), (0.9, 0.9), {"a": 300, "bad": 100}, outputs_of_key={"bad": (0.53, 0.6)}

@@ -75,7 +75,7 @@ def refusal(
     return str(error.value)
 
 
-def test_a_decision_on_the_requested_version_is_taken(tmp_path: Path) -> None:
+def test_a_decision_on_the_requested_version_is_accepted(tmp_path: Path) -> None:
     cycle = requested(tmp_path)
     assert check_decision(decision_on(cycle), cycle, tmp_path, NOW + 60, []).version == "aaaa"
 
@@ -115,13 +115,15 @@ def test_an_expired_decision_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
-def test_a_decision_whose_clock_jumped_is_refused(tmp_path: Path, seconds: float) -> None:
+def test_a_decision_dated_before_the_request_or_in_the_future_is_refused(
+    tmp_path: Path, seconds: float
+) -> None:
     cycle = requested(tmp_path)
     found = refusal(decision_on(cycle, time=NOW + 60 + seconds), cycle, tmp_path)
     assert "Set the clocks" in found
 
 
-def test_a_changed_request_is_refused(tmp_path: Path) -> None:
+def test_a_decision_on_a_request_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     cycle = requested(tmp_path)
     path = tmp_path / "0001/request.json"
     path.write_text(path.read_text().replace('"gates": "passed"', '"gates": "missed"'))
@@ -139,7 +141,7 @@ def key_pair(folder: Path, name: str) -> tuple[Path, Path]:
     return private, public
 
 
-def test_with_approvers_only_their_signature_decides(tmp_path: Path) -> None:
+def test_with_approvers_a_decision_needs_the_signature_of_one_of_them(tmp_path: Path) -> None:
     cycle = requested(tmp_path)
     (anna, anna_public), (_, ben_public) = (key_pair(tmp_path, name) for name in ("anna", "ben"))
     decision = signed(decision_on(cycle), anna)
@@ -156,7 +158,7 @@ def test_with_approvers_only_their_signature_decides(tmp_path: Path) -> None:
         assert "by no key" in refusal(changed, cycle, tmp_path, NOW + 60, *both)
 
 
-def test_a_key_that_is_none_is_named(tmp_path: Path) -> None:
+def test_error_for_a_file_that_holds_no_key_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("no key")
     cycle = requested(tmp_path)
     with pytest.raises(LoopError, match=r"cannot sign .* expected a private key"):

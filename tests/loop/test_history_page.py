@@ -94,7 +94,7 @@ def test_page_of_the_history_shows_who_decided_and_escapes_every_text(
 
 
 @pytest.mark.parametrize("damaged", [HISTORY, f"{FOLDER}/{JOURNAL}"])
-def test_no_page_of_a_broken_chain_is_written(
+def test_no_page_is_written_from_a_history_with_a_broken_chain(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -112,7 +112,7 @@ def test_no_page_of_a_broken_chain_is_written(
     assert not (tmp_path / "history.html").exists()
 
 
-def test_period_of_a_model_has_its_proposal_and_its_end() -> None:
+def test_each_served_period_has_its_proposal_and_its_end() -> None:
     def entry(number: int, what: Any, model: str, stable: str | None, by: str = "") -> Entry:
         served = Served(version=stable) if stable else None
         return Entry(

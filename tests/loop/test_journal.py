@@ -22,7 +22,7 @@ def test_steps_are_grouped_by_cycle(tmp_path: Path) -> None:
     assert second.detail("triggered") == {"reasons": ["labels"]}
 
 
-def test_a_cut_last_line_is_written_again(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_replaced_by_the_next_step(tmp_path: Path) -> None:
     path = three_steps(tmp_path)
     whole = path.read_bytes()
     begin = whole[:-1].rindex(b"\n") + 1
@@ -33,7 +33,7 @@ def test_a_cut_last_line_is_written_again(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_every_flipped_byte_of_a_complete_line_is_refused(tmp_path: Path) -> None:
+def test_a_journal_with_any_changed_byte_is_refused(tmp_path: Path) -> None:
     path = three_steps(tmp_path)
     whole = path.read_bytes()
     last = whole[:-1].rindex(b"\n") + 1
@@ -43,7 +43,7 @@ def test_every_flipped_byte_of_a_complete_line_is_refused(tmp_path: Path) -> Non
             read_journal(path)
 
 
-def test_a_removed_line_is_refused(tmp_path: Path) -> None:
+def test_a_journal_with_a_removed_line_is_refused(tmp_path: Path) -> None:
     path = three_steps(tmp_path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[2])

@@ -33,7 +33,7 @@ def test_a_key_with_30_percent_wrong_labels_is_named() -> None:
     assert record.text.startswith("no key: its 200 labels contradict the model by 0.3")
 
 
-def test_the_key_is_named_although_it_sends_most_labels() -> None:
+def test_a_bad_key_is_named_although_it_sends_most_labels() -> None:
     rest = [one for number in range(3) for one in labels_of(f"k{number}", 60, 0.05, number)]
     assert names([*rest, *labels_of("bad", 2000, 0.335, 9)]) == ["bad"]
 
@@ -44,13 +44,13 @@ def test_a_second_bad_key_is_not_hidden_by_the_first() -> None:
     assert sorted(names([*rest, *bad])) == ["bad", "worse"]
 
 
-def test_a_shift_for_all_keys_names_none() -> None:
+def test_errors_that_rise_for_all_keys_make_none_suspicious() -> None:
     assert not names(
         [one for number in range(5) for one in labels_of(f"k{number}", 200, 0.4, number)]
     )
 
 
-def test_honest_keys_are_named_in_less_than_one_of_1000_checks() -> None:
+def test_honest_keys_are_never_named_in_300_checks() -> None:
     random = np.random.default_rng(5)
     named = 0
     for check in range(300):
@@ -68,18 +68,18 @@ def test_honest_keys_are_named_in_less_than_one_of_1000_checks() -> None:
 
 
 @pytest.mark.parametrize("num_labels", [29, 30])
-def test_fewer_than_30_labels_name_nobody(num_labels: int) -> None:
+def test_a_key_with_fewer_than_30_labels_is_not_named(num_labels: int) -> None:
     found = names([*labels_of("a", 300, 0.05), *labels_of("bad", num_labels, 1.0)])
     assert found == (["bad"] if num_labels == 30 else [])
 
 
-def test_a_trusted_key_is_not_named_and_is_compared_with() -> None:
+def test_a_trusted_key_is_never_named() -> None:
     labels = [*labels_of("a", 300, 0.05), *labels_of("bad", 300, 0.5, 1)]
     assert names(labels) == ["bad"]
     assert names(labels, "bad") == []
 
 
-def test_numbers_are_compared_by_their_distance() -> None:
+def test_for_numeric_labels_the_key_with_larger_distances_is_named() -> None:
     random = np.random.default_rng(2)
 
     def numbers(key: str, scale: float) -> list[JoinedLabel]:
@@ -90,7 +90,7 @@ def test_numbers_are_compared_by_their_distance() -> None:
     assert names([*numbers("a", 1), *numbers("b", 1), *numbers("bad", 3)]) == ["bad"]
 
 
-def test_an_honest_key_that_came_after_a_shift_is_not_named() -> None:
+def test_an_honest_key_whose_labels_begin_after_a_shift_is_not_named() -> None:
     early = [one for key in "ab" for one in labels_of(key, 400, 0.05)]
     late = [
         replace(one, answered=1.0)

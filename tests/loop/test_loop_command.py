@@ -24,7 +24,7 @@ def project(tmp_path: Path) -> LoopProject:
     return LoopProject(params, Settings(state=tmp_path / "state"), tmp_path)
 
 
-def test_without_the_section_the_loop_is_off(
+def test_without_the_section_loop_the_command_says_that_the_loop_is_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path)
@@ -33,7 +33,7 @@ def test_without_the_section_the_loop_is_off(
         open_project()
 
 
-def test_a_service_that_serves_the_projects_artifacts_is_refused(
+def test_the_loop_refuses_a_service_that_serves_the_projects_own_artifacts(
     project: LoopProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -43,7 +43,7 @@ def test_a_service_that_serves_the_projects_artifacts_is_refused(
     assert not (project.folder / JOURNAL).exists()
 
 
-def test_a_clock_that_was_set_back_is_refused(project: LoopProject) -> None:
+def test_the_loop_refuses_a_clock_that_was_set_back(project: LoopProject) -> None:
     append_step(project.folder / JOURNAL, 1, "triggered", {}, 10_000.0)
     with pytest.raises(LoopError, match=r"The clock|the clock says .* Set the clock"):
         advance(project, clock=lambda: 9_000.0)

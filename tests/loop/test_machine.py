@@ -100,7 +100,7 @@ def test_a_request_expires_without_a_decision(tmp_path: Path) -> None:
     assert (step.action, step.outcome) == ("end", "expired")
 
 
-def test_another_served_model_ends_the_cycle_before_the_canary(tmp_path: Path) -> None:
+def test_a_change_of_the_served_model_ends_the_cycle_before_the_canary(tmp_path: Path) -> None:
     for number, last in enumerate(("triggered", "trained", "notified", "decided")):
         cycle = cycle_until(tmp_path / str(number), last)
         step = next_step(cycle, facts(served="other"), loop_params())
@@ -117,7 +117,7 @@ def test_a_promoted_canary_ends_the_cycle_although_it_is_served_now(tmp_path: Pa
 
 
 @pytest.mark.parametrize("last", ["compared", "decided"])
-def test_steps_of_the_rollout_wait_for_the_service_and_other_candidates(
+def test_shadow_and_canary_wait_while_the_service_is_down_or_another_candidate_runs(
     tmp_path: Path, last: str
 ) -> None:
     cycle = cycle_until(tmp_path, last)
@@ -125,7 +125,9 @@ def test_steps_of_the_rollout_wait_for_the_service_and_other_candidates(
         assert next_step(cycle, facts(candidate=candidate), loop_params()).action == "wait"
 
 
-def test_a_cycle_waits_for_labels_and_a_trigger_for_the_pause(tmp_path: Path) -> None:
+def test_a_cycle_waits_for_labels_and_a_new_trigger_for_the_pause_after_a_cycle(
+    tmp_path: Path,
+) -> None:
     cycle = cycle_until(tmp_path / "1", "triggered")
     assert next_step(cycle, facts(num_labels=99), loop_params()).action == "wait"
     ended = cycle_until(tmp_path / "2", "ended")
@@ -156,7 +158,7 @@ def test_a_web_hook_that_fails_does_not_end_the_cycle(tmp_path: Path) -> None:
     assert "new" in step.why
 
 
-def test_a_shadow_that_ended_takes_the_request_back(tmp_path: Path) -> None:
+def test_a_shadow_that_ends_also_ends_the_cycle_and_its_request(tmp_path: Path) -> None:
     ended = CandidateFacts(2, shadow="ended", why="it answers NaN")
     for number, last in enumerate(("shadowed", "notified")):
         cycle = cycle_until(tmp_path / str(number), last)

@@ -41,7 +41,7 @@ def test_windows_of_two_variants_do_not_confirm_each_other() -> None:
     assert confirmed_drift([*windows("a"), *windows("a", model="v/int8")], 0.0) is None
 
 
-def test_windows_from_before_the_last_cycle_do_not_count() -> None:
+def test_drift_windows_from_before_the_last_cycle_do_not_count() -> None:
     assert confirmed_drift(windows("a", "a", "a"), after=100.0) == (
         "drift of a in two windows in a row",
         100.0,
@@ -68,7 +68,7 @@ def test_quality_triggers_only_if_the_whole_interval_misses_the_objective(
     assert not missed_objective(manifest, labels(0, 29), objective)  # too few rows
 
 
-def test_new_labels_trigger_from_their_number_on() -> None:
+def test_new_labels_trigger_a_training_once_there_are_enough() -> None:
     params = loop_params(triggers={"drift": False, "objective": None, "new_labels": 50})
     assert enough_labels(50, params) == "50 new labels"
     assert not enough_labels(49, params)
