@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ import yaml
 
 from bench.conditions import conditions
 from slipway.artifacts.certificate import read_certificate
+from slipway.profiling.utilisation import matrix_rate
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation.record import read_metrics
 from slipway.system import files
@@ -80,31 +80,24 @@ class Part:
 
 def rates(machine: Machine) -> Iterator[str]:
     """Measure the machine's limits: matrix products of each dtype, and copies to the GPU."""
-    side = machine.size(8192, 512)
     device = "cuda" if machine.on_gpu else "cpu"
-    yield f"| Product of {side}x{side} matrices | TFLOP/s |"
+    yield "| Products of square matrices | TFLOP/s |"
     yield "|---|---|"
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-        seconds = _median_seconds(partial(torch.matmul, left, right), machine)
-        yield f"| {str(dtype).removeprefix('torch.')} | {2 * side**3 / seconds / 1e12:,.2f} |"
+        rate = matrix_rate(dtype, device)
+        yield f"| {str(dtype).removeprefix('torch.')} | {rate / 1e12:,.2f} |"
     if machine.on_gpu:
         pinned = torch.empty(2**28, dtype=torch.uint8).pin_memory()
-        seconds = _median_seconds(lambda: pinned.to("cuda", non_blocking=True), machine)
+        seconds = statistics.median(_copy_seconds(pinned) for _ in range(10))
         yield f"\nPinned memory is copied to the GPU at {len(pinned) / seconds / 1e9:.1f} GB/s."
 
 
-def _median_seconds(call: Callable[[], Any], machine: Machine) -> float:
-    def timed() -> float:
-        begin = time.perf_counter()
-        call()
-        if machine.on_gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
-    for _ in range(3):
-        timed()
-    return statistics.median(timed() for _ in range(10))
+def _copy_seconds(pinned: torch.Tensor) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    pinned.to("cuda", non_blocking=True)
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
 
 
 def strategies(machine: Machine) -> Iterator[str]:

@@ -23,9 +23,9 @@ from torch.profiler import ProfilerActivity, profile
 from bench.conditions import conditions
 from bench.gpu import ROOT, join_cifar10, python_path, run_stages, set_params, write_project_of
 from slipway.config.params import load_params
-from slipway.planning.step_memory import step_flop
 from slipway.profiling.measured_run import MeasuredRun, ProfiledProject
 from slipway.profiling.step_times import PARTS, Round
+from slipway.profiling.utilisation import flop_of_step, matrix_rate
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation.record import read_metrics
 from slipway.system import files
@@ -39,7 +39,7 @@ FULL_MINUTES, GOAL = 25.0, 0.90
 AIRBENCH_FLOP, UTILISATION = 3.6e14, 0.45  # Jordan 2024, arXiv:2404.00498: 94 %
 MOST_EPOCHS = 16
 RESERVE_S = 45.0  # start, validation and the model's files
-NUM_IMAGES, NUM_ROUNDS, MEASURING_S, SIDE = 50_000, 3, 60.0, 2048
+NUM_IMAGES, NUM_ROUNDS, MEASURING_S = 50_000, 3, 60.0
 RECIPE: dict[str, dict[str, Any]] = {
     "data": {"split_column": "part"},
     "clean": {"max_bad_fraction": 0.2},
@@ -66,17 +66,6 @@ RECIPE: dict[str, dict[str, Any]] = {
     },
     "evaluate": {"gates": {}},
 }
-
-
-def matrix_rate(dtype: torch.dtype) -> float:
-    """Return the best of ten products of square matrices, in FLOP/s."""
-    left, right = (torch.randn(SIDE, SIDE, dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(11):
-        begin = time.perf_counter()
-        torch.matmul(left, right)
-        seconds.append(time.perf_counter() - begin)
-    return 2 * SIDE**3 / min(seconds[1:])
 
 
 def steps_of(project: ProfiledProject, precision: str) -> Round:
@@ -152,10 +141,12 @@ def main() -> None:
     profiled = ProfiledProject(params, *paths, folder, SCRATCH / "rounds")
     data = open_data(*paths)
     network = build_network(network_spec(params.train, data.manifest))
-    flop = step_flop(network, params.train, rows)
     dtypes = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16}
-    rates = {name: matrix_rate(dtype) for name, dtype in dtypes.items()}
-    steps = {name: steps_of(profiled, name) for name in dtypes}
+    rates, steps = dict[str, float](), dict[str, Round]()
+    for name, dtype in dtypes.items():
+        steps[name] = steps_of(profiled, name)
+        rates[name] = max(matrix_rate(dtype) for _ in range(NUM_ROUNDS))
+    flop = flop_of_step(profiled, list(steps.values()))
     chosen = min(steps, key=lambda name: steps[name].step_ms)
     steps_per_epoch = data.num_train // rows
     epoch_s = steps_per_epoch * steps[chosen].step_ms / 1000

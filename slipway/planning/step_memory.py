@@ -135,10 +135,13 @@ def step_flop(
     params: TrainParams,
     rows: int,
     part: Callable[[Network], None] | None = None,
+    length: int | None = None,
 ) -> int:
     """Count the floating-point operations of forward and backward on `rows` rows.
 
-    `part` removes from a copy of the network what other processes compute.
+    Args:
+        part: removes from a copy of the network what other processes compute.
+        length: of a row of tokens; None for the longest that the network reads.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
@@ -147,7 +150,7 @@ def step_flop(
         if part:
             part(copied)
         with FlopCounterMode(display=False) as counter:
-            _forward_backward(copied, params, rows, nullcontext(), accumulates=False)
+            _forward_backward(copied, params, rows, nullcontext(), accumulates=False, length=length)
     return int(counter.get_total_flops())
 
 
@@ -185,6 +188,7 @@ def _forward_backward(
     *,
     accumulates: bool,
     num_forward: int = 0,
+    length: int | None = None,
 ) -> None:
     """Run forward and backward; without accumulation the old gradients are freed in between.
 
@@ -194,7 +198,7 @@ def _forward_backward(
     if num_forward and not accumulates:
         network.zero_grad()
     for _ in range(num_forward or 1):
-        inputs, targets = _batch(network, rows)
+        inputs, targets = _batch(network, rows, length)
         with autocast:
             losses.append(RowLosses(network, params)(network(inputs), targets).mean())
     if not accumulates:
@@ -202,12 +206,13 @@ def _forward_backward(
     losses.pop(0).backward()
 
 
-def _batch(network: Network, rows: int) -> tuple[Tensor, Tensor]:
+def _batch(network: Network, rows: int, length: int | None) -> tuple[Tensor, Tensor]:
     contract = network.spec.input
     target_dtype = getattr(torch, kind_of(network.spec.task).target.dtype)
     targets = torch.zeros(rows, dtype=target_dtype)
     dtype = torch.from_numpy(np.empty(0, contract.dtype)).dtype
-    return torch.zeros((rows, *contract.shape), dtype=dtype), targets
+    shape = contract.shape if length is None else (length,)
+    return torch.zeros((rows, *shape), dtype=dtype), targets
 
 
 def parameter_counts(network: nn.Module) -> tuple[int, int]:

@@ -36,11 +36,13 @@ from slipway.profiling.report import (
     SettingsProposal,
     StepAccount,
     TrialResult,
+    Utilisation,
     median_loader,
     spread,
     step_account,
 )
 from slipway.profiling.step_times import Round
+from slipway.profiling.utilisation import flop_of_step, matrix_rates, utilisation
 from slipway.reports.pages.profile_page import profile_page, profile_text
 from slipway.system import files
 from slipway.system.arguments import CommandParser
@@ -75,7 +77,7 @@ def profile_project(
         loader = stack.enter_context(
             MeasuredRun(project, "loader", loader=True, strategy="single", devices=1)
         )
-        account, facts = _measure(project, current, fixed, loader, num_rounds)
+        account, facts, used = _measure(project, current, fixed, loader, num_rounds)
         tried = _run_trials(project, fixed, facts, num_rounds) if trials else []
     parts_ms = {part: value.median for part, value in account.parts_ms.items()}
     has_pixels = kind_of(project.params.data.task).input.has_pixels
@@ -83,6 +85,7 @@ def profile_project(
         machine=describe_machine(),
         runs_as=project.runs_as,
         account=account,
+        utilisation=used,
         bottleneck=find_bottleneck(parts_ms, facts, is_jpeg=project.is_jpeg),
         loader=facts.loader,
         raw=profile_input_pipeline(project.params, project.root) if has_pixels else None,
@@ -130,7 +133,7 @@ def _measure(
     fixed: MeasuredRun,
     loader: MeasuredRun,
     num_rounds: int,
-) -> tuple[StepAccount, Facts]:
+) -> tuple[StepAccount, Facts, Utilisation | None]:
     """Time the three runs in turns, after one round of warm-up each."""
     placement, train = project.placement, project.params.train
     has_peers = placement.world_size > 1
@@ -140,8 +143,10 @@ def _measure(
     loader.time_loader()
     rounds: dict[str, list[Round]] = {"plain": [], "synchronised": [], "silent": [], "fixed": []}
     loads: list[LoaderTimes] = []
+    rates: list[dict[str, float]] = []
     for _ in range(num_rounds):
         rounds["plain"].append(current.time_steps())
+        rates.append(matrix_rates(placement))
         if synchronises:
             rounds["synchronised"].append(current.time_steps(synchronised=True))
         if has_peers and placement.strategy == "ddp":
@@ -164,7 +169,10 @@ def _measure(
         num_processes=placement.devices,
         num_cores=num_cores(),
     )
-    return account, facts
+    used = None
+    if not train.freeze_epochs and (flop := flop_of_step(project, rounds["plain"])):
+        used = utilisation(placement, flop, rounds["plain"], rates)
+    return account, facts, used
 
 
 def _run_trials(
@@ -240,6 +248,11 @@ def _notes(project: ProfiledProject, facts: Facts, account: StepAccount) -> list
         notes.append(
             "Communication is the time inside DeepSpeed's collectives, one at a time; overlap in a "
             "real step is not separated."
+        )
+    if project.params.train.freeze_epochs:
+        notes.append(
+            "A step's operations are not counted: train.freeze_epochs trains other parts of the "
+            "network in other epochs."
         )
     if facts.num_workers:
         notes.append("Processor time of loader processes is not included in the trainer's.")

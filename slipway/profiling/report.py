@@ -28,6 +28,16 @@ class StepAccount(Contract):
     queued_share: float  # of the step, spent queueing for a core, summed over the trainer's threads
 
 
+class Utilisation(Contract):
+    """The operations of a step, beside the machine's own rate of matrix products."""
+
+    step_flop: int  # products, convolutions and attention, forward and backward, all processes
+    dtype: str  # of the training's products, such as "bfloat16"
+    num_devices: int  # GPUs; 1 for all cores of the CPU
+    rates: dict[str, float]  # FLOP/s of one device by dtype, products of square matrices
+    fraction: Spread  # of the rate of all devices in `dtype`
+
+
 class Bottleneck(Contract):
     """The largest part of a step."""
 
@@ -84,6 +94,7 @@ class ProfileReport(Contract):
     machine: str
     runs_as: str
     account: StepAccount
+    utilisation: Utilisation | None  # null if nothing is counted
     bottleneck: Bottleneck
     loader: LoaderTimes
     raw: InputPipelineProfile | None  # null for tables

@@ -43,6 +43,7 @@ class Round(Contract):
     parts_ms: dict[Part, float]
     processor_ms: float  # of all threads of the trainer, without loader processes
     queued_ms: float  # queueing for a core, summed over the trainer's threads
+    row_length: float  # of the inputs' second axis, such as tokens with their padding
 
 
 class RoundRequest(Contract):
@@ -77,7 +78,7 @@ class Clock:
         self.seconds[part] += now - self._last
         self._last, self._last_processor = now, time.process_time()
 
-    def round(self, num_steps: int) -> Round:
+    def round(self, num_steps: int, row_length: float) -> Round:
         """Return the mean step since the start."""
         scale = 1000 / num_steps
         return Round(
@@ -85,6 +86,7 @@ class Clock:
             parts_ms={part: seconds * scale for part, seconds in self.seconds.items()},
             processor_ms=(self._last_processor - self._processor_begin) * scale,
             queued_ms=(queued_seconds() - self._queued_begin) * scale,
+            row_length=row_length,
         )
 
 
@@ -144,6 +146,7 @@ class StepTimer(pl.Callback):
         self._request = RoundRequest(num_steps=1)
         self._first_step = self._last_step = 0
         self._active: Part = "other"
+        self._row_lengths: list[int] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.world_size > 1:
@@ -188,6 +191,7 @@ class StepTimer(pl.Callback):
     ) -> None:
         self._clock.end("optimizer")
         self._active = "other"
+        self._row_lengths.append(batch.inputs.shape[1])
         if trainer.global_step == self._last_step:  # gradients are still accumulated
             return
         self._last_step = trainer.global_step
@@ -206,12 +210,14 @@ class StepTimer(pl.Callback):
     def _start_clock(self, trainer: pl.Trainer) -> None:
         wait = partial(_wait_for_device, trainer)
         wait()
+        self._row_lengths = []
         self._clock.start(wait if self._request.synchronised else None)
 
     def _finish(self, trainer: pl.Trainer) -> None:
         _wait_for_device(trainer)
         self._clock.end("other")
-        self._report(self._clock.round(self._request.num_steps))
+        row_length = sum(self._row_lengths) / len(self._row_lengths)
+        self._report(self._clock.round(self._request.num_steps, row_length))
 
     def _time_collective(self, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Run a collective operation and wait for its end, so that nothing overlaps with it."""

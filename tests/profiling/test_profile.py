@@ -55,6 +55,10 @@ def test_profile_of_a_slow_transform_names_it_and_proposes_loader_processes(tmp_
     assert found.proposal is not None
     assert set(found.proposal.changes) == {"train.num_workers"}
     assert found.proposal.expected_gain > 1.3
+    used = found.utilisation
+    assert used is not None
+    assert list(used.rates) == ["float32", "bfloat16"]
+    assert 0 < used.fraction.median < 0.2, "most of the step waits for its batch"
 
 
 @pytest.mark.nightly(seconds=60)
@@ -92,6 +96,7 @@ def test_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
         found = [run.time_steps() for _ in range(3)]
     for each in found:
         assert sum(each.parts_ms.values()) == pytest.approx(each.step_ms, rel=0.01)
+        assert each.row_length == 8, "the side of its images"
 
 
 @pytest.mark.nightly

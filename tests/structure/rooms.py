@@ -38,7 +38,7 @@ ROOMS: Table = {
     "inference": (*RING_0, "predictor", "data"),
     "training": _BELOW_TRAINING,
     "planning": _BELOW_EXPORT,
-    "profiling": _BELOW_EXPORT,
+    "profiling": (*_BELOW_EXPORT, "planning"),
     "export": (*_BELOW_EXPORT, "drift"),
     "preflight": (*_BELOW_EXPORT, "drift", "planning", "export"),
     "experiments": (*_BELOW_EXPORT, "drift", "planning", "export", "preflight"),

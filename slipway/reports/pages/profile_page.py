@@ -41,6 +41,7 @@ def profile_text(report: Report) -> str:
         f"{report['account']['rows_per_second']:,.0f} rows/s, {report['runs_as']}",
         text_table(_PART_COLUMNS, _part_rows(report), "  "),
         f"bottleneck {bottleneck['name']}: {bottleneck['text']}",
+        *(f"compute    {line}" for line in _utilisation_lines(report["utilisation"])),
         text_table(_LOADER_COLUMNS, _loader_rows(report), "  "),
     ]
     if report["trials"]:
@@ -86,6 +87,9 @@ def _account(report: Report) -> Html:
         ("rows per second", f"{account['rows_per_second']:,.0f}", ""),
         ("bottleneck", bottleneck["name"], f"{bottleneck['share']:.0%} of a step"),
     ]
+    if used := report["utilisation"]:
+        fraction = f"{used['fraction']['median']:.0%}"
+        numbers.append(("of the rate of matrix products", fraction, used["dtype"]))
     bars = [StackedBar("present", _medians(account))]
     if report["proposal"]:
         bars.append(StackedBar("expected", {"": report["proposal"]["expected_step_ms"]}))
@@ -100,9 +104,30 @@ def _account(report: Report) -> Html:
         "A training step",
         tiles(numbers),
         paragraph(bottleneck["text"] + ".", "note"),
+        *(paragraph(line + ".", "note") for line in _utilisation_lines(report["utilisation"])),
         chart,
         table(_PART_COLUMNS, _part_rows(report), numeric=_PART_COLUMNS[1:]),
     )
+
+
+def _utilisation_lines(used: Report | None) -> list[str]:
+    if used is None:
+        return []
+    fraction, number = used["fraction"], used["num_devices"]
+    speed = used["rates"][used["dtype"]] * number * fraction["median"]
+    multiply = f"{number} GPUs multiply" if number > 1 else "the machine multiplies"
+    rates = ", ".join(f"{name} {_flop(rate)}/s" for name, rate in used["rates"].items())
+    return [
+        f"{_flop(used['step_flop'])} a step, {_flop(speed)}/s: {fraction['median']:.0%} "
+        f"({fraction['low']:.0%} to {fraction['high']:.0%}) of the rate at which {multiply} "
+        f"matrices in {used['dtype']}",
+        f"products of matrices {'on a GPU' if number > 1 else 'here'}: {rates}",
+    ]
+
+
+def _flop(value: float) -> str:
+    """Format floating-point operations, such as "183.2 GFLOP"."""
+    return f"{value / 1e12:,.4g} TFLOP" if value >= 1e12 else f"{value / 1e9:,.4g} GFLOP"
 
 
 def _medians(account: Report) -> dict[str, float]:

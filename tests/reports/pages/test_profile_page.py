@@ -28,6 +28,13 @@ REPORT: dict[str, Any] = {
     "machine": "2 cores (x86_64), no GPU",
     "runs_as": "single, 32-true, 1 on cpu",
     "account": _account(180.0),
+    "utilisation": {
+        "step_flop": 9_000_000_000,
+        "dtype": "float32",
+        "num_devices": 1,
+        "rates": {"float32": 2e11, "bfloat16": 1.5e12},
+        "fraction": _spread(0.5),
+    },
     "bottleneck": {
         "name": "reading",
         "share": 0.7273,
@@ -100,6 +107,22 @@ def test_profile_text_names_bottleneck_proposal_and_proof() -> None:
         assert words in text
     assert "expected 3.67 times as fast, measured 3.50 (3.15 to 4.20)" in text
     assert "precompute.num_workers: 8 would make it 13.5 s" in text
+
+
+def test_profile_states_the_rate_of_a_step_and_its_fraction_of_the_machines_own() -> None:
+    text = profile_text(REPORT)
+    assert "9 GFLOP a step, 100 GFLOP/s: 50% (45% to 60%) of the rate at which the machine" in text
+    assert "products of matrices here: float32 200 GFLOP/s, bfloat16 1.5 TFLOP/s" in text
+    assert "of the rate of matrix products" in profile_page(REPORT)
+    uncounted = {**REPORT, "utilisation": None}
+    assert "GFLOP" not in profile_text(uncounted) + profile_page(uncounted)
+
+
+def test_profile_names_the_rate_of_all_gpus() -> None:
+    used = {**REPORT["utilisation"], "num_devices": 8}
+    text = profile_text({**REPORT, "utilisation": used})
+    assert "9 GFLOP a step, 800 GFLOP/s" in text
+    assert "the rate at which 8 GPUs multiply matrices in float32" in text
 
 
 def test_profile_without_a_proposal_says_so_in_text_and_page() -> None:

@@ -1,0 +1,111 @@
+"""The fraction of the machine's own rate of matrix products that a training step reaches.
+
+A step's operations are those of its forward and backward pass that torch's `FlopCounterMode`
+counts: products, convolutions and attention. The rate is that of products of large square matrices
+in the same dtype, measured between the rounds of steps.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean, median
+
+import torch
+
+from slipway.planning.step_memory import step_flop
+from slipway.profiling.measured_run import ProfiledProject
+from slipway.profiling.report import Utilisation, spread
+from slipway.profiling.step_times import Round
+from slipway.system.cores import num_cores
+from slipway.training.distributed.strategies import Placement
+from slipway.training.job import network_spec, open_data
+from slipway.training.networks.networks import build_network
+
+_FIRST_SIDE, _MAX_SIDE = 256, 8192
+_LONG_S = 0.02  # a product of this time is large enough
+_NUM_PRODUCTS = 5
+_DTYPES = {"32-true": "float32", "bf16-mixed": "bfloat16", "16-mixed": "float16"}
+
+
+def matrix_rate(
+    dtype: torch.dtype, device: str = "cpu", clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Return the highest rate of products of square matrices, in FLOP/s.
+
+    The side doubles until a product takes 20 ms, is 8192, or does not fit into a GPU's memory. On
+    the CPU all cores compute it.
+    """
+    best, side, num_threads = 0.0, _FIRST_SIDE, torch.get_num_threads()
+    torch.set_num_threads(num_cores())
+    try:
+        while True:
+            seconds = _quickest_product(side, dtype, device, clock)
+            best = max(best, 2 * side**3 / seconds)
+            if seconds >= _LONG_S or side >= _MAX_SIDE:
+                return best
+            side *= 2
+    except torch.OutOfMemoryError:
+        if not best:
+            raise
+        return best
+    finally:
+        torch.set_num_threads(num_threads)
+        if device == "cuda":
+            torch.cuda.empty_cache()  # the training needs it
+
+
+def _quickest_product(
+    side: int, dtype: torch.dtype, device: str, clock: Callable[[], float]
+) -> float:
+    """Return the seconds of the quickest of several products, after one as a warm-up."""
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(1 + _NUM_PRODUCTS):
+        begin = clock()
+        torch.matmul(left, right)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(clock() - begin)
+    return min(seconds[1:])
+
+
+def matrix_rates(placement: Placement) -> dict[str, float]:
+    """Measure one device in float32, in bfloat16 and in the dtype of the training, in FLOP/s."""
+    names = dict.fromkeys(["float32", "bfloat16", _DTYPES[placement.precision]])
+    device = "cuda" if placement.accelerator == "gpu" else "cpu"
+    return {name: matrix_rate(getattr(torch, name), device) for name in names}
+
+
+def utilisation(
+    placement: Placement, flop: int, rounds: Sequence[Round], rates: Sequence[Mapping[str, float]]
+) -> Utilisation:
+    """Relate the operations of a step to the rates that were measured after each round.
+
+    Args:
+        flop: of a step of all processes.
+        rates: of one device by dtype, in FLOP/s. CPU processes share the machine's cores.
+    """
+    dtype = _DTYPES[placement.precision]
+    num_devices = placement.devices if placement.accelerator == "gpu" else 1
+    return Utilisation(
+        step_flop=flop,
+        dtype=dtype,
+        num_devices=num_devices,
+        rates={name: median(each[name] for each in rates) for name in rates[0]},
+        fraction=spread(
+            flop / (round_.step_ms / 1000) / (rate[dtype] * num_devices)
+            for round_, rate in zip(rounds, rates, strict=True)
+        ),
+    )
+
+
+def flop_of_step(project: ProfiledProject, rounds: Sequence[Round]) -> int:
+    """Count the operations of a step of the profiled training; tokens as long as in `rounds`."""
+    train = project.params.train
+    spec = network_spec(train, open_data(project.packed, project.augmented).manifest)
+    length = round(mean(each.row_length for each in rounds))
+    return step_flop(
+        build_network(spec),
+        train,
+        train.batch_size,
+        length=length if spec.input.varies_in_length else None,
+    )
