@@ -148,5 +148,5 @@ def test_clock_assigns_all_time_to_parts() -> None:
     clock = Clock()
     for part in PARTS * 50:
         clock.end(part)
-    found = clock.round(10)
+    found = clock.round(10, row_length=28.0)
     assert sum(found.parts_ms.values()) == pytest.approx(found.step_ms)
