@@ -1,4 +1,4 @@
-"""Drift features of a table's rows: its columns."""
+"""Drift features of table rows: one feature for each column."""
 
 from typing import Literal
 
@@ -25,7 +25,10 @@ def column_features(contract: ColumnContract) -> list[Feature]:
 
 
 def measure_columns(contract: ColumnContract, encoded: Float) -> Float:
-    """Standardised numbers (NaN where missing), booleans as 0 and 1, and category codes."""
+    """Return (rows, columns) float32: standardised numbers, booleans as 0 and 1, category codes.
+
+    Missing cells are NaN.
+    """
     num_numeric, num_indicated = len(contract.numeric), len(contract.indicated)
     features = np.array(encoded[:, :num_numeric], np.float32)
     indicator = num_numeric

@@ -46,7 +46,7 @@ def kolmogorov_tail(x: ArrayLike) -> Float:
     values = np.asarray(x, np.float64)
     signs = 2.0 * (-1.0) ** (_KOLMOGOROV_TERMS - 1)
     terms = signs * np.exp(-2 * np.square(_KOLMOGOROV_TERMS * values[..., None]))
-    is_tiny = values < 0.2  # the tail is 1 to 12 digits; the series converges badly
+    is_tiny = values < 0.2  # the series converges slowly there, and the tail is 1 to 12 digits
     return np.where(is_tiny, 1.0, np.clip(terms.sum(axis=-1), 0.0, 1.0))
 
 
@@ -54,10 +54,10 @@ def quadratic_form_tail(x: float, weights: Float) -> float:
     """Return P(sum of weights * Z**2 >= x) for independent standard normal Z and weights above 0.
 
     Saddlepoint approximation (D. Kuonen, Biometrika 86, 1999, 929-935). Its error is relative, so
-    it is accurate in the far tail. Values below the mean get 0.5, since none of them is surprising.
+    it is accurate in the far tail. Values below the mean are no evidence of drift and return 0.5.
     """
     mean = float(weights.sum())
-    if x <= mean * (1 + 1e-6):  # undefined at the mean itself
+    if x <= mean * (1 + 1e-6):  # the approximation is undefined at the mean
         return 1.0 if x <= 0 else 0.5
     point = _saddlepoint(x, weights)
     rest = 1 - 2 * point * weights
@@ -103,7 +103,7 @@ def quadratic_form_threshold(level: float, weights: tuple[float, ...]) -> float:
 
 
 def _invert(tail: Callable[[float], float], level: float, start: float) -> float:
-    """Return the x at which the falling function `tail` equals `level`; search from `start` up."""
+    """Return the x at which the decreasing function `tail` equals `level`, from `start` upwards."""
     low, high = 0.0, start
     while tail(high) > level:
         low, high = high, high * 2
@@ -111,7 +111,7 @@ def _invert(tail: Callable[[float], float], level: float, start: float) -> float
 
 
 def _bisect(falling: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Return the root of a falling function between `low` and `high`, to a relative tolerance."""
+    """Return the root of a decreasing function in [low, high], to a relative tolerance."""
     for _ in range(200):
         middle = (low + high) / 2
         if falling(middle) > 0:

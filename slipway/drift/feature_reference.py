@@ -1,4 +1,4 @@
-"""One feature and the distribution of the reference rows over its bins."""
+"""Describes one feature: its bins, and the distribution of the reference rows over them."""
 
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -13,9 +13,12 @@ Float32 = NDArray[np.float32]
 
 
 class FeatureReference(Feature):
-    """A feature with bin edges and counts. Lists, not arrays: pydantic cannot compare arrays."""
+    """A feature with its bin edges and the number of reference rows in each bin.
 
-    rows: int  # input features have more rows than output features
+    Fields are lists, because pydantic cannot compare arrays.
+    """
+
+    rows: int  # number of reference rows; input features also count training rows
     edges: list[float]  # of a number's bins, increasing; empty for a category
     # len(edges) + 2 for a number, len(categories) + 1 for a category; missing values come last.
     counts: list[int]
@@ -23,32 +26,34 @@ class FeatureReference(Feature):
     high: float | None
 
     def bins(self, values: Float32) -> NDArray[np.intp]:
-        """(rows,) bin of each value."""
+        """Return (rows,) the bin index of each value."""
         if self.kind == "category":
             return category_bins(values, len(self.categories))
         return bins_of(values, np.array(self.edges, np.float32))
 
     def is_outside(self, values: Float32) -> NDArray[np.bool_]:
-        """(rows,) True for numbers below or above all reference rows."""
+        """Return (rows,) True for numbers below or above those of all reference rows."""
         if self.low is None or self.high is None:
             return np.zeros(len(values), np.bool_)
         return (values < np.float32(self.low)) | (values > np.float32(self.high))
 
     @property
     def varies(self) -> bool:
-        """True for a number with at least two values."""
+        """True for a number that takes at least two different values."""
         return self.low is not None and self.high is not None and self.low < self.high
 
     @property
     def normal_scores(self) -> NDArray[np.float64]:
-        """(bins,) normal quantile at the middle of each bin's rows; 0 for missing values."""
+        """(bins,) standard normal quantile of each bin's middle rank; 0 for missing values."""
         counts = np.array(self.counts[:-1], np.float64)
-        middles = (np.cumsum(counts) - counts / 2 + 0.25) / (counts.sum() + 0.5)  # never 0 or 1
+        middles = (np.cumsum(counts) - counts / 2 + 0.25) / (
+            counts.sum() + 0.5
+        )  # strictly between 0 and 1
         return np.array([*map(NormalDist().inv_cdf, middles), 0.0])
 
 
 def describe_feature(feature: Feature, values: Float32) -> FeatureReference:
-    """Build a feature's reference from its (rows,) values."""
+    """Return the reference of one feature from its (rows,) values."""
     edges = known = np.empty(0, np.float32)
     if feature.kind == "number":
         edges = equal_edges(values)
@@ -68,10 +73,10 @@ def describe_feature(feature: Feature, values: Float32) -> FeatureReference:
 
 
 def describe_features(features: Sequence[Feature], values: Float32) -> list[FeatureReference]:
-    """Build the reference of each feature from its column of (rows, features) values."""
+    """Return the reference of each feature from (rows, features) values."""
     return [describe_feature(feature, values[:, column]) for column, feature in enumerate(features)]
 
 
 def bin_columns(features: Sequence[FeatureReference], values: Float32) -> list[NDArray[np.intp]]:
-    """(rows,) bins for each feature of (rows, features) values."""
+    """Return for each feature the (rows,) bin indices of its column in (rows, features) values."""
     return [feature.bins(values[:, column]) for column, feature in enumerate(features)]

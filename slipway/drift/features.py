@@ -25,7 +25,7 @@ OUTLIER_SCORE = "ood_score"
 
 
 class Feature(Contract):
-    """One number or category per row. A category is an index into `categories`; NaN is missing."""
+    """Description of one feature: a number, or an index into `categories`; NaN if missing."""
 
     name: str
     kind: Literal["number", "category"]
@@ -42,14 +42,14 @@ def extract(
     several: bool = False,
     thresholds: Sequence[float] | None = None,
 ) -> Float:
-    """(rows, features) float32: input features, then output features.
+    """Return (rows, features) float32: the input features, then the output features.
 
     Args:
-        inputs: (rows, ...) as the network takes them.
+        inputs: (rows, ...) encoded inputs of the network.
         outputs: (rows, labels) probabilities or (rows, 1) values.
         scores: (rows,) OOD scores.
-        several: rows have several labels, whose probabilities are independent.
-        thresholds: of a decision about two classes.
+        several: True if a row can have several labels, each with its own probability.
+        thresholds: decision thresholds of two classes; None for the most probable class.
     """
     answers = extract_outputs(outputs, scores, several=several, thresholds=thresholds)
     return np.concatenate([extract_inputs(contract, inputs), answers], axis=1)
@@ -63,7 +63,7 @@ def input_features(contract: InputContract) -> list[Feature]:
 
 
 def extract_inputs(contract: InputContract, inputs: NDArray[Any]) -> Float:
-    """(rows, features) float32 of the inputs; needs no model."""
+    """Return (rows, features) float32: the input features, which need no model."""
     measure: Callable[[InputContract, NDArray[Any]], Float]
     measure = input_kind(contract.kind).load_part("measure_features")
     return measure(contract, inputs)
@@ -96,11 +96,11 @@ def extract_outputs(
     several: bool = False,
     thresholds: Sequence[float] | None = None,
 ) -> Float:
-    """(rows, features) float32 of the answers.
+    """Return (rows, features) float32: the output features of the answers.
 
-    The class is the one that the service gives. Entropy is in nats; the margin is the largest
-    probability less the second largest. With `several` labels each has its probability, and the
-    confidence is `confidence_of_labels`.
+    The class is the one that the service would return. Entropy is in nats. The margin is the
+    largest probability minus the second largest. With `several`, the features are the probability
+    of each label, `confidence_of_labels` and the OOD score.
     """
     if several:
         return np.column_stack([outputs, confidence_of_labels(outputs), scores]).astype(np.float32)
@@ -114,5 +114,8 @@ def extract_outputs(
 
 
 def confidence_of_labels(outputs: Float) -> Float:
-    """(rows,) the probability that all labels are right at a half, if the input decides them."""
+    """Return (rows,) the probability that all labels are right if they are cut at 1/2.
+
+    Assumes that labels are independent given the input.
+    """
     return np.asarray(np.maximum(outputs, 1 - outputs).prod(axis=1, dtype=np.float64), np.float32)

@@ -1,8 +1,8 @@
 """Quantile bins: edges from reference values, bin indices, and merging of rare bins.
 
-A number that fills a bin by itself (a constant, the zeros of a sparse column) gets a bin of its
-own, so that any departure from it is visible on either side, even if the reference has no values
-there. The last bin holds missing values.
+A value that fills a bin by itself (a constant, the zeros of a sparse column) gets its own bin, so
+that smaller and larger values are noticed even if the reference has none. The last bin holds
+missing values.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ Float = NDArray[np.float32]
 Counts = NDArray[np.int64]
 
 NUM_BINS = 10
-MIN_EXPECTED_ROWS = 20.0  # of the smaller sample in a bin of a test; rarer bins are merged
-_MIN_REFERENCE_ROWS = 20  # per bin; fewer rows make fewer bins
+MIN_EXPECTED_ROWS = 20.0  # expected rows of the smaller sample in a bin; rarer bins are merged
+_MIN_REFERENCE_ROWS = 20  # rows per bin; a small reference has fewer bins
 
 
 def equal_edges(numbers: Float, num_bins: int = NUM_BINS) -> Float:
@@ -37,13 +37,13 @@ def equal_edges(numbers: Float, num_bins: int = NUM_BINS) -> Float:
 
 
 def bins_of(numbers: Float, edges: Float) -> NDArray[np.intp]:
-    """(rows,) bin indices from 0 to len(edges), and len(edges) + 1 for NaN."""
+    """Return (rows,) bin indices from 0 to len(edges), and len(edges) + 1 for NaN."""
     bins = np.searchsorted(edges, numbers, side="right")
     return np.where(np.isnan(numbers), len(edges) + 1, bins)
 
 
 def category_bins(codes: Float, num_categories: int) -> NDArray[np.intp]:
-    """(rows,) the codes themselves, and `num_categories` for NaN and unknown codes."""
+    """Return (rows,) the codes as bin indices, and `num_categories` for NaN and unknown codes."""
     is_known = (codes >= 0) & (codes < num_categories)  # False for NaN
     return np.where(is_known, codes, num_categories).astype(np.intp)
 
@@ -51,8 +51,8 @@ def category_bins(codes: Float, num_categories: int) -> NDArray[np.intp]:
 def merge_rare(window: ArrayLike, reference: ArrayLike, *, ordered: bool) -> tuple[Counts, Counts]:
     """Merge bins until the smaller sample expects at least MIN_EXPECTED_ROWS rows in each.
 
-    `ordered` bins are merged with a neighbour, others with the rarest. The decision looks at both
-    samples pooled, so it does not depend on how they differ.
+    `ordered` bins are merged with a neighbour, others with the rarest bin. Rare bins are chosen by
+    the pooled counts of both samples, so the choice does not depend on how the samples differ.
     """
     both = np.stack([np.asarray(window, np.int64), np.asarray(reference, np.int64)])
     smaller_fraction = float(both.sum(axis=1).min()) / max(1, int(both.sum()))

@@ -34,7 +34,7 @@ def image_features(contract: ImageContract) -> list[Feature]:
 
 
 def measure_images(contract: ImageContract, inputs: NDArray[np.uint8]) -> Float:
-    """(rows, height, width, channels) -> (rows, features) float32"""
+    """Convert (rows, height, width, channels) pixels to (rows, features) float32."""
     block_rows = max(1, _BLOCK_BYTES // math.prod(contract.shape))
     blocks = [
         _image_features(np.asarray(inputs[start : start + block_rows]))
@@ -44,7 +44,9 @@ def measure_images(contract: ImageContract, inputs: NDArray[np.uint8]) -> Float:
 
 
 def _image_features(pixels: NDArray[np.uint8]) -> Float:
-    """(rows, height, width, channels) uint8 -> (rows, features), mostly in grey levels 0 to 255.
+    """Convert (rows, height, width, channels) uint8 to (rows, features).
+
+    Most features are in grey levels from 0 to 255.
 
     skewness: third standardised moment. sharpness: log(1 + variance of the Laplacian) (Pech-Pacheco
     et al., ICPR 2000). noise: J. Immerkaer, Computer Vision and Image Understanding 64 (1996)
@@ -86,13 +88,13 @@ def _image_features(pixels: NDArray[np.uint8]) -> Float:
 
 
 def _mean(values: NDArray[Any]) -> NDArray[Any]:
-    """(rows, ...) -> (rows,)"""
+    """Return (rows,) the mean of each row of (rows, ...) values."""
     mean: NDArray[Any] = values.reshape(len(values), -1).mean(axis=1)
     return mean
 
 
 def _grey(colours: Float) -> Float:
-    """(channels, ...) -> (...): the one channel, or the luma of ITU-R BT.601 as in Pillow's "L"."""
+    """Convert (channels, ...) to grey (...): the only channel, or BT.601 luma as Pillow's "L"."""
     if len(colours) == 1:
         channel: Float = colours[0]
         return channel
@@ -103,7 +105,10 @@ def _grey(colours: Float) -> Float:
 def _sharpness_and_noise(
     pixels: NDArray[np.uint8], grey: Float, stride: int
 ) -> tuple[Float, Float]:
-    """(rows,) each, from every sampled pixel and its eight neighbours; 0 below 3 pixels a side."""
+    """Return (rows,) sharpness and (rows,) noise, from sampled pixels and their 8 neighbours.
+
+    Both are 0 for images with fewer than 3 pixels on a side.
+    """
     end = pixels.shape[1] - 1
     if end < 2:
         return np.zeros(len(pixels), np.float32), np.zeros(len(pixels), np.float32)

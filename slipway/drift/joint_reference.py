@@ -1,4 +1,4 @@
-"""Joint distribution of all numeric inputs: finds changes in how features vary together.
+"""Joint reference of all numeric inputs, to detect changes in how the features vary together.
 
 Maximum mean discrepancy (Gretton et al., A kernel two-sample test, JMLR 13, 2012) with a Gaussian
 kernel, approximated by random Fourier features (Rahimi and Recht, NIPS 2007). Their means can be
@@ -29,7 +29,7 @@ _BLOCK_ROWS = 1024
 
 
 class JointReference(Contract):
-    """Mean random features of the reference and the null distribution of a window's distance."""
+    """The reference's mean random features, and the null distribution of a window's distance."""
 
     columns: list[int]  # indices of the numeric input features
     seed: int  # of frequencies and phases, drawn by numpy's RandomState, whose stream is fixed
@@ -51,19 +51,19 @@ class JointReference(Contract):
         )
 
     def angle_table(self, features: Sequence[FeatureReference]) -> list[Float]:
-        """(bins, frequencies) for each column: its bins' share of the angle.
+        """Return for each column (bins, frequencies): what a value in a bin adds to the angle.
 
-        The first column's table includes the phase.
+        The first column's table includes the random phase.
         """
         chosen = [features[column] for column in self.columns]
         return _angle_table(chosen, self.seed, self.bandwidth, len(self.mean))
 
 
 def random_sums(bins: Sequence[Bins], table: Sequence[Float]) -> Sums:
-    """(frequencies,) random features times FIXED_POINT, rounded and summed over rows.
+    """Return (frequencies,) integer sums over rows of random features times FIXED_POINT.
 
-    `bins` holds (rows,) bins for each column. The result is the same for any order and any
-    division of the rows.
+    `bins` has the (rows,) bin indices of each column. Each row is rounded before the sum, so the
+    result does not depend on the order or the division of the rows.
     """
     total = np.zeros(table[0].shape[1], np.int64)
     for block in _random_features(bins, table):
@@ -74,9 +74,9 @@ def random_sums(bins: Sequence[Bins], table: Sequence[Float]) -> Sums:
 def fit_joint(
     features: Sequence[FeatureReference], values: NDArray[np.float32]
 ) -> JointReference | None:
-    """Fit the reference on (rows, features) input values.
+    """Fit the joint reference to (rows, features) input values.
 
-    None with fewer than two numbers that vary, or too few rows.
+    Returns None for fewer than two varying numbers, or too few rows.
     """
     columns = [index for index, feature in enumerate(features) if feature.varies]
     if len(columns) < 2 or len(values) < _MIN_ROWS:
@@ -112,9 +112,9 @@ def _angle_table(
 
 
 def _random_features(bins: Sequence[Bins], table: Sequence[Float]) -> Iterator[Sums]:
-    """Yield (block rows, frequencies) of rounded random features.
+    """Yield rounded random features in blocks of (block rows, frequencies).
 
-    Sums column by column, never by matrix product: its last digit depends on neighbouring rows.
+    Adds column by column: the last digit of a matrix product may depend on the other rows.
     """
     for start in range(0, len(bins[0]), _BLOCK_ROWS):
         block = slice(start, start + _BLOCK_ROWS)
@@ -125,7 +125,7 @@ def _random_features(bins: Sequence[Bins], table: Sequence[Float]) -> Iterator[S
 
 
 def _moments(bins: Sequence[Bins], table: Sequence[Float]) -> tuple[Float, Float]:
-    """Mean and covariance of the random features."""
+    """Return the (frequencies,) mean and the covariance of the random features."""
     num_rows, size = len(bins[0]), table[0].shape[1]
     total, products = np.zeros(size), np.zeros((size, size))
     for rounded in _random_features(bins, table):
@@ -137,7 +137,7 @@ def _moments(bins: Sequence[Bins], table: Sequence[Float]) -> tuple[Float, Float
 
 
 def _median_bandwidth(scores: Float) -> float:
-    """Median distance of pairs of rows over sqrt(2): the usual choice for a Gaussian kernel."""
+    """Return the bandwidth by the median heuristic: median distance of row pairs over sqrt(2)."""
     half = len(scores) // 2
     num_pairs = min(half, _MAX_PAIRS)
     distances = np.linalg.norm(scores[:num_pairs] - scores[half : half + num_pairs], axis=1)

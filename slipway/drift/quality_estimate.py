@@ -1,11 +1,11 @@
-"""Quality estimate without labels: accuracy or RMSE of a window, with an interval.
+"""Estimates a window's accuracy or RMSE without labels, with an interval.
 
-Transfers the labels of the validation rows: how much better or worse answers were than their
-confidence claimed (for numbers: the squared errors), by every feature. This holds under covariate
-shift, while inputs still resemble those the network learned. It cannot hold if the same rows now
-have other labels (concept drift), or if features matter in combinations that no single one shows:
-only feedback reveals that. If traffic leaves the region of the validation rows, or their labels
-are too few, the estimate is marked invalid.
+The validation rows show, for each feature, how much better or worse answers are than their
+confidence claims (for numbers: the squared errors). The estimate transfers this to the window. It
+is right under covariate shift, as long as inputs resemble those of the training. It is wrong if
+equal rows now have different labels (concept drift), or if only combinations of features matter;
+only feedback reveals that. If the traffic leaves the range of the validation rows, or if there are
+too few validation labels, the estimate is marked as invalid.
 """
 
 import math
@@ -17,35 +17,38 @@ from slipway.drift.reference import Reference
 from slipway.drift.window import Window
 from slipway.system.contract import Contract
 
-MIN_ROWS = 100  # of a window
+MIN_ROWS = 100  # smallest window with an estimate
 _NORMAL = 1.959964  # half width of a 95 % interval, in standard errors
-_NORMAL_ONE_SIDED = 1.645  # the same for a one-sided bound
+_NORMAL_ONE_SIDED = 1.645  # distance of a one-sided 95 % bound, in standard errors
 _MAX_CALIBRATION_ERROR = 0.05  # root mean square over the bins, weighted by traffic
-_MAX_P_VALUE = 0.01  # of equal squared errors in all bins of the OOD score
-_MAX_GAP = 0.02  # between the estimates by single features, in points of accuracy
-_MAX_RELATIVE_GAP = 0.1  # the same for a mean squared error, relative to it
+_MAX_P_VALUE = 0.01  # of the hypothesis that the OOD score does not predict squared errors
+_MAX_GAP = 0.02  # accuracy: largest deviation that a single feature's bins may show
+_MAX_RELATIVE_GAP = 0.1  # mean squared error: the same, as a fraction of it
 _MANY_STANDARD_ERRORS = 3.0  # noise rarely exceeds it in any of a dozen features
-# A valid accuracy is off by at most so much in 95 of 100 windows with so many rows.
+# In 95 % of windows with _PROMISED_ROWS rows, a valid accuracy is off by at most _PROMISED_ERROR.
 _PROMISED_ERROR, _PROMISED_ROWS = 0.02, 5000
 _MAX_HALF_WIDTH = 0.1  # of the interval of an accuracy; relative for an RMSE
 _MAX_UNUSUAL = 0.05  # fraction of rows unlike the reference, beyond the reference's own
 
 
 class Estimate(Contract):
-    """Estimated quality; 95 % of intervals contain what labels for these very rows would show."""
+    """Estimated quality of a window, with an interval.
 
-    metric: str | None  # "accuracy" or "rmse"; null without any estimate
+    95 % of valid intervals contain the quality that labels of exactly these rows would show.
+    """
+
+    metric: str | None  # such as "accuracy" or "rmse"; null if nothing could be estimated
     value: float | None
     low: float | None
     high: float | None
     valid: bool
-    reason: str  # why it is invalid; empty if valid
+    reason: str  # reason for an invalid estimate; empty if valid
 
 
 def estimate_quality(reference: Reference, window: Window) -> Estimate:
     """Estimate the quality of a window's answers.
 
-    An invalid estimate keeps its numbers for display; they are not fit for decisions.
+    An invalid estimate still has numbers, for display; do not base decisions on them.
     """
     quality = reference.answers.quality
     if quality is None:
@@ -95,7 +98,7 @@ def _no_estimate(reason: str) -> Estimate:
 
 
 def _unusual_rows(reference: Reference, window: Window) -> list[str]:
-    """Reject windows whose rows are too unlike the reference's."""
+    """Return a reason if too many rows of the window are unlike the reference rows; else []."""
     inputs, answers = reference.inputs, reference.answers
     outliers = _surplus(window.num_outliers, window.num_rows, answers.outliers, answers.rows)
     if outliers > _MAX_UNUSUAL:
@@ -112,7 +115,7 @@ def _unusual_rows(reference: Reference, window: Window) -> list[str]:
 
 
 def _surplus(count: int, rows: int, reference_count: int, reference_rows: int) -> float:
-    """Lower 95 % bound of the window's fraction less the reference's (one-sided, normal)."""
+    """Return a lower 95 % bound of the window's fraction minus the reference's (normal)."""
     fraction = (count + 0.5) / (rows + 1)
     reference_fraction = (reference_count + 0.5) / (reference_rows + 1)
     variance = fraction * (1 - fraction) / rows
@@ -131,10 +134,10 @@ def _uninformative_score(quality: QualityReference) -> list[str]:
 
 
 def _miscalibration(quality: QualityReference, window: Window) -> list[str]:
-    """Reject windows in bins where the confidence was wrong on validation rows.
+    """Return a reason if validation rows with such confidences were miscalibrated; else [].
 
-    Noise produces gaps as well; their expected size is subtracted (Bröcker, Quarterly Journal of
-    the Royal Meteorological Society 138, 2012).
+    Noise alone also causes deviations; their expected square is subtracted (Bröcker, Quarterly
+    Journal of the Royal Meteorological Society 138, 2012).
     """
     fractions = window.quality_counts / window.quality_counts.sum()
     noise = np.array(quality.variances) / np.maximum(np.array(quality.counts), 1)
@@ -149,7 +152,10 @@ def _miscalibration(quality: QualityReference, window: Window) -> list[str]:
 
 
 def _too_few_labels(quality: QualityReference, variance: float) -> list[str]:
-    """Reject estimates whose `variance`, in a window of _PROMISED_ROWS, breaks the promise."""
+    """Return a reason if the validation labels are too few for the promised error; else [].
+
+    `variance` is that of the estimate in a window of _PROMISED_ROWS rows.
+    """
     half_width = _NORMAL * math.sqrt(variance)
     if half_width <= _PROMISED_ERROR:
         return []
@@ -162,9 +168,10 @@ def _too_few_labels(quality: QualityReference, variance: float) -> list[str]:
 def _disagreement(
     reference: Reference, quality: QualityReference, window: Window, value: float
 ) -> list[str]:
-    """Reject estimates that the bins of a single input feature contradict; name the feature.
+    """Return a reason that names the input feature that contradicts the estimate most; else [].
 
-    The model is a smooth curve of each number: it misses steps and curves with several turns.
+    A feature contradicts it if the validation residuals in its bins predict another quality.
+    The estimate's model is a smooth curve in each number: it misses steps and repeated turns.
     """
     max_gap = _MAX_GAP if quality.metric != "rmse" else _MAX_RELATIVE_GAP * value
     strongest, name = 0.0, ""

@@ -1,8 +1,9 @@
-"""Reference for estimating quality without labels: what the validation labels say beyond the score.
+"""The validation residuals from which the quality of live traffic is estimated without labels.
 
-The residual of a class answer is 1 or 0 for right or wrong, less its confidence; of a numeric
-answer it is the squared error. Its distribution over bins of the score (the confidence, or the OOD
-score) shows whether the score is informative and how much a single row varies.
+The residual of a class answer is 1 (right) or 0 (wrong) minus its confidence; the residual of a
+numeric answer is its squared error. The residuals are summarised by bins of a score: the confidence
+for classes, the OOD score for numbers. The bins show whether the score is informative, and the
+variance of a single row.
 """
 
 from collections.abc import Sequence
@@ -25,13 +26,13 @@ Float64 = NDArray[np.float64]
 Bins = NDArray[np.intp]
 QualityMetric = Literal["accuracy", "subset_accuracy", "rmse"]
 
-MIN_ROWS = 100  # of validation
+MIN_ROWS = 100  # fewest validation rows to fit on
 _MAX_BINS = 15  # as in slipway/metrics/calibration_error.py
-_MANY_ROWS = 1000  # of a bin; with fewer its variance may be 0 by chance
+_MANY_ROWS = 1000  # the variance of a bin with fewer rows may be 0 by chance
 
 
 class Stratum(Contract):
-    """Residuals by bin: number of rows, their mean residual, and the variance of one residual."""
+    """Summary of residuals by bin: number of rows, mean residual, variance of one residual."""
 
     counts: list[int]
     residuals: list[float]
@@ -39,7 +40,7 @@ class Stratum(Contract):
 
 
 class QualityReference(Contract):
-    """Residuals by bin of the score `feature`, and the model that explains them by all features."""
+    """Residuals by bin of the score `feature`, and a model that predicts them from all features."""
 
     metric: QualityMetric
     feature: str
@@ -48,15 +49,15 @@ class QualityReference(Contract):
     residuals: list[float]
     variances: list[float]
     adjustment: ResidualModel
-    strata: list[Stratum]  # for each input feature: the residuals that the model leaves
+    strata: list[Stratum]  # for each input feature: residuals that the model does not explain
 
     def bins(self, scores: Float32) -> Bins:
-        """(rows,) bin of each score; the last one for NaN."""
+        """Return (rows,) the bin index of each score; the last bin is for NaN."""
         return bins_of(scores, np.array(self.edges, np.float32))
 
     @property
     def information_p_value(self) -> float:
-        """P-value of equal mean residuals in all bins (Welch, Biometrika 38, 1951)."""
+        """P-value of the hypothesis that all bins have equal means (Welch, Biometrika 38, 1951)."""
         counts, means = np.array(self.counts), np.array(self.residuals)
         variances = np.array(self.variances)
         is_used = (counts > 1) & (variances > 0)
@@ -84,8 +85,8 @@ def fit_quality(
         scores: (rows,) OOD scores.
         targets: (rows,) class indices or numbers, or (rows, labels) 0 or 1.
         features: input features, then output features.
-        bins: (rows,) bins for each feature.
-        thresholds: of the labels, if rows have several.
+        bins: for each feature the (rows,) bin indices.
+        thresholds: decision thresholds; None for the most probable class, or 1/2 for labels.
     """
     if len(targets) < MIN_ROWS:
         return None
@@ -139,14 +140,14 @@ def _stratum(
     claimed: Float32 | Float64,
     metric: QualityMetric,
 ) -> Stratum:
-    """Summarise residuals by bin: `quality` measured by the label less `claimed` by the score."""
+    """Summarise by bin the residuals: `quality` by the label minus that `claimed` by the score."""
     counts = np.bincount(bins, minlength=num_bins)
     residuals = quality - claimed
     means = np.bincount(bins, residuals, num_bins) / np.maximum(counts, 1)
     squares = np.bincount(bins, np.square(residuals - means[bins]), num_bins)
     variances = squares / np.maximum(counts - 1, 1)
     if metric != "rmse":
-        # A small bin without a wrong answer is not free of error: Jeffreys' prior on its accuracy.
+        # A small bin without errors would have variance 0: use Jeffreys' prior on its accuracy.
         accuracy = (np.bincount(bins, quality, num_bins) + 0.5) / (counts + 1)
         prior_variances = accuracy * (1 - accuracy) * (counts < _MANY_ROWS)
         variances = np.maximum(variances, prior_variances)

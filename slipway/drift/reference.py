@@ -39,16 +39,17 @@ from slipway.system.errors import BundleError
 Float32 = NDArray[np.float32]
 
 FORMAT_VERSION = 3
-# Over all features: training rows that differ more are left out of the reference.
+# Level over all features of the test that leaves out training rows that differ too much.
 _SIMILARITY_LEVEL = 1e-3
 
 
 class InputReference(Contract):
-    """Distribution of the network's inputs."""
+    """Distribution of the network's inputs in the reference rows."""
 
     features: list[FeatureReference] = Field(min_length=1)
     joint: JointReference | None  # of all numbers; null with fewer than two
-    # Rows that alone hold a feature's extreme: so many of as many new rows should fall outside.
+    # Number of rows that alone have a feature's smallest or largest value. As many of equally many
+    # new rows are expected outside the range.
     outside: int
     rows: int
 
@@ -58,14 +59,14 @@ class AnswerReference(Contract):
 
     features: list[FeatureReference] = Field(min_length=1)
     quality: QualityReference | None  # null with too few rows to estimate quality
-    outlier_threshold: float | None  # OOD scores above are outliers; null: no row is one
-    outliers: int  # number of such rows
+    outlier_threshold: float | None  # rows with a higher OOD score are outliers; null: none are
+    outliers: int  # number of outliers
     rows: int
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Reference for the traffic of one variant."""
+    """The reference with which the traffic of one variant is compared."""
 
     inputs: InputReference
     answers: AnswerReference
@@ -85,7 +86,7 @@ class Reference:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """(32,) SHA-256 of the content: windows with equal fingerprints can be merged."""
+        """SHA-256 of the content, 32 bytes; windows with equal fingerprints can be merged."""
         content = self.inputs.model_dump_json() + self.answers.model_dump_json()
         return hashlib.sha256(content.encode()).digest()
 
@@ -108,12 +109,13 @@ class References(Contract):
 def describe_inputs(
     contract: InputContract, values: Float32, further: Iterable[NDArray[Any]] = ()
 ) -> InputReference:
-    """Build the input reference.
+    """Return the reference of the inputs.
 
     Args:
-        values: (rows, features) of the validation rows.
-        further: blocks (rows, ...) of training rows. All are left out if they differ from the
-            validation rows, as in a split by time: the validation rows then stand for the traffic.
+        values: (rows, features) input features of the validation rows.
+        further: blocks (rows, ...) of encoded training rows. If their distribution differs from
+            that of the validation rows, as in a split by time, all training rows are left out:
+            the validation rows then represent the traffic better.
     """
     features = input_features(contract)
     described = describe_features(features, values)
@@ -130,7 +132,7 @@ def describe_inputs(
 
 
 def extract_blocks(contract: InputContract, blocks: Iterable[NDArray[Any]]) -> Float32:
-    """(rows, features) float32 of inputs that come in blocks, one in memory at a time."""
+    """Return (rows, features) float32 of inputs in blocks, with one block in memory at a time."""
     empty = np.empty((0, len(input_features(contract))), np.float32)
     return np.concatenate([empty, *(extract_inputs(contract, block) for block in blocks)])
 
@@ -143,11 +145,11 @@ def describe_answers(
     inputs: InputReference,
     input_values: Float32,
 ) -> AnswerReference:
-    """Build the reference of one variant's answers to the validation rows.
+    """Return the reference of one variant's answers to the validation rows.
 
     Args:
         targets: (rows,) class indices or numbers.
-        input_values: (rows, features) of the same rows.
+        input_values: (rows, features) input features of the same rows.
     """
     several = output.kind == "label_probabilities"
     values = extract_outputs(
@@ -192,16 +194,16 @@ def parse_references(payload: bytes) -> References:
 
 
 def read_reference(bundle: LoadedBundle, variant: str) -> Reference | None:
-    """Read the reference of a bundle's `variant`; None for a bundle without one.
+    """Read the drift reference of a bundle's `variant`; None if the bundle has no drift.json.
 
-    BundleError if the file is missing, altered, of another format, or lacks the variant.
+    Raises BundleError if the file is missing, altered, of another format, or lacks the variant.
     """
     payload = bundle.drift_bytes()
     return parse_references(payload).of(variant) if payload is not None else None
 
 
 def _are_similar(described: Sequence[FeatureReference], values: Float32) -> bool:
-    """Test by each feature's PSI whether (rows, features) match the described rows."""
+    """Return True if the PSI of no feature of (rows, features) differs from the reference."""
     level = _SIMILARITY_LEVEL / len(described)
     for feature, bins in zip(described, bin_columns(described, values), strict=True):
         counts = np.bincount(bins, minlength=len(feature.counts))
@@ -212,7 +214,7 @@ def _are_similar(described: Sequence[FeatureReference], values: Float32) -> bool
 
 
 def _num_extreme(features: Sequence[FeatureReference], values: Float32) -> int:
-    """Count the rows that would lie outside the range without themselves."""
+    """Count the rows that would be outside the range of all other rows."""
     is_extreme = np.zeros(len(values), np.bool_)
     for column, feature in enumerate(features):
         for bound in {feature.low, feature.high} - {None}:

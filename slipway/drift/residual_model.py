@@ -1,10 +1,11 @@
-"""Residual model: how far answers are better or worse than their score claims, by feature.
+"""Predicts from a row's features how much better or worse its answer is than its score claims.
 
-A linear model fitted on the labels of the validation rows. A number contributes its bin's normal
+A linear model, fitted on the labels of the validation rows. A number contributes its bin's normal
 score, the square of that score, and an indicator of missing values; a category contributes one
-column per value. The model is additive, so a window's counts per feature are enough to evaluate it,
-and interactions between features are not modelled. Coefficients are shrunk according to their
-noise, so few labels do no harm; the remaining uncertainty is reported as a variance.
+column for each value. The model is additive, so the counts of each feature in a window are enough
+to evaluate it; interactions between features are not modelled. Coefficients are shrunk according
+to their noise, so that few labels change little. The remaining uncertainty is reported as a
+variance.
 """
 
 from collections.abc import Sequence
@@ -21,16 +22,16 @@ Bins = NDArray[np.intp]
 _MAX_COLUMNS = (
     128  # the bundle stores their square; wider features (a thousand classes) are skipped
 )
-_SCALES = np.linspace(0.0, 0.3, 31)  # of a coefficient, in standard deviations of a residual
-# Half normal: 0.1 is five percentage points where half of the answers are right.
+_SCALES = np.linspace(0.0, 0.3, 31)  # sizes of a coefficient, in standard deviations of a residual
+# Half-normal prior of the scale. 0.1 means five percentage points if half of the answers are right.
 _PRIOR = np.exp(-0.5 * np.square(_SCALES / 0.1))
 
 
 class ResidualModel(Contract):
     """Linear model of the mean residual, with the covariance of its coefficients.
 
-    The covariance is `unknown` times the identity, less the sum of the outer products of `learned`:
-    the part of the prior variance that the labels removed.
+    The covariance is `unknown` times the identity minus the sum of the outer products of `learned`,
+    which is the part of the prior variance that the labels removed.
     """
 
     features: list[int]  # indices of the features in the model
@@ -44,7 +45,7 @@ class ResidualModel(Contract):
     def predict(
         self, features: Sequence[FeatureReference], counts: Sequence[NDArray[np.int64]]
     ) -> tuple[float, float]:
-        """Return mean residual and its variance for rows with these (bins,) counts per feature."""
+        """Return (mean residual, its variance) of rows with these (bins,) counts per feature."""
         means = [
             counts[index] / counts[index].sum() @ _columns(features[index])
             for index in self.features
@@ -64,17 +65,18 @@ def fit_residual_model(
     *,
     shrink_level: bool,
 ) -> tuple[ResidualModel, Float]:
-    """Fit the model and return it with its (rows,) fitted values.
+    """Fit the model, and return it with its (rows,) fitted values.
 
-    Ridge regression whose penalty is averaged over its evidence (MacKay, Bayesian interpolation,
-    Neural Computation 4, 1992). Coefficients are normal with one common scale, in standard
-    deviations of the noise; the scale has a half-normal prior (Gelman, Bayesian Analysis 1, 2006).
+    This is ridge regression whose penalty is averaged over its evidence (MacKay, Bayesian
+    interpolation, Neural Computation 4, 1992). The prior of the coefficients is normal with one
+    common scale, in standard deviations of the noise; the scale has a half-normal prior (Gelman,
+    Bayesian Analysis 1, 2006).
 
     Args:
-        bins: (rows,) bins for each feature.
-        residuals: (rows,) measured quality less claimed quality.
+        bins: for each feature the (rows,) bin indices.
+        residuals: (rows,) measured quality minus claimed quality.
         noise: variance of one residual.
-        shrink_level: shrink the mean residual towards 0 as well, with a scale of its own.
+        shrink_level: also shrink the mean residual towards 0, with a separate scale.
     """
     chosen = _choose_features(features, bins, residuals)
     design = np.concatenate([_columns(features[index])[bins[index]] for index in chosen], axis=1)
@@ -110,7 +112,7 @@ def fit_residual_model(
 def _choose_features(
     features: Sequence[FeatureReference], bins: Sequence[Bins], residuals: Float
 ) -> list[int]:
-    """Choose features up to _MAX_COLUMNS columns, first those that separate the residuals most."""
+    """Return the features that separate the residuals most, with at most _MAX_COLUMNS columns."""
     separations = [_separation(column, residuals) for column in bins]
     chosen, num_free = [], _MAX_COLUMNS
     for index in sorted(range(len(features)), key=lambda index: -separations[index]):
@@ -132,10 +134,10 @@ def _separation(bins: Bins, residuals: Float) -> float:
 
 
 def _columns(feature: FeatureReference) -> Float:
-    """(bins, columns) design of one feature.
+    """Return the (bins, columns) design matrix of one feature.
 
-    A number has the first two Hermite polynomials of its normal score, nearly uncorrelated, and an
-    indicator of missing values.
+    A category has one column for each bin. A number has the first two Hermite polynomials of its
+    normal score, which are nearly uncorrelated, and an indicator of missing values.
     """
     if feature.kind == "category":
         return np.eye(len(feature.counts))
@@ -146,16 +148,19 @@ def _columns(feature: FeatureReference) -> Float:
 
 
 def _principal_directions(design: Float) -> tuple[Float, Float]:
-    """Return the (directions,) sums of squares and (directions, columns) along which rows vary."""
+    """Return the principal directions of the rows: (directions,) sums of squares, and vectors.
+
+    The vectors are (directions, columns). Directions without variation are left out.
+    """
     strengths, vectors = np.linalg.eigh(design.T @ design)
     is_varied = strengths > 1e-6 * len(design)
     return strengths[is_varied], vectors[:, is_varied].T
 
 
 def _shrink(strengths: Float, products: Float) -> tuple[Float, Float, float]:
-    """Return the posterior means and variances of coefficients, and the variance without data.
+    """Return the posterior (means, variances) of the coefficients, and their prior variance.
 
-    All are in standard deviations of the noise; both arrays are (directions,).
+    Both arrays are (directions,), in standard deviations of the noise.
     """
     squares = np.square(_SCALES)
     spreads = 1 + squares[:, None] * strengths  # (scales, directions)

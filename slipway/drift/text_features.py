@@ -1,13 +1,13 @@
-"""Drift features of texts: their length, the characters that they are made of, and their words.
+"""Drift features of texts: their length, their kinds of characters, and their words.
 
-Of rows of tokens also the number of tokens, and the characters for each: it falls for a language
-that the tokenizer does not know.
+Rows of tokens also have the number of tokens, and the characters per token, which fall for a
+language that the tokenizer does not know.
 
-The frequencies of tokens are compared by `vocabulary_1` to `vocabulary_4`: the fraction of a text's
-tokens that are in one half of all tokens. A hash of each token divides them, four times in other
-ways. So each row is one number, as the tests need it: counts of all tokens would alarm without
-drift, because those of one row depend on each other. Rows of bytes give sequences of four bytes in
-place of tokens.
+The features `vocabulary_1` to `vocabulary_4` notice changed frequencies of words. A hash divides
+all possible tokens into two halves, in a different way for each feature. The feature is the
+fraction of a text's tokens in the first half. This gives one number for each row, as the tests
+require: counts of all tokens would alarm without drift, because the tokens of a row depend on each
+other. Rows of bytes use sequences of four bytes in place of tokens.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def text_features(contract: TextContract) -> list[Feature]:
 
 
 def measure_texts(contract: TextContract, inputs: NDArray[Any]) -> Float:
-    """(rows, ...) bytes or tokens -> (rows, features) float32"""
+    """Convert (rows, ...) bytes or tokens to (rows, features) float32."""
     measure = _measured_tokens if contract.tokenizer else _measured_bytes
     block_rows = max(1, _BLOCK_BYTES // contract.max_bytes)
     blocks = [
@@ -52,7 +52,10 @@ def _measured_bytes(rows: NDArray[np.uint8], contract: TextContract) -> Float:
 
 
 def _halves(tokens: NDArray[np.uint32], present: NDArray[np.bool_]) -> Float:
-    """(rows, 4) the fraction of present tokens in each half; 0 without a token."""
+    """Return (rows, 4) the fraction of a row's tokens in one half of the vocabulary, four times.
+
+    0 for a row without tokens.
+    """
     hashes = np.where(present, _mixed(tokens), np.uint32(0))
     counts = [((hashes >> np.uint32(bit)) & np.uint32(1)).sum(axis=1) for bit in range(4)]
     total = np.maximum(present.sum(axis=1), 1)
@@ -60,7 +63,7 @@ def _halves(tokens: NDArray[np.uint32], present: NDArray[np.bool_]) -> Float:
 
 
 def _mixed(numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Spread the bits of numbers, as the end of MurmurHash3 does."""
+    """Hash numbers by the final mixing step of MurmurHash3."""
     numbers = (numbers ^ (numbers >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     numbers = (numbers ^ (numbers >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return numbers ^ (numbers >> np.uint32(16))
@@ -79,9 +82,9 @@ def _measured_tokens(rows: NDArray[np.int32], contract: TextContract) -> Float:
 
 
 def _measured(rows: NDArray[np.uint8], contract: TextContract) -> Float:
-    """Count characters of a few kinds as fractions of all, which UTF-8 shows by single bytes.
+    """Return (rows, features): fractions of a few kinds of characters, counted on UTF-8 bytes.
 
-    links: colons before a slash, such as in "https://", per 100 characters.
+    links: number of ":/" as in "https://", per 100 characters.
     """
     is_cut = contract.is_truncated(rows)
     present = (rows > 0) & (rows != TRUNCATED)

@@ -1,8 +1,8 @@
 """Two-sample tests on bin counts: PSI, Kolmogorov-Smirnov and Mann-Whitney.
 
-Each takes (..., bins) counts of windows and (bins,) counts of the reference. Both sides are
-samples: a threshold that took the reference for the true distribution would alarm on clean traffic,
-and the more often the smaller the reference is.
+Each takes (..., bins) counts of windows and (bins,) counts of the reference. Both are samples. A
+threshold that treats the reference as the true distribution would alarm on clean traffic, more
+often for a smaller reference.
 """
 
 from dataclasses import dataclass
@@ -24,22 +24,22 @@ class TwoSampleTest:
     statistic: Statistic
     values: Float
     thresholds: Float
-    p_values: Float  # probability of values at least as extreme without drift
+    p_values: Float  # probability, without drift, of a value at least as extreme
 
     @property
     def exceeded(self) -> NDArray[np.bool_]:
-        """(...) True for values beyond their threshold."""
+        """(...) True for values that exceed their threshold in absolute value."""
         return np.abs(self.values) > self.thresholds
 
 
 def sampling_variance(windows: Float, reference: Float) -> Float:
-    """(...) 1/W + 1/N for W rows in a window and N rows in the reference."""
+    """Return (...) 1/W + 1/N for W rows in a window and N rows in the reference."""
     variance: Float = 1 / windows.sum(axis=-1) + 1 / reference.sum()
     return variance
 
 
 def psi(windows: ArrayLike, reference: ArrayLike, level: float) -> TwoSampleTest:
-    """Population stability index in its quadratic form, tested as Pearson's chi-square.
+    """Compute the population stability index in its quadratic form; test it by chi-square.
 
     The index sums (p - q) ln(p / q) over bins. The quadratic form is (p - q)**2 over the fraction
     of both samples together: equal to second order and defined for empty bins. Divided by
@@ -61,9 +61,10 @@ def psi(windows: ArrayLike, reference: ArrayLike, level: float) -> TwoSampleTest
 
 
 def kolmogorov_smirnov(windows: ArrayLike, reference: ArrayLike, level: float) -> TwoSampleTest:
-    """Largest distance between the distribution functions at the bins' edges.
+    """Compute the largest distance between the distribution functions at the bins' edges.
 
-    On bins its true distribution is milder than Kolmogorov's, so the test is conservative.
+    On bins the distance exceeds Kolmogorov's threshold less often than the level, so the test is
+    conservative.
     """
     counts, expected = np.asarray(windows, np.float64), np.asarray(reference, np.float64)
     below = np.cumsum(counts, axis=-1) / counts.sum(axis=-1, keepdims=True)
@@ -78,10 +79,10 @@ def kolmogorov_smirnov(windows: ArrayLike, reference: ArrayLike, level: float) -
 
 
 def mann_whitney(windows: ArrayLike, reference: ArrayLike, level: float) -> TwoSampleTest:
-    """Probability that a window's row exceeds a reference row, less one half: a shift up or down.
+    """Compute the probability that a window's row exceeds a reference row, minus one half.
 
-    Ties count half. Normal approximation with the variance corrected for ties (Lehmann,
-    Nonparametrics, 1975, section 1.4).
+    Positive for a shift up, negative for a shift down. Ties count half. The test is a normal
+    approximation with the variance corrected for ties (Lehmann, Nonparametrics, 1975, section 1.4).
     """
     counts, expected = np.asarray(windows, np.float64), np.asarray(reference, np.float64)
     num_window, num_reference = counts.sum(axis=-1), expected.sum()

@@ -1,8 +1,9 @@
-"""Drift verdict on a window: are its differences from the reference drift, or chance?
+"""Judges if a window's differences from the reference are drift or chance.
 
-Thresholds come from the tests' null distributions and one budget of false alarms, shared by all
-features, statistics and windows. A window alarms if any statistic exceeds its threshold. A window
-too small for these distributions is `too_small`: its rows belong in a longer one.
+All features, statistics and windows share one budget of false alarms. The thresholds follow from
+the budget and the tests' null distributions. A window alarms if any statistic exceeds its
+threshold. A window with too few rows for these distributions gets the verdict `too_small`; its rows
+should be judged as part of a longer window.
 """
 
 import math
@@ -27,11 +28,11 @@ from slipway.system.contract import Contract
 
 Counts = NDArray[np.int64]
 
-MIN_ROWS = 100  # of a window; the normal approximations fail below, at levels as low as a budget's
+MIN_ROWS = 100  # in smaller windows the normal approximations fail at such low levels
 JOINT = "all_numbers_together"
 _DAYS = 30
-_QUADRATIC = ("psi", "mmd")  # these grow with the square of a shift
-_NUM_TESTS = {"number": 3, "category": 1}  # for each feature
+_QUADRATIC = ("psi", "mmd")  # statistics that grow with the square of a shift
+_NUM_TESTS = {"number": 3, "category": 1}  # number of tests of one feature
 
 
 @dataclass(frozen=True)
@@ -50,23 +51,23 @@ class Budget:
 class FeatureVerdict(Contract):
     """One feature, judged by the statistic with the largest value relative to its threshold."""
 
-    name: str  # of the feature, or `all_numbers_together`
+    name: str  # of the feature, or "all_numbers_together" for the joint test
     statistic: Statistic
     value: float
-    threshold: float  # for the absolute value
-    p_value: float  # of this statistic alone
+    threshold: float  # of the statistic's absolute value
+    p_value: float  # of this statistic only, not corrected for the number of tests
     drifted: bool
-    psi: float  # for charts, whichever statistic is strongest; the MMD for all numbers together
+    psi: float  # for charts, also if another statistic is stronger; the MMD for the joint test
 
     @property
     def strength(self) -> float:
-        """Value over threshold on a scale proportional to the shift; above 1 for drift."""
+        """Size of the shift relative to the smallest one that alarms; above 1 for drift."""
         ratio = abs(self.value) / self.threshold
         return math.sqrt(ratio) if self.statistic in _QUADRATIC else ratio
 
 
 class Verdict(Contract):
-    """Drift verdict on one window of traffic, with its features."""
+    """The drift verdict on one window of traffic, with one entry for each feature."""
 
     verdict: Literal["clean", "drifted", "too_small"]
     rows: int
@@ -79,16 +80,16 @@ class Verdict(Contract):
 
 
 def judge(reference: Reference, window: Window, level: float = Budget().level) -> Verdict:
-    """Judge one window at a given probability of an alarm without drift (`Budget.level`).
+    """Judge one window; `level` is the probability of a false alarm (`Budget.level`).
 
-    Windows must not share rows: the budget does not hold for overlapping windows.
+    Windows must not share rows, because the budget does not hold for overlapping windows.
     """
     if window.num_rows < MIN_ROWS:
         return Verdict(verdict="too_small", rows=window.num_rows, level=level, features=[])
     joint = reference.inputs.joint
     num_tests = sum(_NUM_TESTS[feature.kind] for feature in reference.features)
     num_tests += joint is not None
-    test_level = level / num_tests  # Bonferroni: holds however the features depend on each other
+    test_level = level / num_tests  # Bonferroni: valid for features that depend on each other
     verdicts = [
         _judge_feature(feature, window.counts(column), test_level)
         for column, feature in enumerate(reference.features)
@@ -109,7 +110,7 @@ def _judge_feature(feature: FeatureReference, counts: Counts, level: float) -> F
     expected = np.array(feature.counts, np.int64)
     if feature.kind == "category":
         return _strongest(feature.name, [psi(*merge_rare(counts, expected, ordered=False), level)])
-    # Missing values come first: last, they would be merged with the largest numbers.
+    # Move missing values to the front; at the end they would be merged with the largest numbers.
     merged = merge_rare(np.roll(counts, 1), np.roll(expected, 1), ordered=True)
     tests = [psi(*merged, level)]
     known, expected_known = counts[:-1], expected[:-1]  # missing values have no order

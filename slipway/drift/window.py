@@ -1,4 +1,4 @@
-"""Window of traffic: bin counts as integers, so windows of several workers add up exactly."""
+"""A window of traffic: bin counts as integers, so that windows of several workers add exactly."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,12 +14,12 @@ from slipway.system.errors import SchemaError
 Counts = NDArray[np.int64]
 
 _MAGIC = b"slipway window 1"
-_ROWS, _OUTLIERS, _OUTSIDE, _FIRST_BIN = range(4)  # indices of the first numbers
+_ROWS, _OUTLIERS, _OUTSIDE, _FIRST_BIN = range(4)  # positions in a window's row of numbers
 
 
 @dataclass(frozen=True)
 class _WindowLayout:
-    """Index of each part in the window's row of numbers, and the table for random features."""
+    """The position of each count in a window's numbers, and the table for random features."""
 
     features: list[slice]
     joint: slice
@@ -31,7 +31,7 @@ class _WindowLayout:
 
 
 class Window:
-    """Counts of added rows: by feature bin, OOD rows, and rows outside the reference's range."""
+    """Counts of the added rows: by bin of each feature, outliers, and rows outside the range."""
 
     def __init__(self, reference: Reference) -> None:
         self.reference = reference
@@ -62,7 +62,7 @@ class Window:
             if quality.metric != "rmse":
                 rounded = np.rint(scores.astype(np.float64) * FIXED_POINT).astype(np.int64)
                 added[layout.confidence] = rounded.sum()
-        self._numbers += added  # all at once: a row that cannot be counted leaves no trace
+        self._numbers += added  # added only if all rows could be counted
 
     def merge(self, other: "Window") -> None:
         """Add the rows of `other`; ValueError if its reference differs."""
@@ -76,16 +76,16 @@ class Window:
 
     @property
     def num_outliers(self) -> int:
-        """Rows with an OOD score above the threshold."""
+        """Number of rows whose OOD score is above the threshold."""
         return int(self._numbers[_OUTLIERS])
 
     @property
     def num_outside(self) -> int:
-        """Rows with at least one input number outside the reference's range."""
+        """Number of rows with at least one input number outside the reference's range."""
         return int(self._numbers[_OUTSIDE])
 
     def counts(self, column: int) -> Counts:
-        """(bins,) of the feature at `column`."""
+        """Return the (bins,) counts of the feature at `column`."""
         return self._numbers[self._layout.features[column]].copy()
 
     @property
@@ -95,21 +95,21 @@ class Window:
 
     @property
     def quality_counts(self) -> Counts:
-        """(bins,) of the score behind the quality estimate; empty without a quality reference."""
+        """(bins,) counts of the quality estimate's score; empty without a quality reference."""
         return self._numbers[self._layout.quality_counts].copy()
 
     @property
     def confidence_sum(self) -> float:
-        """Sum of all confidences; 0 for numeric answers."""
+        """Sum of the confidences of all rows; 0 for numeric answers."""
         return float(self._numbers[self._layout.confidence]) / FIXED_POINT
 
     def to_bytes(self) -> bytes:
-        """Serialise for `from_bytes`: the reference's fingerprint and 8 bytes for each number."""
+        """Serialise the window: the reference's fingerprint, then 8 bytes for each number."""
         return _MAGIC + self.reference.fingerprint + self._numbers.astype("<i8").tobytes()
 
     @classmethod
     def from_bytes(cls, reference: Reference, payload: bytes) -> "Window":
-        """Restore a window; SchemaError for other bytes or another reference."""
+        """Restore a window from `to_bytes`; SchemaError for other bytes or another reference."""
         window = cls(reference)
         header = _MAGIC + reference.fingerprint
         if not payload.startswith(header) or len(payload) != len(header) + window._numbers.nbytes:

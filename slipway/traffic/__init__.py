@@ -1,4 +1,4 @@
-"""Records of the service's traffic, and the choice of logged rows for the next data set.
+"""Reads the records of the service's traffic, and selects logged rows for the next data set.
 
-`slipway/serving/request_log/` and `slipway/serving/monitoring/` write these records.
+The service writes them: `slipway/serving/request_log/` and `slipway/serving/monitoring/`.
 """

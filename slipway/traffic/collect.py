@@ -1,7 +1,7 @@
-"""`slipway dataset collect OUT.parquet`: logged requests and their labels as a data set.
+"""`slipway dataset collect OUT.parquet`: writes logged requests and their labels as a data set.
 
-Writes the rows for `data.path`, most informative first. Trains nothing; prints the command that
-does. See docs/how-to/collect.md.
+The most informative rows come first. Prints the command that merges the rows into the project's
+data, and does not train. See docs/how-to/collect.md.
 """
 
 import os
@@ -26,7 +26,7 @@ from slipway.system.errors import DataError, UnavailableError
 from slipway.traffic.monitoring_records import DEFAULT_STATE, read_drifted_spans, read_ground_truth
 from slipway.traffic.selection import Content, SelectedRows, collect
 
-# Requests do not have these columns.
+# Columns that `data` may name but requests do not contain.
 _OPTIONAL_COLUMNS = ("group_column", "time_column", "weight_column", "split_column")
 _ARROW = {
     "number": pa.float64(),
@@ -34,14 +34,14 @@ _ARROW = {
     "category": pa.string(),
     "date": pa.string(),
 }
-# The form of image data sets on the Hugging Face hub.
+# The type of an image cell in data sets of the Hugging Face hub.
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _SHOWN_LABELS = 20
-ALL_COLLECTED = b"slipway_all_collected"  # in the metadata of a file of collected rows only
+ALL_COLLECTED = b"slipway_all_collected"  # metadata key: each row of the file was collected
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. A SlipwayError explains why nothing was written."""
+    """Run `slipway dataset collect`; a SlipwayError explains why nothing was written."""
     given = _parser().parse_args(arguments)
     if given.request_log is None:
         raise UnavailableError(
@@ -79,16 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def write_rows(
     out: Path, collected: SelectedRows, manifest: Bundle, columns: tuple[str, list[str]]
 ) -> None:
-    """Write the rows as Parquet; `columns` are those that `column_names` returned."""
+    """Write the rows as a private Parquet file; `columns` are the result of `column_names`."""
     table = _table(collected, manifest, *columns)
     table = table.replace_schema_metadata({ALL_COLLECTED: "true"})
     out.parent.mkdir(parents=True, exist_ok=True)
-    with files.new_file(out, files.PRIVATE) as file:  # like the request log
+    with files.new_file(out, files.PRIVATE) as file:  # personal data, as in the request log
         pq.write_table(table, file)
 
 
 def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column: str) -> str:
-    """Describe what was written and left out, and name the command to run next."""
+    """Describe the written and the omitted rows, and name the command to run next."""
     items = collected.items
     num_unlabelled = sum(item.truth is None for item in items)
     facts = [
@@ -158,7 +158,7 @@ def _parser() -> CommandParser:
 
 
 def add_service_paths(parser: CommandParser, *names: str) -> None:
-    """Add options for paths of the service, whose defaults are its `SLIPWAY_` variables."""
+    """Add options for the service's paths; their defaults are its `SLIPWAY_` variables."""
     for name in names:
         variable, default = _SERVICE_PATHS[name]
         parser.add_argument(
@@ -184,7 +184,10 @@ def _at_least_one(text: str) -> int:
 def column_names(
     manifest: Bundle, image: str | None = None, target: str | None = None
 ) -> tuple[str, list[str]]:
-    """Return the names of the image column and those of the target; UnavailableError if unknown."""
+    """Return (image column, target columns), from the arguments or else from the bundle.
+
+    Raises UnavailableError if neither names them.
+    """
     data = manifest.lineage.params.get("data", {})
     image = image or data.get("image_column")
     target = target or data.get("target_column")
@@ -207,7 +210,7 @@ def _table(
 
 
 def input_cells(contents: Sequence[Content], manifest: Bundle) -> dict[str, pa.Array]:
-    """Return (N,) cells of each input column of logged rows; {} for images."""
+    """Return the (N,) cells of each input column of N logged rows; {} if the rows are images."""
     if isinstance(manifest.input, ColumnContract):
         return {column.name: _cells(contents, column) for column in manifest.input.columns}
     names = manifest.input.columns if isinstance(manifest.input, TextContract) else []
@@ -218,7 +221,7 @@ def input_cells(contents: Sequence[Content], manifest: Bundle) -> dict[str, pa.A
 
 
 def _targets(collected: SelectedRows, manifest: Bundle, columns: list[str]) -> dict[str, pa.Array]:
-    """Return the column of the target, or one of true and false for each label."""
+    """Return the target column, or for several labels one boolean column for each label."""
     labels = [item.truth for item in collected.items]
     if len(columns) == 1:
         kind = pa.float64() if manifest.output.kind == "value" else pa.string()

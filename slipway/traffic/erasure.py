@@ -1,8 +1,8 @@
 """Erases requests from the service's records, also while the service runs.
 
-A line of a log is overwritten with spaces, which readers skip: its writer may have the segment open
-and goes on at its end. The payload goes first and the id last, so a process that is killed in
-between leaves a line that the next call finds again.
+A line of a log is overwritten with spaces, which readers skip. Lines are not removed, because a
+writer may have the segment open and append to it. The payload is overwritten first and the id last,
+so if the process is killed in between, the next call finds the line again.
 """
 
 import json
@@ -30,23 +30,23 @@ from slipway.traffic.request_log import (
     size_if_closed,
 )
 
-# The begin of a line of the request log, or of the access log.
+# Beginning of a line in the request log or the access log; the group is the request id.
 _ID = re.compile(rb'\{(?:"time":"[^"\\]*",)?"request_id":"([^"\\]*)"')
 _TABLES = ("predictions", "labels")
 _COUNT = "SELECT count(*) FROM {} WHERE request_id IN ({})"
 _DELETE = "DELETE FROM {} WHERE request_id IN ({})"
-_IDS_AT_ONCE = 500  # of SQLite's variables
+_IDS_AT_ONCE = 500  # SQLite limits the number of variables in a statement
 
 
 def logged_requests(folder: Path, ids: Collection[str]) -> Iterator[LoggedRequest]:
-    """Yield the requests of these ids that can be read."""
+    """Yield the intact requests with these ids."""
     for request in read_requests(folder):
         if not isinstance(request, DamagedLine) and request.request_id in ids:
             yield request
 
 
 def count_lines(folder: Path, ids: Collection[str]) -> int:
-    """Count the lines of these requests in the segments of a log."""
+    """Return the number of log lines of these requests."""
     return sum(len(_places(segment, ids)) for segment in segments(folder))
 
 
@@ -57,7 +57,7 @@ def erase_lines(folder: Path, ids: Collection[str]) -> int:
         places = _places(segment, ids)
         if not places:
             continue
-        with suppress(FileNotFoundError), segment.open("r+b") as file:  # removed meanwhile
+        with suppress(FileNotFoundError), segment.open("r+b") as file:  # may be removed meanwhile
             for place, num_bytes, end_of_id in places:
                 for begin, end in ((end_of_id, num_bytes), (0, end_of_id)):
                     _write_spaces(file.fileno(), place + begin, end - begin)
@@ -66,7 +66,7 @@ def erase_lines(folder: Path, ids: Collection[str]) -> int:
 
 
 def count_records(state: Path, ids: Collection[str]) -> dict[str, int]:
-    """Count the predictions and labels of these requests; {} without a database."""
+    """Return the numbers of predictions and labels of these requests; {} without a database."""
     shared = _in_postgres(_COUNT, ids)
     if not (state / DATABASE).is_file():
         return dict(shared)
@@ -76,10 +76,13 @@ def count_records(state: Path, ids: Collection[str]) -> dict[str, int]:
 
 
 def erase_records(state: Path, ids: Collection[str]) -> dict[str, int]:
-    """Delete the predictions and labels of these requests; return the numbers.
+    """Delete the predictions and labels of these requests; return the deleted numbers by table.
 
-    SQLite overwrites what is deleted, and the write-ahead log is emptied unless somebody reads.
-    PostgreSQL follows, to which a running service may just have delivered rows.
+    SQLite overwrites deleted rows with zeros, and empties its write-ahead log unless another
+    process is reading. PostgreSQL comes second, because a running service may move rows there.
+
+    Raises:
+        UnavailableError: a database cannot be written, or has another schema version.
     """
     if not (state / DATABASE).is_file():
         return dict(_in_postgres(_DELETE, ids))
@@ -108,7 +111,7 @@ def erase_records(state: Path, ids: Collection[str]) -> dict[str, int]:
 
 
 def _in_postgres(statement: str, ids: Collection[str]) -> Counter[str]:
-    """Run a statement on the database of several services, if there is one."""
+    """Run a statement on the PostgreSQL database that services share, if one is set."""
     url = given_url()
     if url is None:
         return Counter()
@@ -119,7 +122,7 @@ def _in_postgres(statement: str, ids: Collection[str]) -> Counter[str]:
 def _in_outbox(
     connection: SqlConnection, ids: Collection[str], *, erase: bool = False
 ) -> Counter[str]:
-    """Count the rows that wait for that database, by table, and erase them if asked."""
+    """Count the rows that wait for delivery to PostgreSQL, by table; `erase` also removes them."""
     found = Counter[str]()
     exists = "SELECT 1 FROM sqlite_schema WHERE name = 'outbox'"
     if connection.execute(exists).fetchone() is None:
@@ -138,7 +141,7 @@ def _in_outbox(
 
 
 def _in_parts(connection: SqlConnection, statement: str, ids: Collection[str]) -> dict[str, int]:
-    """Run a statement for each table and some ids at a time; return the numbers of rows."""
+    """Run a statement on each table, for limited numbers of ids; return the rows by table."""
     counts = dict.fromkeys(_TABLES, 0)
     names = sorted(ids)
     for begin in range(0, len(names), _IDS_AT_ONCE):
@@ -151,9 +154,10 @@ def _in_parts(connection: SqlConnection, statement: str, ids: Collection[str]) -
 
 
 def _places(segment: Path, ids: Collection[str]) -> list[tuple[int, int, int]]:
-    """Return place, bytes and end of the id for each line; a line is without its line feed.
+    """Return (offset, length, end of the id) of each line of these requests, in bytes.
 
-    A last line without a line feed counts only if no writer has the segment open.
+    Lengths are without the line feed. A last line without a line feed counts only if no writer has
+    the segment open.
     """
     wanted = {name.encode() for name in ids}
     found, place = [], 0

@@ -1,9 +1,9 @@
-"""The label queue: logged rows that people label next, and their opinions.
+"""The label queue: logged rows that people should label next, and the labels that they gave.
 
-It has ids and labels only; inputs stay in the request log. A part of the rows is drawn at random
-from all logged rows without a label, and their labels count like those of callers. The rest has the
-highest expected gain. Such rows are harder than the traffic, so their labels are marked: they serve
-for training, and for no estimate of the quality.
+The queue contains ids and labels; the inputs stay in the request log. A part of the rows is drawn
+at random from all logged rows without a label, and their labels count like those of callers. The
+other rows have the highest expected gain. They are harder than the usual traffic, so their labels
+are marked: they are used for training but not to estimate quality.
 """
 
 import json
@@ -42,21 +42,21 @@ CREATE TABLE IF NOT EXISTS opinions (
     PRIMARY KEY (request_id, item, labeller)
 ) STRICT, WITHOUT ROWID;
 """
-_MOST_ALIKE = 0.8  # Jaccard index; of more similar rows one is enough
-_CHARACTERS = 5  # in a piece of a text
-_LONG_TEXT = 40  # characters, from which pieces are compared
-_CANDIDATES = 20  # rows that are looked at for each row that is chosen
-_SIDE = 8  # pixels of the pattern of an image
+_MOST_ALIKE = 0.8  # Jaccard index; rows that are more similar count as near copies
+_CHARACTERS = 5  # length of the pieces into which a text is divided
+_LONG_TEXT = 40  # characters; shorter texts are compared as a whole
+_CANDIDATES = 20  # rows that are compared for each row that is chosen
+_SIDE = 8  # an image is compared by a pattern of 8 x 8 pixels
 
 
 @dataclass(frozen=True)
 class QueuedRow:
-    """A chosen row."""
+    """A row of the queue."""
 
     request_id: str
-    item: int
+    item: int  # position in the request, from 0
     time: float  # of the answer, seconds since 1970
-    by_gain: bool
+    by_gain: bool  # False: drawn at random
 
     @property
     def key(self) -> Key:
@@ -64,7 +64,11 @@ class QueuedRow:
 
 
 class LabelQueue:
-    """The queue on disk, for several processes. `opinions` people have to agree on a row."""
+    """The queue in an SQLite file, which several processes may use at once.
+
+    With `opinions` = 1 the first label decides. Otherwise more than half of so many people must
+    give the same label.
+    """
 
     def __init__(self, path: Path, opinions: int = 1) -> None:
         self._path, self._opinions = path, opinions
@@ -75,7 +79,7 @@ class LabelQueue:
             connection.executescript(_SCHEMA)
 
     def add(self, rows: Sequence[QueuedRow]) -> int:
-        """Append rows that are not in the queue yet; return their number."""
+        """Append the rows that are not in the queue yet; return the number of appended rows."""
         with self._transaction() as connection:
             (last,) = connection.execute("SELECT coalesce(max(place), 0) FROM chosen").fetchone()
             return sum(
@@ -95,7 +99,7 @@ class LabelQueue:
         return [QueuedRow(name, item, moment, bool(mark)) for name, item, moment, mark in found]
 
     def waiting(self, labeller: str) -> list[QueuedRow]:
-        """Return the rows on which this labeller is asked."""
+        """Return the undecided rows that this labeller has not answered yet."""
         opinions = self._all_opinions()
         return [
             row
@@ -104,7 +108,7 @@ class LabelQueue:
         ]
 
     def conflicts(self) -> list[tuple[QueuedRow, dict[str, Any]]]:
-        """Return the rows on which people disagree, with the label of each one."""
+        """Return the rows without a majority, each with the labels by labeller."""
         opinions = self._all_opinions()
         found = []
         for row in self.rows():
@@ -114,7 +118,7 @@ class LabelQueue:
         return found
 
     def decided(self) -> list[tuple[QueuedRow, Any, str]]:
-        """Return each row whose label is decided, the label, and the last person who gave it."""
+        """Return (row, label, labeller) of each decided row; the last labeller who gave it."""
         opinions = self._all_opinions()
         found = []
         for row in self.rows():
@@ -125,7 +129,7 @@ class LabelQueue:
         return found
 
     def give(self, row: QueuedRow, labeller: str, truth: Any) -> Any:
-        """Store an opinion, None to skip; return the label that is decided with it, or None."""
+        """Store a labeller's label, or None to skip; return the row's decided label, or None."""
         text = None if truth is None else json.dumps(truth, sort_keys=True)
         with self._transaction() as connection:
             connection.execute(
@@ -135,7 +139,10 @@ class LabelQueue:
         return self._label(row)
 
     def undo(self, labeller: str) -> tuple[QueuedRow, Any] | None:
-        """Remove a labeller's last opinion; return its row and the label that is decided now."""
+        """Remove a labeller's last opinion.
+
+        Returns the row and its decided label (None: undecided now); None if there was no opinion.
+        """
         with self._transaction() as connection:
             last = connection.execute(
                 "SELECT request_id, item FROM opinions JOIN chosen USING (request_id, item) "
@@ -152,7 +159,7 @@ class LabelQueue:
         return row, self._label(row)
 
     def remove(self, request_ids: Collection[str]) -> int:
-        """Remove the rows of these requests with their opinions; return the number of rows."""
+        """Remove the rows of these requests and their opinions; return the number of rows."""
         with self._transaction() as connection:
             connection.execute("PRAGMA secure_delete = ON").fetchall()
             counts = [
@@ -167,7 +174,7 @@ class LabelQueue:
         return None if decided is None else json.loads(decided)
 
     def _is_open(self, opinions: dict[str, str | None]) -> bool:
-        """Return True while another opinion is wanted: one more than usual if people disagree."""
+        """Return True if a row needs another label; a disagreement allows one more than usual."""
         given = _given(opinions)
         return self._decided(given) is None and len(given) <= self._opinions
 
@@ -202,14 +209,17 @@ def choose(
     random_fraction: float,
     seed: int | None = None,
 ) -> list[QueuedRow]:
-    """Choose rows to label: a part at random, the rest by gain without near copies.
+    """Choose rows to label: some at random, the others by expected gain and without near copies.
 
     Args:
-        items: logged rows without a label, each content once.
-        read: returns the contents of some rows.
-        num_rows: of both parts.
-        random_fraction: of the rows, from 0 to 1.
-        seed: of the random part and of the order; None for another one each time.
+        items: logged rows without a label; no two have the same content.
+        read: returns the contents of the rows with the given keys.
+        num_rows: number of rows to choose.
+        random_fraction: fraction of `num_rows` to draw at random, from 0 to 1.
+        seed: seed of the random draw and of the order; None for a new one each time.
+
+    Returns:
+        At most `num_rows` rows in random order.
     """
     generator = random.Random(seed)
     num_random = min(len(items), round(num_rows * random_fraction))
@@ -217,7 +227,7 @@ def choose(
     rest = sorted(set(range(len(items))) - set(drawn), key=lambda place: -gain(items[place]))
     wanted = num_rows - num_random
     candidates = [items[place] for place in rest[: wanted * _CANDIDATES]]
-    # Compared with the drawn rows, too: a near copy of one of them teaches little.
+    # Near copies of the drawn rows are left out, too, because they teach little.
     contents = read({item.key for item in candidates} | {items[place].key for place in drawn})
     pieces = {key: _pieces(content) for key, content in contents.items()}
     rows = [QueuedRow(*items[place].key, by_gain=False) for place in drawn]
@@ -227,14 +237,14 @@ def choose(
             wanted -= 1
             asked.append(pieces[item.key])
             rows.append(QueuedRow(*item.key, by_gain=True))
-    generator.shuffle(rows)  # so that people cannot tell the two parts apart
+    generator.shuffle(rows)  # labellers must not see which rows were drawn at random
     return rows
 
 
 def gain(item: LoggedItem) -> float:
-    """Return the expected gain of a label: the entropy of the answer, from 0 to 1.
+    """Return the expected gain of a label: the answer's normalised entropy, from 0 to 1.
 
-    Numbers have no probabilities; the OOD score orders them.
+    For a numeric target, which has no probabilities, the OOD score is returned.
     """
     return item.ood_score if item.entropy is None else item.entropy
 
@@ -248,7 +258,7 @@ def _is_copy(own: frozenset[Any], others: Sequence[frozenset[Any]]) -> bool:
 
 
 def _pieces(content: Content) -> frozenset[Any]:
-    """Return the parts by which rows are compared: cells, pieces of texts, gradients of images."""
+    """Return the set by which rows are compared: cells, pieces of texts or image gradients."""
     if isinstance(content, bytes):
         with Image.open(BytesIO(content)) as image:
             small = image.convert("L").resize((_SIDE + 1, _SIDE))

@@ -1,4 +1,4 @@
-"""Monitoring records on disk: drift windows, predictions, and their true labels.
+"""Reads the monitoring records on disk: drift windows, predictions, and their true labels.
 
 STATE/monitoring.sqlite       one SQLite database for all workers (written by
 slipway/serving/monitoring/) STATE/proposals/TIME.md       remediation proposals after drift alarms
@@ -20,14 +20,14 @@ from slipway.traffic.postgres import SqlConnection, given_url, reading_postgres
 DATABASE = "monitoring.sqlite"
 PROPOSALS = "proposals"
 SCHEMA_VERSION = 4  # SQLite's user_version
-# By the version before: statements that bring a database to the next one, without a loss.
+# By old version: SQL that upgrades a database to the next version and keeps its rows.
 MIGRATIONS = {3: "ALTER TABLE labels ADD COLUMN caller TEXT;"}
-# Begins the caller of a label whose row was chosen because it is hard (slipway/traffic/
-# label_queue.py). An estimate of the quality must leave it out.
+# Prefix of the `caller` of a label whose row was chosen because it is hard (slipway/traffic/
+# label_queue.py). Estimates of quality must leave such labels out.
 CHOSEN = "chosen:"
-DEFAULT_STATE = Path(".work/serving")  # of SLIPWAY_STATE
-# A label may arrive this long before its answer: clocks differ, and a caller who chose the id may
-# send it while the answer is on its way.
+DEFAULT_STATE = Path(".work/serving")  # the default of SLIPWAY_STATE
+# Seconds by which a label may come before its answer: clocks differ, and a caller who chose the id
+# may send the label before the answer has arrived.
 EARLY_S = 5.0
 _WINDOWS_SCHEMA = """
 CREATE TABLE windows (
@@ -48,7 +48,7 @@ CREATE TABLE parts (
     worker TEXT PRIMARY KEY, sequence INTEGER NOT NULL, time REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 """
-# In PostgreSQL as well, for services that share feedback.
+# These tables also exist in PostgreSQL, for services that share feedback.
 FEEDBACK_SCHEMA = """
 CREATE TABLE predictions (
     request_id TEXT NOT NULL,
@@ -101,7 +101,7 @@ class GroundTruth:
 
 @dataclass(frozen=True)
 class JoinedLabel:
-    """A label beside the answer that it belongs to; numbers, or labels as text."""
+    """A true label beside the answer to the same row; both are class names or numbers."""
 
     caller: str | None
     truth: str | float
@@ -111,13 +111,13 @@ class JoinedLabel:
 
     @property
     def is_chosen(self) -> bool:
-        """True if the row was chosen for its difficulty."""
+        """True if the label queue chose the row because it is hard."""
         return is_chosen(self.caller)
 
 
 @dataclass(frozen=True)
 class JudgedWindow:
-    """A closed window of one variant of a model, with a verdict."""
+    """A closed drift window of one variant of a model, with its verdict."""
 
     model: str  # VERSION/VARIANT
     opened: float
@@ -127,7 +127,7 @@ class JudgedWindow:
 
 @dataclass(frozen=True)
 class DriftedSpan:
-    """A window that drifted: answers of `model` between two times (seconds since 1970)."""
+    """The period of a drifted window of `model`; times in seconds since 1970."""
 
     model: str  # version
     opened: float
@@ -135,7 +135,7 @@ class DriftedSpan:
 
 
 def is_chosen(caller: str | None) -> bool:
-    """Return True for the caller of a label whose row was chosen for its difficulty."""
+    """Return True if `caller` marks a label whose row was chosen because it is hard."""
     return caller is not None and caller.startswith(CHOSEN)
 
 
@@ -150,7 +150,7 @@ def read_ground_truth(state: Path) -> Iterator[GroundTruth]:
 
 
 def read_joined_labels(state: Path, version: str) -> list[JoinedLabel]:
-    """Return the labels of a model's answers, the last joined first."""
+    """Return the labels of a model's answers, the latest first."""
     with _reading_labels(state) as connection:
         rows = connection.execute(
             "SELECT caller, label, value, predicted_label, predicted_value, answered, joined "
@@ -199,7 +199,7 @@ def read_drifted_spans(state: Path) -> list[DriftedSpan]:
 
 
 def _reading_labels(state: Path) -> AbstractContextManager[SqlConnection]:
-    """Open the database that has the labels: PostgreSQL if services share them."""
+    """Open the database of the labels: PostgreSQL if services share them, else SQLite."""
     url = given_url()
     return reading_postgres(url, FEEDBACK_SCHEMA) if url else open_records(state)
 

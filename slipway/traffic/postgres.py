@@ -1,8 +1,8 @@
 """The PostgreSQL database in which several services share predictions and labels.
 
-Its schema `slipway` has the tables of the SQLite database for feedback, and both run the same SQL.
-One transaction runs at a time, under an advisory lock: a label and its prediction may arrive from
-two services at once, and the later one must see the earlier one.
+Its schema `slipway` has the feedback tables of the SQLite database, and the same SQL runs on both.
+An advisory lock lets only one transaction run at a time: a label and its prediction may arrive from
+two services at once, and the second must see the first.
 """
 
 import os
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from slipway.system.errors import UnavailableError
 
 DATABASE_URL = "SLIPWAY_DATABASE_URL"
-_FORMAT = 1  # the comment on the schema
+_FORMAT = 1  # stored as the comment of the schema
 _CONNECT_S = 5
-_LOCK = 0x736C6970  # of all transactions
-# The server ends what takes longer, so that a service that hangs does not stop the others.
+_LOCK = 0x736C6970  # number of the advisory lock that all transactions take
+# The timeouts end the transaction of a service that hangs, because it holds up all others.
 _BEGIN = (
     "SET LOCAL search_path = slipway; SET LOCAL statement_timeout = '20s'; "
     f"SET LOCAL idle_in_transaction_session_timeout = '20s'; SELECT pg_advisory_xact_lock({_LOCK})"
@@ -26,13 +26,13 @@ _NAMED = re.compile(r":(\w+)")
 
 
 class SqlConnection(Protocol):
-    """The part of a connection that SQLite's and PostgreSQL's have in common."""
+    """The interface that connections of SQLite and of PostgreSQL share."""
 
     def execute(self, sql: str, parameters: Any = ..., /) -> Any: ...
 
 
 class PostgresConnection:
-    """A transaction that takes SQL with SQLite's placeholders."""
+    """A PostgreSQL transaction that accepts SQLite's placeholders (`?` and `:name`)."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -45,10 +45,13 @@ class PostgresConnection:
 
 
 class SharedDatabase:
-    """A connection for one thread, opened when needed. Methods raise psycopg.Error."""
+    """A connection for use by one thread, opened by the first transaction.
+
+    Methods raise psycopg.Error.
+    """
 
     def __init__(self, url: str, schema: str) -> None:
-        """`schema` creates the tables, as SQLite has them."""
+        """Store the address; `schema` is the SQL that creates the tables in SQLite."""
         self._url = url
         self._schema = schema.replace(" STRICT, WITHOUT ROWID", "").replace(
             " REAL", " DOUBLE PRECISION"
@@ -57,7 +60,7 @@ class SharedDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresConnection]:
-        """Run a transaction alone; roll it back on any error."""
+        """Run a transaction while no other one runs; roll it back on any error."""
         import psycopg
 
         if self._connection is None:
@@ -66,7 +69,7 @@ class SharedDatabase:
                 autocommit=True,
                 connect_timeout=_CONNECT_S,
                 application_name="slipway",
-                prepare_threshold=None,  # for poolers
+                prepare_threshold=None,  # connection poolers do not support prepared statements
             )
         try:
             with self._connection.transaction():
@@ -80,7 +83,7 @@ class SharedDatabase:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(Exception):  # it is discarded either way
+            with suppress(Exception):  # the connection is discarded either way
                 connection.close()
 
     def _create(self) -> None:
@@ -101,7 +104,7 @@ class SharedDatabase:
 
 @contextmanager
 def reading_postgres(url: str, schema: str) -> Iterator[PostgresConnection]:
-    """Run a transaction of a command; UnavailableError if the database cannot be used."""
+    """Run one transaction, for a command; UnavailableError if the database cannot be used."""
     try:
         import psycopg
     except ImportError as error:
@@ -128,7 +131,7 @@ def given_url() -> str | None:
 
 
 def _storable(value: Any) -> Any:
-    """Return a value without the characters that PostgreSQL refuses in a text."""
+    """Replace the characters of a text that PostgreSQL refuses; other values stay unchanged."""
     if not isinstance(value, str):
         return value
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

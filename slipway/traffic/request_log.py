@@ -1,4 +1,4 @@
-"""Request log: requests and their answers in a bounded folder. The only reader and writer of it.
+"""Reads and writes the request log: requests and their answers, in a folder of bounded size.
 
 FOLDER/BEGIN-RANDOM.jsonl    one segment: one JSON object per request and line
 
@@ -32,12 +32,12 @@ from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError
 
 FORMAT_VERSION = 2
-# Fields of answers and outputs that format 1 names differently. Logs outlive an upgrade.
+# Fields of answers and outputs that format 1 names differently; old lines must stay readable.
 _FORMAT_1_NAMES = {"outlier_score": "ood_score", "is_outlier": "is_ood"}
 REPLAYED = "replay-"  # prefix of the ids of replayed requests, which are not logged again
 _LARGEST_SEGMENT = 64 << 20  # bytes
-_SEGMENTS_PER_WRITER = 8  # at least; each removal frees at most an eighth of the bound
-_SEGMENTS_PER_AGE = 24  # with an age limit, a segment takes requests for 1/24 of it
+_SEGMENTS_PER_WRITER = 8  # at least, so a removal frees at most an eighth of the bound
+_SEGMENTS_PER_AGE = 24  # a segment takes requests for at most 1/24 of the age limit
 _BEGIN = "%Y%m%dT%H%M%S.%fZ"
 _SEGMENT = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)-[0-9a-f]{8}\.jsonl")
 _FLOAT32 = np.dtype("<f4")
@@ -48,21 +48,21 @@ _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", "
 class LoggedRequest:
     """One request that the model answered."""
 
-    request_id: str  # callers may choose it, so several requests can have the same
+    request_id: str  # callers may choose it, so it need not be unique
     time: datetime  # UTC, when it was answered
     bundle_digest: str  # hex SHA-256 of bundle.json
     execution: Execution  # how the model ran
-    content_type: str  # with which `/predict` accepts `payload` again
-    # An encoded image, several in the form of slipway.inputs.multipart, or the JSON text of rows.
+    content_type: str  # send `payload` to `/predict` with this content type to repeat the request
+    # An encoded image, several images (slipway/inputs/multipart.py), or the JSON text of rows.
     payload: bytes
-    is_list: bool  # a list of rows, or several images
+    is_list: bool  # True if the caller sent a list of rows, or several images
     inputs_sha256: str  # `digest_inputs` of the pixels or encoded rows that the model took
     outputs: dict[str, NDArray[np.float32]]  # (rows, ...) by the graph's output name, bit for bit
-    answers: list[dict[str, Any]]  # of each row, as the caller got it
+    answers: list[dict[str, Any]]  # one for each row, as the caller received it
 
     @property
     def model_version(self) -> str:
-        """Return the version in the answer."""
+        """Version of the model, as in the answer: the first 12 digits of `bundle_digest`."""
         return self.bundle_digest[:12]
 
     @property
@@ -73,7 +73,7 @@ class LoggedRequest:
 
 @dataclass(frozen=True)
 class DamagedLine:
-    """A line that was altered."""
+    """A line of a log whose content does not match its digest or its format."""
 
     segment: Path
     line: int  # counted from 1
@@ -89,7 +89,7 @@ class _Outputs(Contract):
 
 
 class StoredRequest(Contract):
-    """A request on disk. `request_id` comes first, so that lines can be searched by prefix."""
+    """A line of the log. `request_id` comes first, so lines can be searched by their prefix."""
 
     request_id: str
     format_version: Literal[1, 2]
@@ -159,13 +159,16 @@ def decode_line(line: bytes) -> LoggedRequest:
 
 
 def read_requests(folder: Path) -> Iterator[LoggedRequest | DamagedLine]:
-    """Yield every logged request and every altered line, oldest segment first; skip a torn end."""
+    """Yield every logged request or damaged line, the oldest segment first.
+
+    Skips an incomplete last line: its writer was killed or is still writing.
+    """
     for segment, number, line in _lines(folder, b""):
         yield _decoded(segment, number, line)
 
 
 def find_requests(folder: Path, request_id: str) -> list[LoggedRequest]:
-    """Return the requests with that id, the oldest first; IntegrityError if one was altered."""
+    """Return the requests with this id, the oldest first; IntegrityError if one is damaged."""
     found = [_decoded(*place) for place in _lines(folder, _beginning(request_id))]
     for request in found:
         if isinstance(request, DamagedLine):
@@ -186,11 +189,11 @@ def segments(folder: Path) -> list[Path]:
 
 
 class SegmentWriter:
-    """Writes segments within the folder's bounds; for one thread.
+    """Appends lines to segments, and keeps the folder within its limits; for use by one thread.
 
-    The folder of all `num_writers` never exceeds `max_bytes`. With `max_age_s` no request stays
-    longer, if `tidy` is called regularly. Nothing happens on disk before the first request. Methods
-    raise OSError if the disk refuses.
+    All `num_writers` together never exceed `max_bytes`. If `tidy` is called regularly, no request
+    is kept longer than `max_age_s`. Nothing is created before the first request. Methods raise
+    OSError if the disk cannot be written.
     """
 
     def __init__(
@@ -208,7 +211,7 @@ class SegmentWriter:
         self._begun = 0.0
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines, at most `segment_bytes`; after an OSError none of them is stored."""
+        """Append complete lines, at most `segment_bytes`; after an OSError none is stored."""
         if self._descriptor is not None and (
             self._size + len(lines) > self.segment_bytes or self._is_old()
         ):
@@ -224,7 +227,7 @@ class SegmentWriter:
         self._size += len(lines)
 
     def tidy(self) -> None:
-        """Remove segments that are too old."""
+        """Close the own segment if it is old, and remove segments above the age limit."""
         if self._is_old():
             self.close()
         if self._max_age_s is not None and self.root.is_dir():
@@ -251,7 +254,7 @@ class SegmentWriter:
         return descriptor
 
     def _give_up(self, descriptor: int) -> None:
-        """Remove a partly written line and leave the segment."""
+        """Truncate a partly written line, and close the segment."""
         with suppress(OSError):
             os.ftruncate(descriptor, self._size)
             if self._size == 0:
@@ -267,7 +270,7 @@ class SegmentWriter:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the folder, so that one writer at a time makes room and starts a segment."""
+        """Lock the folder: only one writer at a time may remove or start segments."""
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -307,7 +310,7 @@ class SegmentWriter:
 
 
 def size_if_closed(path: Path) -> int | None:
-    """Return the bytes of a segment that nobody writes any more, else None."""
+    """Return the size in bytes of a segment; None if a writer has it open."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -322,11 +325,11 @@ def size_if_closed(path: Path) -> int | None:
 
 
 def _lines(folder: Path, beginning: bytes) -> Iterator[tuple[Path, int, bytes]]:
-    """Yield whole lines with this prefix, with segment and line number."""
+    """Yield (segment, line number, line) of each complete line with this prefix."""
     for segment in segments(folder):
         with suppress(FileNotFoundError), segment.open("rb") as file:  # it may be removed meanwhile
             for number, line in enumerate(file, start=1):
-                is_erased = line.isspace()  # slipway/traffic/erasure.py
+                is_erased = line.isspace()  # by slipway/traffic/erasure.py
                 if line.startswith(beginning) and line.endswith(b"\n") and not is_erased:
                     yield segment, number, line
 

@@ -1,8 +1,8 @@
 """Selects logged requests with known labels as training rows, most informative first.
 
-The score of a row is the sum of four numbers from 0 to 1: the error of the prediction, its
-uncertainty, the OOD score, and whether it came while the traffic drifted. The log is read twice and
-only the contents of selected rows are held, so memory does not grow with the log.
+The score of a row is the sum of four numbers from 0 to 1: the ranks of the prediction's error, its
+uncertainty and its OOD score, and 1 if the traffic drifted at the time. The log is read twice, and
+only the contents of selected rows are kept in memory, so memory does not grow with the log.
 """
 
 import hashlib
@@ -41,14 +41,15 @@ class LoggedItem:
     ood_score: float
     is_ood: bool
     drifted: bool  # True in a window that drifted
-    # Of the probabilities, divided by its maximum; of several labels, of the least certain one.
-    entropy: float | None = None  # None for a number
+    # Entropy of the probabilities, divided by its maximum; for several labels that of the least
+    # certain label. None for a number.
+    entropy: float | None = None
 
     @property
     def error(self) -> float:
-        """Error of the prediction: 0 or 1 for a class, the distance for a number.
+        """Error of the prediction: 0 or 1 for a class, the absolute error for a number.
 
-        0 without a label.
+        0 if the label is unknown.
         """
         if self.truth is None:
             return 0.0
@@ -59,7 +60,7 @@ class LoggedItem:
 
 @dataclass
 class SelectedRows:
-    """The selected rows, most informative first, and counts of what was left out."""
+    """The selected rows, most informative first, and the numbers of omitted rows by reason."""
 
     items: list[LoggedItem]
     contents: dict[Key, Content]
@@ -102,7 +103,7 @@ def collect(
     chosen = wanted if num_rows is None else wanted[:num_rows]
     collected.left_out["beyond --rows"] += len(wanted) - len(chosen)
     collected.contents = read_contents(request_log, {item.key for item in chosen}, contract)
-    # A segment may have been removed meanwhile.
+    # Leave out rows whose segment was removed since the first pass over the log.
     collected.items = [item for item in chosen if item.key in collected.contents]
     return collected
 
@@ -113,10 +114,10 @@ def unlabelled_items(
     contract: InputContract,
     classes: Sequence[str],
 ) -> list[LoggedItem]:
-    """Return the logged rows without a label, each content once.
+    """Return the logged rows without a label; of equal contents only one.
 
-    Of a reused id only the last answer counts, and only if no label of the id is known: a label
-    would replace the other one.
+    If an id was reused, only the row of its last answer is returned. An id with any known label is
+    left out, because a new label would replace the known one.
     """
     counts = SelectedRows([], {})
     known = {(label.request_id, label.item): label for label in labels}
@@ -126,7 +127,7 @@ def unlabelled_items(
 
 
 def cell_value(value: Any, column: Column) -> float | bool | str | None:
-    """Convert a JSON cell to a table cell; ValueError if it is not of the column's kind."""
+    """Convert a JSON value to a table cell; ValueError if it does not fit the column's kind."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if column.kind == "boolean" and isinstance(value, bool):
@@ -145,7 +146,7 @@ def _items(
     has_classes: bool,
     collected: SelectedRows,
 ) -> Iterator[LoggedItem]:
-    """Yield every logged item, without its label."""
+    """Yield every logged item, not yet joined with its label."""
     for request in read_requests(request_log):
         if isinstance(request, DamagedLine):
             collected.left_out["in a damaged line"] += 1
@@ -180,9 +181,9 @@ def _items(
 
 
 def _doubt(answer: Mapping[str, Any]) -> float:
-    """Return how far the answer is from certain: 1 less the best probability.
+    """Return the uncertainty of an answer, from 0 to 1: one minus the largest probability.
 
-    Of several labels, the probability on the other side of the least certain one.
+    For several labels it is that of the least certain label: the smaller of p and 1 - p.
     """
     probabilities = answer["probabilities"].values()
     if "labels" in answer:
@@ -233,7 +234,10 @@ def _labelled(
     has_classes: bool,
     collected: SelectedRows,
 ) -> list[LoggedItem]:
-    """Keep for each request id the item its label belongs to, and the last one."""
+    """Join items with labels.
+
+    Of a reused id, returns the item to which the label belongs and the last item.
+    """
     by_id: dict[tuple[str, int], list[LoggedItem]] = {}
     for item in sorted(items, key=lambda item: item.key[2]):
         by_id.setdefault(item.key[:2], []).append(item)
@@ -253,7 +257,10 @@ def _value_of(label: GroundTruth, has_classes: bool) -> str | float | None:
 
 
 def _place_of(label: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
-    """Return the index of the item a label belongs to: the last one answered before it came."""
+    """Return the index of the item that a label is for: the last one answered before the label.
+
+    None if all items were answered later.
+    """
     num_before = sum(item.key[2] <= label.received for item in items)
     if num_before:
         return num_before - 1
@@ -261,7 +268,7 @@ def _place_of(label: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
 
 
 def _without_copies(items: Sequence[LoggedItem], collected: SelectedRows) -> list[LoggedItem]:
-    """Keep one item per content: the last with a label, or else the last."""
+    """Return one item of each content: the last item with a label, else the last one."""
     best: dict[str, LoggedItem] = {}
     for item in sorted(items, key=lambda item: (item.truth is not None, item.key[2])):
         before = best.get(item.digest)
@@ -288,7 +295,7 @@ def _ranked(items: Sequence[LoggedItem]) -> list[LoggedItem]:
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """(rows,) fraction of rows below each, in [0, 1); equal values share a rank."""
+    """Return (rows,) for each value the fraction of smaller values, in [0, 1)."""
     numbers = np.array(values)
     below: NDArray[np.float64] = np.searchsorted(np.sort(numbers), numbers, side="left") / len(
         numbers

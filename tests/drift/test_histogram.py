@@ -29,7 +29,7 @@ def test_common_number_gets_its_own_bin() -> None:
     assert bins_of(np.array([-1e-30, 0, 1e-30], np.float32), edges).tolist() == [0, 1, 2]
 
 
-def test_constant_gets_a_bin_between_two_empty_ones() -> None:
+def test_a_constant_column_gets_its_own_bin_between_two_empty_bins() -> None:
     edges = equal_edges(np.full(500, 3.25, np.float32))
     assert _counts(np.array([3.0, 3.25, 3.25, 3.5]), edges) == [1, 2, 1, 0]
 
@@ -52,7 +52,7 @@ def test_unknown_and_missing_codes_fall_into_the_last_bin() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_merging_keeps_every_row_and_leaves_no_rare_bin(ordered: bool) -> None:
+def test_merging_rare_bins_keeps_every_row_and_leaves_no_rare_bin(ordered: bool) -> None:
     random = np.random.default_rng(5)
     for _ in range(200):
         window, reference = (
@@ -65,7 +65,7 @@ def test_merging_keeps_every_row_and_leaves_no_rare_bin(ordered: bool) -> None:
         assert len(merged[0]) <= 1 or ((merged[0] + merged[1]) * smaller).min() >= 20
 
 
-def test_ordered_bins_merge_with_neighbours_and_others_with_the_rarest() -> None:
+def test_rare_ordered_bins_merge_with_neighbours_and_unordered_ones_with_the_rarest_bin() -> None:
     window, reference = np.array([100, 1, 100, 2]), np.array([1000, 10, 1000, 10])
     assert [part.tolist() for part in merge_rare(window, reference, ordered=True)] == [
         [100, 103],

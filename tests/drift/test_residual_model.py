@@ -103,7 +103,7 @@ def test_predicted_variance_covers_the_error() -> None:
     assert held_by_level < 180  # counter-check: without the coefficients' variance
 
 
-def test_level_is_shrunk_only_with_shrink_level() -> None:
+def test_mean_residual_is_shrunk_only_with_shrink_level() -> None:
     random = np.random.default_rng(4)
     values = _numbers(random, 300)
     residuals = _residuals(random, values, 0.0) + 0.02
@@ -115,7 +115,7 @@ def test_level_is_shrunk_only_with_shrink_level() -> None:
     )  # far beyond the noise: hardly shrunk
 
 
-def test_values_without_labels_widen_the_variance() -> None:
+def test_feature_values_without_labels_increase_the_predicted_variance() -> None:
     random = np.random.default_rng(5)
     values = _numbers(random, 3000)
     features, model = _fit(values, _residuals(random, values, 0.1))

@@ -34,14 +34,14 @@ def test_characters_are_counted_by_kind_whatever_their_bytes() -> None:
     assert found["truncated"] == 0
 
 
-def test_links_and_cut_texts_are_seen() -> None:
+def test_links_and_truncated_texts_have_features() -> None:
     found = measured("see https://example.org/" + "x" * 40)
     assert found["links"] > 0
     assert found["truncated"] == 1
     assert measured("see you")["links"] == 0
 
 
-def test_tokens_have_the_features_of_their_text_and_how_many_there_are() -> None:
+def test_token_rows_have_the_features_of_their_text_and_their_number_of_tokens() -> None:
     contract = token_contract()
     names = [feature.name for feature in text_features(contract)]
     (values,) = measure_texts(contract, encode_texts(["AB c1!"], contract)).tolist()
@@ -67,7 +67,7 @@ def texts_of(words: list[str], num_rows: int, random: np.random.Generator) -> li
 
 
 @pytest.mark.parametrize("contract", [CONTRACT, token_contract()], ids=["bytes", "tokens"])
-def test_other_words_of_the_same_letters_alarm_and_the_same_words_do_not(
+def test_new_words_made_of_the_same_letters_alarm_and_the_old_words_do_not(
     contract: TextContract,
 ) -> None:
     random = np.random.default_rng(4)
@@ -99,5 +99,5 @@ def test_other_words_of_the_same_letters_alarm_and_the_same_words_do_not(
     assert min(p_values(halves(others, 400))) < LEVEL
 
 
-def test_no_rows_have_no_features() -> None:
+def test_measuring_zero_rows_gives_an_empty_matrix() -> None:
     assert measure_texts(CONTRACT, np.empty((0, 32), np.uint8)).shape == (0, 14)

@@ -64,7 +64,7 @@ def test_windows_without_drift_alarm_no_more_often_than_the_level(
     )  # of 150; the level allows 7.5 on average, and 17 or more once in 1,000 runs
 
 
-def test_psi_above_one_tenth_is_common_without_drift() -> None:
+def test_the_usual_psi_threshold_of_one_tenth_alarms_often_without_drift() -> None:
     """The usual rule of thumb would alarm on one feature in three in windows of 100 rows."""
     random = np.random.default_rng(8)
     windows = random.multinomial(100, [0.1] * 10, size=4000)

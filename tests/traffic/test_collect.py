@@ -378,7 +378,9 @@ def item(number: int, **changes: Any) -> LoggedItem:
 @pytest.mark.parametrize(
     "worth", [{"predicted": "b"}, {"doubt": 0.6}, {"ood_score": 3.0}, {"drifted": True}]
 )
-def test_wrong_unsure_outlying_and_drifted_rows_come_first(worth: dict[str, Any]) -> None:
+def test_rows_with_errors_uncertainty_high_ood_scores_or_drift_come_first(
+    worth: dict[str, Any],
+) -> None:
     items = [item(number) for number in range(20)]
     items[7] = item(7, **worth)
     ranked = _ranked(items)
@@ -428,7 +430,7 @@ def test_collect_without_labels_fails_with_the_reason(
     assert not list(tmp_path.glob("out*"))
 
 
-def test_next_command_switches_off_columns_that_requests_lack(
+def test_next_command_sets_columns_to_null_that_requests_do_not_have(
     certified: Path,
 ) -> None:
     bundle = write_bundle(certified / "bundle", lineage=lineage(group_column="person"))

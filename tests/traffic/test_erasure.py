@@ -26,7 +26,9 @@ def write_ids(folder: Path, *ids: str) -> SegmentWriter:
     return writer
 
 
-def test_an_open_segment_loses_the_request_and_its_writer_goes_on(tmp_path: Path) -> None:
+def test_a_request_is_erased_from_an_open_segment_and_its_writer_can_continue(
+    tmp_path: Path,
+) -> None:
     writer = write_ids(tmp_path, *SIMILAR_IDS)
     assert count_lines(tmp_path, {"a", "b"}) == 1
     assert erase_lines(tmp_path, {"a", "b"}) == 1
@@ -38,7 +40,7 @@ def test_an_open_segment_loses_the_request_and_its_writer_goes_on(tmp_path: Path
     assert erase_lines(tmp_path, {"a"}) == 0
 
 
-def test_a_line_that_was_erased_by_half_is_found_again(tmp_path: Path) -> None:
+def test_a_line_that_a_killed_process_erased_by_half_is_found_again(tmp_path: Path) -> None:
     write(tmp_path, range(3))
     (segment,) = segments(tmp_path)
     lines = segment.read_bytes().splitlines(keepends=True)
@@ -48,7 +50,7 @@ def test_a_line_that_was_erased_by_half_is_found_again(tmp_path: Path) -> None:
     assert [one.request_id for one in requests_in(tmp_path)] == ["request-0", "request-2"]
 
 
-def test_a_torn_last_line_is_erased_once_its_writer_is_gone(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_erased_once_its_writer_is_gone(tmp_path: Path) -> None:
     writer = write_ids(tmp_path, "a", "b")
     (segment,) = segments(tmp_path)
     segment.write_bytes(segment.read_bytes()[:-30])
@@ -68,7 +70,7 @@ def test_lines_of_the_access_log_are_erased_too(tmp_path: Path) -> None:
     assert segment.read_text() == " " * len(lines[0]) + f"\n{lines[1]}\n"
 
 
-def test_records_go_while_the_service_has_its_database_open(tmp_path: Path) -> None:
+def test_records_are_erased_while_the_service_has_its_database_open(tmp_path: Path) -> None:
     store = Store(tmp_path, LIMITS)
     predictions = [
         Prediction(name, item, 2, 1.8e9, "v", "secret-label", None)
@@ -86,7 +88,7 @@ def test_records_go_while_the_service_has_its_database_open(tmp_path: Path) -> N
     store.close()
 
 
-def test_what_was_deleted_is_not_in_the_files_of_the_database(tmp_path: Path) -> None:
+def test_erased_text_no_longer_occurs_in_the_database_files(tmp_path: Path) -> None:
     store = Store(tmp_path, LIMITS)
     store.add_feedback([FeedbackItem("the-person", 0, "dark", None)])
     store.close()

@@ -44,7 +44,7 @@ def different(number: int) -> Content:
     return {"a": number, "b": 2 * number, "c": f"c{number}"}
 
 
-def test_the_most_uncertain_rows_are_chosen() -> None:
+def test_the_most_uncertain_rows_are_chosen_for_labelling() -> None:
     rows = chosen(items(0.1, 0.9, 0.5, 0.7), [different(number) for number in range(4)], 2, 0.0)
     assert {row.request_id for row in rows} == {"r1", "r3"}
     assert all(row.by_gain for row in rows)
@@ -61,7 +61,7 @@ def test_rows_drawn_at_random_ignore_the_gain_and_are_marked() -> None:
 
 
 @pytest.mark.parametrize("kind", ["texts", "cells", "images"])
-def test_of_near_copies_one_is_asked(kind: str) -> None:
+def test_only_one_of_several_near_copies_is_chosen_for_labelling(kind: str) -> None:
     long = "the quick brown fox jumps over the lazy dog and does not stop at the river "
     contents: dict[str, list[Content]] = {
         "texts": [{"text": long}, {"text": long + "!"}, {"text": long[::-1]}],
@@ -82,7 +82,7 @@ def test_a_row_whose_content_has_expired_is_not_chosen() -> None:
     assert [row.request_id for row in rows] == ["r1"]
 
 
-def test_one_opinion_decides_by_default_and_undo_takes_it_back(tmp_path: Path) -> None:
+def test_one_label_decides_by_default_and_undo_reverts_it(tmp_path: Path) -> None:
     queue = LabelQueue(tmp_path / "q.sqlite")
     assert (queue.add([ROW, OTHER]), queue.add([ROW])) == (2, 0)
     assert queue.give(ROW, "anna", "x") == "x"
@@ -93,14 +93,16 @@ def test_one_opinion_decides_by_default_and_undo_takes_it_back(tmp_path: Path) -
     assert (tmp_path / "q.sqlite").stat().st_mode & 0o077 == 0
 
 
-def test_a_skipped_row_waits_for_others(tmp_path: Path) -> None:
+def test_a_row_that_one_labeller_skipped_is_shown_to_others(tmp_path: Path) -> None:
     queue = LabelQueue(tmp_path / "q.sqlite")
     queue.add([ROW])
     assert queue.give(ROW, "anna", None) is None
     assert (queue.waiting("anna"), queue.waiting("ben")) == ([], [ROW])
 
 
-def test_two_who_disagree_need_a_third_opinion_and_three_are_a_conflict(tmp_path: Path) -> None:
+def test_two_labels_that_differ_need_a_third_and_three_that_differ_are_a_conflict(
+    tmp_path: Path,
+) -> None:
     queue = LabelQueue(tmp_path / "q.sqlite", opinions=2)
     queue.add([ROW, OTHER])
     for row in (ROW, OTHER):

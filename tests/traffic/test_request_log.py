@@ -88,7 +88,7 @@ def test_line_of_format_1_is_read_with_the_names_of_today() -> None:
     assert list(found.outputs) == ["ood_score"]
 
 
-def test_torn_last_line_is_skipped_and_the_next_writer_continues(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_skipped_and_the_next_writer_continues(tmp_path: Path) -> None:
     write(tmp_path, range(3))
     path = segments(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-40])
@@ -130,7 +130,9 @@ def test_find_returns_all_requests_of_an_exact_id(tmp_path: Path) -> None:
     assert find_requests(tmp_path / "gone", "request-1") == []
 
 
-def test_folder_stays_within_its_bound_by_removing_the_oldest_segments(tmp_path: Path) -> None:
+def test_the_log_folder_stays_within_its_limit_by_removing_the_oldest_segments(
+    tmp_path: Path,
+) -> None:
     writers = [SegmentWriter(tmp_path, MIB, 3) for _ in range(3)]
     for number in range(600):
         writers[number % 3].append(encode_line(logged(number, 4000)))
@@ -142,7 +144,7 @@ def test_folder_stays_within_its_bound_by_removing_the_oldest_segments(tmp_path:
     assert set(range(599 - len(found) // 2, 600)) <= set(found)
 
 
-def test_same_requests_exceed_a_smaller_bound_without_removal(tmp_path: Path) -> None:
+def test_without_removal_the_same_requests_would_exceed_the_limit(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, 100 * MIB, 1)
     for number in range(600):
         writer.append(encode_line(logged(number, 4000)))

@@ -15,7 +15,9 @@ def item(truth: str | None) -> LoggedItem:
     )
 
 
-def test_sets_become_the_column_of_lists_or_those_of_true_and_false(tmp_path: Path) -> None:
+def test_label_sets_are_written_as_one_column_of_lists_or_a_boolean_column_per_label(
+    tmp_path: Path,
+) -> None:
     output = OutputContract(kind="label_probabilities", labels=["car", "dog"])
     manifest = write_bundle(tmp_path / "bundle").manifest.model_copy(update={"output": output})
     rows = SelectedRows([item(set_text(["dog"])), item(set_text([])), item(None)], {})

@@ -49,7 +49,7 @@ def test_an_image_request_is_not_collected_for_a_model_of_texts() -> None:
         request_contents(logged({}, "image/png"), CONTRACT)
 
 
-def test_a_replayed_request_becomes_the_rows_that_the_service_made() -> None:
+def test_replay_decodes_a_text_request_into_the_same_rows_as_the_service() -> None:
     body = json.dumps({"rows": [{"title": "t", "text": "a  b"}, {"text": "c"}]}).encode()
     rows = decode_payload(JSON, body, CONTRACT)
     assert [decode_row(row, CONTRACT) for row in rows] == ["t\na b", "\nc"]
