@@ -441,6 +441,8 @@ class TrainParams(ParamsSection):
         "deepspeed_stage_2",
         "deepspeed_stage_3",
     ]
+    # Processes that share a copy of the network. Only for tensor_parallel and pipeline. null: all.
+    model_parallel: Annotated[int, Field(ge=2)] | None
     precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
     accelerator: Literal["auto", "cpu", "gpu"]
     # State that DeepSpeed keeps in host memory: more room on the GPU for less speed.
@@ -478,6 +480,11 @@ class TrainParams(ParamsSection):
             yield (
                 f"offload is {self.offload!r}, which needs strategy {expected}, "
                 f"but strategy is {self.strategy!r}"
+            )
+        if self.model_parallel and self.strategy not in ("tensor_parallel", "pipeline"):
+            yield (
+                f"model_parallel is {self.model_parallel}, which needs strategy 'tensor_parallel' "
+                f"or 'pipeline', but strategy is {self.strategy!r}. Use null, or one of the two"
             )
         if self.strategy == "pipeline" and self.log_histograms_every_epochs:
             yield (

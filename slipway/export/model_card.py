@@ -167,6 +167,8 @@ def _training(facts: CardFacts) -> list[str]:
     ended = "stopped early" if training.stopped_early else "to the end"
     actual, num_segments = training.actual, len(training.segments)
     processes = "process" if actual.world_size == 1 else "processes"
+    if actual.model_parallel:
+        processes += f", {actual.model_parallel} for each copy of the network,"
     resumed = f"; resumed with other processes or threads, {num_segments} segments in all"
     if training.network.name == ENSEMBLE:
         return list(_members(training))

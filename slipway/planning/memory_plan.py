@@ -81,18 +81,18 @@ def trace_all(
     rows: int,
     *,
     accumulates: bool,
-    world_size: int = 1,
+    model_parallel: int = 1,
     num_micro_batches: int = 0,
 ) -> Traces:
     """Trace a step on batches of `rows` rows in each precision.
 
-    bfloat16 stands for both half precisions. `num_micro_batches` is 0 unless the strategy is
-    `pipeline`.
+    bfloat16 stands for both half precisions. `model_parallel` processes share a copy of the
+    network. `num_micro_batches` is 0 unless the strategy is `pipeline`.
     """
     half = torch.bfloat16
-    share = partial(trace_share, network, params, rows, world_size, accumulates=accumulates)
-    stage = partial(trace_stage, network, params, rows, num_micro_batches, world_size)
-    shares = world_size > 1 and can_share(network, world_size)
+    share = partial(trace_share, network, params, rows, model_parallel, accumulates=accumulates)
+    stage = partial(trace_stage, network, params, rows, num_micro_batches, model_parallel)
+    shares = model_parallel > 1 and can_share(network, model_parallel)
     return Traces(
         full=trace_step(network, params, rows, accumulates=accumulates),
         autocast=trace_step(network, params, rows, half=half, accumulates=accumulates),

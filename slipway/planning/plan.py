@@ -58,10 +58,7 @@ def describe(plan: ResourcePlan, params: Params) -> str:
     if steps := plan.steps_per_epoch:
         lines.append(f"steps     {steps:,} per epoch, {steps * epochs:,} in {epochs} epochs")
     if placement := plan.placement:
-        lines.append(
-            f"runs as   {placement.strategy}, {placement.precision}, "
-            f"{placement.world_size} on {placement.accelerator}"
-        )
+        lines.append(f"runs as   {placement}")
         lines += [f"  auto    {reason}" for reason in placement.reasons]
     if plan.memory and placement:
         lines += _memory_lines(plan.memory, placement)

@@ -99,7 +99,7 @@ def make_plan(
     if not (plan.network and plan.shape and plan.placement):
         return plan
     accumulates = plan.shape.num_accumulated > 1
-    world_size = plan.placement.world_size
+    model_parallel = plan.placement.model_parallel or plan.placement.world_size
     is_pipeline = plan.placement.strategy == "pipeline"
     try:
         check_division(plan.network, plan.placement)
@@ -111,7 +111,7 @@ def make_plan(
         train,
         plan.shape.per_device,
         accumulates=accumulates,
-        world_size=world_size,
+        model_parallel=model_parallel,
         num_micro_batches=plan.shape.num_micro_batches if is_pipeline else 0,
     )
     process = process_bytes(traces, plan.placement, base_bytes)

@@ -83,11 +83,10 @@ def _batch_trials(
     on_gpu = placement.accelerator == "gpu"
     base_bytes = own_bytes()
     network = build_network(network_spec(params.train, data.manifest))
+    sharing = placement.model_parallel or placement.world_size
 
     def predict(rows: int) -> int:
-        traces = trace_all(
-            network, params.train, rows, accumulates=True, world_size=placement.world_size
-        )
+        traces = trace_all(network, params.train, rows, accumulates=True, model_parallel=sharing)
         return (process_bytes(traces, placement, base_bytes) - base_bytes) * placement.devices
 
     def step_seconds(rows: int, max_steps: int) -> float:

@@ -148,7 +148,7 @@ def training_module(
         data.mean_weight,
         data.class_weights(params),
         data.soft.distillation if data.soft else None,
-        shares_rows=placement is not None and placement.shares_rows,
+        model_parallel=(placement.model_parallel if placement else None) or 1,
     )
 
 

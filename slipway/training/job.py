@@ -172,6 +172,7 @@ class Job:
             world_size=self.placement.world_size,
             per_device=self.shape.per_device // self.shape.num_micro_batches,
             threads=threads,
+            model_parallel=self.placement.model_parallel,
         )
         saved_threads = resumed.segments[-1].threads if resumed else None
         if resumed is None or threads is None or saved_threads is None:
@@ -230,10 +231,11 @@ def _initial_network(
 
 def check_division(network: Network, placement: Placement) -> None:
     """Raise a ParamsError if the strategy cannot divide `network` over the processes."""
+    size = placement.model_parallel or 1
     if placement.strategy == "tensor_parallel":
-        check_layers(network, placement.world_size)
+        check_layers(network, size)
     if placement.strategy == "pipeline":
-        check_stages(network, placement.world_size)
+        check_stages(network, size)
 
 
 def step_shape(params: TrainParams, placement: Placement) -> StepShape:
@@ -241,17 +243,19 @@ def step_shape(params: TrainParams, placement: Placement) -> StepShape:
 
     Raises ParamsError if the batch cannot be divided equally.
     """
+    size, copies, limit = params.batch_size, placement.num_readers, params.max_batch_per_device
+    who = "copies of the network" if placement.model_parallel else "processes"
     if placement.strategy != "pipeline":
-        return cut_step(params.batch_size, placement.num_readers, params.max_batch_per_device)
-    stages = placement.world_size
-    if params.batch_size < stages:
+        return cut_step(size, copies, limit, who)
+    stages = placement.model_parallel or 1
+    if size < stages * copies:
         raise ParamsError(
-            f"train.batch_size is {params.batch_size}, but a pipeline of {stages} processes needs "
-            f"as many micro-batches. Use {stages} or more."
+            f"train.batch_size is {size}, but each pipeline of {stages} processes needs as many "
+            f"micro-batches. Use {stages * copies} or more."
         )
-    limit = min(params.max_batch_per_device, params.batch_size // stages)
-    number = cut_step(params.batch_size, 1, limit).num_accumulated
-    return StepShape(params.batch_size, params.batch_size, 1, 1, num_micro_batches=number)
+    rows = cut_step(size, copies, size, who).per_device
+    number = cut_step(rows, 1, min(limit, rows // stages)).num_accumulated
+    return StepShape(size, rows, copies, 1, num_micro_batches=number)
 
 
 def placed(params: TrainParams) -> TrainParams:

@@ -34,7 +34,7 @@ class TrainingModule(pl.LightningModule):
         mean_weight: mean weight of all training rows.
         class_weights: (classes,) float32, or None if all classes count the same.
         distillation: settings of the soft answers in the batches, if there are any.
-        shares_rows: all ranks compute the same rows.
+        model_parallel: ranks that share a copy of the network, and compute the same rows.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TrainingModule(pl.LightningModule):
         class_weights: Tensor | None = None,
         distillation: Distillation | None = None,
         *,
-        shares_rows: bool = False,
+        model_parallel: int = 1,
     ) -> None:
         super().__init__()
         self.network = network
@@ -57,7 +57,7 @@ class TrainingModule(pl.LightningModule):
         self.optimizer_names: list[str] = []  # names of the weights, in the optimizer's order
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
-        self._shares_rows = shares_rows
+        self._model_parallel = model_parallel
         self._headline = kind_of(network.spec.task).target.headline
         self._losses = RowLosses(network, params, class_weights, distillation)
         self.train_sums, self._val_sums = EpochSums(), EpochSums()
@@ -84,7 +84,7 @@ class TrainingModule(pl.LightningModule):
     @property
     def _drawing_rank(self) -> int:
         """The rank that seeds dropout; ranks that compute the same values share one."""
-        return 0 if self._shares_rows else self.global_rank
+        return self.global_rank // self._model_parallel
 
     def _answers_to(self, batch: Batch) -> Tensor:
         """Run the forward pass of a training batch; return outputs (B, K)."""
@@ -176,13 +176,12 @@ class TrainingModule(pl.LightningModule):
 
     def _counted(self, counted: Tensor) -> Tensor:
         """Return the mask `counted` (B,) without the rows that another rank counts."""
-        counts = not self._shares_rows or self._counts_rows
-        return counted if counts else torch.zeros_like(counted)
+        return counted if self._counts_rows else torch.zeros_like(counted)
 
     @property
     def _counts_rows(self) -> bool:
         """True if this rank counts the rows that it computes, and no other rank does."""
-        return self.global_rank == 0
+        return self.global_rank % self._model_parallel == 0
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         configured = optimizer_and_schedule(self.network, self._params, self._steps_per_epoch)

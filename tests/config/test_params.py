@@ -357,6 +357,11 @@ def test_the_projects_own_params_are_valid() -> None:
             "but strategy is 'deepspeed_stage_2'",
         ),
         ({"train__offload": "all"}, "train.offload: found 'all'"),
+        (
+            {"train__model_parallel": 2, "train__strategy": "fsdp"},
+            "model_parallel is 2, which needs strategy 'tensor_parallel' or 'pipeline', but "
+            "strategy is 'fsdp'. Use null, or one of the two",
+        ),
         ({"train__loss": "huber"}, "loss is 'huber', which needs huber_delta"),
         (
             {"train__loss": "huber", "train__huber_delta": 1.0},

@@ -42,7 +42,7 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         PROJECT.train,
         rows,
         accumulates=False,
-        world_size=2,
+        model_parallel=2,
         num_micro_batches=NUM_MICRO_BATCHES,
     )
     predicted = device_memory(traces, strategy, "32-true", 2, on_gpu=False)

@@ -209,7 +209,7 @@ def test_a_tensor_parallel_process_holds_its_part_of_weights_and_activations() -
     built = text_network("small_transformer", width=64, num_heads=4, num_layers=4)
     one = trace_all(built, PROJECT.train, 16, accumulates=False).full
     two, four = (
-        trace_all(built, PROJECT.train, 16, accumulates=False, world_size=size).shared
+        trace_all(built, PROJECT.train, 16, accumulates=False, model_parallel=size).shared
         for size in (2, 4)
     )
     assert two
@@ -222,10 +222,10 @@ def test_a_tensor_parallel_process_holds_its_part_of_weights_and_activations() -
         assert share[0].parameters == expected
         assert share[0].optimizer - one.optimizer == 2 * (expected - one.parameters)
     assert four[0].activations < two[0].activations < one.activations
-    traces = trace_all(built, PROJECT.train, 16, accumulates=False, world_size=2)
+    traces = trace_all(built, PROJECT.train, 16, accumulates=False, model_parallel=2)
     planned = device_memory(traces, "tensor_parallel", "32-true", 2, on_gpu=False)
     assert planned.total == two[0].peak
-    assert trace_all(built, PROJECT.train, 16, accumulates=False, world_size=3).shared is None
+    assert trace_all(built, PROJECT.train, 16, accumulates=False, model_parallel=3).shared is None
 
 
 def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage() -> None:
@@ -234,7 +234,7 @@ def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage() -> None:
     blocks = 4 * sum(weight.numel() for weights in own for weight in weights)
     after = 4 * (2 * 64 + 64 * 3 + 3)  # the norm and the head
     traces = trace_all(
-        built, PROJECT.train, 16, accumulates=False, world_size=2, num_micro_batches=4
+        built, PROJECT.train, 16, accumulates=False, model_parallel=2, num_micro_batches=4
     )
     assert traces.stage
     first = traces.stage[0]

@@ -83,9 +83,9 @@ def kill_after(project: Path, text: str, command: list[str] | None = None) -> No
     assert seen
 
 
-def kill_at_step(project: Path, step: int) -> None:
+def kill_at_step(project: Path, step: int, command: list[str] | None = None) -> None:
     """Start a training and kill all its processes once it has saved that step or a later one."""
-    with start_training(project) as process:
+    with start_command(project, command) if command else start_training(project) as process:
         deadline = time.monotonic() + 300
         while not any(
             int(save.name[5:13]) >= step

@@ -92,7 +92,7 @@ class StepShape:
 
     batch_size: int
     per_device: int
-    world_size: int
+    world_size: int  # processes, or copies of the network, with different rows
     num_accumulated: int
     num_micro_batches: int = 1  # of a pipeline, in each batch of a process
 
@@ -102,14 +102,16 @@ class StepShape:
         return slice(start, start + self.per_device)
 
 
-def cut_step(batch_size: int, world_size: int, max_batch_per_device: int) -> StepShape:
+def cut_step(
+    batch_size: int, world_size: int, max_batch_per_device: int, who: str = "processes"
+) -> StepShape:
     """Divide a batch with the fewest accumulation steps that respect `max_batch_per_device`.
 
-    Raises ParamsError if the batch cannot be divided equally.
+    Raises ParamsError if the batch cannot be divided equally; `who` names the readers.
     """
     if batch_size % world_size:
         raise ParamsError(
-            f"train.batch_size is {batch_size}, which {world_size} processes cannot share equally. "
+            f"train.batch_size is {batch_size}, which {world_size} {who} cannot share equally. "
             f"Use a multiple of {world_size}, for example "
             f"{-(-batch_size // world_size) * world_size}."
         )

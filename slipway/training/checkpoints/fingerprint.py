@@ -22,6 +22,7 @@ from slipway.training.distributed.strategies import Placement
 HOW_IT_RUNS = frozenset(
     {
         "strategy",
+        "model_parallel",
         "devices",
         "num_nodes",
         "max_batch_per_device",

@@ -4,15 +4,16 @@ Their checkpoints hold whole tensors in the format of `ddp`, so any strategy can
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import ModelParallelStrategy
-from torch import Tensor
+from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from slipway.training.distributed.shards import divided_like, load_optimizer, local, whole
@@ -120,6 +121,56 @@ class DividedStrategy(ModelParallelStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             load_optimizer(optimizer, saved)
+
+
+class SharedCopyStrategy(DividedStrategy):
+    """Divides each copy of the network over processes, and averages gradients over the copies.
+
+    Args:
+        num_copies: copies of the network, which compute different rows.
+        model_parallel: processes with consecutive ranks that share a copy.
+    """
+
+    def __init__(self, num_copies: int, model_parallel: int) -> None:
+        super().__init__(data_parallel_size=num_copies, tensor_parallel_size=model_parallel)
+        self.num_copies, self.model_parallel = num_copies, model_parallel
+        self._is_last_batch = True  # of a step
+
+    @property
+    def copy_mesh(self) -> DeviceMesh:
+        """The processes of this process's copy."""
+        return self.device_mesh["tensor_parallel"]
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Let gradients accumulate; Lightning enters it for each batch but the last of a step."""
+        self._is_last_batch = False
+        try:
+            yield
+        finally:
+            self._is_last_batch = True
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        super().post_backward(closure_loss)
+        if self._is_last_batch and self.num_copies > 1:
+            self._average_gradients()
+
+    @torch.no_grad()
+    def _average_gradients(self) -> None:
+        """Replace each gradient by its mean over the copies.
+
+        A weight without a gradient gets zeros: another copy may have used it, and would wait.
+        """
+        group = self.device_mesh["data_parallel"].get_group()
+        gradients = []
+        for weight in self.network.parameters():
+            if weight.requires_grad and weight.numel():  # otherwise another process has it
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                gradients.append(local(weight.grad))
+        sums = [distributed.all_reduce(each, group=group, async_op=True) for each in gradients]
+        for pending in sums:
+            pending.wait()
+        torch._foreach_div_(gradients, self.num_copies)
 
 
 def save_without_data(checkpoint: dict[str, Any], path: Any) -> list[int]:

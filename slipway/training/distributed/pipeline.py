@@ -16,7 +16,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from slipway.system.errors import ParamsError
 from slipway.training.distributed.collectives import gather_objects
-from slipway.training.distributed.divided import DividedStrategy, save_without_data
+from slipway.training.distributed.divided import SharedCopyStrategy, save_without_data
 from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.networks.networks import Network, example_rows
 
@@ -65,15 +65,15 @@ def _weights(modules: list[nn.Module]) -> set[int]:
     return {id(weight) for module in modules for weight in module.parameters()}
 
 
-class PipelineStrategy(DividedStrategy):
-    """Gives each process consecutive blocks of `TrainingModule.network`.
+class PipelineStrategy(SharedCopyStrategy):
+    """Gives each process of a copy consecutive blocks of `TrainingModule.network`.
 
     Args:
-        num_micro_batches: of each optimizer step, at least as many as processes.
+        num_micro_batches: of each copy and optimizer step, at least `model_parallel`.
     """
 
-    def __init__(self, world_size: int, num_micro_batches: int) -> None:
-        super().__init__(data_parallel_size=1, tensor_parallel_size=world_size)
+    def __init__(self, num_copies: int, model_parallel: int, num_micro_batches: int) -> None:
+        super().__init__(num_copies, model_parallel)
         self._num_micro_batches = num_micro_batches
         self._stage: _Stage | None = None
         self._schedules: dict[tuple[int, bool], Any] = {}  # by rows of a micro-batch
@@ -89,10 +89,15 @@ class PipelineStrategy(DividedStrategy):
     @property
     def is_last(self) -> bool:
         """True in the process of the last stage, which has the network's outputs."""
-        return self.global_rank == self.world_size - 1
+        return self._index == self.model_parallel - 1
+
+    @property
+    def _index(self) -> int:
+        """The stage of this process."""
+        return self.copy_mesh.get_local_rank()
 
     def divide(self, network: Network) -> None:
-        self._stage = _Stage(network, self.global_rank, self.world_size)
+        self._stage = _Stage(network, self._index, self.model_parallel)
         for name, weight in network.named_parameters():
             empty = weight.data.new_empty((0, *weight.shape[1:]))
             weight.data = weight.data.clone() if name in self._stage.own_names else empty
@@ -102,36 +107,36 @@ class PipelineStrategy(DividedStrategy):
     def train_batch(self, rows: Tensor, loss: LossOfRows) -> None:
         """Run forward and backward passes of rows (B, L), and accumulate the gradients.
 
-        `loss` is called in the last process only.
+        `loss` is called in the last stage only.
         """
         self._loss = loss
         schedule = self._schedule(len(rows) // self._num_micro_batches, trains=True)
-        first = (rows,) if self.global_rank == 0 else ()
+        first = (rows,) if self._index == 0 else ()
         places = torch.arange(len(rows), device=rows.device) if self.is_last else None
         schedule.step(*first, target=places, return_outputs=False, rows=rows)
 
     def answers(self, rows: Tensor) -> Tensor:
         """Run a forward pass of rows (B, L); return outputs (B, K).
 
-        They are zeros in all processes except the last one.
+        They are zeros in all stages except the last one.
         """
         schedule = self._schedule(len(rows), trains=False)
-        found = schedule.step(*((rows,) if self.global_rank == 0 else ()), rows=rows)
+        found = schedule.step(*((rows,) if self._index == 0 else ()), rows=rows)
         if self.is_last:
             answers: Tensor = found
             return answers
         return torch.zeros(len(rows), self.network.spec.num_outputs, device=rows.device)
 
     def from_last(self, value: Tensor) -> Tensor:
-        """Broadcast `value` of the last process to all processes, and return it."""
-        value = value.detach().clone()
-        distributed.broadcast(value, src=self.world_size - 1)
+        """Broadcast `value` of the last stage to all processes of the copy, and return it."""
+        value, group = value.detach().clone(), self.copy_mesh.get_group()
+        distributed.broadcast(value, group=group, group_src=self.model_parallel - 1)
         return value
 
     def norm(self, own: Tensor) -> Tensor:
-        """Combine each process's 2-norm () to the 2-norm over all processes, ()."""
+        """Combine each stage's 2-norm () to the 2-norm over all stages, ()."""
         total = own.square()
-        distributed.all_reduce(total)
+        distributed.all_reduce(total, group=self.copy_mesh.get_group())
         return total.sqrt()
 
     def save_checkpoint(
@@ -167,10 +172,11 @@ class PipelineStrategy(DividedStrategy):
             assert self._stage is not None
             stage = PipelineStage(
                 self._stage,
-                self.global_rank,
-                self.world_size,
+                self._index,
+                self.model_parallel,
                 self.root_device,
                 *self._stage.examples(rows),
+                group=self.copy_mesh.get_group(),
             )
             self._schedules[key] = (
                 Schedule1F1B(stage, self._num_micro_batches, self._mean_loss)

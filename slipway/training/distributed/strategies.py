@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from slipway.config.sections import Offload, TrainParams
 from slipway.system.errors import ParamsError, TrainingError, UnavailableError
-from slipway.training.distributed.divided import DividedStrategy
+from slipway.training.distributed.divided import DividedStrategy, SharedCopyStrategy
 from slipway.training.distributed.fully_sharded import FullyShardedStrategy, ShardedPrecision
 from slipway.training.distributed.launchers import Launch, cluster_environment, find_launch
 from slipway.training.distributed.pipeline import PipelineStrategy
@@ -33,7 +33,8 @@ from slipway.training.networks.mapped_weights import MappedWeights
 from slipway.training.networks.networks import Network, TrainingSetup
 
 PrecisionName = Literal["16-mixed", "bf16-mixed", "32-true"]
-_DIVIDING = ("fsdp", "tensor_parallel", "pipeline")  # without a loss scale
+_SHARING = ("tensor_parallel", "pipeline")  # processes of a copy of the network, and its rows
+_DIVIDING = ("fsdp", *_SHARING)  # without a loss scale
 _DTYPES = {"16-mixed": "float16", "bf16-mixed": "bfloat16", "32-true": "float32"}
 
 
@@ -58,6 +59,15 @@ class Placement:
     offload: Offload | None
     launch: Launch | None
     reasons: tuple[str, ...]  # why each "auto" became its value
+    # Processes with consecutive ranks that share a copy of the network; None if none do.
+    model_parallel: int | None = None
+
+    def __str__(self) -> str:
+        copies = ""
+        if self.num_readers > 1 and self.model_parallel:
+            copies = f" in {self.num_readers} copies of the network"
+        processes = f"{self.world_size} on {self.accelerator}{copies}"
+        return f"{self.strategy}, {self.precision}, {processes}"
 
     @property
     def world_size(self) -> int:
@@ -65,17 +75,17 @@ class Placement:
 
     @property
     def shares_rows(self) -> bool:
-        """True if all processes compute the same rows, each with a part of the network."""
-        return self.strategy in ("tensor_parallel", "pipeline")
+        """True if processes compute the same rows, each with a part of a copy of the network."""
+        return self.strategy in _SHARING
 
     @property
     def num_readers(self) -> int:
         """The number of processes that compute different rows."""
-        return 1 if self.shares_rows else self.world_size
+        return self.world_size // (self.model_parallel or 1)
 
     def reader(self, rank: int) -> int:
         """Return the index of `rank` among the `num_readers` processes with different rows."""
-        return 0 if self.shares_rows else rank
+        return rank // (self.model_parallel or 1)
 
     @property
     def zero_stage(self) -> int | None:
@@ -110,6 +120,7 @@ class Placement:
             zero_stage=self.zero_stage,
             offload=self.offload,
             parameter_dtype=_DTYPES[self.precision] if self.is_sharded else "float32",
+            model_parallel=self.model_parallel,
         )
 
 
@@ -133,6 +144,7 @@ def requested_setup(params: TrainParams) -> TrainingSetup:
         zero_stage=None,
         offload=params.offload,
         parameter_dtype=None,
+        model_parallel=params.model_parallel,
     )
 
 
@@ -156,7 +168,23 @@ def place(params: TrainParams, host: TrainingHost) -> Placement:
         params.offload,
         host.launch,
         tuple(reasons),
+        _model_parallel(params, strategy, devices * params.num_nodes),
     )
+
+
+def _model_parallel(params: TrainParams, strategy: str, world_size: int) -> int | None:
+    """Return the processes that share a copy of the network; None if the strategy has copies."""
+    if strategy not in _SHARING:
+        return None
+    size = params.model_parallel or world_size
+    if world_size % size:
+        raise ParamsError(
+            f"train.model_parallel is {size}, but train.devices and train.num_nodes make "
+            f"{world_size} processes, expected a multiple of {size}. Change their number, or set "
+            f"train.model_parallel to a divisor of {world_size}, or to null: all processes share "
+            "one copy."
+        )
+    return size
 
 
 def _check_num_nodes(num_nodes: int, launch: Launch | None) -> None:
@@ -383,11 +411,12 @@ def trainer_arguments(
         arguments["plugins"].append(ShardedPrecision())
         arguments["inference_mode"] = False  # its tensors could not be gathered for training again
         return arguments
-    if placement.shares_rows:
+    if placement.model_parallel:
+        sizes = placement.num_readers, placement.model_parallel
         arguments["strategy"] = (
-            PipelineStrategy(placement.world_size, num_micro_batches)
+            PipelineStrategy(*sizes, num_micro_batches)
             if placement.strategy == "pipeline"
-            else TensorParallelStrategy(placement.world_size)
+            else TensorParallelStrategy(*sizes)
         )
         arguments["precision"] = placement.precision
         arguments["inference_mode"] = False  # its tensors could not be used for training again
@@ -435,6 +464,9 @@ def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
         zero_stage=stage,
         offload=_actual_offload(strategy),
         parameter_dtype=str(dtype).removeprefix("torch."),
+        model_parallel=(
+            strategy.model_parallel if isinstance(strategy, SharedCopyStrategy) else None
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """The strategy `tensor_parallel`: processes share the linear layers of each block.
 
-All processes compute the same rows. Each holds its columns of the layers that the network names
-(`parallel_layers()`), and everything else whole: Shoeybi et al. 2019, arXiv:1909.08053.
+The processes of a copy compute the same rows. Each holds its columns of the layers that the network
+names (`parallel_layers()`), and everything else whole: Shoeybi et al. 2019, arXiv:1909.08053.
 """
 
 from functools import partial
@@ -17,33 +17,30 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from slipway.training.distributed.divided import DividedStrategy
+from slipway.training.distributed.divided import SharedCopyStrategy
 from slipway.training.distributed.shards import local
 from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.networks.divided_layers import DividedLayer, parallel_layers
 from slipway.training.networks.networks import Network
 
 
-class TensorParallelStrategy(DividedStrategy):
-    """Divides the layers of `TrainingModule.network` over all processes."""
-
-    def __init__(self, world_size: int) -> None:
-        super().__init__(data_parallel_size=1, tensor_parallel_size=world_size)
+class TensorParallelStrategy(SharedCopyStrategy):
+    """Divides the layers of `TrainingModule.network` over the processes of a copy."""
 
     @property
     def is_divided(self) -> bool:
         """True if each process holds only its share of the named layers."""
         return all(
             isinstance(weight, DTensor)
-            and weight.device_mesh.size() == self.world_size
-            and local(weight).numel() * self.world_size == weight.numel()
+            and weight.device_mesh.size() == self.model_parallel
+            and local(weight).numel() * self.model_parallel == weight.numel()
             for block in parallel_blocks(self.network)
             for layer in parallel_layers(self.network)
             for weight in [block.get_submodule(layer.name).weight]
         )
 
     def divide(self, network: Network) -> None:
-        share_layers(network, self.device_mesh["tensor_parallel"])
+        share_layers(network, self.copy_mesh)
 
 
 def share_layers(network: Network, mesh: DeviceMesh) -> None:

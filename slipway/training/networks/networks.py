@@ -76,6 +76,8 @@ class TrainingSetup(Contract):
     zero_stage: int | None  # null in a request, or without DeepSpeed
     offload: str | None  # "optimizer", "optimizer_and_parameters": kept in the host's memory
     parameter_dtype: str | None  # in forward and backward; null in a request
+    # Processes that share one copy of the network, in tensor_parallel and pipeline; otherwise null.
+    model_parallel: int | None = None
 
 
 class RunSegment(Contract):
@@ -89,6 +91,7 @@ class RunSegment(Contract):
     world_size: int
     per_device: int  # rows of a batch
     threads: int | None = None  # of each process on a CPU; null on a GPU
+    model_parallel: int | None = None  # as in the setup
 
     def has_same_layout(self, other: "RunSegment") -> bool:
         """Return True if both segments are equal apart from their first step."""
@@ -99,7 +102,9 @@ class RunSegment(Contract):
         threads = ""
         if self.threads:
             threads = f" and {self.threads} thread{'s' * (self.threads > 1)} each"
-        return f"{self.strategy} on {processes} with {self.per_device} rows a batch{threads}"
+        copies = f", {self.model_parallel} in a copy," if self.model_parallel else ""
+        rows = f"{self.per_device} rows a batch"
+        return f"{self.strategy} on {processes}{copies} with {rows}{threads}"
 
 
 class ModelManifest(Contract):

@@ -49,7 +49,8 @@ def print_start(
     print(f"rows      {job.data.num_train:,} for training, {len(job.data.val):,} for validation")
     devices = f"per device x {shape.world_size} process{'es' * (shape.world_size > 1)}"
     if placement.shares_rows:
-        devices = "on all devices together"
+        copies = placement.num_readers
+        devices = f"in each of {copies} copies" if copies > 1 else "on all devices together"
     print(
         f"step      {shape.batch_size} rows = {shape.per_device} {devices} x "
         f"{shape.num_accumulated} accumulated; {job.steps_per_epoch} steps per epoch"
@@ -60,10 +61,7 @@ def print_start(
             f"order     blocks of {blocks.block:,} rows, of which {blocks.window:,} rows are "
             "shuffled together"
         )
-    print(
-        f"runs as   {placement.strategy}, {placement.precision}, "
-        f"{placement.world_size} on {placement.accelerator}"
-    )
+    print(f"runs as   {placement}")
     if job.params.pretrained:
         digest = job.fingerprint.data["pretrained"]
         mean, std = (", ".join(f"{value:.3f}" for value in part) for part in (spec.mean, spec.std))

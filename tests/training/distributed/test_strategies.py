@@ -30,6 +30,7 @@ def _params(**changes: Any) -> TrainParams:
         "offload": None,
         "devices": "auto",
         "num_nodes": 1,
+        "model_parallel": None,
     }
     return load_params(ROOT / "params.yaml").train.model_copy(update={**auto, **changes})
 
@@ -126,6 +127,12 @@ def test_settings_chosen_by_the_user_have_no_recorded_reason() -> None:
             {"num_nodes": 2, "devices": 1},
             ParamsError,
             "train.num_nodes is 2, but no launcher started this process",
+        ),
+        (
+            NO_GPU,
+            {"strategy": "pipeline", "devices": 6, "model_parallel": 4},
+            ParamsError,
+            "model_parallel is 4, .* 6 processes, expected a multiple of 4.* divisor of 6",
         ),
     ],
 )
