@@ -1,4 +1,4 @@
-"""The command `slipway`: a module per group of verbs, imported on use.
+"""The command `slipway`: one module for each group of verbs, imported on use.
 
-No logic lives here: a verb reads its options and calls a room below.
+Verbs contain no logic: each reads its options and calls another package.
 """

@@ -34,8 +34,8 @@ def predict(
     """Answer every image of a folder, or every row of a table.
 
     SOURCE is an image, a folder of images, a .csv, .parquet or .jsonl file, or a folder of Parquet
-    shards; DESTINATION a .csv, .parquet or .jsonl file. A bad row stays in place, with its error.
-    After an interrupt, the same command continues where it stopped.
+    shards. DESTINATION is a .csv, .parquet or .jsonl file with all rows in order; a bad row has
+    its error in place of an answer. After an interrupt, the same command continues.
     """
     from slipway.inference.files import predict_files
 
@@ -68,10 +68,10 @@ def predict(
 def serve(host: str, port: int, models: Path | None, options: tuple[str, ...]) -> None:
     """Start the service of the project in the working directory.
 
-    Settings are SLIPWAY_ variables of the environment, then those of serving.env. OPTIONS go to
-    `bentoml serve`, which does the same without looking at serving.env.
+    Settings are SLIPWAY_ variables of the environment, then those of serving.env. OPTIONS are
+    passed to `bentoml serve`.
 
-    With --models, several projects answer at one address, each below /models/NAME/.
+    With --models, several projects are served at one address, each below /models/NAME/.
     """
     if models:
         if options:

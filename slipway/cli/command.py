@@ -1,4 +1,4 @@
-"""The entry point of `slipway`: global options, imports of the project, errors and exit codes.
+"""The entry point of `slipway`: global options, import paths, error messages and exit codes.
 
 Exit codes: 0; 1 for an error that the user can fix; 2 for wrong arguments; 130 after Ctrl-C.
 """
@@ -21,7 +21,7 @@ PYTHONS = ((3, 11), (3, 14))
 
 
 def slipway_group(verbs: Mapping[str, Verb]) -> LazyGroup:
-    """Return `slipway` with these verbs and its global options."""
+    """Return the command group `slipway` with these verbs and the global options."""
     return LazyGroup(
         verbs,
         name="slipway",
@@ -38,7 +38,7 @@ def slipway_group(verbs: Mapping[str, Verb]) -> LazyGroup:
 
 def _with_options(quiet: bool) -> None:
     if quiet:
-        os.environ["TQDM_DISABLE"] = "1"  # also of libraries, and in every stage
+        os.environ["TQDM_DISABLE"] = "1"  # also turns off the bars of libraries and stages
 
 
 SLIPWAY = slipway_group(VERBS)
@@ -57,13 +57,13 @@ def is_quiet() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a hint or a step, unless `--quiet` is given."""
+    """Print a hint or the name of a step, unless `--quiet` is given."""
     if not is_quiet():
         click.echo(text)
 
 
 def check_python(version: tuple[int, int]) -> None:
-    """Raise UnavailableError for a version of Python that the packages are not tested with."""
+    """Raise UnavailableError if Slipway's packages are not tested with this version of Python."""
     if not PYTHONS[0] <= version <= PYTHONS[1]:
         lowest, highest = (".".join(map(str, one)) for one in PYTHONS)
         raise UnavailableError(
@@ -89,20 +89,20 @@ def _run(arguments: list[str], group: LazyGroup) -> None:
 
 
 def _show(error: click.ClickException) -> None:
-    """Print an error of the arguments in three parts, and any other as click does."""
+    """Print an error; for wrong arguments add what was expected and how to get help."""
     text, context = error.format_message(), getattr(error, "ctx", None)
-    if context is None or text.startswith("Usage:"):  # the help, without any argument
+    if context is None or text.startswith("Usage:"):  # no argument was given: click shows the help
         error.show()
         return
     expected = " ".join(context.get_usage().removeprefix("Usage: ").split())
-    if ", expected" not in text:  # as it is in ours
+    if ", expected" not in text:  # our own messages say it already
         end = "" if text.endswith((".", "?")) else "."
         text += f"{end} Expected `{expected}`; see `{context.command_path} --help`."
     click.echo(f"\nerror: {text}", err=True)
 
 
 def _prepare() -> None:
-    """Let this process and those it starts find the project's modules and this environment."""
+    """Add the working directory to the import path, and this environment's scripts to PATH."""
     search_the_project()
     scripts = str(Path(sys.executable).parent)
     path = os.environ.get("PATH", os.defpath)
@@ -113,7 +113,10 @@ def _prepare() -> None:
 def _missing_package(
     error: ModuleNotFoundError, arguments: list[str], verbs: Mapping[str, Verb]
 ) -> SlipwayError | None:
-    """Describe the missing extra; None if a module of ours or of the project is missing."""
+    """Return an error that names the missing extra.
+
+    None if the missing module belongs to Slipway or to the project.
+    """
     package = (error.name or "").partition(".")[0]
     verb = next((one for one in arguments if one in verbs), None)
     if verb is None or not verbs[verb].extra or package in ("", "slipway", "transforms"):

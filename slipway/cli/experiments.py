@@ -25,8 +25,8 @@ SERVICE_HOST = "127.0.0.1"
 def run(words: tuple[str, ...], name: str | None, serve: bool, port: int) -> None:
     """Run the stages whose inputs changed, up to STAGE or all, and record the experiment.
 
-    The project is checked first, as by `slipway check`. KEY=VALUE changes params.yaml, and the
-    change stays. The same command resumes an interrupted run.
+    The project is checked first, as by `slipway check`. KEY=VALUE changes params.yaml permanently.
+    After an interrupt, the same command resumes the run.
     """
     from slipway.experiments.run import ExperimentRequest, conclude
     from slipway.experiments.run import run as run_pipeline
@@ -40,7 +40,7 @@ def run(words: tuple[str, ...], name: str | None, serve: bool, port: int) -> Non
     if serve:
         from slipway.serving.process.addresses import require_free
 
-        require_free(SERVICE_HOST, port, "Choose another with --port")  # not found out at the end
+        require_free(SERVICE_HOST, port, "Choose another with --port")  # before the long run
     conclude(run_pipeline(request), is_quiet=is_quiet())
     if serve:
         service = VERBS["serve"].command("serve")
@@ -125,7 +125,7 @@ def _compare_two(names: tuple[str, ...], html: Path | None) -> None:
 def take(name: str, yes: bool) -> None:
     """Make an experiment the workspace: its params, code, metrics and outputs.
 
-    A trial of a search ends with the training. The stages after it run now, on the test rows.
+    A trial of a search ended after its training, so the later stages run now, on the test rows.
     """
     from slipway.experiments.run import ExperimentRequest, conclude
     from slipway.experiments.run import run as run_pipeline
@@ -150,7 +150,7 @@ def take(name: str, yes: bool) -> None:
 @click.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def reset(yes: bool) -> None:
-    """Remove what the stages wrote; data, params, code and experiments stay."""
+    """Remove the outputs of all stages; keep data, params, code and experiments."""
     from slipway.experiments.workspace import removable
     from slipway.experiments.workspace import reset as remove
 

@@ -17,9 +17,9 @@ _SERVER = click.option(
 
 
 def _place(*options: Any, variant: str = "fp32") -> Callable[[Callable[..., str]], click.Command]:
-    """Make a command from a function that writes `out` and returns a summary.
+    """Turn a function that writes `out` and returns a summary into a command.
 
-    The command has the name of the function, the options --out and --variant, and its own.
+    The command has the function's name, the options --out and --variant, and `options`.
     """
 
     def command(write: Callable[..., str]) -> click.Command:
@@ -56,9 +56,9 @@ def _place(*options: Any, variant: str = "fp32") -> Callable[[Callable[..., str]
     click.option("--download", is_flag=True, help="Let npm fetch onnxruntime-web."),
 )
 def browser(out: Path, variant: str | None, runtime: Path | None, download: bool) -> str:
-    """Write a page that answers in the browser, and certify it in Chromium.
+    """Write a web page that runs the model in the browser, and certify it in Chromium.
 
-    The folder works from any static host, and from the disk. It makes no connection.
+    The folder works on any static host, and from the disk. The page opens no connection.
     """
     from slipway.export.targets.browser.export import export_browser
 
@@ -67,9 +67,10 @@ def browser(out: Path, variant: str | None, runtime: Path | None, download: bool
 
 @_place(variant="the choice for a CPU")
 def edge(out: Path, variant: str | None) -> str:
-    """Write a script with its model, and certify it in an environment of its own.
+    """Write a script with its model, and certify it in a separate environment.
 
-    It needs onnxruntime, numpy and Pillow. The limits of `edge` in params.yaml must be met.
+    The script needs onnxruntime, numpy and Pillow. The model must meet the limits of `edge` in
+    params.yaml.
     """
     from slipway.export.targets.edge.export import EDGE, export_script
 
@@ -78,9 +79,9 @@ def edge(out: Path, variant: str | None) -> str:
 
 @_place()
 def openvino(out: Path, variant: str | None) -> str:
-    """Write a script with its model for OpenVINO, and certify it in an environment of its own.
+    """Write a script with its model for OpenVINO, and certify it in a separate environment.
 
-    Operators that OpenVINO lacks are named, and nothing is written.
+    If OpenVINO lacks an operator of the model, the operator is named and nothing is written.
     """
     from slipway.export.targets.edge.export import OPENVINO, export_script
 
@@ -91,7 +92,7 @@ def openvino(out: Path, variant: str | None) -> str:
 def triton(out: Path, variant: str | None, name: str, server: str | None) -> str:
     """Write a model repository for NVIDIA's Triton.
 
-    Batching is that of `slipway tune serving`, if it measured this model.
+    The batching is what `slipway tune serving` measured for this model, if it did.
     """
     from slipway.export.targets.triton.export import ServerExport, export_server
 
@@ -111,7 +112,7 @@ def triton(out: Path, variant: str | None, name: str, server: str | None) -> str
 def kserve(out: Path, variant: str | None, storage_uri: str, name: str, server: str | None) -> str:
     """Write an InferenceService of KServe, with the model repository for its Triton.
 
-    Batching is that of `slipway tune serving`, if it measured this model.
+    The batching is what `slipway tune serving` measured for this model, if it did.
     """
     from slipway.export.targets.triton.export import ServerExport, export_server
 
@@ -122,7 +123,7 @@ def kserve(out: Path, variant: str | None, storage_uri: str, name: str, server: 
 def mlflow(out: Path, variant: str | None) -> str:
     """Write a model of MLflow, and certify it by mlflow.pyfunc.
 
-    It holds the graph; PREPROCESSING.md says how callers make its tensors.
+    The model contains the graph only; PREPROCESSING.md tells callers how to make its tensors.
     """
     from slipway.export.targets.layouts import export_layout
 
@@ -131,9 +132,10 @@ def mlflow(out: Path, variant: str | None) -> str:
 
 @_place()
 def huggingface(out: Path, variant: str | None) -> str:
-    """Write a repository of the Hugging Face hub, with a card in its format, and certify it.
+    """Write a repository of the Hugging Face hub, with a model card, and certify it.
 
-    It holds the graph; PREPROCESSING.md says how callers make its tensors. Nothing is uploaded.
+    The repository contains the graph only; PREPROCESSING.md tells callers how to make its tensors.
+    Nothing is uploaded.
     """
     from slipway.export.targets.layouts import export_layout
 

@@ -12,17 +12,17 @@ from click.shell_completion import CompletionItem
 
 @dataclass(frozen=True)
 class Verb:
-    """A row of the table of verbs.
+    """An entry in the table of verbs.
 
-    `target` is "module:name" of a click command. If the name is `main`, it is a function that
-    parses its arguments itself. A mapping is a group of further verbs; `alone` is the click command
-    of such a group without one of them.
+    `target` is the "module:name" of a click command, or of a function `main` that parses its
+    arguments itself. If `target` is a mapping, the verb is a group of further verbs, and `alone` is
+    the click command that runs if none of them is given.
     """
 
     target: "str | Mapping[str, Verb]"
     help: str
-    extra: str = "train"  # of the distribution, which holds the packages that the verb needs
-    first: tuple[str, ...] = ()  # arguments of a `main` before those of the user
+    extra: str = "train"  # the extra of the distribution with the packages that the verb needs
+    first: tuple[str, ...] = ()  # arguments that `main` gets before those of the user
     alone: str = ""
 
     def command(self, name: str) -> click.Command:
@@ -53,7 +53,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the verb that was probably meant if there is no such verb."""
+        """Find the verb; for an unknown name, suggest the verb that was probably meant."""
         if args[0] not in self.verbs and not args[0].startswith("-"):
             from slipway.config.mistakes import hint  # pydantic comes with it
 
@@ -109,7 +109,7 @@ def _group_with(alone: click.Command, verbs: Mapping[str, Verb], name: str) -> c
 
 
 def _forwarded(name: str, module: str, verb: Verb) -> click.Command:
-    """Return a command that gives all its arguments, `--help` too, to the module's `main`."""
+    """Return a command that passes all its arguments, even `--help`, to the module's `main`."""
 
     def run(arguments: tuple[str, ...]) -> None:
         main: Callable[[list[str]], int | None] = importlib.import_module(module).main

@@ -18,8 +18,8 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 def release(sign: Path | None) -> None:
     """Save the certified bundle as the reference model of later runs.
 
-    It is copied to artifacts/reference_model. A bundle that is not certified, or that missed a
-    quality gate, is refused.
+    The bundle is copied to artifacts/reference_model. A bundle that is not certified, or that
+    missed a quality gate, is refused.
     """
     click.echo(release_bundle(sign))
 
@@ -38,7 +38,7 @@ def release(sign: Path | None) -> None:
 def verify_bundle(folder: Path, keys: tuple[Path, ...], key_list: Path | None) -> None:
     """Check a bundle: its files, its certificate, its gates and its signature.
 
-    The list (JSON) has keys that expire or were revoked.
+    The key list is a JSON file with keys that expire or were revoked.
     """
     click.echo(verify_release(folder, keys, key_list))
 
@@ -48,7 +48,7 @@ def verify_bundle(folder: Path, keys: tuple[Path, ...], key_list: Path | None) -
 def export(force: bool) -> None:
     """Export, compile and certify the trained model again; train nothing.
 
-    Runs the stages export, compile and verify, such as after a change of export.variants. With the
-    name of a place, writes the certified model for it instead, and certifies it there.
+    Runs the stages export, compile and verify, for example after a change of export.variants. With
+    a place such as `browser`, writes the certified model for it instead, and certifies it there.
     """
     export_again(force=force, is_quiet=is_quiet())

@@ -15,8 +15,8 @@ _PARAMS = Path("params.yaml")
 def check() -> None:
     """Check params.yaml, the data and this machine, as every run does first.
 
-    The section `search` is checked as by `slipway search`. Nothing is run or removed. All mistakes
-    are named at once.
+    The section `search` is checked as by `slipway search`. All mistakes are named at once. Nothing
+    is run or changed.
     """
     check_project(with_search=True)
     say("params.yaml, the data and this machine fit together. Next: slipway run")
@@ -28,8 +28,8 @@ def set_values(assignments: tuple[str, ...]) -> None:
     """Change values of params.yaml, and keep its comments.
 
     KEY is "section.key", such as train.epochs, or an entry in it, such as
-    evaluate.gates.accuracy.min. VALUE is YAML. The file is checked before it is written: it is
-    never left with a mistake.
+    evaluate.gates.accuracy.min. VALUE is YAML. The new file is checked before it is written, so
+    a mistake changes nothing.
     """
     patch = propose(_PARAMS, read_assignments(assignments), apply=True)
     say(patch or "params.yaml has these values already.")

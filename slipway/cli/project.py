@@ -29,8 +29,8 @@ def init(folder: Path, data: Path, task: str | None, target: str | None, yes: bo
     """Look at the data, propose every setting with its reason, and write a project.
 
     FOLDER is created if it is missing; by default it is the working directory. An existing project
-    is never overwritten. `--yes` does not answer a question about an unclear task or target:
-    answer these with --task or --target.
+    is never overwritten. If the task or the target is unclear, --yes is not enough: give --task
+    or --target.
     """
     require_no_project(folder)
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()

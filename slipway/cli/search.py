@@ -25,14 +25,14 @@ def search(name: str | None, folds: bool, members: int | None, join: bool, as_js
     rows; the test rows stay closed. `slipway take` makes the best one the workspace. An interrupted
     search resumes if the same command is given again.
 
-    With --folds nothing is searched: params.yaml is trained on each fold, and the score is that of
-    the answers to all folds.
+    With --folds nothing is searched: params.yaml is trained on each fold, and the answers to the
+    rows of all folds are scored together.
 
     With --join, several processes search as one, such as the tasks of a Slurm array. Each trains
     one trial at a time, and search.workers is their number.
 
-    With --members nothing is searched either: that many of the best trials of the latest search, or
-    of the one that --name names, become ensemble.members in params.yaml.
+    With --members N nothing is searched either: the N best trials of the latest search, or of the
+    search --name, become ensemble.members in params.yaml.
     """
     if members is not None:
         if folds or join or as_json:

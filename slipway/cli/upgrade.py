@@ -16,8 +16,8 @@ _FOLDER = Path()
 def upgrade(yes: bool) -> None:
     """Move params.yaml and dvc.yaml of an older version to this one.
 
-    Values and comments stay. Shows every change, and the stages that the next run repeats. Without
-    --yes it asks first; without a terminal to ask on, it changes nothing.
+    Values and comments stay. Every change is shown, with the stages that the next run will repeat.
+    Asks before it writes unless --yes is given; without a terminal, nothing is changed.
     """
     found = upgrade_project(_FOLDER, apply=yes)
     click.echo(found.text())

@@ -1,4 +1,4 @@
-"""The verbs of `slipway`, in the order of first use. At most 25."""
+"""The table of the verbs of `slipway`, at most 25, in the order in which users need them."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,5 @@
-"""Task kinds: one record per kind of task, its registry, and the digests of the code that it names.
+"""Task kinds: a record for each kind of task, their registry, and digests of the code they name.
 
-Holds facts and the names of modules. The code of a kind lives in the room of its layer.
+This package has facts and names of modules only. The code of a kind is in the packages of the
+layers: data, training, reports, serving and so on.
 """

@@ -1,15 +1,20 @@
-"""Digests of the code that each stage reaches, which `dvc.yaml` names in place of lists of files.
+"""Computes a digest of the code of each stage, so that DVC re-runs a stage when its code changed.
 
-DVC does not follow imports, so a change in the library would not re-run a stage. The stage `code`
-writes one digest per stage into `code.yaml`, which the other stages have among their params. A
-stage reaches what it imports, what that imports, the modules that are started by name in a process
-of their own, the `__init__.py` of every package around these, and every other file beside them:
-pages, scripts, texts. Of the parts that it loads from a kind's record, it reaches those of the kind
-that `data.task` in params.yaml names: an edit to tables re-runs no training of images, and one to
-numeric targets none of classes. The stages that call the user's functions reach all of
-`transforms/`. A stage that runs a network, a loss, a metric or a transform of the user's own, which
-params.yaml names, reaches that module and every module of the project that it imports.
-Comments, docstrings that nothing reads and blank lines do not count (`source_code`).
+DVC does not follow imports. The stage `code` writes one digest for each stage into `code.yaml`, and
+`dvc.yaml` lists the digest among the stage's params. The digest covers every file that the stage
+reaches:
+
+* the modules that it imports, directly or not, and modules that it starts in other processes;
+* the `__init__.py` of every package around these modules, and other files beside them: pages,
+  scripts, texts;
+* of the parts that it loads from a kind's record, only those of the kind that `data.task` names: an
+  edit to tables does not re-run a training of images;
+* all of `transforms/`, for the stages that call the user's functions;
+* a network, loss, metric or transform of the user that params.yaml names and the stage runs, with
+  every module of the project that it imports.
+
+Comments, blank lines and docstrings that no code reads do not count
+(slipway/system/source_code.py).
 """
 
 import json
@@ -31,10 +36,10 @@ from slipway.system.user_code import UserCode, is_user_code
 CODE_DIGESTS = Path("code.yaml")
 STAGES = Path("slipway/stages")
 USERS_CODE = "transforms"
-# They import the function that `precompute.transform` names: precompute, the service that verify
-# starts, and evaluate, if a released model takes raw images.
+# Stages that run the function of `precompute.transform`. `verify` runs it in the service that it
+# starts, `evaluate` if a reference model takes raw images.
 RUNS_USERS_CODE = ("precompute", "evaluate", "verify")
-# By the key of params.yaml that names code of the user's own: the stages that run it.
+# Key of params.yaml that names code of the user -> the stages that run this code.
 RUNS_NAMED_CODE = {
     "precompute.transform": RUNS_USERS_CODE,
     "train.network": ("audit", "train", "evaluate", "prune", "export", "verify"),
@@ -44,12 +49,12 @@ RUNS_NAMED_CODE = {
 _OURS = frozenset(PACKAGES) - {USERS_CODE}
 _INSTALLED = Path(__file__).parents[2]
 _CACHE = Path(".work/code.json")
-# Bytecode, files half written, and what editors and patch leave behind; Emacs saves `#x.py#`.
+# Bytecode, partly written files, and backups of editors and `patch`; Emacs saves `#x.py#`.
 _NOT_READ = (".pyc", ".partial", "~", "#", ".orig", ".rej", ".bak", ".swp")
 
 
 def stage_names(root: Path) -> list[str]:
-    """The stages of the project `root` that have a digest, sorted: all but `code` itself."""
+    """List the stages of the project `root` that have a digest, sorted: all except `code`."""
     folder = _base(root, "slipway") / STAGES
     return sorted(
         path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "code")
@@ -57,7 +62,10 @@ def stage_names(root: Path) -> list[str]:
 
 
 def stage_digest(root: Path, stage: str) -> str:
-    """Hex SHA-256 of the code that `stage` reaches. IntegrityError if there is no such stage."""
+    """Return the SHA-256, in hex, of the code that `stage` reaches.
+
+    Raises IntegrityError if there is no such stage.
+    """
     return files.digest_json(stage_files(root, stage))
 
 
@@ -67,10 +75,14 @@ def stage_files(
     kinds: Iterable[TaskKind] | None = None,
     named: Mapping[str, list[str]] | None = None,
 ) -> dict[str, str]:
-    """The hex digest of each file that `stage` reaches, by its path in the project `root`.
+    """Return the hex digest of each file that `stage` reaches, by its path in the project `root`.
 
-    It loads the parts of `kinds` and the user's code in `named`, by default the project's.
-    IntegrityError if there is no such stage: without a digest, any code would pass for its own.
+    Args:
+        kinds: kinds of task whose parts count; None for the project's.
+        named: names of the user's code by key of params.yaml; None for the project's.
+
+    Raises:
+        IntegrityError: there is no such stage.
     """
     start = STAGES / f"{stage}.py"
     if not (_base(root, "slipway") / start).is_file():
@@ -86,13 +98,13 @@ def stage_files(
 
 
 def project_kinds(root: Path) -> list[TaskKind]:
-    """The kind of the project's task. Every kind if params.yaml names none: no code is missed."""
+    """Return the kind of the project's task; all kinds if params.yaml names none."""
     task = _project_value(root, "data.task")
     return [KINDS[task]] if isinstance(task, str) and task in KINDS else list(KINDS.values())
 
 
 def project_names(root: Path) -> dict[str, list[str]]:
-    """The user's own code that the project's params.yaml names, by key."""
+    """Return the names of the user's code in the project's params.yaml, by key."""
     found = {key: _project_value(root, key) for key in RUNS_NAMED_CODE}
     named = {key: value if isinstance(value, list) else [value] for key, value in found.items()}
     return {
@@ -102,9 +114,10 @@ def project_names(root: Path) -> dict[str, list[str]]:
 
 
 def untracked_user_code(root: Path, pipeline: dict[str, Any]) -> list[str]:
-    """The files of the user's own code that the stage `code` of this dvc.yaml does not depend on.
+    """Return the files of the user's code that are not dependencies of the stage `code`.
 
-    After a change to one, DVC would not run that stage, and so no other.
+    `pipeline` is the content of dvc.yaml. After a change to such a file DVC would not run `code`,
+    and then no other stage either.
     """
     stage = pipeline.get("stages", {}).get("code", {})
     if not stage or stage.get("always_changed"):
@@ -117,10 +130,10 @@ def untracked_user_code(root: Path, pipeline: dict[str, Any]) -> list[str]:
 
 
 def user_code(root: Path, key: str, names: Iterable[str | None]) -> list[UserCode]:
-    """Describe those of `names`, the value of `key` in params.yaml, that are the user's own code.
+    """Describe the user's code among `names`, the value of `key` in params.yaml.
 
-    UnavailableError for a module without a file in the project `root`: the digest of a stage covers
-    no other.
+    Raises UnavailableError for a module without a file in the project `root`, or in a folder whose
+    changes are not noticed, because digests do not cover it.
     """
     return [_described(root, key, name) for name in names if name and is_user_code(name)]
 
@@ -144,19 +157,19 @@ def _described(root: Path, key: str, name: str) -> UserCode:
 
 
 def _is_hidden_from_stamps(root: Path, place: Path) -> bool:
-    """True for a module that `code_stamp` does not read."""
+    """Return True for a module that `code_stamp` does not read."""
     folder = place.parts[0]
     return len(place.parts) > 1 and (folder in WRITTEN or (root / folder).is_symlink())
 
 
 def _users_digests(root: Path, path: Path) -> dict[str, str]:
-    """The digests of a file of the user's and of those that it reaches in the project."""
+    """Return the digests of a user's file and of the project's files that it reaches."""
     reached = digests(root, [path], [])
     return {place: digest for place, digest in reached.items() if Path(place).parts[0] not in _OURS}
 
 
 def _project_value(root: Path, key: str) -> object:
-    """The value of a key in params.yaml; None if the file cannot be read or lacks it."""
+    """Return the value of a key in params.yaml; None if the file or the key is missing."""
     try:
         value: object = _parsed((root / "params.yaml").read_bytes())
     except OSError:
@@ -171,13 +184,13 @@ def _parsed(params: bytes) -> object:
     try:
         return YAML(typ="safe", pure=True).load(params)
     except (YAMLError, UnicodeDecodeError, ValueError, LookupError, TypeError, RecursionError):
-        return None  # the stage refuses such a file when it reads it
+        return None  # the stage itself refuses the file, with a message
 
 
 def digests(
     root: Path, start: Iterable[Path], kinds: Iterable[TaskKind] | None = None
 ) -> dict[str, str]:
-    """The hex digest of each file that `start` reaches, for `kinds` or for all kinds."""
+    """Return the hex digest of each file that `start` reaches, by path; None counts all kinds."""
     return {
         path.as_posix(): _digest(_base(root, path.parts[0]) / path)
         for path in sorted(reached_files(root, start, kinds))
@@ -187,9 +200,9 @@ def digests(
 def reached_files(
     root: Path, start: Iterable[Path], kinds: Iterable[TaskKind] | None = None
 ) -> set[Path]:
-    """The files `start`, all modules that they reach, and the files beside those.
+    """Return the files `start`, all modules that they reach, and the other files beside these.
 
-    They load the parts of `kinds`, by default those of all kinds.
+    Modules that are loaded as parts count only for `kinds`; None for all kinds.
     """
     declared = _declared_modules(KINDS.values() if kinds is None else kinds)
     find = cache(partial(_file_of, root))  # most modules are imported many times
@@ -212,7 +225,7 @@ def reached_files(
 
 
 def _declared_modules(kinds: Iterable[TaskKind]) -> dict[str, set[str]]:
-    """The modules behind each name such as "part:clean"."""
+    """Return the modules of the parts by their name in digests, such as "part:clean"."""
     found: dict[str, set[str]] = {}
     for kind in kinds:
         for part, path in (*kind.input.parts.items(), *kind.target.parts.items()):
@@ -221,29 +234,29 @@ def _declared_modules(kinds: Iterable[TaskKind]) -> dict[str, set[str]]:
 
 
 def remember(root: Path) -> None:
-    """Save the digests for the next process, by the content of files: reading all takes seconds."""
+    """Save the digests by content of files, because computing all of them takes seconds."""
     files.write_text(root / _CACHE, json.dumps({"reader": _reader(), "sources": _known(root)}))
 
 
 def recall(root: Path) -> None:
-    """Load what another process saved, if it reduced source code as this one does."""
+    """Load the digests that another process saved, if it had the same `read_source`."""
     try:
         content = json.loads((root / _CACHE).read_bytes())
         sources = content["sources"] if content["reader"] == _reader() else {}
         found = {key: (digest, tuple(names)) for key, (digest, names) in sources.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return  # nothing, or nothing that can be understood: the code is read again
+        return  # without a usable cache all code is read again
     if all(isinstance(text, str) for digest, names in found.values() for text in (digest, *names)):
         _SOURCES.update(found)
 
 
 _SOURCES: dict[
     str, tuple[str, tuple[str, ...]]
-] = {}  # (digest, modules named) by the SHA-256 of a file
+] = {}  # SHA-256 of a file -> (digest of its code, modules that it names)
 
 
 def _known(root: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The entries of `_SOURCES` whose files are there now."""
+    """Return the entries of `_SOURCES` whose files still exist."""
     paths = (
         path for package in PACKAGES for path in (_base(root, package) / package).rglob("*.py")
     )
@@ -253,12 +266,12 @@ def _known(root: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 @cache
 def _reader() -> str:
-    """Digest of the module that reduces source text."""
+    """Return the digest of the module that defines `read_source`."""
     return files.sha256_file(Path(read_source.__code__.co_filename))
 
 
 def _reduced(payload: bytes) -> tuple[str, tuple[str, ...]]:
-    """The digest of a module's text without comments and docstrings, and the modules it names."""
+    """Return (digest of a module's code without comments and docstrings, modules it names)."""
     key = files.sha256_bytes(payload)
     if key not in _SOURCES:
         try:
@@ -267,7 +280,7 @@ def _reduced(payload: bytes) -> tuple[str, tuple[str, ...]]:
         except (
             SyntaxError,
             ValueError,
-        ):  # a user's file that this Python cannot read counts as it is
+        ):  # this Python cannot parse the user's file: digest the whole text
             _SOURCES[key] = key, ()
     return _SOURCES[key]
 
@@ -278,17 +291,17 @@ def _digest(path: Path) -> str:
 
 
 def _base(root: Path, package: str) -> Path:
-    """The folder that holds a package: the project, as for `python -m`, else the installation."""
+    """Return the folder that contains a package: the project `root`, else the installation."""
     return root if package not in _OURS or (root / package).is_dir() else _INSTALLED
 
 
 def _file_of(root: Path, module: str) -> Path | None:
-    """The file of a module of ours or of the project; None for a name inside a module.
+    """Return the file of a module of Slipway or of the project; None if there is no such file.
 
-    Python looks for any module in the project first.
+    As in Python, modules in the project come before installed ones.
     """
     package = module.partition(".")[0]
-    if not package:  # of a relative import that Python refuses
+    if not package:  # a relative import that Python refuses
         return None
     path = Path(*module.split("."))
     choices = (path.with_name(f"{path.name}.py"), path / "__init__.py")
@@ -296,13 +309,13 @@ def _file_of(root: Path, module: str) -> Path | None:
 
 
 def _packages_of(root: Path, path: Path) -> Iterator[Path]:
-    """The `__init__.py` of each package around a module, which Python runs before the module."""
+    """Yield the `__init__.py` of each package around a module; Python runs them first."""
     files_there = (folder / "__init__.py" for folder in path.parents[:-1])
     return (file for file in files_there if (_base(root, file.parts[0]) / file).is_file())
 
 
 def _absolute(name: str, path: Path) -> str:
-    """The whole name of a module that the file `path` imports, perhaps relatively."""
+    """Return the absolute name of a module that the file `path` imports, perhaps relatively."""
     level = len(name) - len(name.lstrip("."))
     if not level:
         return name
@@ -311,7 +324,7 @@ def _absolute(name: str, path: Path) -> str:
 
 
 def _assets(base: Path, folder: Path) -> Iterator[Path]:
-    """The files of a package that are not modules, and those in folders that are not packages."""
+    """Yield the files of a package that are not modules, also in subfolders without modules."""
     for path in (base / folder).iterdir():
         if path.is_dir() and path.name != "__pycache__" and not any(path.rglob("*.py")):
             yield from _files_below(path, base)

@@ -1,7 +1,8 @@
-"""A quick digest of the inputs of the stage `code`, which is skipped if nothing changed.
+"""Computes a quick digest of all inputs of the stage `code`, to skip its work if nothing changed.
 
-DVC cannot tell whether an installed package changed, so in a project it always runs the stage. The
-stage checks params and data and reduces every module, which takes seconds; this module reads files.
+DVC cannot see whether an installed package changed, so it always runs the stage `code` of a
+project. The stage checks params and data and parses every module, which takes seconds. The stamp
+only hashes the files.
 """
 
 import hashlib
@@ -14,12 +15,12 @@ from slipway.system import files
 
 _PACKAGE = Path(__file__).parents[1]
 _RECORD = Path(".work/code_stamp.json")
-# What stages and tools write: no module of the user's lies there.
+# Folders that stages and tools write; modules of the user are not allowed there.
 WRITTEN = frozenset({"artifacts", "data", "metrics", "reports", "build", "dvc_plots"})
 
 
 def code_stamp(root: Path) -> str:
-    """Hex digest of params.yaml, the package and the user's modules in the project `root`."""
+    """Return the hex digest of params.yaml, the package, and the user's modules in `root`."""
     digest = hashlib.sha256()
     paths = [root / "params.yaml", *_all_below(_PACKAGE), *_users_files(root)]
     for path in sorted(paths):
@@ -29,7 +30,7 @@ def code_stamp(root: Path) -> str:
 
 
 def remembered(root: Path, stamp: str) -> str | None:
-    """Return the text that was saved for this stamp; None if there is none."""
+    """Return the stage's output that was saved for this stamp; None if there is none."""
     try:
         content = json.loads((root / _RECORD).read_bytes())
         text = content["text"] if content["stamp"] == stamp else None
@@ -39,12 +40,12 @@ def remembered(root: Path, stamp: str) -> str | None:
 
 
 def remember_text(root: Path, stamp: str, text: str) -> None:
-    """Save the text that the stage wrote."""
+    """Save the text that the stage wrote for this stamp."""
     files.write_text(root / _RECORD, json.dumps({"stamp": stamp, "text": text}))
 
 
 def _users_files(root: Path) -> Iterator[Path]:
-    """The user's modules, and every file beside the transforms, which may read it."""
+    """Yield the user's modules, and every file in `transforms/`, which transforms may read."""
     yield from root.glob("*.py")
     for folder in (path for path in root.iterdir() if path.is_dir() and not path.is_symlink()):
         if folder.name == "transforms":

@@ -1,4 +1,4 @@
-"""The kinds of input: one record for each."""
+"""The kinds of input, one record for each: images, columns and texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from slipway.kinds.parts import InputPart, import_part
 
 @dataclass(frozen=True)
 class InputKind:
-    """A kind of input: facts that every layer may read, and the parts that only some need."""
+    """A kind of input: facts that every layer may read, and code that is loaded on use."""
 
     name: str  # `input.kind` of a bundle
-    graph_input: str  # the name of the graph's input
-    content_type: str  # of a request with one row
+    graph_input: str  # name of the ONNX graph's input
+    content_type: str  # of a request with a single row
     many_per_request: bool  # a JSON object {"rows": [...]} may carry several rows
     ids_from_cells: bool  # a row's id is the digest of its cells in the user's table
     has_pixels: bool  # a row is (height, width, channels) uint8, which reports show as a picture
@@ -21,31 +21,31 @@ class InputKind:
     # The networks and the classes of their arguments; the first is the default. "timm/NAME" stands
     # for every network of timm, which checks its arguments itself.
     networks: Mapping[str, str | None]
-    # Keys of params.yaml that this kind requires and another may leave out: the value that they
-    # have then, which has no effect there. dvc.yaml must not list them, since DVC refuses to run
-    # without a listed key.
+    # Keys of params.yaml that this kind requires and other kinds may omit, each with its value if
+    # omitted, which has no effect for other kinds. The dvc.yaml of another kind must not list these
+    # keys, because DVC refuses to run if a listed key is missing.
     settings: Mapping[str, Any]
-    # Keys of params.yaml that request work of this kind: the value that requests nothing. Any other
-    # value is refused for another kind.
+    # Keys of params.yaml that only this kind supports, each with the value that turns it off. Other
+    # kinds refuse any other value.
     requests: Mapping[str, Any]
     parts: Mapping[InputPart, str]
-    # Those of `networks` that are gradient-boosted trees: they take no gradient steps.
+    # The members of `networks` that are gradient-boosted trees, which have no gradient steps.
     trees: tuple[str, ...] = ()
-    has_texts: bool = False  # a row is texts, from columns of a table
-    endings: tuple[str, ...] = ()  # of files other than tables, archives and folders of classes
+    has_texts: bool = False  # a row consists of texts from columns of a table
+    endings: tuple[str, ...] = ()  # suffixes of further raw files: not tables, archives or folders
 
     def load_part(self, part: InputPart) -> Any:
-        """Import a part. KeyError if this kind lacks the part."""
+        """Import the function or class of a part; KeyError if this kind does not have it."""
         return import_part(self.parts[part])
 
 
 def network_family(name: str) -> str:
-    """Return the name of a network in the records: "timm/NAME" for each of timm."""
+    """Return the key of a network in `networks`: "timm/NAME" for every network of timm."""
     return TIMM if name.startswith("timm/") else name
 
 
 TIMM = "timm/NAME"
-ENCODER = "encoder"  # of a local Hugging Face folder, which `train.pretrained` names
+ENCODER = "encoder"  # a Hugging Face encoder from the local folder in `train.pretrained`
 IMAGES = InputKind(
     name="images",
     graph_input="image",

@@ -1,47 +1,47 @@
-"""The parts of a kind: functions and classes that its record names and that load on first use.
+"""The parts of a kind: functions and classes that are named in its record and imported on use.
 
-A record names its parts as "package.module:name", so that a layer imports only the parts it uses:
-the service never imports torch, and training images imports no code for tables.
+A record names its parts as "package.module:name", so each layer imports only the parts that it
+uses: the service never imports torch, and training on images imports no code for tables.
 """
 
 import functools
 import importlib
 from typing import Any, Literal
 
-# Each layer calls `load_part` with one of these names as a literal: code digests read them there.
+# Layers must call `load_part` with a literal name, because code digests read the names from source.
 InputPart = Literal[
     "contract",  # class: the input contract
     "check_source",  # data params -> DataError if the raw data or a named column is missing
     "clean",  # raw data -> kept and refused rows
-    "merge",  # data params, collected rows, file -> a larger data set in that file
+    "merge",  # data params, collected rows, file -> writes the merged data set to the file
     "pack",  # split rows -> packed store
-    "raw_rows",  # raw data -> each row as a client sends it
+    "raw_rows",  # raw data -> each row in the form in which clients send it
     "network",  # NetworkSpec -> network
-    "train_trees",  # job, network of trees, run log -> model; only of kinds with trees
-    "fit_trees",  # network of trees, seed, params, rows, threads -> fits the trees; as above
-    "early_spec",  # params -> NetworkSpec before there is data; only if params fix the shape
+    "train_trees",  # job, network of trees, run log -> model; only kinds with trees
+    "fit_trees",  # network of trees, seed, params, rows, threads -> fitted; only kinds with trees
+    "early_spec",  # optional: params -> NetworkSpec without data, if params determine the shape
     "resize_rows",  # stored rows of another shape -> rows of the contract
     "input_features",  # contract -> drift features of the input
-    "measure_features",  # rows -> values of these features
-    "data_sections",  # optional: splits of a packed store -> sections of the page of the data
-    "positions",  # contract -> places of each column in a row; only of columns
+    "measure_features",  # rows -> values of the drift features
+    "data_sections",  # optional: splits of a packed store -> sections of the data report
+    "positions",  # contract -> positions of each column's values in a row; only for columns
     "row_cells",  # rows -> texts by column, for reports of inputs without pixels
     "receive",  # HTTP request -> payload
     "decoder",  # payload -> rows of the contract
-    "api",  # class: the input of `/predict` for `/model`, OpenAPI and the load test
+    "api",  # class: describes the input of `/predict` for `/model`, OpenAPI and load tests
     "describe_tensors",  # contract -> input tensors of the Open Inference Protocol
-    "read_tensors",  # these tensors -> items of a payload
-    "items",  # class: reads what Python callers pass to rows of the contract
+    "read_tensors",  # input tensors of that protocol -> items of a payload
+    "items",  # class: converts what Python callers pass into rows of the contract
     "source",  # contract, file or folder -> its rows, for predictions of files
     "explain",  # one row and its output -> the effect of each part of the row
 ]
-# The parts of a target. A class named here has the same methods in every kind.
+# The parts of a target. Each class has the same methods in every kind.
 TargetPart = Literal[
     "loss",  # class: losses and scores of rows in training
-    "trees",  # optional, class: objective of boosted trees, and their sums -> answers
+    "trees",  # optional, class: objective of boosted trees; their raw scores -> answers
     "head",  # class: answers of a network -> probabilities or values
-    "scores",  # class: answers that are scored over any choice of rows
-    "results",  # class: what an evaluation reads from the outputs
+    "scores",  # class: validated answers, whose metrics can be computed on any rows
+    "results",  # class: the evaluation's results, from the outputs
     "sections",  # class: sections of the evaluation page
     "uncertainty",  # class: temperature, conformal thresholds and their use
 ]

@@ -1,4 +1,4 @@
-"""The registry of task kinds. Adding a kind means adding one record to `KINDS`."""
+"""The registry of task kinds: to add a kind, add one record to `KINDS`."""
 
 import difflib
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from slipway.system.errors import ParamsError
 
 @dataclass(frozen=True)
 class TaskKind:
-    """A kind of task: a kind of input and a kind of target."""
+    """A kind of task: the combination of a kind of input and a kind of target."""
 
     name: str  # `data.task` in params.yaml
     input: InputKind
@@ -21,7 +21,7 @@ class TaskKind:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keys of params.yaml that this kind requires and another may leave out."""
+        """Keys of params.yaml that this kind requires and others may omit, with their defaults."""
         return {**self.input.settings, **self.target.settings}
 
 
@@ -42,32 +42,32 @@ KINDS = {
 
 
 def kind_of(task: str) -> TaskKind:
-    """The record of a task. ParamsError with the known tasks if there is none."""
+    """Return the record of a task; ParamsError lists the known tasks if there is none."""
     if task not in KINDS:
         raise ParamsError(f"unknown task {task!r}, expected one of {', '.join(KINDS)}.")
     return KINDS[task]
 
 
 def task_for(inputs: InputKind, target: TargetKind) -> str:
-    """The name of the task with these sides, for messages."""
+    """Return the name of the task with this input and this target, for messages."""
     return next(
         kind.name for kind in KINDS.values() if (kind.input, kind.target) == (inputs, target)
     )
 
 
 def settings_of_kinds() -> dict[str, Any]:
-    """The keys of params.yaml that some kind may leave out, with the values that they have then."""
+    """Return the keys of params.yaml that some kinds may omit, with the value of an omitted key."""
     return {key: value for kind in KINDS.values() for key, value in kind.settings.items()}
 
 
 def input_kinds() -> dict[str, InputKind]:
-    """The records of the kinds of input, by name."""
+    """Return the kinds of input by name."""
     return {kind.input.name: kind.input for kind in KINDS.values()}
 
 
 def input_kind(name: str) -> InputKind:
-    """The record of a kind of input. ParamsError with the known kinds if there is none."""
-    for kind in KINDS.values():  # without a dictionary: called for each request
+    """Return a kind of input by its name; ParamsError lists the known kinds if there is none."""
+    for kind in KINDS.values():  # quicker than to build a dictionary for each request
         if kind.input.name == name:
             return kind.input
     raise ParamsError(
@@ -76,7 +76,7 @@ def input_kind(name: str) -> InputKind:
 
 
 def are_trees(network: str) -> bool:
-    """True for the name of gradient-boosted trees, which are not trained in gradient steps."""
+    """Return True if `network` names gradient-boosted trees, which have no gradient steps."""
     return any(network in kind.trees for kind in input_kinds().values())
 
 
@@ -88,5 +88,5 @@ def _known(task: str) -> str:
     return task
 
 
-# The name of a task in a typed record.
+# The type of a field of a record that holds the name of a task.
 Task = Annotated[str, AfterValidator(_known), Field(examples=list(KINDS))]

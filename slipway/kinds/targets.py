@@ -1,4 +1,4 @@
-"""The kinds of target: one record for each."""
+"""The kinds of target, one record for each: classes, several labels, numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,26 +33,26 @@ class TargetKind:
 
     name: str
     plural: str
-    column: Literal["label", "target"]  # of clean rows
-    has_classes: bool  # the target of a row is among the data's classes
-    # A row has any number of labels: targets and outputs are (rows, labels), and the column of
-    # clean rows has each row's set of labels as text (slipway/data/rules/label_sets.py).
+    column: Literal["label", "target"]  # of the target in the table of clean rows
+    has_classes: bool  # targets are classes, not numbers
+    # True: a row can have several labels. Targets and outputs are then (rows, labels), and the
+    # table of clean rows has each row's labels as one text (slipway/data/rules/label_sets.py).
     several: bool
     dtype: Literal["int64", "float32"]  # of the targets in a training batch
-    rules: tuple[str, ...]  # of cleaning that only such targets can break
+    rules: tuple[str, ...]  # cleaning rules that apply only to this kind of target
     output: Literal["probabilities", "label_probabilities", "value"]  # `output.kind` of a bundle
-    losses: tuple[str, ...]  # the values of train.loss that fit; the first is the default
-    metrics: tuple[str, ...]  # computed by the part "scores"
-    shown_metrics: tuple[str, ...]  # at the top of reports; the first is the headline
-    summary_metrics: tuple[str, ...]  # in the summary after a run
-    compared_metrics: tuple[str, ...]  # whose change is in the certificate, the headline first
-    # True: the headline is a fraction of rows, and a loss is the points by which it falls.
-    # False: the headline is an error, and a loss is its relative growth.
+    losses: tuple[str, ...]  # possible values of train.loss; the first is the default
+    metrics: tuple[str, ...]  # all metrics that the part "scores" computes
+    shown_metrics: tuple[str, ...]  # shown at the top of reports; the first is the headline
+    summary_metrics: tuple[str, ...]  # shown in the summary after a run
+    compared_metrics: tuple[str, ...]  # compared by the certificate, the headline first
+    # True: the headline is a fraction of rows, and a regression is its decrease.
+    # False: the headline is an error, and a regression is its relative increase.
     headline_is_fraction: bool
-    baseline: str  # the trivial predictor, in a few words
-    baseline_rule: str  # its answer to each row
+    baseline: str  # the trivial predictor in a few words, for reports
+    baseline_rule: str  # the answer of the trivial predictor, in words
     parts: Mapping[TargetPart, str]
-    # Keys of params.yaml that this kind requires and another may leave out, as in `InputKind`.
+    # Keys of params.yaml that this kind requires and others may omit, as in `InputKind`.
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def load_part(self, part: TargetPart) -> Any:
@@ -61,7 +61,7 @@ class TargetKind:
 
     @property
     def headline(self) -> str:
-        """The metric that models, variants, slices and backends are compared by."""
+        """The metric by which models, variants, slices and backends are compared."""
         return self.shown_metrics[0]
 
 
@@ -168,5 +168,5 @@ NUMBER = TargetKind(
         "uncertainty": "slipway.metrics.number_scores:NumberUncertainty",
     },
 )
-# Metrics that have no upper bound; every other metric is at most 1.
+# Metrics without an upper bound; all others are at most 1.
 UNBOUNDED_METRICS = ("log_loss", "brier", "mse", "rmse", "mae", "median_error")

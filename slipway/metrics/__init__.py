@@ -1,1 +1,1 @@
-"""Metrics with intervals, in float64 on numpy only; the trivial baseline; uncertainty fitting."""
+"""Metrics with intervals, the trivial baseline, and uncertainty fitting; float64, numpy only."""

@@ -1,7 +1,7 @@
 """Expected calibration error and reliability bins.
 
-Bins have equal numbers of rows: nearly all rows of a good network have a confidence near 1, which
-bins of equal width would put into one; and the error is less biased (Roelofs, Cain, Shlens and
+Bins have equal numbers of rows. With bins of equal width, nearly all rows of a good network would
+be in the bin next to confidence 1, and the error would be more biased (Roelofs, Cain, Shlens and
 Mozer, Mitigating bias in calibration error estimation, AISTATS 2022). Noise in a bin counts as
 error, so the error of few rows is too large.
 """
@@ -17,17 +17,17 @@ NUM_BINS = 15  # Guo, Pleiss, Sun and Weinberger, On calibration of modern netwo
 
 
 class ReliabilityBin(Contract):
-    """Rows of similar confidence, which is the probability of the predicted label."""
+    """A bin of rows with similar confidence, the probability of the predicted label."""
 
     rows: int
-    low: float  # the smallest and the largest confidence
+    low: float  # smallest and largest confidence in the bin
     high: float
-    confidence: float  # the mean
+    confidence: float  # mean confidence
     accuracy: float  # fraction of correct rows
 
 
 def equal_bins(numbers: Float, num_bins: int) -> NDArray[np.int64]:
-    """Return the bin of each number, (N,) from 0: floor(`num_bins` * fraction of smaller numbers).
+    """Return (N,) the bin of each number, from 0: floor(`num_bins` * fraction of smaller numbers).
 
     Bins have equal numbers of rows if all numbers differ. Equal numbers share a bin, so some bins
     may be empty.
@@ -37,7 +37,7 @@ def equal_bins(numbers: Float, num_bins: int) -> NDArray[np.int64]:
 
 
 def reliability_bins(confidences: Float, hits: NDArray[np.bool_]) -> list[ReliabilityBin]:
-    """Return the non-empty bins by rising confidence; `confidences` and `hits` are (N,)."""
+    """Return the non-empty bins of N rows, by rising confidence; both arguments are (N,)."""
     bins = equal_bins(confidences, NUM_BINS)
     parts = ((confidences[bins == index], hits[bins == index]) for index in np.unique(bins))
     return [
@@ -65,16 +65,16 @@ def calibration_errors(confidences: Float, hits: NDArray[np.bool_], counts: Floa
 
 
 def errors_by_chance(confidences: Float, uniform: Float) -> Float:
-    """Return (S,) calibration errors of perfectly calibrated rows: the part that noise causes.
+    """Return (S,) calibration errors of perfectly calibrated rows, which noise alone causes.
 
-    Consistency resampling (Bröcker and Smith, Increasing the reliability of reliability diagrams,
-    Weather and Forecasting 22, 2007) from (N,) `confidences` and (S, N) `uniform` draws.
+    This is consistency resampling (Bröcker and Smith, Increasing the reliability of reliability
+    diagrams, Weather and Forecasting 22, 2007) from (N,) `confidences` and (S, N) `uniform` draws.
     """
     return _errors_of_gaps(confidences, confidences - (uniform < confidences)) / len(confidences)
 
 
 def _errors_of_gaps(confidences: Float, gaps: Float) -> Float:
-    """Sum, over bins, the absolute sum of the gaps (S, N) in each bin. Returns (S,)."""
+    """Return (S,) the sum over bins of each bin's absolute sum of `gaps` (S, N)."""
     bins = equal_bins(confidences, NUM_BINS)
     order = np.argsort(bins, kind="stable")
     starts = np.unique(bins[order], return_index=True)[1]

@@ -1,7 +1,7 @@
 """Metrics of a classifier in float64, with intervals.
 
-A class that is never predicted or that no row has scores 0, as with scikit-learn's
-`zero_division=0`; a class to which both apply is ignored. Fractions of correct rows have Wilson's
+A class that is never predicted, or that no row has, scores 0, as with scikit-learn's
+`zero_division=0`. A class for which both hold is ignored. Fractions of correct rows have Wilson's
 score interval (1927), which has a width even if every row is correct.
 """
 
@@ -32,10 +32,10 @@ from slipway.metrics.scores import (
 )
 from slipway.system.errors import MetricError
 
-# All equal the fraction of correct rows.
+# These metrics are all the fraction of correct rows.
 _ACCURACIES = ("accuracy", "precision_micro", "recall_micro", "recall_weighted", "f1_micro")
 _RANKING = ("roc_auc", "average_precision")
-_BY_ROW = {  # means over rows of these attributes
+_BY_ROW = {  # metric -> attribute of `ClassAnswers` whose mean over rows it is
     "accuracy": "is_right",
     "top_k_accuracy": "is_in_top_k",
     "log_loss": "log_losses",
@@ -48,7 +48,7 @@ _SUM_TOLERANCE = 0.01  # float16 probabilities do not sum to 1 exactly; logits a
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Rows per class, (..., K) int64: correct, having the class, predicted as the class."""
+    """Numbers of rows by class, (..., K) int64: correct, of the class, predicted as the class."""
 
     hits: Int
     actual: Int
@@ -57,7 +57,7 @@ class ClassCounts:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Precision, recall and F1 of each class, (..., K) in [0, 1]; 0 if undefined."""
+    """Precision, recall and F1 of each class, (..., K) in [0, 1]; 0 where undefined."""
 
     precision: Float
     recall: Float
@@ -83,7 +83,7 @@ class ClassAnswers:
         self.num_rows, self.num_classes = self.probabilities.shape
         self.targets = _checked_indices(targets, self.num_classes, "targets")  # (N,)
         self.log_losses = log_losses(self.targets, self.probabilities)  # (N,)
-        # As the service compares: in float32.
+        # Compare in float32, as the service does.
         self.predicted: Int = self.probabilities.argmax(axis=1)
         if thresholds is not None:
             self.predicted = decided_classes(np.asarray(probabilities, np.float32), thresholds)
@@ -113,7 +113,7 @@ class ClassAnswers:
         return absent
 
     def metrics(self, resampling: Resampling, names: Collection[str] | None) -> dict[str, Metric]:
-        """Compute metrics with intervals; `names` None: all that the rows define."""
+        """Compute the metrics in `names` with intervals; None for all that the rows define."""
         absent = self.why_absent(self.targets, self.num_classes, self._top_k)
         wanted = [name for name in requested(CLASS.metrics, names) if name not in absent]
         values = self.scores(np.arange(self.num_rows)[None], wanted)
@@ -140,9 +140,9 @@ class ClassAnswers:
         }
 
     def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """Return (S,) scores of each metric, one for each line of row numbers `chosen` (S, M).
+        """Return (S,) scores of each metric, for S selections of M rows.
 
-        A score is NaN if the rows do not define it.
+        `chosen` (S, M) are row numbers. A score is NaN if the selected rows do not define it.
         """
         by_row = {name: getattr(self, values) for name, values in _BY_ROW.items() if name in names}
         rows = {
@@ -157,17 +157,17 @@ class ClassAnswers:
 
     @property
     def is_right(self) -> NDArray[np.bool_]:
-        """The correct rows, as a mask (N,)."""
+        """(N,) True for rows that are predicted correctly."""
         return np.asarray(self.predicted == self.targets)
 
     @property
     def confidences(self) -> Float:
-        """The probability of each prediction, (N,)."""
+        """(N,) the probability of each predicted class."""
         return np.asarray(self.probabilities.max(axis=1))
 
     @property
     def is_in_top_k(self) -> NDArray[np.bool_]:
-        """The rows whose class is among the k most probable, as a mask (N,)."""
+        """(N,) True for rows whose class is among the k most probable ones."""
         return np.asarray(self._ranks < (self._top_k or 0))
 
     def _scores_by_count(self, counts: Float, names: Collection[str]) -> dict[str, Float]:
@@ -184,14 +184,14 @@ class ClassAnswers:
 
     @cached_property
     def squares(self) -> Float:
-        """The squared distance of each row to its one-hot target, (N,) in [0, 2]."""
+        """(N,) squared distance of each row's probabilities to its one-hot target, in [0, 2]."""
         gaps = self.probabilities.copy()
         gaps[np.arange(self.num_rows), self.targets] -= 1
         return np.asarray((gaps**2).sum(axis=1))
 
     @cached_property
     def _ranks(self) -> Int:
-        """The number of classes more probable than the row's own, (N,); ties in class order."""
+        """(N,) number of classes ranked before the row's own class; ties in class order."""
         own = self.probabilities[np.arange(self.num_rows), self.targets][:, None]
         is_before = np.arange(self.num_classes) < self.targets[:, None]
         is_more_probable = self.probabilities > own
@@ -217,14 +217,14 @@ def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, num_classes: in
 
 
 def count_classes(matrix: Int) -> ClassCounts:
-    """Return the margins and the diagonal of a confusion matrix (K, K)."""
+    """Return the diagonal and the row and column sums of a confusion matrix (K, K)."""
     return ClassCounts(
         hits=np.diagonal(matrix).copy(), actual=matrix.sum(axis=1), predicted=matrix.sum(axis=0)
     )
 
 
 def class_scores(counts: ClassCounts) -> ClassScores:
-    """Precision, recall and F1 of each class; F1 = 2 hits / (actual + predicted)."""
+    """Compute precision, recall and F1 of each class; F1 = 2 hits / (actual + predicted)."""
     return ClassScores(
         precision=_fraction(counts.hits, counts.predicted),
         recall=_fraction(counts.hits, counts.actual),
@@ -235,9 +235,9 @@ def class_scores(counts: ClassCounts) -> ClassScores:
 def scores_from_counts(counts: ClassCounts) -> dict[str, Float]:
     """Compute the metrics that follow from a confusion matrix, over the leading axes of `counts`.
 
-    macro: mean over the classes that occur or are predicted, so a resample without some class does
-    not count against the network. weighted: by rows of the class. micro: over all rows, which is
-    the accuracy. Balanced accuracy is the mean recall of the classes that occur.
+    macro: mean over the classes that occur or are predicted, so that a resample without some class
+    does not lower the score. weighted: mean weighted by the rows of each class. micro: over all
+    rows, which equals the accuracy. Balanced accuracy: mean recall of the classes that occur.
     """
     per_class, total = class_scores(counts), counts.actual.sum(axis=-1)
     accuracy = _fraction(counts.hits.sum(axis=-1), total)
@@ -257,7 +257,7 @@ def scores_from_counts(counts: ClassCounts) -> dict[str, Float]:
 
 
 def log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
-    """Return the negative natural logarithm of the probability of each row's own class, (N,).
+    """Return (N,) the negative natural logarithm of the probability of each row's true class.
 
     Probabilities are clipped at the spacing of float64 at 1 (2.2e-16): a loss is at most 36.04.
     """
@@ -273,9 +273,9 @@ def log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
 
 
 def checked_probabilities(probabilities: ArrayLike) -> Float:
-    """Return probabilities (N, K) as float64.
+    """Check probabilities (N, K), and return them as float64.
 
-    Raises MetricError unless each row is in [0, 1] and sums to 1 within 0.01.
+    Raises MetricError unless all numbers are in [0, 1] and each row sums to 1 within 0.01.
     """
     shares = np.asarray(probabilities, dtype=np.float64)
     if shares.ndim != 2 or 0 in shares.shape:
@@ -313,7 +313,10 @@ def _samples_of_counts(matrix: Int, resampling: Resampling) -> dict[str, Float]:
 def _class_counts(
     drawn: NDArray[Any], actual: Int, predicted: Int, num_classes: int
 ) -> ClassCounts:
-    """Count the rows of each class; `drawn` (S, M) counts how often each row or cell is drawn."""
+    """Count the rows of each class in S resamples.
+
+    `drawn` (S, M) counts how often each resample contains each row or cell.
+    """
     return ClassCounts(
         hits=_sum_by_class(drawn * (actual == predicted), actual, num_classes),
         actual=_sum_by_class(drawn, actual, num_classes),
@@ -322,7 +325,7 @@ def _class_counts(
 
 
 def _sum_by_class(drawn: NDArray[Any], classes: Int, num_classes: int) -> Int:
-    """Sum `drawn` (S, cells) over the cells of each class. Returns (S, K)."""
+    """Return (S, K) the sums of `drawn` (S, cells) over the cells of each class."""
     order = np.argsort(classes, kind="stable")
     present, starts = np.unique(classes[order], return_index=True)
     sums = np.zeros((len(drawn), num_classes), dtype=np.int64)
@@ -336,11 +339,13 @@ def _calibration_bounds(
     percentile_bounds: tuple[float, float],
     resampling: Resampling,
 ) -> tuple[float, float]:
-    """Basic bootstrap interval, widened to the value, and to 0 if noise explains the value.
+    """Return the basic bootstrap interval of the calibration error.
 
-    Davison and Hinkley 1997, chapter 5. Noise adds to a calibration error, and resampling adds as
-    much again: percentiles never cover the error of a calibrated network. These bounds cover it in
-    97 of 100 cases, and that of a miscalibrated one in 83 to 97 (docs/reference/metrics.md).
+    The interval is widened to contain the value, and to contain 0 if noise explains the value
+    (Davison and Hinkley 1997, chapter 5). Noise increases a calibration error, and resampling
+    increases it again, so percentiles never cover the error of a calibrated network. These bounds
+    cover it in 97 of 100 cases, and the error of a miscalibrated network in 83 to 97 of 100
+    (docs/reference/metrics.md).
     """
     low = max(0.0, 2 * value - percentile_bounds[1])
     high = min(1.0, 2 * value - percentile_bounds[0])
@@ -373,7 +378,7 @@ def _checked_indices(indices: ArrayLike, num_classes: int, name: str) -> Int:
 
 
 def _fraction(part: NDArray[np.number], whole: NDArray[np.number]) -> Float:
-    """Return part / whole in float64; 0 if the whole is 0."""
+    """Return part / whole in float64; 0 where the whole is 0."""
     share: Float = np.divide(
         part, whole, out=np.zeros(np.shape(part), dtype=np.float64), where=np.asarray(whole) != 0
     )

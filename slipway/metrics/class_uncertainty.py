@@ -1,4 +1,4 @@
-"""Probabilities, their temperature, and conformal prediction sets."""
+"""Fits the temperature of class probabilities, and conformal prediction sets."""
 
 import math
 from collections.abc import Sequence
@@ -11,18 +11,17 @@ from slipway.artifacts.uncertainty import NEVER, Calibration, decided_classes, e
 from slipway.metrics.decision import abstention, best_threshold, cheapest_threshold
 
 Float = NDArray[np.float64]
-_COLDEST, _HOTTEST = 0.01, 100.0  # beyond these a network is broken, not miscalibrated
+_COLDEST, _HOTTEST = 0.01, 100.0  # limits of the temperature; a network beyond them is broken
 _BISECTIONS = 60
 
 
 def fit_temperature(logits: NDArray[np.floating], targets: NDArray[np.float64]) -> float:
-    """Fit the temperature that minimises the log loss; 1 without rows.
+    """Return the temperature that minimises the log loss; 1 without rows.
 
-    `logits` are (N, K), `targets` class indices (N,). Guo, Pleiss, Sun and Weinberger 2017, "On
-    Calibration of Modern Neural Networks". If every row is correct, a lower temperature is always
-    better, so targets are smoothed by 1 / (N + 2), as one more row of unknown label would (Platt
-    1999, "Probabilistic Outputs for Support Vector Machines"). The loss is convex in 1 /
-    temperature.
+    `logits` are (N, K), `targets` class indices (N,). The method is that of Guo, Pleiss, Sun and
+    Weinberger 2017, "On Calibration of Modern Neural Networks". If every row is correct, a lower
+    temperature always has a lower loss. So targets are smoothed by 1 / (N + 2) (Platt 1999,
+    "Probabilistic Outputs for Support Vector Machines"). The loss is convex in 1 / temperature.
     """
     if not len(logits):
         return 1.0
@@ -40,7 +39,7 @@ def fit_temperature(logits: NDArray[np.floating], targets: NDArray[np.float64]) 
 
 
 def softmax(logits: NDArray[np.floating]) -> Float:
-    """Return probabilities (N, K) in float64 from logits."""
+    """Return probabilities (N, K) in float64 from logits (N, K)."""
     scores = logits.astype(np.float64)
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
@@ -49,10 +48,11 @@ def softmax(logits: NDArray[np.floating]) -> Float:
 def least_probability(
     probabilities: NDArray[np.float32], targets: NDArray[np.float64], coverage: float
 ) -> float:
-    """Return the threshold of prediction sets. `probabilities` are (N, K), `targets` indices (N,).
+    """Return the smallest probability with which a label belongs to a prediction set.
 
-    The floor((N + 1)(1 - coverage))-th smallest probability of a row's own label; 0 (every label)
-    if that rank is 0.
+    It is the floor((N + 1)(1 - coverage))-th smallest probability of the rows' true labels. If that
+    rank is 0, it is 0, and every set holds all labels. `probabilities` are (N, K), `targets` class
+    indices (N,).
     """
     own = np.sort(probabilities[np.arange(len(probabilities)), targets.astype(np.int64)])
     place = math.floor((len(own) + 1) * (1 - exact(coverage)))
@@ -60,7 +60,7 @@ def least_probability(
 
 
 class ClassUncertainty:
-    """Calibrates logits, and fits and applies prediction sets."""
+    """Calibrates the logits of classes, and fits and applies prediction sets."""
 
     temperature = staticmethod(fit_temperature)
     threshold = staticmethod(least_probability)
@@ -74,7 +74,7 @@ class ClassUncertainty:
     def is_held(
         calibration: Calibration, probabilities: NDArray[np.float32], targets: Float
     ) -> NDArray[np.bool_]:
-        """Return True for each row whose prediction set contains its label, (N,)."""
+        """Return (N,) True for rows whose prediction set contains their true label."""
         sets = calibration.prediction_sets(probabilities)
         return np.asarray(sets[np.arange(len(sets)), targets.astype(np.int64)])
 
@@ -82,7 +82,7 @@ class ClassUncertainty:
     def decide(
         calibration: Calibration, probabilities: NDArray[np.float32], targets: Float
     ) -> dict[str, Any]:
-        """Choose the threshold of the positive class on these rows, if there is one."""
+        """Choose the threshold of the positive class on these rows; {} if no decision is set."""
         rule = calibration.decision
         if rule is None:
             return {}
@@ -104,14 +104,14 @@ class ClassUncertainty:
 
     @staticmethod
     def certainty(probabilities: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
-        """Return the probability of the most probable class of each row, (N,)."""
+        """Return (N,) the probability of each row's most probable class."""
         return np.asarray(probabilities.max(axis=1), np.float64)
 
     @staticmethod
     def reliability(
         probabilities: NDArray[np.float32], targets: Float
     ) -> tuple[Float, NDArray[np.bool_]]:
-        """Return the confidence of each prediction, (N,), and True for each correct one, (N,)."""
+        """Return (N,) the confidence of each prediction, and (N,) True for correct ones."""
         is_right = probabilities.argmax(axis=1) == targets
         return probabilities.max(axis=1).astype(np.float64), np.asarray(is_right)
 
@@ -121,5 +121,5 @@ class ClassUncertainty:
         targets: Float,
         thresholds: Sequence[float] | None = None,
     ) -> Float:
-        """Return 1 for each row with a wrong label, else 0: (N,)."""
+        """Return (N,) 1 for rows with a wrong label, 0 for the others."""
         return np.asarray(decided_classes(probabilities, thresholds) != targets, np.float64)

@@ -1,7 +1,7 @@
-"""Thresholds chosen on labelled rows: the largest F1 of a label, or the lowest cost.
+"""Chooses decision thresholds on labelled rows, for the largest F1 of a label or the lowest cost.
 
-Candidates lie midway between neighbouring probabilities, rounded to float32: every backend compares
-in float32.
+Candidate thresholds are midway between neighbouring probabilities, rounded to float32, because
+every backend compares in float32.
 """
 
 import numpy as np
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 Float = NDArray[np.float64]
 HALF = 0.5
-_ALIKE = 1e-12  # relative: sums of the same costs in another order
+_ALIKE = 1e-12  # relative difference of equal costs that were summed in another order
 
 
 def best_threshold(probabilities: NDArray[np.float32], is_own: NDArray[np.bool_]) -> float:
     """Return the threshold with the largest F1 of one label on these (N,) rows.
 
-    Of equally good ones, the one nearest to a half. Returns a half if no row or every row has the
-    label: then the rows say nothing about a threshold.
+    If several are best, the one nearest to 1/2 is returned. Returns 1/2 if no row or every row has
+    the label, because such rows determine no threshold.
     """
     if is_own.all() or not is_own.any():
         return HALF
     thresholds, given, hits = _candidates(probabilities, is_own)
-    scores = 2 * hits[1:] / (given[1:] + is_own.sum())  # without that of no row
+    scores = 2 * hits[1:] / (given[1:] + is_own.sum())  # without the one above all rows
     is_best = scores >= scores.max() - _ALIKE
     return _nearest(thresholds[1:][is_best], HALF)
 
@@ -34,8 +34,9 @@ def cheapest_threshold(
 ) -> float:
     """Return the threshold with the lowest cost on these (N,) rows.
 
-    Of equally cheap ones, the one nearest to that of perfect probabilities, which is also the
-    answer without rows (Elkan 2001, "The Foundations of Cost-Sensitive Learning").
+    If several are cheapest, the one nearest to the optimum for perfect probabilities is returned.
+    That optimum is also returned without rows (Elkan 2001, "The Foundations of Cost-Sensitive
+    Learning").
     """
     perfect = false_positive / (false_positive + false_negative)
     if not len(probabilities):
@@ -53,16 +54,16 @@ def abstention(
     false_negative: float,
     abstain: float,
 ) -> tuple[float, float] | None:
-    """Return the bounds between which abstaining is cheaper on these rows; None if nowhere.
+    """Return (lower, upper): abstaining is cheaper for probabilities in between; None if nowhere.
 
-    The prediction is positive from the upper bound on, negative below the lower one.
+    The prediction is positive from the upper bound upwards, and negative below the lower bound.
     """
     if not len(probabilities):
         perfect = abstain / max(false_negative, 1e-12), 1 - abstain / max(false_positive, 1e-12)
         low, high = (float(np.float32(min(max(bound, 0.0), 1.0))) for bound in perfect)
         return (low, high) if low < high else None
     thresholds, given, hits = _candidates(probabilities, is_own)
-    # What is saved by answering the rows on either side, against abstaining on all of them.
+    # Costs saved by answering the rows above (below) a threshold instead of abstaining on them.
     above = abstain * given - false_positive * (given - hits)
     below = abstain * (len(is_own) - given) - false_negative * (is_own.sum() - hits)
     high = _nearest(thresholds[above >= above.max() - _ALIKE], 1.0)
@@ -73,17 +74,17 @@ def abstention(
 def _candidates(
     probabilities: NDArray[np.float32], is_own: NDArray[np.bool_]
 ) -> tuple[Float, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the candidate thresholds, falling, and the rows and hits of each; all (C,).
+    """Return (thresholds, rows, hits), each (C,); the thresholds decrease.
 
-    `rows` counts the rows that reach the threshold, `hits` those rows that also have the label. The
-    first threshold is above every row.
+    `rows` is the number of rows that reach a threshold, `hits` the number of these that have the
+    label. The first threshold is above every row.
     """
     order = np.argsort(-probabilities, kind="stable")
     falling = probabilities[order].astype(np.float64)
-    is_end = np.append(falling[1:] < falling[:-1], True)  # rows of equal probability go together
+    is_end = np.append(falling[1:] < falling[:-1], True)  # the last row of each probability
     following = np.append(falling[1:], 0.0)
     middles = ((falling + following) / 2).astype(np.float32).astype(np.float64)
-    # Rounding may not move a row to the other side.
+    # Rounding to float32 must not move a row to the other side of a threshold.
     thresholds = np.where((middles > following) & (middles <= falling), middles, falling)[is_end]
     above = float(np.nextafter(np.float32(falling[0]), np.float32(2)))
     given = np.flatnonzero(is_end) + 1

@@ -1,10 +1,10 @@
 """Metrics of multi-label predictions in float64, with intervals.
 
-A label is given if its probability reaches the label's threshold. Micro scores count all cells of
-rows and labels together. Macro scores are means over the labels that some row has or is given, so a
-resample without some label does not count against the network. Mean average precision needs no
-threshold: it is the mean over labels of the average precision, not interpolated, of the labels that
-some but not all rows have.
+A label is predicted if its probability reaches the label's threshold. Micro scores count all cells
+of rows and labels together. Macro scores are means over the labels that some row has or is
+predicted to have, so that a resample without some label does not lower the score. Mean average
+precision needs no threshold: it is the mean of the average precision (not interpolated) over the
+labels that some but not all rows have.
 """
 
 from collections.abc import Collection, Sequence
@@ -32,7 +32,7 @@ from slipway.metrics.scores import (
 from slipway.system.errors import MetricError
 
 Bool = NDArray[np.bool_]
-_BY_ROW = {  # means over rows of these attributes
+_BY_ROW = {  # metric -> attribute of `LabelAnswers` whose mean over rows it is
     "subset_accuracy": "is_right",
     "hamming_loss": "wrong_fractions",
     "log_loss": "log_losses",
@@ -63,7 +63,7 @@ class LabelAnswers:
                 f"targets of shape {self.targets.shape} and probabilities of shape "
                 f"{self.probabilities.shape}, expected a number for each label of each row in both."
             )
-        # As the service compares: in float32.
+        # Compare in float32, as the service does.
         given = given_labels(np.asarray(probabilities, np.float32), thresholds)
         self.actual: Bool = self.targets > 0
         self.given: Bool = given
@@ -83,13 +83,13 @@ class LabelAnswers:
         return {_RANKING: reason}
 
     def metrics(self, resampling: Resampling, names: Collection[str] | None) -> dict[str, Metric]:
-        """Compute metrics with intervals; `names` None: all that the rows define."""
+        """Compute the metrics in `names` with intervals; None for all that the rows define."""
         absent = self.why_absent(self.targets, self.num_classes, None)
         wanted = [name for name in requested(LABELS.metrics, names) if name not in absent]
         values = self.scores(np.arange(self.num_rows)[None], wanted)
         drawn = samples(self, [name for name in wanted if name != "subset_accuracy"], resampling)
         bounds = {name: percentiles(found, resampling.confidence) for name, found in drawn.items()}
-        if "calibration_error" in wanted:  # noise of resampled rows only adds to it
+        if "calibration_error" in wanted:  # resampling only increases it, by noise
             low, high = bounds["calibration_error"]
             value = float(values["calibration_error"][0])
             bounds["calibration_error"] = min(low, value), max(high, value)
@@ -104,9 +104,9 @@ class LabelAnswers:
         }
 
     def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """Return (S,) scores of each metric, one for each line of row numbers `chosen` (S, M).
+        """Return (S,) scores of each metric, for S selections of M rows.
 
-        A score is NaN if the rows do not define it.
+        `chosen` (S, M) are row numbers. A score is NaN if the selected rows do not define it.
         """
         found = {
             name: np.asarray(getattr(self, values), np.float64)[chosen].mean(axis=1)
@@ -118,10 +118,10 @@ class LabelAnswers:
         return {name: found[name] for name in names}
 
     def label_counts(self, counts: Float | None = None) -> tuple[Float, Float, Float]:
-        """Count for each label the rows that are given it and have it, have it, and are given it.
+        """Count by label the true positives, the rows with the label, and the predictions of it.
 
-        All three are (S, K). `counts` (S, N) is how often each resample contains each row; None:
-        once.
+        All three are (S, K). `counts` (S, N) is how often each resample contains each row; None
+        counts each row once.
         """
         if counts is None:
             counts = np.ones((1, self.num_rows))
@@ -133,17 +133,17 @@ class LabelAnswers:
 
     @cached_property
     def is_right(self) -> Bool:
-        """The rows that are given exactly their labels, as a mask (N,)."""
+        """(N,) True for rows whose predicted labels are exactly their true labels."""
         return np.asarray((self.given == self.actual).all(axis=1))
 
     @cached_property
     def wrong_fractions(self) -> Float:
-        """The fraction of each row's labels that are wrongly given or missing, (N,)."""
+        """(N,) fraction of labels that are wrongly predicted or wrongly missing."""
         return np.asarray((self.given != self.actual).mean(axis=1))
 
     @cached_property
     def log_losses(self) -> Float:
-        """The binary cross-entropy of each row, in nats: the mean over labels, (N,)."""
+        """(N,) binary cross-entropy of each row in nats, as a mean over labels."""
         losses = label_log_losses(self.targets, self.probabilities)
         return np.asarray(losses.mean(axis=1))
 
@@ -173,13 +173,13 @@ class LabelAnswers:
 
 
 def fraction(part: Float, whole: ArrayLike) -> Float:
-    """Return `part` / `whole`; 0 if `whole` is 0."""
+    """Return `part` / `whole`; 0 where `whole` is 0."""
     divisor = np.asarray(whole, np.float64)
     return np.asarray(np.divide(part, divisor, out=np.zeros(divisor.shape), where=divisor > 0))
 
 
 def label_log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
-    """Return the binary cross-entropy of each label of each row in nats, (N, K).
+    """Return (N, K) the binary cross-entropy of each label of each row, in nats.
 
     Probabilities are clipped at the spacing of float64 at 1 (2.2e-16): a loss is at most 36.04.
     """
@@ -189,7 +189,7 @@ def label_log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:
 
 
 def checked_labels(numbers: ArrayLike, name: str) -> Float:
-    """Return numbers (N, K) as float64.
+    """Check numbers (N, K), and return them as float64.
 
     Raises MetricError unless there is a row and a label, and all numbers are in [0, 1].
     """

@@ -23,7 +23,7 @@ class LabelUncertainty:
 
     @staticmethod
     def temperature(logits: NDArray[np.floating], targets: NDArray[np.generic]) -> list[float]:
-        """Fit the temperature of each label separately: (K,); 1 without rows."""
+        """Return (K,) the temperature of each label, fitted separately; 1 without rows."""
         zeros = np.zeros(len(logits))
         return [
             fit_temperature(np.stack([zeros, logits[:, label]], axis=1), own.astype(np.float64))
@@ -43,7 +43,7 @@ class LabelUncertainty:
         probabilities: NDArray[np.float32],
         targets: NDArray[np.generic],
     ) -> dict[str, Any]:
-        """Choose the threshold of each label with the largest F1 on these rows."""
+        """Choose for each label the threshold with the largest F1 on these rows."""
         thresholds = [
             best_threshold(own, np.asarray(targets[:, label]) > 0)
             for label, own in enumerate(probabilities.T)
@@ -54,10 +54,11 @@ class LabelUncertainty:
     def threshold(
         probabilities: NDArray[np.float32], targets: NDArray[np.generic], coverage: float
     ) -> float:
-        """Return the threshold at which `coverage` of the sets contain all labels of their row.
+        """Return the threshold at which a fraction `coverage` of sets contain all true labels.
 
-        It is the floor((N + 1)(1 - coverage))-th smallest of the rows' least probable own labels; 0
-        (every label) if that rank is 0. Any set contains all labels of a row without labels.
+        It is the floor((N + 1)(1 - coverage))-th smallest of each row's smallest probability of a
+        true label. If that rank is 0, it is 0, and every set holds all labels. A row without
+        labels is covered by any set.
         """
         least = np.sort(_least_own(probabilities, targets))
         place = int((len(least) + 1) * (1 - exact(coverage)))
@@ -69,7 +70,7 @@ class LabelUncertainty:
         probabilities: NDArray[np.float32],
         targets: NDArray[np.generic],
     ) -> NDArray[np.bool_]:
-        """Return True for each row whose prediction set contains all of its labels, (N,)."""
+        """Return (N,) True for rows whose prediction set contains all of their true labels."""
         sets = calibration.prediction_sets(probabilities)
         return np.asarray((sets | (np.asarray(targets) == 0)).all(axis=1))
 
@@ -79,20 +80,20 @@ class LabelUncertainty:
         targets: NDArray[np.generic],
         thresholds: Sequence[float] | None = None,
     ) -> Float:
-        """Return 1 for each row with a label wrongly given or missing, else 0: (N,)."""
+        """Return (N,) 1 for rows with a wrongly predicted or missing label, 0 for the others."""
         given = given_labels(probabilities, thresholds)
         return np.asarray((given != (np.asarray(targets) > 0)).any(axis=1), np.float64)
 
     @staticmethod
     def certainty(probabilities: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
-        """Return the distance of each row's least certain label from its threshold, (N,)."""
+        """Return (N,) the distance of each row's least certain label from its threshold."""
         return leads(probabilities, thresholds)
 
     @staticmethod
     def reliability(
         probabilities: NDArray[np.float32], targets: NDArray[np.generic]
     ) -> tuple[Float, NDArray[np.bool_]]:
-        """Return the probability of each label of each row, and True for labels that rows have.
+        """Return the probability of each label of each row, and True for true labels.
 
         Both are (N * K,).
         """
@@ -102,6 +103,6 @@ class LabelUncertainty:
 def _least_own(
     probabilities: NDArray[np.float32], targets: NDArray[np.generic]
 ) -> NDArray[np.float32]:
-    """Return the smallest probability of each row's own labels, (N,); 1 for a row without any."""
+    """Return (N,) the smallest probability of each row's true labels; 1 for a row without any."""
     own = np.where(np.asarray(targets) > 0, probabilities, np.float32(1))
     return np.asarray(own.min(axis=1), np.float32)

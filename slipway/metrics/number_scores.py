@@ -79,13 +79,13 @@ class NumberAnswers:
         }
 
     def scores(self, chosen: Int, names: Collection[str]) -> dict[str, Float]:
-        """Return (S,) scores of each metric, one for each line of row numbers `chosen` (S, M)."""
+        """Return (S,) scores of each metric, for S selections of rows: row numbers (S, M)."""
         found = _regression_scores(self.targets[chosen], self.values[chosen])
         return {name: found[name] for name in names}
 
 
 class NumberUncertainty:
-    """Fits and applies prediction intervals around values; values need no temperature."""
+    """Fits and applies prediction intervals of values; a value has no temperature."""
 
     @staticmethod
     def temperature(values: NDArray[np.floating], targets: Float) -> float:
@@ -97,7 +97,7 @@ class NumberUncertainty:
 
     @staticmethod
     def threshold(values: NDArray[np.float32], targets: Float, coverage: float) -> float | None:
-        """Fit half of the interval's width; None with too few rows."""
+        """Return half the width of prediction intervals; None for too few rows."""
         return upper_quantile(NumberUncertainty.losses(values, targets), coverage)
 
     @staticmethod
@@ -113,30 +113,30 @@ class NumberUncertainty:
     def decide(
         calibration: Calibration, values: NDArray[np.float32], targets: Float
     ) -> dict[str, Any]:
-        """Return no decision: a value is answered unchanged."""
+        """Return {}: there is no decision to fit, because the answer is the value itself."""
         return {}
 
     @staticmethod
     def certainty(values: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
-        """Return zeros (N,): a value does not show how certain it is."""
+        """Return (N,) zeros, because a value does not show how certain it is."""
         return np.zeros(len(values))
 
     @staticmethod
     def losses(
         values: NDArray[np.float32], targets: Float, thresholds: Sequence[float] | None = None
     ) -> Float:
-        """Return the absolute errors, (N,)."""
+        """Return (N,) the absolute errors."""
         return np.asarray(np.abs(values[:, 0].astype(np.float64) - targets))
 
 
 def errors_by_target(
     targets: ArrayLike, values: ArrayLike, num_ranges: int, resampling: Resampling
 ) -> list[TargetErrors]:
-    """Compute errors with bootstrap intervals in ranges of rising targets, of about equal size.
+    """Measure errors with bootstrap intervals, separately for ranges of the target.
 
-    A single number hides a network that fails on the rare large targets. `targets` and `values` are
-    as for `NumberAnswers`. Rows with equal targets share a range, so there may be fewer than
-    `num_ranges`.
+    A single number hides a network that fails on rare large targets. The ranges have about equal
+    numbers of rows, by rising target. `targets` and `values` are as for `NumberAnswers`. Rows with
+    equal targets share a range, so there may be fewer than `num_ranges`.
     """
     if num_ranges < 1:
         raise MetricError(f"num_ranges is {num_ranges}, expected at least 1.")
@@ -170,7 +170,10 @@ def _range(targets: Float, values: Float, resampling: Resampling) -> TargetError
 
 
 def _regression_scores(actual: Float, predicted: Float) -> dict[str, Float]:
-    """Score over the last axis. R2 of constant targets is 1 if all values are right, else 0."""
+    """Compute all scores over the last axis.
+
+    R2 of constant targets is 1 if all values are right, else 0.
+    """
     errors = predicted - actual
     squares = (errors**2).sum(axis=-1)
     mean_square = squares / actual.shape[-1]

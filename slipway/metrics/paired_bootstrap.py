@@ -1,7 +1,7 @@
 """Paired comparison of two sets of predictions on the same rows.
 
-Each resample scores both sets on the same rows, so the difficulty of rows cancels: the interval of
-the difference is much narrower than the two separate intervals suggest. Its width is 0 if no
+Each resample scores both sets on the same rows, so the difficulty of rows cancels out. The interval
+of the difference is much narrower than the two separate intervals suggest; it has width 0 if no
 prediction differs.
 """
 
@@ -22,7 +22,7 @@ from slipway.metrics.scores import (
 from slipway.system.contract import Contract
 from slipway.system.errors import MetricError
 
-_NEGLIGIBLE = 1e-18  # relative to a sum of at least 1
+_NEGLIGIBLE = 1e-18  # terms below it do not change a sum of at least 1
 
 
 class PairedDifference(Contract):
@@ -90,10 +90,10 @@ def paired_difference(
 
 
 def mcnemar_p_value(num_lost: int, num_gained: int) -> float:
-    """Exact two-sided p-value of McNemar's test (Psychometrika 12, 1947, 153-157).
+    """Return the exact two-sided p-value of McNemar's test (Psychometrika 12, 1947, 153-157).
 
-    `num_lost` rows are correct only in the first set, `num_gained` only in the second. Without a
-    difference, each such row falls on either side with probability 1/2.
+    `num_lost` rows are correct only in the first set, `num_gained` only in the second. Under the
+    null hypothesis each of these rows belongs to either group with probability 1/2.
     """
     total, fewer = num_lost + num_gained, min(num_lost, num_gained)
     logarithm = (
@@ -102,7 +102,7 @@ def mcnemar_p_value(num_lost: int, num_gained: int) -> float:
         - math.lgamma(total - fewer + 1)
         - total * math.log(2)
     )
-    terms, term = 1.0, 1.0  # binomial coefficients from `fewer` down to 0, over the first
+    terms, term = 1.0, 1.0  # C(total, k) / C(total, fewer) for k = fewer, ..., 0, summed
     for number in range(fewer, 0, -1):
         term *= number / (total - number + 1)
         terms += term

@@ -15,17 +15,17 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankedClass:
-    """Rows by falling probability of one class, and the positions of its own P rows; all int32."""
+    """N rows ordered by decreasing probability of one class; P of them have the class."""
 
-    order: NDArray[np.int32]  # (N,) rows
-    own: NDArray[np.int32]  # (P,) positions in `order`
+    order: NDArray[np.int32]  # (N,) row numbers
+    own: NDArray[np.int32]  # (P,) positions in `order` of the rows with the class
     first: NDArray[np.int32]  # (P,) first position with the same score
     end: NDArray[np.int32]  # (P,) position after the last one
     own_until_end: NDArray[np.int32]  # (P,) own rows before `end`
 
 
 def rank_classes(targets: NDArray[np.int64], probabilities: Float) -> list[RankedClass]:
-    """Rank the rows for each class that some but not all rows have; of two classes only the second.
+    """Rank the rows for each class that some but not all rows have; for two classes, the second.
 
     `targets` are class indices (N,), `probabilities` (N, K).
     """
@@ -75,7 +75,8 @@ def _scores_of_class(ranked: RankedClass, counts: Float) -> tuple[Float, Float]:
     own_before = _running_sums(own)
     num_rows, num_own = before[:, -1], own_before[:, -1]
     until_end = before.take(ranked.end, axis=1)
-    # Rows below each own row, ties by half; the class's own rows contribute num_own ** 2 / 2.
+    # Rows ranked below each row of the class; ties count half. Rows of the class contribute
+    # num_own ** 2 / 2 of them.
     below = num_rows[:, None] - (before.take(ranked.first, axis=1) + until_end) / 2
     area = (own * below).sum(axis=1) - num_own**2 / 2
     precision = np.divide(
@@ -89,12 +90,12 @@ def _scores_of_class(ranked: RankedClass, counts: Float) -> tuple[Float, Float]:
 
 
 def _running_sums(numbers: Float) -> Float:
-    """Return the running sums of each line (S, N), with a leading 0: (S, N + 1)."""
+    """Return (S, N + 1) the cumulative sums of (S, N) numbers, beginning with 0."""
     sums = np.zeros((len(numbers), numbers.shape[1] + 1))
     np.cumsum(numbers, axis=1, out=sums[:, 1:])
     return sums
 
 
 def _mean(total: Float, number: Float) -> Float:
-    """Return total / number; NaN if `number` is 0."""
+    """Return total / number; NaN where `number` is 0."""
     return np.asarray(np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0))

@@ -1,9 +1,9 @@
 """Metrics with intervals: `measure` for any kind of target, and helpers that the kinds share.
 
 Every row counts once. NaN, no rows and mismatched shapes raise MetricError. A metric that is
-undefined on the rows is absent, never NaN (see `why_absent`). Intervals show how much a number
-would change with other test rows, not with another training run: they are percentiles of resampled
-rows (Efron and Tibshirani 1993, chapter 13), or Wilson's for fractions of rows.
+undefined on the rows is absent, never NaN (see `why_absent`). Intervals show how much a metric
+would change with other test rows, not with another training run. They are percentiles of resampled
+rows (Efron and Tibshirani 1993, chapter 13), or Wilson intervals for fractions of rows.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -58,7 +58,7 @@ def measure(
 
     Args:
         outputs: (N, K) probabilities, or (N, 1) values.
-        thresholds: (K,), one for each label of a multi-label task; None: a half.
+        thresholds: (K,) decision thresholds; None for the most probable class, or 1/2 for labels.
         top_k: the k of `top_k_accuracy`; None omits the metric.
         names: requested metrics, None for all; intervals do not depend on the choice.
     """
@@ -83,8 +83,8 @@ def baseline_scores(
 ) -> dict[str, float]:
     """Compute the metrics of the trivial predictor on the test `targets` (N,).
 
-    It predicts the same for each row, fitted on training rows: the class frequencies, or the mean
-    target. Metrics that these rows do not define are absent.
+    The trivial predictor gives each row the same answer, fitted on the training rows: the class
+    frequencies, or the mean target. Metrics that the test rows do not define are absent.
     """
     target = kind_of(task).target
     make_answers = target.load_part("scores")
@@ -105,7 +105,7 @@ def baseline_outputs(
 
 
 def wilson_interval(num_hits: int, num_rows: int, confidence: float) -> tuple[float, float]:
-    """Return Wilson's interval in [0, 1] of a fraction measured as `num_hits` of `num_rows`.
+    """Return Wilson's interval, in [0, 1], of the fraction `num_hits` / `num_rows`.
 
     E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22
     (1927) 209-212.
@@ -125,7 +125,7 @@ def share_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
 
 
 def samples(answers: Any, names: Collection[str], resampling: Resampling) -> dict[str, Float]:
-    """Return (num_samples,) values of each metric, on resampled rows."""
+    """Return (num_samples,) values of each metric, one for each resample of the rows."""
     if not names:
         return {}
     chunks = [
@@ -135,14 +135,14 @@ def samples(answers: Any, names: Collection[str], resampling: Resampling) -> dic
 
 
 def resampled_rows(num_rows: int, resampling: Resampling) -> Iterator[Int]:
-    """Yield chunks (size, N) of row numbers drawn with replacement, equal for equal arguments."""
+    """Yield chunks (size, N) of row numbers drawn with replacement; equal for equal arguments."""
     generator = np.random.default_rng(resampling.seed)
     for size in chunk_sizes(resampling.num_samples, num_rows):
         yield generator.integers(num_rows, size=(size, num_rows))
 
 
 def row_counts(chosen: Int, num_rows: int) -> Float:
-    """Count how often each line of row numbers (S, M) contains each row. Returns (S, N)."""
+    """Return (S, N) how often each line of row numbers `chosen` (S, M) contains each row."""
     places = chosen + num_rows * np.arange(len(chosen))[:, None]
     return (
         np.bincount(places.ravel(), minlength=len(chosen) * num_rows)
@@ -180,7 +180,7 @@ def metric_of(
 
 
 def percentiles(samples: Float, confidence: float) -> tuple[float, float]:
-    """Return bounds that leave equal fractions of (S,) `samples` on either side; NaN is ignored."""
+    """Return the central interval with `confidence` of the (S,) `samples`; NaN is ignored."""
     defined = samples[np.isfinite(samples)]
     if not len(defined):
         raise MetricError(

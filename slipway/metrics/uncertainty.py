@@ -1,9 +1,9 @@
-"""Fits thresholds on validation rows, and compares OOD scores of two models.
+"""Fits conformal and OOD thresholds on validation rows, and compares OOD scores of two models.
 
-Thresholds are order statistics with the finite-sample correction. The coverage holds for any
+Thresholds are order statistics with the finite-sample correction. Their coverage holds for any
 network, on average over draws of validation and new rows (Vovk, Gammerman and Shafer 2005;
-Angelopoulos and Bates 2021, "A Gentle Introduction to Conformal Prediction"). They need rows on
-which nothing was fitted: neither training rows nor those that fitted the temperature.
+Angelopoulos and Bates 2021, "A Gentle Introduction to Conformal Prediction"). It holds only if
+nothing was fitted on the rows before: neither the network nor the temperature.
 """
 
 import math
@@ -17,15 +17,16 @@ from slipway.artifacts.uncertainty import Answers, Calibration, exact
 from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import share_of
 
-MIN_SCORE_RANK = 0.5  # guess: below it most rows change their order
+MIN_SCORE_RANK = 0.5  # a guess: with a lower correlation most rows change their order
 
 
 def with_thresholds(
     task: Task, calibration: Calibration, answers: Answers, targets: NDArray[np.float64]
 ) -> Calibration:
-    """Set the thresholds from answers to rows on which nothing was fitted.
+    """Return `calibration` with thresholds fitted on N answers and their targets (N,).
 
-    They hold only for the model that gave these answers.
+    Nothing may have been fitted on these rows before. The thresholds hold only for the model that
+    gave the answers.
     """
     conformal, ood = calibration.conformal, calibration.ood
     uncertainty = kind_of(task).target.load_part("uncertainty")
@@ -42,7 +43,7 @@ def with_thresholds(
 def upper_quantile(values: NDArray[np.floating], fraction: float | Fraction) -> float | None:
     """Return the ceil((N + 1) * fraction)-th smallest of (N,) values; None with too few values.
 
-    A new value exceeds it in at most 1 - `fraction` of all draws.
+    A new value exceeds it with probability at most 1 - `fraction`.
     """
     place = math.ceil((len(values) + 1) * exact(fraction))
     return float(np.sort(values)[place - 1]) if place <= len(values) else None
@@ -58,7 +59,7 @@ def ood_fraction(
 
 
 def score_rank(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float | None:
-    """Return the Spearman correlation of (N,) scores; None if either is constant or not finite."""
+    """Return the Spearman correlation of two (N,) scores; None if one is constant or not finite."""
     if not (np.isfinite(found).all() and np.isfinite(expected).all()):
         return None
     ranks = [_mean_ranks(scores) for scores in (found, expected)]

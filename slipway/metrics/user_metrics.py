@@ -1,9 +1,13 @@
 """The user's own metrics, `evaluate.metrics`: functions of targets and outputs, with intervals.
 
-A function takes targets and outputs and returns one number. By kind of target it gets class indices
-(N,) int64 and probabilities (N, K), labels (N, K) int64, 0 or 1, and their probabilities (N, K), or
-numbers (N,) and values (N,). On rows that do not define the metric (some resamples may be such) it
-may raise an error or return NaN.
+A function takes targets and outputs, and returns one number. The arguments depend on the target:
+
+    classes: class indices (N,) int64, and probabilities (N, K)
+    several labels: 0 or 1 (N, K) int64, and probabilities (N, K)
+    numbers: targets (N,), and values (N,)
+
+The function may raise an error or return NaN for rows that do not define the metric, such as a
+resample with rows of one class only.
 """
 
 import math
@@ -22,7 +26,7 @@ from slipway.metrics.scores import Float, Resampling, percentiles, resampled_row
 from slipway.system.errors import MetricError, UnavailableError
 from slipway.system.user_code import UserCode, definition_place, failure, import_named
 
-_FEWEST_DEFINED = 0.5  # fraction of the resamples behind an interval
+_FEWEST_DEFINED = 0.5  # fraction of the resamples that must have a value for an interval
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class UserMetric:
 
     @property
     def name(self) -> str:
-        """The name of the function, as gates and reports show it."""
+        """The function's name, which gates and reports use."""
         return self.code.name.partition(":")[2]
 
     def score(self, task: Task, targets: NDArray[Any], outputs: NDArray[np.floating]) -> float:
@@ -107,7 +111,7 @@ class UserMetric:
 
 
 def load_user_metrics(names: Sequence[str]) -> list[UserMetric]:
-    """Import the project's metrics. UnavailableError if one cannot be imported or called."""
+    """Import the functions `names`; UnavailableError if one cannot be imported or called."""
     metrics = []
     for code in user_code(Path(), "evaluate.metrics", names):
         function = import_named(code.name)

@@ -55,7 +55,7 @@ def test_an_unknown_verb_is_refused_with_the_one_that_was_probably_meant(
     )
 
 
-def test_an_unknown_option_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_ends_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert end_of(["version", "--jsn"], SLIPWAY) == 2
     assert "--jsn" in capsys.readouterr().err
 
@@ -68,7 +68,7 @@ def test_wrong_arguments_are_described_in_three_parts(capsys: pytest.CaptureFixt
     )
 
 
-def test_an_error_that_the_user_can_fix_ends_with_1_and_its_text(
+def test_an_error_that_the_user_can_fix_ends_with_exit_code_1_and_its_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert end_of(["fail", "data"]) == 1
@@ -76,7 +76,7 @@ def test_an_error_that_the_user_can_fix_ends_with_1_and_its_text(
 
 
 @pytest.mark.parametrize("name", ["interrupt", "abort"])
-def test_an_interrupt_ends_with_130(name: str) -> None:
+def test_an_interrupt_ends_with_exit_code_130(name: str) -> None:
     assert end_of(["fail", name]) == 130
 
 
@@ -111,13 +111,13 @@ def test_error_for_a_missing_package_names_its_extra(
     assert "pip install 'slipway-ml[serve]'" in text
 
 
-def test_a_missing_module_of_ours_is_a_fault_and_keeps_its_traceback() -> None:
+def test_a_missing_module_of_slipway_raises_with_its_traceback() -> None:
     with pytest.raises(ModuleNotFoundError):
         main(["fail", "ours"], GROUP)
 
 
 @pytest.mark.parametrize("version", [(3, 11), (3, 14)])
-def test_supported_pythons_pass(version: tuple[int, int]) -> None:
+def test_supported_versions_of_python_are_accepted(version: tuple[int, int]) -> None:
     check_python(version)
 
 
@@ -128,7 +128,7 @@ def test_error_for_an_unsupported_python_lists_supported_versions(version: tuple
 
 
 @pytest.mark.parametrize(("option", "printed"), [([], "a hint\n"), (["--quiet"], "")])
-def test_quiet_leaves_out_hints_and_bars(
+def test_quiet_suppresses_hints_and_progress_bars(
     option: list[str],
     printed: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,7 +146,7 @@ def test_completion_offers_verbs_without_importing_them() -> None:
 
 
 @pytest.mark.process
-def test_the_command_runs_and_prints_its_version_for_programs(root: Path) -> None:
+def test_version_with_json_prints_the_installed_version(root: Path) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "slipway.cli", "version", "--json"],
         cwd=root,
@@ -157,7 +157,9 @@ def test_the_command_runs_and_prints_its_version_for_programs(root: Path) -> Non
 
 
 @pytest.mark.process
-def test_a_clone_without_an_environment_says_how_to_make_one(root: Path, tmp_path: Path) -> None:
+def test_bin_slipway_without_an_environment_says_how_to_make_one(
+    root: Path, tmp_path: Path
+) -> None:
     (tmp_path / "bin").mkdir()
     shutil.copy(root / "bin/slipway", tmp_path / "bin")
     answer = subprocess.run([tmp_path / "bin/slipway"], capture_output=True, text=True)
@@ -181,7 +183,7 @@ def test_help_takes_less_than_three_times_the_import_of_click(root: Path) -> Non
 
 
 @pytest.mark.process
-def test_help_imports_nothing_that_takes_long(root: Path) -> None:
+def test_the_command_itself_imports_no_heavy_package(root: Path) -> None:
     code = (
         "import sys, slipway.cli.command; print([name for name in "
         "('pydantic', 'numpy', 'torch', 'dvc', 'bentoml', 'ruamel') if name in sys.modules])"
@@ -193,7 +195,7 @@ def test_help_imports_nothing_that_takes_long(root: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_projects_modules_and_this_environment_are_found_as_by_python_m(
+def test_the_command_finds_the_projects_modules_and_its_own_environment(
     root: Path, tmp_path: Path
 ) -> None:
     """A console script starts without the working directory on its path (`-P`)."""

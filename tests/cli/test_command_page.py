@@ -65,16 +65,16 @@ def documented(page: str) -> dict[str, set[str]]:
     }
 
 
-def test_the_page_names_every_verb_and_no_other() -> None:
+def test_the_command_page_names_every_verb_and_no_other() -> None:
     assert set(documented(PAGE)) == {name for name, _ in verbs()}
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("name", "verb"), list(verbs()))
-def test_the_page_names_every_option_of_a_verb_and_no_other(name: str, verb: Verb) -> None:
+def test_the_command_page_names_every_option_of_a_verb_and_no_other(name: str, verb: Verb) -> None:
     assert documented(PAGE)[name] == options_of(name, verb)
 
 
-def test_the_check_finds_a_missing_and_an_invented_option() -> None:
+def test_the_check_of_the_command_page_finds_a_missing_and_an_invented_option() -> None:
     page = PAGE.replace("`--json`", "`--jason`")
     assert documented(page)["slipway version"] == {"--jason"}

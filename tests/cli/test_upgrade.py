@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_a_terminal_and_without_yes_nothing_is_written(
+def test_upgrade_without_a_terminal_and_without_yes_writes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
@@ -40,7 +40,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_written(
 
 
 @pytest.mark.parametrize(("answer", "is_written"), [("y", True), ("n", False)])
-def test_on_a_terminal_the_answer_decides(
+def test_upgrade_on_a_terminal_asks_and_obeys_the_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, is_written: bool
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
@@ -59,7 +59,7 @@ def test_upgrade_with_yes_writes_without_asking_and_only_once(
     assert "already has version 1" in capsys.readouterr().out
 
 
-def test_an_error_ends_the_command_with_1_and_leaves_the_files(
+def test_an_error_ends_upgrade_with_exit_code_1_and_leaves_the_files(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "params.yaml").write_text("version: 99\n")

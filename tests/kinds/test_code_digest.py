@@ -57,7 +57,7 @@ def _tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_stage_reaches_imports_of_imports_and_no_more(tree: Path) -> None:
+def test_a_stage_reaches_direct_and_indirect_imports_and_nothing_else(tree: Path) -> None:
     assert set(stage_files(tree, "train")) == {
         *("slipway/stages/train.py", "slipway/__init__.py", "slipway/a.py", "slipway/b.py"),
         *(
@@ -125,7 +125,7 @@ def test_code_in_every_package_of_a_stages_modules_changes_its_digest(
     assert stage_digest(tmp_path, "train") == before
 
 
-def test_a_package_is_reached_with_what_it_imports(tree: Path) -> None:
+def test_the_imports_of_a_packages_init_are_reached_too(tree: Path) -> None:
     (tree / "slipway/deep/__init__.py").write_text("from slipway import unused\n")
     assert "slipway/unused.py" in stage_files(tree, "train")
 
@@ -138,7 +138,7 @@ def test_a_changed_comment_changes_no_digest(tree: Path) -> None:
     assert {stage: stage_digest(tree, stage) for stage in before} == before
 
 
-def test_files_of_editors_and_patch_change_no_digest(tree: Path) -> None:
+def test_backup_files_of_editors_and_patch_change_no_digest(tree: Path) -> None:
     before = {stage: stage_digest(tree, stage) for stage in stage_names(tree)}
     for folder in ("slipway", "slipway/serving/page/pictures", "transforms"):
         for name in ("#{}#", "{}~", "{}.orig", "{}.rej", "{}.bak", "{}.swp", ".{}.swp"):
@@ -161,7 +161,7 @@ def test_a_stage_without_code_raises_an_error_instead_of_an_empty_digest(tree: P
         stage_digest(tree, "train")
 
 
-def test_the_stages_are_those_with_a_file(tree: Path) -> None:
+def test_every_stage_file_except_code_is_a_stage_with_a_digest(tree: Path) -> None:
     assert stage_names(tree) == ["train", "verify"]
 
 
@@ -227,7 +227,7 @@ def test_training_of_images_does_not_reach_the_code_of_tables(root: Path) -> Non
     assert not {path for path in reached if path.startswith("slipway/data/tables/")}
 
 
-def test_the_table_of_renames_changes_no_digest(root: Path) -> None:
+def test_no_stage_digest_depends_on_the_table_of_renames(root: Path) -> None:
     reached = {path for stage in stage_names(root) for path in stage_files(root, stage)}
     assert "slipway/config/params.py" in reached
     assert [path for path in reached if "renames" in path] == []
@@ -332,7 +332,7 @@ def test_a_stage_reaches_the_users_code_that_it_runs_and_the_modules_it_imports(
     assert set(stage_files(users_tree, "train", named=named)) & names == {"scores.py"}
 
 
-def test_the_digest_of_users_code_changes_with_what_it_reaches_in_the_project(
+def test_the_digest_of_user_code_changes_with_the_project_modules_that_it_imports(
     users_tree: Path,
 ) -> None:
     def digest() -> str:
@@ -349,7 +349,7 @@ def test_the_digest_of_users_code_changes_with_what_it_reaches_in_the_project(
 
 
 @pytest.mark.parametrize(("folder", "is_link"), [("metrics", False), ("linked", True)])
-def test_code_that_the_stamp_of_the_stage_code_leaves_out_is_refused(
+def test_user_code_in_a_folder_that_the_code_stamp_ignores_is_refused(
     users_tree: Path, folder: str, is_link: bool
 ) -> None:
     if is_link:
@@ -363,7 +363,7 @@ def test_code_that_the_stamp_of_the_stage_code_leaves_out_is_refused(
 
 
 @pytest.mark.parametrize("name", ["gone:Net", "numpy:array", "slipway.a:f"])
-def test_code_without_a_file_in_the_project_is_refused(users_tree: Path, name: str) -> None:
+def test_user_code_without_a_file_in_the_project_is_refused(users_tree: Path, name: str) -> None:
     with pytest.raises(UnavailableError, match=r"which has no file in the project's folder"):
         user_code(users_tree, "train.network", [name])
 

@@ -45,7 +45,7 @@ def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("project/networks/__pycache__/net.pyc", False),
     ],
 )
-def test_a_stamp_changes_with_params_the_package_and_the_users_modules(
+def test_the_code_stamp_changes_with_params_the_package_and_the_users_modules(
     root: Path, name: str, counts: bool
 ) -> None:
     before = code_stamp(root)
@@ -53,7 +53,7 @@ def test_a_stamp_changes_with_params_the_package_and_the_users_modules(
     assert (code_stamp(root) != before) is counts
 
 
-def test_a_new_and_a_removed_module_change_the_stamp(root: Path) -> None:
+def test_adding_or_removing_a_module_changes_the_code_stamp(root: Path) -> None:
     before = code_stamp(root)
     (root / "metric.py").write_text("")
     with_metric = code_stamp(root)
@@ -62,7 +62,7 @@ def test_a_new_and_a_removed_module_change_the_stamp(root: Path) -> None:
     assert len({before, with_metric, code_stamp(root)}) == 3
 
 
-def test_the_text_of_a_stamp_is_remembered_for_this_stamp_only(root: Path) -> None:
+def test_the_saved_output_is_returned_only_for_the_same_stamp(root: Path) -> None:
     assert remembered(root, "a") is None
     remember_text(root, "a", "train: 1\n")
     assert remembered(root, "a") == "train: 1\n"

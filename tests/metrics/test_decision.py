@@ -61,7 +61,7 @@ def test_chosen_range_of_abstention_has_the_lowest_cost_of_all() -> None:
     assert abstention(SHARES, OWN, 4, 2, 3.9) is None  # a person costs nearly as much as a mistake
 
 
-def test_threshold_without_rows_is_that_of_perfect_probabilities() -> None:
+def test_threshold_without_rows_is_the_optimum_for_perfect_probabilities() -> None:
     empty = SHARES[:0]
     assert cheapest_threshold(empty, OWN[:0], 3, 1) == 0.75
     assert abstention(empty, OWN[:0], 1, 1, 0.25) == (0.25, 0.75)
@@ -81,7 +81,7 @@ def test_predicted_labels_metrics_and_flips_follow_the_threshold() -> None:
     assert flipped_rows(after, OUTPUTS, (thresholds, thresholds)).tolist() == [row]
 
 
-def test_the_rule_of_the_params_is_fitted_with_its_bounds() -> None:
+def test_the_decision_rule_in_params_is_fitted_with_its_abstention_bounds() -> None:
     costs = DecisionCosts(false_positive=4, false_negative=2, abstain=0.6)
     given = CALIBRATION.model_copy(update={"decision": rule(costs)})
     fitted = given.model_copy(update=ClassUncertainty.decide(given, OUTPUTS, TARGETS))

@@ -22,7 +22,7 @@ RESAMPLING = Resampling(seed=7, num_samples=200, confidence=0.95)
 TASK = "table_multilabel"
 
 
-def test_metrics_equal_those_of_scikit_learn() -> None:
+def test_label_metrics_agree_with_scikit_learn() -> None:
     found = measure(TASK, TARGETS, SHARES, RESAMPLING, thresholds=THRESHOLDS)
     given = given_labels(SHARES, THRESHOLDS)
     expected = {
@@ -56,7 +56,7 @@ def test_average_precision_is_absent_if_no_label_separates_the_rows() -> None:
     assert why_absent(TASK, TARGETS, 5, None) == {}
 
 
-def test_the_baseline_gives_the_labels_of_most_training_rows() -> None:
+def test_the_baseline_predicts_labels_that_most_training_rows_have() -> None:
     found = baseline_scores(TASK, TARGETS, TARGETS, 5, None)
     prevalence = TARGETS.mean(axis=0)
     assert found["mean_average_precision"] == pytest.approx(prevalence.mean())
@@ -115,7 +115,7 @@ def test_each_label_has_the_temperature_that_fits_its_logits() -> None:
     assert LabelUncertainty.temperature(logits, targets) == pytest.approx([3.0, 0.5], rel=0.1)
 
 
-def test_prediction_sets_hold_all_labels_of_a_row_at_the_coverage() -> None:
+def test_prediction_sets_contain_all_labels_of_a_row_with_the_requested_coverage() -> None:
     half = len(SHARES) // 2
     least = LabelUncertainty.threshold(SHARES[:half], TARGETS[:half], 0.9)
     held = ((SHARES[half:] >= least) | (TARGETS[half:] == 0)).all(axis=1)

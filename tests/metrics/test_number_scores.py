@@ -18,7 +18,7 @@ def test_errors_by_target_measures_each_range_separately() -> None:
     assert [part.rmse.value for part in found] == [pytest.approx(0.5**0.5), 2]
 
 
-def test_one_range_is_the_metric_of_all_rows_with_its_interval() -> None:
+def test_errors_of_a_single_range_equal_the_metrics_of_all_rows() -> None:
     generator = np.random.default_rng(0)
     targets = generator.normal(size=60)
     values = targets + generator.normal(size=60)
@@ -31,7 +31,7 @@ def test_one_range_is_the_metric_of_all_rows_with_its_interval() -> None:
     )
 
 
-def test_every_row_is_in_one_range_and_equal_targets_are_together() -> None:
+def test_every_row_is_in_one_range_and_equal_targets_share_a_range() -> None:
     targets = np.array([0.0] * 50 + list(range(1, 51)))
     found = errors_by_target(targets, targets, 10, HUNDRED)
     assert sum(part.mae.rows for part in found) == 100
@@ -39,7 +39,7 @@ def test_every_row_is_in_one_range_and_equal_targets_are_together() -> None:
     assert [(part.low, part.high) for part in found][:2] == [(0, 0), (1, 10)]
 
 
-def test_more_ranges_than_rows_are_as_many_as_rows() -> None:
+def test_there_are_at_most_as_many_ranges_as_rows() -> None:
     assert [
         part.mae.rows for part in errors_by_target([3.0, 1.0, 2.0], [1.0, 1.0, 1.0], 10, HUNDRED)
     ] == [1, 1, 1]

@@ -133,7 +133,7 @@ def test_chunk_size_of_resamples_does_not_change_intervals(monkeypatch: pytest.M
     )
 
 
-def test_a_difference_is_written_and_read_as_json() -> None:
+def test_a_paired_difference_survives_a_round_trip_through_json() -> None:
     generator = np.random.default_rng(7)
     found = paired_difference(
         "image_classification",
@@ -179,7 +179,7 @@ def test_mcnemar_test_keeps_its_level() -> None:
     assert np.mean([p_values[count] <= 0.05 for count in lost.tolist()]) <= 0.055
 
 
-def test_the_p_value_of_very_many_rows_is_a_number() -> None:
+def test_mcnemar_p_value_of_very_many_rows_is_finite() -> None:
     assert mcnemar_p_value(0, 1_000_000) == 0
     assert math.isclose(mcnemar_p_value(500_000, 500_000), 1)
 

@@ -252,7 +252,7 @@ def test_class_metrics_agree_with_a_case_computed_by_hand() -> None:
     assert found["accuracy"].rows == 6
 
 
-def test_class_predicted_but_absent_counts_in_macro_mean_but_not_in_balanced_accuracy() -> None:
+def test_class_predicted_but_absent_counts_in_macro_mean_but_not_balanced_accuracy() -> None:
     found = classification_metrics([0, 1, 1], one_hot([0, 1, 2], 3), FEW)
     assert found["recall_macro"].value == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert found["balanced_accuracy"].value == pytest.approx((1 + 1 / 2) / 2)
@@ -268,7 +268,7 @@ def test_class_neither_present_nor_predicted_is_left_out_of_the_macro_mean() -> 
     )
 
 
-def test_data_of_one_class_is_measured() -> None:
+def test_rows_of_a_single_class_are_measured() -> None:
     found = classification_metrics([0, 0, 0], np.ones((3, 1)), FEW)
     assert found["accuracy"].value == found["f1_macro"].value == 1
     assert found["log_loss"].value == 0
@@ -307,7 +307,7 @@ def test_measure_returns_exactly_the_metrics_of_the_task() -> None:
 # metrics of probabilities
 
 
-def test_probabilities_measured_by_hand() -> None:
+def test_probability_metrics_agree_with_a_case_computed_by_hand() -> None:
     targets, probabilities = (
         [0, 1, 2, 0],
         [[0.5, 0.3, 0.2], [0.3, 0.5, 0.2], [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]],
@@ -326,7 +326,7 @@ def test_probabilities_measured_by_hand() -> None:
     )  # half of the rows are right, each with a confidence of a half
 
 
-def test_of_two_classes_the_second_is_ranked() -> None:
+def test_roc_auc_of_two_classes_ranks_rows_by_the_second_class() -> None:
     targets, probabilities = (
         [0, 1, 1],
         [[0.5, 0.495], [0.6, 0.4], [0.2, 0.8]],

@@ -36,14 +36,14 @@ def mae(targets: Any, values: Any) -> Any:
     return np.abs(values - targets).mean()
 
 
-def test_value_and_interval_of_classes_are_those_of_the_same_built_in_metric() -> None:
+def test_a_user_metric_of_classes_equals_the_same_built_in_metric_with_its_interval() -> None:
     task = "image_classification"
     built_in = measure(task, TARGETS, OUTPUTS, RESAMPLING, names=["log_loss"])["log_loss"]
     own = metric(log_loss).measure(task, TARGETS, OUTPUTS, RESAMPLING)
     assert own.model_dump() == pytest.approx(built_in.model_dump(), rel=1e-6)
 
 
-def test_value_and_interval_of_numbers_are_those_of_the_same_built_in_metric() -> None:
+def test_a_user_metric_of_numbers_equals_the_same_built_in_metric_with_its_interval() -> None:
     task = "table_regression"
     built_in = measure(task, TARGETS, VALUES, RESAMPLING, names=["mae"])["mae"]
     own = metric(mae).measure(task, TARGETS, VALUES, RESAMPLING)
@@ -70,7 +70,7 @@ def answers_nan(targets: Any, outputs: Any) -> float:
         (answers_nan, "returned nan on 80 rows, expected one finite number"),
     ],
 )
-def test_a_metric_without_a_number_is_refused_with_the_users_line(
+def test_a_user_metric_that_returns_no_number_is_refused_with_its_line(
     function: Callable[..., Any], text: str, monkeypatch: pytest.MonkeyPatch, root: Any
 ) -> None:
     monkeypatch.chdir(root)
