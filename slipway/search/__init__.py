@@ -1,4 +1,4 @@
-"""`slipway search`: space, proposals, schedule, journal, trials outside the workspace, report.
+"""`slipway search`: proposes trials, schedules them, runs them, and writes journal and report.
 
-A trial runs `dvc repro train` in a folder of its own; the training code does not know of searches.
+A trial runs `dvc repro train` in a separate folder, with the same training code as any run.
 """

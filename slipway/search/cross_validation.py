@@ -1,8 +1,8 @@
-"""`slipway search --folds`: cross-validation, which trains a model without each fold.
+"""`slipway search --folds`: cross-validation, which trains one model for each held-out fold.
 
-Each fold is a trial, with the folder, journal and experiment of a trial. Every row outside the test
-split is predicted once, by the model that was not trained on it, and the metrics are computed over
-all these predictions. The test rows stay unused.
+Each fold runs as a trial of a search, with a folder, a journal and an experiment. Every row outside
+the test split is predicted once, by the model that was not trained on it, and the metrics are
+computed over all these predictions. The test rows stay unused.
 """
 
 import statistics
@@ -31,26 +31,26 @@ FOLD = "split.fold"
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """The metrics of all folds together, and the score of each fold."""
+    """The result of a cross-validation: metrics over all folds, and the score of each fold."""
 
     study: Study
     headline: str
-    metrics: Mapping[str, Metric]  # of the answers to the rows of all folds
-    folds: Mapping[int, ResultLine]  # by their number
-    shown: Sequence[str]  # metrics to print beside the headline
+    metrics: Mapping[str, Metric]  # over the held-out predictions of all folds
+    folds: Mapping[int, ResultLine]  # by the number of the fold, from 0
+    shown: Sequence[str]  # metrics to print in addition to the headline
 
     @property
     def scores(self) -> list[float]:
-        """The score of each fold on its held-out rows; failed folds are left out."""
+        """Score of each fold on its held-out rows, without failed folds."""
         return [line.score for line in self.folds.values() if line.score is not None]
 
 
 def cross_validate(
     name: str | None, *, is_quiet: bool = False, is_joint: bool = False
 ) -> CrossValidation:
-    """Train a model for each fold; resumes an interrupted cross-validation with equal settings.
+    """Train a model for each fold, or resume an interrupted cross-validation with equal settings.
 
-    Raises ParamsError without folds, SlipwayError if the training of a fold failed.
+    Raises ParamsError if `split.folds` is null, SlipwayError if the training of a fold failed.
     """
     text, content = read_project()
     whole = parse_params(content)
@@ -86,7 +86,7 @@ def cross_validate(
 
 
 def _params(task: str, folds: int, seed: int, given: SearchParams | None) -> SearchParams:
-    """Return the settings of a search with one trial for each fold."""
+    """Return the settings of the search that runs one trial for each fold."""
     headline = kind_of(task).target.headline
     return SearchParams(
         method="grid",

@@ -1,7 +1,7 @@
-"""GPUs for the trials of a search; a file lock reserves each GPU for one trial at a time.
+"""Reserves GPUs for the trials of a search by file locks, one trial at a time for each GPU.
 
-The lock is outside the project, so that the searches of several projects share a machine. The
-training inherits the lock: a GPU is free again when the last process that uses it has ended.
+The locks are outside the project, so that searches of several projects can share a machine. The
+training inherits the lock, so a GPU is free again when the last process that uses it has ended.
 """
 
 import os
@@ -22,7 +22,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class ReservedGpus:
-    """The GPUs of one trial; none if the training chooses its devices itself."""
+    """The GPUs that are reserved for one trial; empty if the training chooses its devices."""
 
     names: Sequence[str] = ()
     locks: Sequence[int] = field(default=())  # file descriptors for its processes to inherit
@@ -70,7 +70,10 @@ def reserved_gpus(
 
 
 def lock_path(name: str) -> Path:
-    """Return the path of a GPU's lock. Within a Slurm job, GPU numbers are relative to the job."""
+    """Return the path of a GPU's lock.
+
+    Slurm numbers GPUs within a job, so the path then contains the job's number.
+    """
     job = os.environ.get("SLURM_JOB_ID", "machine")
     folder = Path(tempfile.gettempdir()) / f"slipway-gpus-{os.getuid()}-{job}"
     folder.mkdir(mode=0o700, exist_ok=True)

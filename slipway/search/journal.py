@@ -1,7 +1,7 @@
-"""The journal of a search: a file with one line per decision and per result.
+"""The journal of a search: a file with one line for each decision and each result.
 
-Each line is JSON and contains its own digest. Lines damaged by a kill or a disk fault are reported
-and skipped, and a copy of the file preserves them. Lost decisions are derived again from the other
+Each line is JSON and contains its own digest. Lines that a kill or a disk fault damaged are
+reported and skipped; a copy of the file preserves them. Lost decisions follow again from the other
 lines, and lost results from checkpoints and DVC's cache, so no trial is lost.
 """
 
@@ -19,7 +19,7 @@ from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import SchemaError
 
-_DIGEST = "sha256"  # of the rest of a line
+_DIGEST = "sha256"  # key of the digest of a line's other fields
 
 
 class StudyLine(Contract):
@@ -28,20 +28,20 @@ class StudyLine(Contract):
     event: Literal["study"]
     format_version: Literal[1]
     name: str
-    identity: str  # digest of all that trials have in common; only an equal search goes on
+    identity: str  # digest of everything that all trials share; only an equal search resumes
     threads: int  # of each process of a trial
-    epochs: int  # of a whole trial, if none changes train.epochs
+    epochs: int  # of a trial that is not stopped, unless the space changes train.epochs
 
 
 class JobLine(Contract):
     """A decision to train a trial with some values up to an epoch."""
 
     event: Literal["job"]
-    job: int  # from 0, in the order of decisions
-    trial: int  # from 0
-    values: dict[str, Any]  # of the space, by key
-    level: int  # the rung at its end; the last one is the end of the trial
-    epoch: int  # at its end
+    job: int  # number of the decision, from 0
+    trial: int  # number of the trial, from 0
+    values: dict[str, Any]  # the trial's values by key of params.yaml
+    level: int  # number of the rung at which the job ends; the last rung is the end of the trial
+    epoch: int  # at which the job ends
 
 
 class ResultLine(Contract):
@@ -51,11 +51,11 @@ class ResultLine(Contract):
     job: int
     trial: int
     status: Literal["stopped", "done", "failed"]
-    epoch: int  # that was reached
-    score: float | None  # on validation rows; null of a failed one
-    metric: Metric | None  # the same with its interval, of a trial that is done
+    epoch: int  # last epoch of the training
+    score: float | None  # on the validation rows; null if the job failed
+    metric: Metric | None  # the score with its interval; null unless the trial is done
     seconds: float
-    cause: str  # of a failure
+    cause: str  # of a failure; else empty
 
 
 Line = StudyLine | JobLine | ResultLine
@@ -63,16 +63,16 @@ _LINES: dict[str, type[Line]] = {"study": StudyLine, "job": JobLine, "result": R
 
 
 class Journal:
-    """The journal file of a search; only the process that holds the lock of searches appends."""
+    """The journal file of a search; only the process that holds the search's lock may append."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: list[Line] = []
-        self.damages: list[str] = []  # described for the user
+        self.damages: list[str] = []  # descriptions of damaged lines, for the user
 
     @property
     def study(self) -> StudyLine:
-        """The first line, which describes the search."""
+        """The first line, with the settings of the search."""
         first = self.lines[0] if self.lines else None
         if not isinstance(first, StudyLine):
             raise SchemaError(
@@ -82,7 +82,7 @@ class Journal:
         return first
 
     def read(self) -> "Journal":
-        """Read the file; damaged lines are left out and described in `damages`."""
+        """Read the file, and return self; describes damaged lines in `damages` and skips them."""
         payload = self.path.read_bytes()
         found = [*_parsed(payload)]
         self.lines = [line for _, line in found if line is not None]
@@ -115,7 +115,7 @@ def _written(line: Line) -> bytes:
 
 
 def _parsed(payload: bytes) -> Iterator[tuple[int, Line | None]]:
-    """Yield the number of each line, from 1, and its content; None if it is damaged."""
+    """Yield (line number from 1, content) of each line; the content is None if it is damaged."""
     for number, text in enumerate(payload.split(b"\n"), start=1):
         if text:
             yield number, _line(text)

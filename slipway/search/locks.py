@@ -1,7 +1,7 @@
-"""File locks between the processes of a search, by `flock`.
+"""File locks (`flock`) between the processes of a search.
 
-A child process that inherits the file descriptor holds the lock, too. So a training that outlives a
-killed search keeps the locks of its trial and its folder until it ends.
+A child process that inherits the file descriptor also holds the lock. So if a search is killed and
+its training lives on, the training keeps the locks of its trial and its folder until it ends.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ class Interrupted(Exception):  # noqa: N818 - no fault
 
 
 def try_lock(path: Path) -> IO[bytes] | None:
-    """Lock a file and return it, for the caller to close; None if another process has the lock."""
+    """Lock a file and return it; None if another process has the lock. Closing it unlocks it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("ab")
     try:
@@ -32,7 +32,7 @@ def try_lock(path: Path) -> IO[bytes] | None:
 
 @contextmanager
 def held(path: Path, stop: threading.Event | None = None) -> Iterator[None]:
-    """Wait for a lock and hold it for the block; raises Interrupted if `stop` is set first."""
+    """Wait for a lock, and hold it for the `with` block; Interrupted if `stop` is set first."""
     while (lock := try_lock(path)) is None:
         if (stop or threading.Event()).wait(_POLL_S):
             raise Interrupted

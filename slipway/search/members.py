@@ -1,7 +1,7 @@
 """`slipway search --members`: makes the best trials of a search the members of an ensemble.
 
-Members are written to params.yaml, each with the values in which its trial differs from it. So an
-ensemble depends on params.yaml only, and the records of the search may be removed.
+Each member is written to params.yaml with the values in which its trial differs. The ensemble then
+depends on params.yaml only, so the records of the search may be removed.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from slipway.search.schedule import END, WAIT, NewTrial, Promotion, Schedule
 
 
 def next_job(schedule: Schedule, space: Space) -> JobLine | None:
-    """Return the next job, which the caller adds to the schedule; None if there is none now."""
+    """Return the next job, for the caller to add to the schedule; None if there is none now."""
     while True:
         decision = schedule.next()
         if decision in (WAIT, END):

@@ -1,11 +1,11 @@
-"""Estimates the optimism of a search's winner: how much its validation score is too good.
+"""Estimates by how much the validation score of a search's winner is too good: its optimism.
 
-The winner was chosen on the validation rows, so a trial that is lucky on them wins too often. The
+The winner is chosen on the validation rows, so a trial that is lucky on them wins too often. The
 estimate is the bootstrap bias correction of I. Tsamardinos, E. Greasidou and G. Borboudakis
 (Bootstrapping the out-of-sample predictions for efficient and accurate cross-validation, Machine
 Learning 107, 2018, 1895-1922): choose the best trial on rows drawn with replacement, measure it on
 the rows that were not drawn, and repeat. With one trial the optimism is 0 except for chance. Trials
-that make the same errors add little.
+that make the same errors increase it little.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,17 @@ _RESAMPLES = 300
 
 @dataclass(frozen=True)
 class Optimism:
-    """The score of the chosen trial, and its expected score on other rows."""
+    """The winner's validation score, and its expected score on new rows, with an interval."""
 
     num_trials: int
     score: float
     expected: float
-    low: float  # of the middle 95 % of the resamples
+    low: float  # bounds of the middle 95 % of the resamples
     high: float
 
     @property
     def amount(self) -> float:
-        """The difference, in the unit of the metric."""
+        """Validation score minus expected score, in the unit of the metric."""
         return abs(self.score - self.expected)
 
 
@@ -47,11 +47,11 @@ def expected_optimism(
     top_k: int | None = None,
     seed: int = 0,
 ) -> Optimism:
-    """Estimate the optimism of choosing the best trial.
+    """Estimate the optimism of choosing the best trial on the validation rows.
 
     Args:
-        targets: targets (N,) of the validation rows.
-        outputs: predictions (N, K) of each trial that was trained to its end.
+        targets: (N,) targets of the validation rows.
+        outputs: for each trial that was trained to its end, its predictions (N, K).
     """
     make = kind_of(task).target.load_part("scores")
     answers = [make(targets, output, top_k) for output in outputs]

@@ -1,4 +1,4 @@
-"""The page of a search: history, winner with its optimism, importances, trials and cost."""
+"""The HTML page of a search: history, winner and optimism, importances, trials and cost."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ from slipway.search.proposals import TrialOutcome, frozen
 from slipway.search.study import Study
 from slipway.system.errors import MetricError
 
-_MOST_SHOWN = 20  # trials in a chart of intervals
+_MOST_SHOWN = 20  # largest number of trials in a chart of intervals
 _WIDTH, _HEIGHT, _TOP, _SIDE = 600, 300, 40, 55
-_FEWEST_CHOICES = 2  # finished trials; of one nothing was chosen
-_TOO_FEW = 4  # finished trials; of fewer an importance says nothing
+_FEWEST_CHOICES = 2  # finished trials that make the winner a choice
+_TOO_FEW = 4  # finished trials from which importances are shown
 _OPTIMISM = (
     "The best of several trials looks better on the rows that chose it than it is. The expected "
     "score chooses on rows drawn with replacement and measures on the others (bootstrap bias "
@@ -41,7 +41,7 @@ _OPTIMISM = (
 
 
 def search_page(study: Study, space: Space, optimism: Optimism | None) -> str:
-    """Build the page of a search that has a result."""
+    """Return the HTML page of a search that has at least one result."""
     latest = latest_results(study)
     metric, best = study.schedule.params.metric, study.schedule.best()
     about = f"{len(latest)} trials by {study.schedule.params.method}, {study.threads} threads each"
@@ -63,14 +63,14 @@ _LINES = "Each line is a trial; the darker, the better. Stopped trials have thei
 
 
 def latest_results(study: Study) -> dict[int, ResultLine]:
-    """Return the last result of each trial, by its number."""
+    """Return the last result of each trial, by the number of the trial."""
     results = study.schedule.results
     latest = {results[job].trial: results[job] for job in sorted(results)}
     return dict(sorted(latest.items()))
 
 
 def optimism_of(study: Study, space: Space, top_k: int | None, seed: int) -> Optimism | None:
-    """Estimate the optimism of the winner; None for a single trial, or a metric without rows."""
+    """Estimate the winner's optimism; None for one trial, or a metric not computed from rows."""
     params = study.schedule.params
     done = [one.trial for one in latest_results(study).values() if one.status == "done"]
     answers = read_answers({trial: study.answers(trial).with_suffix(".npz") for trial in done})
@@ -123,7 +123,7 @@ def _summary(
 
 
 def _history(latest: Mapping[int, ResultLine], metric: str, study: Study) -> list[Html]:
-    """Draw the score of each trial and the best finished one so far."""
+    """Draw the score of each trial, and the best score of the finished trials so far."""
     scored = {trial: one for trial, one in latest.items() if one.score is not None}
     if not scored:
         return [paragraph("No trial has a score.", "soft")]
@@ -191,7 +191,10 @@ def _importance(study: Study, space: Space, latest: Mapping[int, ResultLine]) ->
 
 
 def importances(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> dict[str, float]:
-    """Return the importance of each key; empty if there are too few trials or no differences."""
+    """Return the importance of each key of the space, which add up to 1.
+
+    Empty for too few trials, or if all scores are equal.
+    """
     import optuna
 
     values = _values(study)
@@ -210,12 +213,12 @@ def importances(study: Study, space: Space, latest: Mapping[int, ResultLine]) ->
         warnings.simplefilter("ignore")
         try:
             return dict(optuna.importance.get_param_importances(made, evaluator=evaluator))
-        except (RuntimeError, ValueError):  # no key that all trials have, or none that differs
+        except (RuntimeError, ValueError):  # no key that all trials have, or all values are equal
             return {}
 
 
 def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> Html | None:
-    """Draw a vertical axis for each key and one for the score, and a line for each trial."""
+    """Draw parallel coordinates: an axis for each key and the score, a line for each trial."""
     scored = [one for one in latest.values() if one.score is not None]
     if not scored:
         return None
@@ -263,9 +266,9 @@ def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> H
 
 
 def _places(column: Sequence[Any], *, is_log: bool) -> tuple[list[float | None], tuple[str, str]]:
-    """Map the values of an axis to [0, 1]; return them with the labels of both ends.
+    """Return positions of the values on an axis, from 0 to 1, and the labels of its two ends.
 
-    The position of a trial without the key is None.
+    A trial without the key has the position None.
     """
     known = [one for one in column if one is not None]
     if known and all(isinstance(one, int | float) and not isinstance(one, bool) for one in known):

@@ -1,8 +1,8 @@
 """Proposes the values of trials with Optuna's samplers.
 
-A proposal depends only on the search, the number of the trial and the earlier results. Each uses
-its own Optuna study, whose sampler is seeded by the number of the trial. So a search that was
-killed continues with the same proposals.
+A proposal depends only on the search, the number of the trial and the earlier results: each
+proposal creates a new Optuna study whose sampler is seeded by the number of the trial. So a search
+that was killed continues with the same proposals.
 """
 
 import itertools
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-_ATTEMPTS = 50  # at a proposal that no earlier trial has
+_ATTEMPTS = 50  # attempts to find values that no earlier trial has
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """The state of an earlier trial: its score after the epochs trained so far."""
+    """The state of an earlier trial: its values, epochs trained so far, and score."""
 
     values: Values
     state: Literal["running", "stopped", "done", "failed"]
@@ -35,10 +35,10 @@ class TrialOutcome:
 def propose(
     space: Space, params: SearchParams, number: int, outcomes: Sequence[TrialOutcome]
 ) -> Values | None:
-    """Return the values of trial `number`, from 0; None if every point has been proposed.
+    """Return the values of trial `number`, from 0; None if every point was already proposed.
 
     `outcomes` are the states of all earlier trials. The first trial has the values of params.yaml
-    if they are in the space, except in a grid, which has its own order.
+    if they are in the space; a grid keeps its own order.
     """
     taken = {as_yaml(outcome.values) for outcome in outcomes}
     if params.method == "grid":
@@ -54,12 +54,12 @@ def propose(
 
 
 def grid_size(space: Space) -> int:
-    """Return the number of different points of a grid."""
+    """Return the number of distinct points of a grid."""
     return len({as_yaml(one) for one in _points(space)})
 
 
 def frozen(space: Space, outcome: TrialOutcome) -> "FrozenTrial":
-    """Convert an outcome to a trial of Optuna."""
+    """Convert an outcome to a finished trial of Optuna."""
     from optuna.trial import TrialState, create_trial
 
     states = {
@@ -86,7 +86,7 @@ def _ask(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # A prime above any number of trials keeps the seeds of proposals apart.
+    # With a prime above any number of trials, different proposals have different seeds.
     seed = (params.seed * 1_000_003 + number * _ATTEMPTS + attempt) % 2**32
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -115,7 +115,7 @@ def _grid(space: Space, seed: int) -> list[Values]:
         for dimension in space.dimensions
     }
     study = optuna.create_study(sampler=optuna.samplers.GridSampler(points, seed))
-    # Asked and never answered, each point comes once.
+    # Points are requested but get no result, so the sampler returns each point once.
     count = len(list(itertools.product(*points.values())))
     return [_fixed(space, study.ask()) for _ in range(count)]
 

@@ -68,7 +68,7 @@ PARAMS, LOCK, PAGE = Path("params.yaml"), STUDIES / "lock", Path("reports/search
 _SHARED_LOG, _SETUP = STUDIES / "shared.log", STUDIES / "setup.lock"
 _FOLDER_LOCKS = STUDIES / "locks"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SHORT_S = 30.0  # a shorter time left is not worth a word
+_SHORT_S = 30.0  # a shorter remaining time is not shown
 _EXAMPLE = "docs/how-to/search.md has one to begin with"
 
 
@@ -81,12 +81,12 @@ class SearchEnd:
 
 
 def search(name: str | None, *, is_quiet: bool = False, is_joint: bool = False) -> SearchEnd:
-    """Search within the budget and write the page; resumes an interrupted equal search.
+    """Run trials until the budget is used, and write the page; resumes an interrupted equal search.
 
-    `is_quiet` omits the lines of progress. A joint search (`is_joint`) shares its trials with other
-    processes in the same folder, on any machine; each process trains one trial at a time. Raises
-    ParamsError for a mistake in the section `search`, before anything is trained, and SlipwayError
-    if no trial can run here.
+    `is_quiet` omits the lines of progress. With `is_joint`, several processes in the same folder,
+    on any machine, share the trials; each trains one trial at a time. Raises ParamsError for a
+    mistake in the section `search` before anything is trained, and SlipwayError if no trial can
+    run here.
     """
     text, content = read_project()
     params = parse_params(content).search
@@ -104,7 +104,7 @@ def search(name: str | None, *, is_quiet: bool = False, is_joint: bool = False) 
 
 
 def read_project() -> tuple[str, dict[str, Any]]:
-    """Check the whole project; return the text of its params.yaml and its parsed content."""
+    """Check the whole project; return the text of params.yaml and its parsed content."""
     text = PARAMS.read_text() if PARAMS.is_file() else ""
     check_project(with_search=True)
     content: dict[str, Any] = parse_yaml(text.encode(), str(PARAMS))
@@ -124,8 +124,9 @@ def run_trials(
     """Run trials until the end of the budget; return the study with their results.
 
     Args:
-        text: the text of params.yaml; the content of `space` differs only in its section `search`.
-        prefix: the start of the name of a new study without `name`.
+        text: the text of params.yaml; the content of `space` differs at most in section `search`.
+        name: the name of the study; None for PREFIX-NUMBER, or for the latest equal study.
+        prefix: beginning of the name of a new study if `name` is None.
     """
     purpose = "`slipway search`"
     with files.lock(LOCK, purpose, is_shared=is_joint), _signals() as stop:
@@ -140,7 +141,7 @@ def run_trials(
 
 
 class _Search:
-    """A running search."""
+    """A running search: starts jobs, waits for results, and records them."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class _Search:
         self._stop, self._is_quiet = stop, is_quiet
         self._pipeline = read_pipeline(content)
         self._lock = ""
-        # One trial at a time takes all that its training takes by itself.
+        # A single trial at a time chooses its GPUs as any training does.
         shares_gpus = params.workers > 1 and value_at(content, "train.accelerator") != "cpu"
         self._gpus = visible_gpus() if shares_gpus else []
         self._running: dict[Future[JobResult], tuple[_Claim, float]] = {}
@@ -192,7 +193,7 @@ class _Search:
         return study
 
     def _run_shared(self, snapshot: Snapshot) -> str:
-        """Run the stages that all trials share once; return the identity of the search."""
+        """Run the stages that all trials share; return the digest that identifies the search."""
         shared = shared_stages(self._pipeline, list(self._params.space))
         started = time.monotonic()
         self._say(f"shared stages: {', '.join(shared)}")
@@ -220,7 +221,7 @@ class _Search:
                 done, _ = wait(self._running, timeout=1, return_when=FIRST_COMPLETED)
                 for future in done:
                     self._end(future)
-            elif self._study.unfinished:  # by another process
+            elif self._study.unfinished:  # other processes run the remaining jobs
                 stop.wait(1)
             else:
                 return
@@ -250,7 +251,7 @@ class _Search:
         )
 
     def _begin(self, job: JobLine) -> None:
-        """Write the record of a running trial."""
+        """Record the trial as running in this process."""
         before = self._record(job)
         own = {"process": os.getpid(), "host": platform.node()}
         write_record(before.model_copy(update={"status": "running", **own}))
@@ -325,7 +326,7 @@ class _Search:
             print(text, flush=True)
 
     def _mark_interrupted(self) -> None:
-        """Mark the trials that a signal ended; the next search resumes them."""
+        """Record the trials that a signal ended as interrupted; the next search resumes them."""
         for job in self._interrupted:
             cause = "the search was ended; run `slipway search` again to resume"
             changes = {"status": "interrupted", "cause": cause}
@@ -364,7 +365,7 @@ class _Search:
         return f"{head}  {line.seconds:.0f} s  {found}  {values}{tail}{self._remaining()}"
 
     def _remaining(self) -> str:
-        """Estimate the remaining time of the budget from the mean seconds of an epoch so far."""
+        """Describe the remaining time, estimated from the mean seconds of an epoch so far."""
         schedule, budget = self._study.schedule, self._params.budget
         results = schedule.results.values()
         spent = sum(one.seconds for one in results)
@@ -403,7 +404,7 @@ class _Claim:
 
 
 def _free_folder() -> tuple[str, IO[bytes]]:
-    """Return the name of a folder that no trial uses, and its lock."""
+    """Lock a folder that no trial uses; return its name and the lock."""
     for number_of in itertools.count():
         name = f"worker-{number_of}"
         if lock := try_lock(_FOLDER_LOCKS / name):
@@ -434,7 +435,7 @@ class _Stop:
 
 @contextmanager
 def _signals() -> Iterator[_Stop]:
-    """Let the first signal end the trials, each with a checkpoint; the second ends this process."""
+    """Handle signals: the first ends all trials after a checkpoint, the second this process."""
     stop = _Stop(threading.Event())
 
     def handle(number: int, _: FrameType | None) -> None:

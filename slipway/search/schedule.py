@@ -1,10 +1,9 @@
 """Decides on the next job of a search: a new trial, or a trial that continues to its next rung.
 
 A rung is an epoch at which trials may be stopped, as in asynchronous successive halving (L. Li et
-al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2). A decision
-depends on earlier decisions and their results, not on time: decision n waits for the results of
-decisions 0 to n - workers, and uses only these. So a search that is killed, or whose trials take
-another time, ends with the same winner.
+al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2). Decisions do
+not depend on time: decision n waits for the results of decisions 0 to n - workers, and uses only
+these. So a search has the same winner if it is killed and resumed, or if trials take longer.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ class Promotion:
 class NewTrial:
     """A decision to start the next trial."""
 
-    outcomes: Sequence[TrialOutcome]  # of the earlier ones, as far as the decision sees them
+    outcomes: Sequence[TrialOutcome]  # states of earlier trials that this decision may use
 
 
 WAIT, END = "wait", "end"
@@ -36,17 +35,17 @@ WAIT, END = "wait", "end"
 
 @dataclass
 class Schedule:
-    """The decisions and results of a search."""
+    """The decisions and results of a search so far, and the rule for the next decision."""
 
     params: SearchParams
-    epochs: int  # of a whole trial
+    epochs: int  # of a trial that is not stopped
     jobs: list[JobLine] = field(default_factory=list)
-    results: dict[int, ResultLine] = field(default_factory=dict)  # by job
+    results: dict[int, ResultLine] = field(default_factory=dict)  # by number of the job
     is_exhausted: bool = False  # every point of the space has been tried
 
     @property
     def rungs(self) -> list[int]:
-        """The epochs at which trials may be stopped, and the last one."""
+        """Epochs at which trials may be stopped; the last is the end of a trial."""
         return rungs(self.params.halving, self.epochs)
 
     @property
@@ -54,8 +53,8 @@ class Schedule:
         return 1 + max((job.trial for job in self.jobs), default=-1)
 
     def next(self) -> NewTrial | Promotion | str:
-        """Return the next decision, WAIT for a result that it needs, or END."""
-        # Without anything to start, the decision is made again with one more result.
+        """Return the next decision, WAIT if it needs a missing result, or END."""
+        # If nothing can be started, decide again with one more result.
         for seen in range(len(self.jobs) - self.params.workers + 1, len(self.jobs) + 1):
             if any(number not in self.results for number in range(seen)):
                 return WAIT
@@ -81,9 +80,10 @@ class Schedule:
         return NewTrial(self._outcomes(results)) if has_budget else None
 
     def _promotion(self, results: list[ResultLine], *, at_least_one: bool) -> Promotion | None:
-        """Return the best trial of the highest rung from which a trial may continue; else None.
+        """Return the best trial of the highest rung from which a trial may continue, or None.
 
-        With `at_least_one`, at the end of a search, the best trial of a rung always continues.
+        A trial may continue if it is among the best 1 / reduction of its rung. At the end of a
+        search (`at_least_one`), the best trial of a rung always continues.
         """
         halving = self.params.halving
         if halving is None:
@@ -114,9 +114,9 @@ class Schedule:
         return self._affords(results, 0, self.rungs[0])
 
     def _affords(self, results: list[ResultLine], start: int, end: int) -> bool:
-        """Return True if the budget covers these epochs and finishing the furthest trial.
+        """Return True if the budget covers these epochs and the rest of the furthest trial.
 
-        This ensures that at least one trial is trained to its end.
+        Reserving the rest ensures that at least one trial is trained to its end.
         """
         limit = self.params.budget.epochs
         if limit is None:
@@ -127,7 +127,7 @@ class Schedule:
         return self._epochs_spent(results) + end - start + reserve <= limit
 
     def _epochs_spent(self, results: list[ResultLine]) -> int:
-        """Return the epochs of all jobs: trained ones if the result is seen, else planned ones."""
+        """Return the epochs of all jobs: trained ones of `results`, planned ones of other jobs."""
         reached = {result.job: result.epoch for result in results}
         before: dict[int, int] = {}
         spent = 0
@@ -138,7 +138,7 @@ class Schedule:
         return spent
 
     def _outcomes(self, results: list[ResultLine]) -> list[TrialOutcome]:
-        """Return the latest state of each trial that the decision sees."""
+        """Return the latest state of each trial, as far as the decision may use `results`."""
         values: dict[int, Values] = {job.trial: job.values for job in self.jobs}
         found = {trial: TrialOutcome(own, "running") for trial, own in values.items()}
         for result in results:
@@ -154,7 +154,7 @@ class Schedule:
 
 
 def rungs(halving: HalvingParams | None, epochs: int) -> list[int]:
-    """List the epochs of the rungs; the last is a whole trial."""
+    """List the epochs of the rungs in rising order; the last is `epochs`."""
     found: list[int] = []
     rung = halving.first_rung if halving else epochs
     while halving and rung < epochs:

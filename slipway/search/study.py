@@ -1,8 +1,8 @@
 """A search on disk: its journal and the states of its trials below `.work/search/NAME/`.
 
-An equal search resumes where it stopped. Two searches are equal if they have the same space,
-method, seed and workers, the same other params up to train, the same code and the same rows. The
-budget may be raised.
+A search resumes if an equal one exists. Two searches are equal if they have the same space, method,
+seed and number of workers, the same params of all stages up to train, the same code and the same
+rows. The budget may differ.
 """
 
 import re
@@ -30,13 +30,13 @@ STUDIES = Path(".work/search")
 _JOURNAL = "journal.jsonl"
 _NUMBERED = re.compile(r"([a-z]+)-(\d+)")
 _TRAIN = "train"
-# Sections of params.yaml that the model and its validation depend on.
+# Sections of params.yaml on which the model and its validation score depend.
 _SECTIONS = ("seed", "data", "clean", "split", "precompute", "augment", "train")
 
 
 @dataclass
 class Study:
-    """A search with its journal."""
+    """A search: its journal on disk and its schedule in memory."""
 
     journal: Journal
     schedule: Schedule
@@ -73,19 +73,19 @@ class Study:
 
     @property
     def unfinished(self) -> list[JobLine]:
-        """The decisions without a result."""
+        """Jobs without a result."""
         schedule = self.schedule
         return [job for job in schedule.jobs if job.job not in schedule.results]
 
     def refresh(self) -> None:
-        """Read what other processes have appended to the journal."""
+        """Read the journal again, with the lines that other processes have appended."""
         self.journal.read()
         self.schedule.jobs, self.schedule.results = _decisions(self.journal)
 
     def claim(self, space: Space) -> tuple[JobLine, IO[bytes]] | None:
-        """Choose a job that no process runs, and lock its trial; None if there is none now.
+        """Return a job that no process runs, and the lock of its trial; None if there is none now.
 
-        The caller passes the lock on to the processes of the trial, and closes it after the result.
+        The caller must pass the lock to the trial's processes, and close it after the result.
         """
         with held(self.lock):
             self.refresh()
@@ -135,7 +135,7 @@ def later_metrics(pipeline: Pipeline) -> list[str]:
 
 
 def shared_lock(text: str, shared: Sequence[str]) -> str:
-    """Return the text of dvc.lock reduced to the stages `shared` by all trials."""
+    """Return the text of dvc.lock with only the stages `shared` by all trials."""
     import io
 
     content = parse_yaml(text.encode(), "dvc.lock")
@@ -162,11 +162,11 @@ def identity(content: Mapping[str, Any], lock: str, code: str) -> str:
 def open_study(
     name: str | None, prefix: str, digest: str, params: SearchParams, epochs: int, threads: int
 ) -> Study:
-    """Return the study of an equal search, or create one.
+    """Return the existing study of an equal search, or create one.
 
-    A new study is called `name`, or PREFIX-NUMBER if that is None. `threads` is the number of
-    threads per process of its trials. Raises ParamsError or SlipwayError if `name` belongs to
-    another search.
+    A new study is called `name`, or PREFIX-NUMBER if `name` is None. `threads` is the number of
+    threads of each process of a trial. Raises ParamsError or SlipwayError if another search has
+    this name.
     """
     damages: list[str] = []
     for path in sorted(STUDIES.glob(f"*/{_JOURNAL}")):
@@ -227,7 +227,7 @@ def _schedule(journal: Journal, params: SearchParams) -> Schedule:
 
 
 def _decisions(journal: Journal) -> tuple[list[JobLine], dict[int, ResultLine]]:
-    """Return the decisions of a journal up to the first lost one, and all results."""
+    """Return (jobs, results by job) of a journal; jobs after the first lost one are left out."""
     found = {line.job: line for line in journal.lines if isinstance(line, JobLine)}
     jobs: list[JobLine] = []
     while len(jobs) in found:

@@ -1,7 +1,7 @@
-"""Runs a job of a search: `dvc repro train` in its own folder.
+"""Runs a job of a search: `dvc repro train` in a separate folder.
 
-The checkpoints of an unfinished training are outside the folder. A trial that was stopped at a
-rung, or killed, resumes from its checkpoint, bit for bit.
+The checkpoints of an unfinished training are kept outside this folder. A trial that was killed, or
+stopped at a rung, resumes from its checkpoint with bit-identical results.
 """
 
 import contextlib
@@ -31,37 +31,37 @@ from slipway.training.distributed.stop_signals import PAUSE
 METRICS = Path("metrics/train.json")
 _KILLED = re.compile(r"exited with (-9|-15|137|143)\b")
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
-_ATTEMPTS = 3  # at a training that something else kills
-_SAVES = 3  # attempts, because a `slipway run` may save at the same moment
-_TAIL = 1 << 18  # bytes
+_ATTEMPTS = 3  # of a training whose process is killed from outside
+_SAVES = 3  # attempts to save, because a `slipway run` may save at the same moment
+_TAIL = 1 << 18  # bytes at the end of an output in which the cause of a failure is searched
 _POLL_S = 0.1
-_SAVING = Path(".work/search/saving.lock")  # DVC has one place in git for what it saves
+_SAVING = Path(".work/search/saving.lock")  # DVC cannot save two experiments at once
 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """Everything that a job needs."""
+    """The settings of one job."""
 
-    name: str  # of the experiment
-    folder: str  # name of its folder; used by one job at a time
+    name: str  # of the trial's experiment
+    folder: str  # name of the job's folder, which only one job at a time uses
     params: str  # text of params.yaml
     lock: str  # text of dvc.lock after the stages that all trials share
-    state: Path  # of its training, which outlives the folder
-    answers: Path  # where its answers to the validation rows go
-    metric: str
-    epoch: int  # at the end of the job
-    is_last: bool  # the job ends with the training
-    threads: int | None  # None: as many as the training takes by itself
-    gpus: Sequence[str] = ()  # of the machine, to take some of; empty: what the training takes
-    num_gpus: int = 1  # to take
-    locks: Sequence[int] = ()  # file descriptors for its processes to inherit
+    state: Path  # folder of the trial's checkpoints, kept until the search ends
+    answers: Path  # output path of the predictions of the validation rows, without suffix
+    metric: str  # by which the search selects
+    epoch: int  # last epoch of the job
+    is_last: bool  # True if the job trains the trial to its end
+    threads: int | None  # None: the training chooses
+    gpus: Sequence[str] = ()  # GPUs to choose from; empty: the training chooses its devices
+    num_gpus: int = 1  # number of GPUs to reserve
+    locks: Sequence[int] = ()  # file descriptors that the job's processes inherit
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """Status, last epoch and score of a job."""
+    """Status, last epoch and score of a finished job."""
 
-    status: str  # stopped, done or failed
+    status: str  # "stopped", "done" or "failed"
     epoch: int
     score: float | None
     metric: Metric | None = None
@@ -69,9 +69,13 @@ class JobResult:
 
 
 def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobResult:
-    """Train up to the epoch of the plan; raises Interrupted if `stop` is set meanwhile.
+    """Train the trial up to `plan.epoch`, and return the result.
 
-    A failed trial is returned as a result. SlipwayError means that no trial can run here.
+    A training that fails because of its values is a result, too.
+
+    Raises:
+        Interrupted: `stop` was set before the end.
+        SlipwayError: no trial can run here, such as on a full disk.
     """
     if not plan.is_last and (reached := _reached(plan)):
         return reached
@@ -95,7 +99,7 @@ def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobRe
             if code > 0 and not _KILLED.search(output):
                 break
             end_processes(folder)
-    if _NO_SPACE.search(output):  # says nothing about the values of the trial
+    if _NO_SPACE.search(output):  # not caused by the trial's values
         raise SlipwayError(
             f"the training of {plan.name} found no space on the disk: {find_cause(output).text}\n"
             "No trial is lost."
@@ -105,7 +109,7 @@ def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobRe
 
 
 def reproduce_shared(folder: Path, stages: Sequence[str], log: Path, stop: threading.Event) -> None:
-    """Run the stages that all trials share. Raises SlipwayError with the cause if one fails."""
+    """Run the stages that all trials share; SlipwayError with the cause if one fails."""
     code, output = run_logged(["repro", *stages], folder, log, stop, {})
     if stop.is_set():
         raise Interrupted
@@ -125,10 +129,13 @@ def run_logged(
     environment: Mapping[str, str],
     locks: Sequence[int] = (),
 ) -> tuple[int, str]:
-    """Run DVC in a folder and log its output; return the exit code and the end of the output.
+    """Run DVC in a folder, and write its output to `log`.
 
     DVC inherits the file descriptors `locks`. Once `stop` is set, its processes receive SIGTERM,
-    and a training saves a checkpoint.
+    so that a training saves a checkpoint.
+
+    Returns:
+        The exit code, and the end of the output.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -170,7 +177,7 @@ def _reproduce(
 
 
 def _reached(plan: TrialPlan) -> JobResult | None:
-    """Return the result of a training that has reached its rung, else None."""
+    """Return the result if the checkpoints show that the training reached its rung; else None."""
     saved = newest_manifest(plan.state)
     if saved is None or saved.epoch < plan.epoch:
         return None
@@ -181,7 +188,7 @@ def _reached(plan: TrialPlan) -> JobResult | None:
 def _finished(
     folder: Path, plan: TrialPlan, stop: threading.Event, gpus: ReservedGpus
 ) -> JobResult:
-    """Measure the model and save the experiment."""
+    """Measure the trained model, save the trial as an experiment, and return the result."""
     content = json.loads((folder / METRICS).read_bytes())
     key = f"val_{plan.metric}"
     if key not in content:

@@ -1,7 +1,7 @@
-"""Makes the folders of trials: git worktrees, completed with files that git does not track.
+"""Makes the folders of trials: git worktrees, with the untracked files that a trial needs.
 
-A snapshot holds the workspace's tracked files with their uncommitted edits, so an edit during a
-search changes no trial. Untracked code is copied; data is linked. All folders share DVC's cache.
+A snapshot contains the workspace's tracked files with their uncommitted edits, so an edit during a
+search changes no trial. Untracked code is copied, data is linked. All folders share DVC's cache.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from slipway.system import files
 from slipway.system.errors import SlipwayError, UnavailableError
 
 FOLDERS = Path(".work/search/folders")
-# Keys of params.yaml that may name files that git does not know.
+# Keys of params.yaml that may name untracked files.
 _PATHS = (
     *("data.path", "data.split_file", "data.checksums"),
     *("evaluate.reference_model", "train.pretrained", "precompute.tokenizer"),
 )
 _LARGEST_COPY = 64 << 20  # bytes of an untracked file or folder; larger ones are linked
-_BTIME = 1_000_000_000  # DVC names its state by it: each use of a folder finds the last one's
+_BTIME = 1_000_000_000  # DVC finds its saved state by it, so a folder's next use finds it again
 _GRACE_S = 30.0
 
 
@@ -36,17 +36,17 @@ _GRACE_S = 30.0
 class Snapshot:
     """The state of the workspace at the start of a search."""
 
-    root: Path  # of git
-    project: Path  # relative to it
-    tree: str  # of git: the tracked files with their edits
-    untracked: list[Path]  # relative to the project; a folder stands for all in it
-    cache: Path  # of DVC
-    content: Mapping[str, Any]  # of params.yaml
-    absent: Sequence[str]  # paths that no trial has: metrics of the stages after train
+    root: Path  # root of the git repository
+    project: Path  # folder of the project, relative to `root`
+    tree: str  # hash of the git tree with the tracked files and their edits
+    untracked: list[Path]  # relative to the project; a folder stands for everything in it
+    cache: Path  # DVC's cache
+    content: Mapping[str, Any]  # content of params.yaml
+    absent: Sequence[str]  # paths to remove from trials: metrics of the stages after train
 
 
 def take_snapshot(content: Mapping[str, Any], absent: Sequence[str]) -> Snapshot:
-    """Take a snapshot of the workspace; raises UnavailableError if there is no commit yet."""
+    """Take a snapshot of the workspace; UnavailableError if the project has no commit."""
     if not _succeeds("rev-parse", "--verify", "-q", "HEAD"):
         raise UnavailableError(
             "this project has no commit, expected one: DVC keeps trials as experiments of a "
@@ -55,7 +55,7 @@ def take_snapshot(content: Mapping[str, Any], absent: Sequence[str]) -> Snapshot
     root = Path(git("rev-parse", "--show-toplevel"))
     index = FOLDERS.parent / "index"
     index.parent.mkdir(parents=True, exist_ok=True)
-    # With its time, by which git finds edits of the second in which the index was written.
+    # Keep the index's time: git needs it to notice edits made in the same second.
     shutil.copy2(git("rev-parse", "--git-path", "index"), index)
     own = {"GIT_INDEX_FILE": str(index.resolve())}
     git("add", "--update", ":/", environment=own)
@@ -75,11 +75,11 @@ def take_snapshot(content: Mapping[str, Any], absent: Sequence[str]) -> Snapshot
 
 @contextlib.contextmanager
 def new_folder(snapshot: Snapshot, name: str, params: str, lock: str | None) -> Iterator[Path]:
-    """Create a project next to the workspace, and remove it after the block.
+    """Create a copy of the project below `.work/search/folders`, and remove it after the block.
 
     Args:
-        params: the text of its params.yaml.
-        lock: the text of its dvc.lock; None leaves it unchanged.
+        params: the text of the copy's params.yaml.
+        lock: the text of the copy's dvc.lock; None keeps that of the workspace.
     """
     place = (FOLDERS / name).resolve()
     remove_folder(place)
@@ -101,22 +101,25 @@ def new_folder(snapshot: Snapshot, name: str, params: str, lock: str | None) -> 
 
 
 def remove_folder(place: Path) -> None:
-    """Remove a folder after ending its processes."""
+    """End the processes in a folder, and remove the folder."""
     if place.exists():
         end_processes(place)
-        # Not by git, which refuses folders with untracked files in some versions.
+        # Some versions of `git worktree remove` refuse folders with untracked files.
         files.remove_directory(place)
     _succeeds("worktree", "prune")
 
 
 def remove_folders() -> None:
-    """Remove the folders of a killed search, and end the processes in them."""
+    """Remove the folders that a killed search left, and end the processes in them."""
     for place in FOLDERS.glob("*"):
         remove_folder(place.resolve())
 
 
 def end_processes(place: Path) -> None:
-    """End every process in the folder, first by SIGTERM, so that a training saves a checkpoint."""
+    """End every process in the folder: by SIGTERM, then by SIGKILL.
+
+    After SIGTERM a training saves a checkpoint. Raises SlipwayError if a process survives.
+    """
     deadline = time.monotonic() + _GRACE_S
     number = signal.SIGTERM
     while found := _processes(place):
@@ -137,7 +140,7 @@ def end_processes(place: Path) -> None:
 
 
 def _processes(place: Path) -> list[int]:
-    """List the processes whose working directory is the folder or below it."""
+    """List the ids of processes whose working directory is the folder or below it."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -171,7 +174,7 @@ def _fill(snapshot: Snapshot, project: Path) -> None:
     moment.touch()
     os.utime(moment, (_BTIME, _BTIME))
     (project / ".work").mkdir(exist_ok=True)
-    if (here / ".work/code.json").is_file():  # digests of source code, which take seconds
+    if (here / ".work/code.json").is_file():  # cached digests of code, which would take seconds
         shutil.copyfile(here / ".work/code.json", project / ".work/code.json")
 
 
@@ -196,7 +199,7 @@ def _is_small(path: Path) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link data from the workspace; in a folder with tracked files, link only the others."""
+    """Link data from the workspace; in a folder with tracked files, link only untracked ones."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source)
@@ -212,7 +215,7 @@ def _link(source: Path, target: Path) -> None:
 def git(
     *arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run git and return its output. Raises SlipwayError with its message if it failed."""
+    """Run git and return its output; SlipwayError with git's message if it fails."""
     return _run(["git", *arguments], folder, environment)
 
 

@@ -1,4 +1,4 @@
-"""One file per DVC stage: its paths and its `run()`.
+"""The DVC stages, one module for each: its paths and its `run()`.
 
-Nothing imports from here.
+No other module imports them.
 """

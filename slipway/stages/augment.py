@@ -29,7 +29,7 @@ PAGE = Path("reports/data.html")
 
 
 def run(params: Params) -> None:
-    """Plan the augmentation; ParamsError if a forbidden operation is requested."""
+    """Plan the augmentation; ParamsError if params.yaml requests a forbidden operation."""
     requested = plan_from_params(params.augment, params.seed)
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)

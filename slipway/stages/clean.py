@@ -21,14 +21,14 @@ CLEAN = Path("data/clean")
 REPORT = Path("reports/clean.json")
 PAGE = Path("reports/clean.html")
 COLUMNS = Path("reports/columns.yaml")
-REFUSED = Path(".work/clean/quarantine.parquet")  # stays for the user when the stage fails
-TRIED_COLUMNS = Path(".work/clean/columns.yaml")  # so does this
+REFUSED = Path(".work/clean/quarantine.parquet")  # kept for the user if the stage fails
+TRIED_COLUMNS = Path(".work/clean/columns.yaml")  # likewise
 
 
 def run(params: Params) -> None:
-    """Clean `data.path`.
+    """Clean the raw data of `data.path`.
 
-    DataError if too many samples are bad; `.work/clean/quarantine.parquet` then lists them.
+    Raises DataError if too many samples are bad; `.work/clean/quarantine.parquet` lists them.
     """
     limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
     data, layout = sources.with_given_split(unpacked(params.data, limits))

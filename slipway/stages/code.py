@@ -1,4 +1,4 @@
-"""code: writes one digest per stage of the code that the stage reaches.
+"""code: writes for each stage a digest of the code that the stage reaches.
 
 The digests are among the params of the other stages, so DVC reruns a stage when its code changes.
 """
@@ -13,9 +13,10 @@ ROOT = Path()
 
 
 def run() -> None:
-    """Check the project, because DVC has removed no output yet; then write `code.yaml`.
+    """Check the project, then write `code.yaml`.
 
-    If neither params.yaml nor code changed since, it writes the same text without the check.
+    The check is here because DVC has not removed any output yet. If neither params.yaml nor code
+    changed since the last run, the same text is written without a check.
     """
     stamp = code_stamp(ROOT)
     text = remembered(ROOT, stamp)

@@ -1,7 +1,8 @@
 """compile: builds a TensorRT engine from the bundle, or records why the build was skipped.
 
-Without params.yaml, as in a container, the request is in the engine manifest or the skipped build
-beside the bundle. The engine is then built for the local GPU and certified on the golden rows.
+Without params.yaml, as in a container, the settings are read from the engine manifest or the record
+of the skipped build beside the bundle. The engine is then built for the local GPU, and certified on
+the golden rows.
 """
 
 from pathlib import Path
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
-REBUILT = Path("artifacts/rebuilt_engine")  # where the service expects it
+REBUILT = Path("artifacts/rebuilt_engine")  # the service looks for a rebuilt engine here
 _PRECISION: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "int8_tensorrt": "int8"}
 TIMING_CACHE = Path(".work/compile/timing.cache")
 
 
 def run(params: "Params") -> None:
-    """Compile `compile.variant`, or leave a skipped build unless `compile.require`."""
+    """Build the engine of `compile.variant`, or record why the build was skipped.
+
+    Raises UnavailableError if no engine can be built and `compile.require` is true.
+    """
     bundle = load_bundle(BUNDLE)
     # Checks that the model exists and is unaltered, even if the build is skipped.
     variant = params.compile.variant
@@ -56,7 +60,7 @@ def run(params: "Params") -> None:
 
 
 def _why_no_graph(variant: str, bundle: LoadedBundle) -> str | None:
-    """Return the reason why TensorRT cannot build from any graph; None if it can."""
+    """Return why no graph of the bundle can be built by TensorRT; None if one can."""
     models, left_out = bundle.manifest.models, bundle.manifest.left_out
     if variant not in models and variant in left_out:
         return left_out[variant]

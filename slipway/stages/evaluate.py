@@ -58,7 +58,7 @@ def run(params: Params) -> None:
             f"{MODEL} was trained on the classes {network.spec.classes}, "
             f"{PACKED} has {manifest.classes}. Run `dvc repro train`."
         )
-    # Before the network answers, so that a wrong name is reported at once.
+    # Loaded before the predictions, so that a wrong name is reported at once.
     dimensions = _dimensions(params, test, manifest)
     reference = _reference(params, test, manifest)
 

@@ -1,4 +1,4 @@
-"""export: writes the bundle: an ONNX graph per variant, the leaderboard, and `bundle.json`."""
+"""export: writes the bundle: an ONNX graph for each variant, the leaderboard, `bundle.json`."""
 
 from functools import partial
 from pathlib import Path

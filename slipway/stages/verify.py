@@ -27,13 +27,13 @@ CALIBRATION = Path("artifacts/calibration.json")
 OOD_SCORE = Path("artifacts/ood_score.safetensors")
 BUNDLE = Path("artifacts/bundle")
 ENGINE = Path("artifacts/engine")
-ENGINE_CACHE = Path(".work/engine_cache")  # the service uses it too
+ENGINE_CACHE = Path(".work/engine_cache")  # the service uses the same cache
 CERTIFICATE = Path("artifacts/certificate.json")
 METRICS = Path("metrics/verify.json")
 GATES, EVALUATION = Path("metrics/gates.json"), Path("metrics/evaluate.json")
 PAGE = Path("reports/verify.html")
 DRAFT = Path(".work/verify/certificate.json")
-# Does not exist: the certificate does not cover an engine that was rebuilt on one machine.
+# A folder that does not exist, because the certificate covers no engine rebuilt on one machine.
 NO_ENGINE = Path(".work/verify/no_engine")
 SERVICE_LOG = Path(".work/verify/service.log")
 
@@ -92,7 +92,7 @@ def run(params: Params) -> None:
     measured.extend(_run_service(params, comparison, bundle, measured))
 
     hops = [hop for hop, _ in measured]
-    if first_fault(hops) is None:  # otherwise the certificate names the hop at fault
+    if first_fault(hops) is None:  # else the certificate names the hop at fault
         verdict.refuse_changed(digests, bundle)
     certificate = verdict.make_certificate(
         bundle,

@@ -42,7 +42,7 @@ def _study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     return study
 
 
-def test_the_answers_to_all_folds_are_measured_together(
+def test_cross_validation_measures_the_predictions_of_all_folds_together(
     study: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = cross_validation._measured(
@@ -72,7 +72,7 @@ def test_the_answers_to_all_folds_are_measured_together(
     assert "brier" not in printed
 
 
-def test_error_gives_the_fold_without_answers_and_the_remedy(study: Study) -> None:
+def test_error_for_missing_predictions_names_the_fold_and_the_remedy(study: Study) -> None:
     study.answers(1).with_suffix(".npz").unlink()
     with pytest.raises(SlipwayError, match=r"answers of 1 folds are missing .* Remove"):
         cross_validation._measured(study, "table_classification", Resampling(7, 9, 0.95), None)

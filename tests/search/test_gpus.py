@@ -79,7 +79,7 @@ def test_requesting_more_gpus_uses_all_and_without_gpus_sets_no_variable() -> No
         assert nothing.environment == {}
 
 
-def test_jobs_of_slurm_have_locks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_slurm_job_has_its_own_gpu_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     here = lock_path("0")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     assert lock_path("0") != here

@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     return journal.path
 
 
-def test_journal_lines_are_read_as_written(path: Path) -> None:
+def test_journal_lines_survive_a_round_trip_through_the_file(path: Path) -> None:
     journal = Journal(path).read()
     assert journal.lines == [STUDY, job(0), job(1)]
     assert journal.damages == []

@@ -69,7 +69,9 @@ def test_search_page_shows_the_winner_its_expected_score_and_every_trial(
         assert part in html
 
 
-def test_search_page_without_scores_lists_the_causes(ended: tuple[Study, Space]) -> None:
+def test_search_page_without_scores_lists_the_causes_of_the_failures(
+    ended: tuple[Study, Space],
+) -> None:
     study, space = ended
     study.schedule.results = {0: study.schedule.results[0]}
     html = search_page(study, space, None)
@@ -77,7 +79,7 @@ def test_search_page_without_scores_lists_the_causes(ended: tuple[Study, Space])
     assert "out of memory" in html
 
 
-def test_only_the_decisive_key_has_importance(ended: tuple[Study, Space]) -> None:
+def test_only_the_key_that_changes_the_score_has_importance(ended: tuple[Study, Space]) -> None:
     study, space = ended
     found = importances(study, space, latest_results(study))
     assert found["train.learning_rate"] > 0.9

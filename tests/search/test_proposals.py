@@ -51,7 +51,7 @@ def run(method: str, count: int, space: dict[str, Any] = SPACE) -> list[Values]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("method", ["random", "tpe", "gp"])
-def test_a_method_proposes_the_same_values_again_and_no_values_twice(method: str) -> None:
+def test_each_method_is_reproducible_and_never_proposes_the_same_values_twice(method: str) -> None:
     first = run(method, 14)
     assert first == run(method, 14)
     assert len({as_yaml(values) for values in first}) == 14
@@ -59,13 +59,13 @@ def test_a_method_proposes_the_same_values_again_and_no_values_twice(method: str
     assert all(("train.momentum" in one) == (one["train.optimizer"] == "sgd") for one in first)
 
 
-def test_tpe_comes_close_to_the_better_values() -> None:
+def test_tpe_proposes_values_near_the_best_ones() -> None:
     late = [values["train.learning_rate"] for values in run("tpe", 30)[20:]]
     assert sorted(late)[len(late) // 2] > 0.005
 
 
 @pytest.mark.parametrize("method", ["grid", "random", "tpe"])
-def test_a_space_of_few_points_is_proposed_once_and_then_ends(method: str) -> None:
+def test_each_point_of_a_small_space_is_proposed_once_and_then_the_search_ends(method: str) -> None:
     found = run(method, 100, POINTS)
     assert len(found) == len({as_yaml(values) for values in found}) == 9
     assert grid_size(search(method, POINTS)[0]) == 9

@@ -92,7 +92,7 @@ def test_search_killed_ten_times_has_the_same_winner_and_repeats_no_epoch(
 
 
 @pytest.mark.nightly(seconds=36)
-def test_a_trial_whose_training_is_killed_resumes_by_itself(tmp_path: Path) -> None:
+def test_a_trial_whose_training_is_killed_resumes_without_a_new_search(tmp_path: Path) -> None:
     project = make_search(tmp_path)
     project.write_search("choice: [0.1, 0.2]", trials=2)
     (tmp_path / "kill").write_text("0.2")
@@ -182,7 +182,7 @@ def test_a_clock_that_jumps_during_a_search_loses_no_trial(tmp_path: Path) -> No
 
 
 @pytest.mark.nightly(seconds=90)
-def test_a_damaged_journal_costs_no_trial(tmp_path: Path) -> None:
+def test_a_search_with_a_damaged_journal_loses_no_trial(tmp_path: Path) -> None:
     project = make_search(tmp_path)
     project.write_search()
     found = project.search()

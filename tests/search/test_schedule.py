@@ -98,7 +98,7 @@ def test_rungs_grow_by_the_reduction_up_to_the_whole_training() -> None:
     assert rungs(None, 30) == [30]
 
 
-def test_a_third_of_the_trials_continues_at_each_rung() -> None:
+def test_with_reduction_3_a_third_of_the_trials_continues_at_each_rung() -> None:
     schedule = simulate(params())
     ended = [job.trial for job in schedule.jobs if job.level == 2]
     assert schedule.num_trials == 9
@@ -111,7 +111,7 @@ def test_a_third_of_the_trials_continues_at_each_rung() -> None:
     assert len(ended) < 9
 
 
-def test_the_best_of_few_trials_is_trained_to_its_end_too() -> None:
+def test_even_of_few_trials_the_best_is_trained_to_its_end() -> None:
     schedule = simulate(params(budget=BudgetParams(trials=2, epochs=None, minutes=None)))
     found = schedule.best()
     assert found is not None
@@ -142,7 +142,7 @@ def test_search_that_lost_its_last_results_makes_the_same_decisions() -> None:
         assert decisions(again) == decisions(whole)
 
 
-def test_a_failed_trial_is_never_promoted_and_no_score_is_invented() -> None:
+def test_a_failed_trial_is_never_promoted_and_has_no_score() -> None:
     schedule = simulate(params(), score=lambda trial: None if trial == 0 else quality(trial))
     assert all(job.level == 0 for job in schedule.jobs if job.trial == 0)
     assert simulate(params(halving=None), score=lambda _: None).best() is None
@@ -165,7 +165,7 @@ def test_epoch_budget_is_respected_and_ends_with_a_whole_trial() -> None:
         assert schedule.best() is not None
 
 
-def test_after_the_minutes_of_the_budget_no_trial_starts() -> None:
+def test_no_trial_starts_after_the_time_budget_has_ended() -> None:
     budget = BudgetParams(trials=None, epochs=None, minutes=5)
     schedule = simulate(params(budget=budget, halving=None))
     assert schedule.num_trials == 5

@@ -65,7 +65,7 @@ def simulate(space: Space, num_processes: int, seed: int) -> list[JobLine]:
 
 
 @pytest.mark.parametrize("num_processes", [2, 4])
-def test_processes_of_a_joint_search_train_each_job_once_and_decide_as_one(
+def test_processes_of_a_joint_search_train_each_job_once_with_the_same_decisions(
     space: Space, num_processes: int
 ) -> None:
     journal = Path(".work/search/joint/journal.jsonl")
@@ -77,7 +77,7 @@ def test_processes_of_a_joint_search_train_each_job_once_and_decide_as_one(
         assert simulate(space, num_processes, seed) == expected
 
 
-def test_trial_of_a_killed_process_is_claimed_when_the_last_process_of_it_ended(
+def test_trial_of_a_killed_search_is_claimed_once_its_last_process_has_ended(
     space: Space,
 ) -> None:
     killed, other = joined(space), joined(space)

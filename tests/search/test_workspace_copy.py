@@ -56,7 +56,7 @@ def test_a_trial_with_the_committed_params_can_be_saved_beside_an_edit(
         assert not differs, "the index has the edit, which no file has"
 
 
-def test_workspace_copy_ends_its_remaining_processes(project: TinyProject) -> None:
+def test_removing_a_workspace_copy_ends_the_processes_in_it(project: TinyProject) -> None:
     snapshot = take_snapshot({}, [])
     with new_folder(snapshot, "one", "", None) as folder:
         process = subprocess.Popen(["sleep", "600"], cwd=folder)
