@@ -8,23 +8,30 @@ simulated: a logistic regression trains in milliseconds, and a canary needs a da
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from bench.conditions import conditions
-from slipway.artifacts.bundle import OutputContract
+from bench.loop_traffic import (
+    CONTRACT,
+    PLANS,
+    Float,
+    SmallModel,
+    StreamPlan,
+    classes,
+    draw,
+    ood_scores,
+    seasonal,
+)
 from slipway.config.loop import LoopParams
 from slipway.drift.features import extract
-from slipway.drift.reference import Reference
 from slipway.drift.verdict import Budget, judge
 from slipway.drift.window import Window
-from slipway.inputs.columns import Column, ColumnContract
 from slipway.loop import comparison as comparing
 from slipway.loop.journal import Cycle, LoopStep, StepName
 from slipway.loop.label_keys import keys_that_stand_out
@@ -37,8 +44,6 @@ from slipway.reports.evaluation.slice_scores import RowAnswers
 from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.traffic.monitoring_records import JudgedWindow
-from tests.calibrations import CALIBRATION
-from tests.drift.populations import COLUMN, ReferenceRows, build_reference
 
 RESULT = Path("bench/results/loop.md")
 # A window has four hours, SLIPWAY_WINDOW_MINUTES=240.
@@ -49,12 +54,6 @@ WINDOW_S = DAY_S / WINDOWS
 RECENT_DAYS = 14  # keys are judged by their labels of so many days
 KEYS = ("shop-1", "shop-2", "shop-3", "shop-4", "shop-5")
 BASE_ROWS, FRESH_ROWS, TEST_FRACTION = 4000, 20_000, 0.15
-LABELS = ["no", "yes"]
-CONTRACT = ColumnContract(
-    kind="columns",
-    columns=[Column.model_validate(COLUMN | {"name": name}) for name in ("a", "b", "c", "d")],
-)
-OUTPUT = OutputContract(kind="probabilities", labels=LABELS)
 PARAMS = LoopParams.model_validate(
     {
         "triggers": {"drift": True, "objective": None, "new_labels": None},
@@ -72,82 +71,6 @@ PARAMS = LoopParams.model_validate(
         "canary": {"steps": [0.1, 1.0], "hold_seconds": 60, "hold_requests": 300},
     }
 )
-Float = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class StreamPlan:
-    """A kind of traffic: the shift of the first column by day, and the callers' labels."""
-
-    name: str
-    shift: Callable[[float], float] = lambda day: 0.0
-    delay_days: float = 0.0  # from an answer to its label
-    wrong: float = 0.0  # fraction of wrong labels of the last key
-    decides: bool = True  # a person approves each request a day later
-
-
-SHIFT = 5.0  # standard deviations
-PLANS = (
-    StreamPlan("sudden shift on day 20", lambda day: SHIFT * (day >= 20)),
-    StreamPlan(
-        "slow drift from day 15 to 45",
-        lambda day: SHIFT * min(1.0, max(0.0, (day - 15) / 30)),
-    ),
-    StreamPlan("seasonal, by week and day", lambda day: seasonal(day)),
-    StreamPlan("sudden shift, labels 7 days late", lambda day: SHIFT * (day >= 20), 7.0),
-    StreamPlan("clean, one key with 30 % wrong labels", wrong=0.3),
-    StreamPlan("sudden shift, the same key", lambda day: SHIFT * (day >= 20), wrong=0.3),
-    StreamPlan("sudden shift, nobody decides", lambda day: SHIFT * (day >= 20), decides=False),
-)
-
-
-def seasonal(day: float) -> float:
-    """Return a shift by the day of the week and the hour, as traffic of shops has."""
-    return float(0.5 * np.sin(2 * np.pi * day / 7) + 0.3 * np.sin(2 * np.pi * day))
-
-
-def draw(
-    random: np.random.Generator, num_rows: int, shift: float
-) -> tuple[Float, NDArray[np.int64]]:
-    """Draw (rows, 4) inputs and their classes; beyond a = 2.5 the sign of b turns.
-
-    Without a shift no row lies there.
-    """
-    inputs = random.normal(size=(num_rows, 4))
-    inputs[:, 0] = np.clip(inputs[:, 0], -2.5, 2.5) + shift
-    return inputs, _classes(random, inputs)
-
-
-class SmallModel:
-    """A logistic regression on the inputs and hinges of the first one, with a drift reference."""
-
-    def __init__(self, version: str, inputs: Float, targets: NDArray[np.int64]) -> None:
-        self.version = version
-        self._fitted = LogisticRegression(C=10.0, max_iter=300).fit(_hinges(inputs), targets)
-
-    def answers(self, inputs: Float) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = self._fitted.predict_proba(_hinges(inputs)).astype(np.float32)
-        return found
-
-    def reference(self, inputs: Float, targets: NDArray[np.int64], train: Float) -> Reference:
-        """Describe test rows and training rows, as `export` does."""
-        rows = ReferenceRows(
-            inputs.astype(np.float32),
-            self.answers(inputs),
-            _scores(inputs),
-            targets.astype(np.float64),
-        )
-        return build_reference(CONTRACT, OUTPUT, CALIBRATION, rows, [train.astype(np.float32)])
-
-
-def _hinges(inputs: Float) -> Float:
-    hinges = np.maximum(0, inputs[:, :1] - np.arange(1, 5))
-    return np.concatenate([inputs, hinges, hinges * inputs[:, 1:2]], axis=1)
-
-
-def _scores(inputs: Float) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = np.abs(inputs).max(axis=1).astype(np.float32)
-    return found
 
 
 @dataclass
@@ -189,11 +112,11 @@ class SimulatedLoop:
     def __init__(self, plan: StreamPlan, seed: int) -> None:
         self.plan, self.random, self.end = plan, np.random.default_rng(seed), Outcome()
         inputs, targets = draw(self.random, BASE_ROWS, 0.0)
-        if plan.shift is PLANS[2].shift:  # the training data comes from all seasons
+        if plan.shift is seasonal:  # the training data comes from all seasons
             inputs = np.concatenate(
                 [draw(self.random, 8, plan.shift(part / 24))[0] for part in range(BASE_ROWS // 8)]
             )
-            targets = _classes(self.random, inputs)
+            targets = classes(self.random, inputs)
         is_test = self.random.random(len(inputs)) < TEST_FRACTION
         self.base = inputs[~is_test], targets[~is_test]
         self.old_test = inputs[is_test], targets[is_test]
@@ -232,7 +155,7 @@ class SimulatedLoop:
         inputs, truth = draw(self.random, WINDOW_ROWS, self.plan.shift(day))
         outputs = self.models[-1].answers(inputs)
         window = Window(self.reference)
-        window.add(extract(CONTRACT, inputs.astype(np.float32), outputs, _scores(inputs)))
+        window.add(extract(CONTRACT, inputs.astype(np.float32), outputs, ood_scores(inputs)))
         verdict = judge(self.reference, window, BUDGET.level)
         drifted = frozenset(one.name for one in verdict.features if one.drifted)
         self.end.alarms += bool(drifted)
@@ -425,17 +348,13 @@ class SimulatedLoop:
             served,
             RowAnswers("table_classification", targets, self.candidate.answers(inputs)),
             names,
+            [*[0.0] * len(self.old_test[1]), *recent.answered.tolist()],
             Resampling(7, 300, 0.95),
         )
         self.refused |= {record.key for record in found.contradicted}
         self.end.named |= self.refused
         outcome, why = comparing.judge(found, "passed", PARAMS)
         return {"outcome": outcome, "why": why}
-
-
-def _classes(random: np.random.Generator, inputs: Float) -> NDArray[np.int64]:
-    score = np.where(inputs[:, 0] > 2.5, -inputs[:, 1], inputs[:, 1] + 0.3 * inputs[:, 0])
-    return (score + 0.3 * random.normal(size=len(inputs)) > 0).astype(np.int64)
 
 
 def run_stream(plan: int, seed: int) -> Outcome:

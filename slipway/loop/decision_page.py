@@ -92,8 +92,10 @@ def _comparison(request: DecisionRequest) -> list[Html]:
     found = request.comparison
     parts: dict[str, ReferenceComparison | None] = {
         "recent rows": found.recent,
+        "newer half of the recent rows": found.latest,
         "old test rows": found.old,
         **{f"recent rows without key {key}": rest for key, rest in found.without.items()},
+        **{f"newer half without key {key}": rest for key, rest in found.latest_without.items()},
     }
     compared = {name: part for name, part in parts.items() if part is not None}
     if not compared:

@@ -126,11 +126,13 @@ class LoopProject(ObservedProject):
             for caller in (callers[item.key[:2]],)
         ]
         files.write_json(place / "keys.json", keys)
+        files.write_json(place / "answered.json", [item.key[2] for item in collected.items])
         out = place / "collected.parquet"
         write_rows(out, collected, manifest, column_names(manifest))
         return {
             "path": out.as_posix(),
             "keys": (place / "keys.json").as_posix(),
+            "answered": (place / "answered.json").as_posix(),
             "sha256": files.sha256_file(out),
             "rows": len(collected.items),
             "left_out": dict(collected.left_out),
@@ -156,7 +158,9 @@ class LoopProject(ObservedProject):
                 f"{data.path} has all {report.num_duplicates} collected rows already, expected new "
                 "ones. Wait for further labels."
             )
-        keys = json.loads(Path(collected["keys"]).read_bytes())
+        keys, answered = (
+            json.loads(Path(collected[name]).read_bytes()) for name in ("keys", "answered")
+        )
         assignments = merged_params(data, out)
         content = params.model_dump(mode="json")
         names = [one.partition("=")[0] for one in assignments]
@@ -169,6 +173,7 @@ class LoopProject(ObservedProject):
             "sha256": files.sha256_file(out),
             "base_rows": report.num_base,
             "keys": [keys[index] for index in report.added],
+            "answered": [answered[index] for index in report.added],
             "conflicts": len(report.conflicts),
             "assignments": assignments,
             "before": {name: value_at(content, name) for name in names},
@@ -286,6 +291,7 @@ class LoopProject(ObservedProject):
             answers[0],
             own,
             [merged["keys"][row] if row >= 0 else None for row in rows],
+            [merged["answered"][row] if row >= 0 else 0.0 for row in rows],
             Resampling(params.seed, evaluate.bootstrap_samples, evaluate.confidence),
             refused,
             self.loop.trusted_keys,

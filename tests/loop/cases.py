@@ -60,10 +60,12 @@ def comparison(
     *,
     num_old: int = 1000,
     outputs_of_key: dict[str, tuple[float, float]] | None = None,
+    is_ordered: bool = False,
 ) -> CandidateComparison:
     """Compare two models of known accuracy on (old, recent) rows.
 
-    `outputs_of_key` replaces the accuracies (served, candidate) on the recent rows of a key.
+    `outputs_of_key` replaces the accuracies (served, candidate) on the recent rows of a key. With
+    `is_ordered` the rows of the last key are the newest.
     """
     keys = {"a": 150, "b": 150} if keys is None else keys
     names = [None] * num_old + [key for key, count in keys.items() for _ in range(count)]
@@ -83,4 +85,5 @@ def comparison(
         "served", "1", "cpu", answers[0], np.zeros(len(names), bool), None, "unknown"
     )
     own = RowAnswers("image_classification", targets, answers[1])
-    return compare_models(reference, own, names, Resampling(7, 500, 0.95))
+    times = np.arange(len(names)) if is_ordered else np.random.default_rng(5).random(len(names))
+    return compare_models(reference, own, names, times.tolist(), Resampling(7, 500, 0.95))

@@ -82,3 +82,17 @@ def test_collected_rows_from_before_the_trigger_are_not_compared_on() -> None:
     assert found.old is not None
     assert (found.recent.difference.rows, found.old.difference.rows) == (300, 1000)
     assert found.keys == {"a": 300}
+
+
+def test_a_gain_on_the_newer_recent_rows_is_proposed_while_the_drift_goes_on() -> None:
+    """The served model is right until late; on all recent rows its loss is not significant."""
+    drifting = comparison(
+        (0.9, 0.9), (0.9, 0.9), {"a": 400, "b": 50, "c": 350},
+        outputs_of_key={"a": (0.95, 0.9), "b": (0.75, 0.95), "c": (0.8, 0.95)}, is_ordered=True,
+    )  # fmt: skip
+    assert drifting.recent is not None
+    assert drifting.latest is not None
+    assert drifting.latest.difference.rows == 400
+    outcome, why = judge(drifting, "passed", LOOP)
+    assert outcome is None
+    assert why.startswith("on the newer recent rows")
