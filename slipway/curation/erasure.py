@@ -7,7 +7,7 @@ docs/how-to/erase.md.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -34,7 +34,13 @@ from slipway.traffic import erasure
 from slipway.traffic.collect import add_service_paths, input_cells
 from slipway.traffic.label_queue import QUEUE, LabelQueue
 from slipway.traffic.monitoring_records import DATABASE
-from slipway.traffic.request_log import DamagedLine, LoggedRequest, read_requests
+from slipway.traffic.request_log import (
+    DamagedLine,
+    LoggedRequest,
+    RequestRows,
+    has_row,
+    read_requests,
+)
 from slipway.traffic.selection import Content, content_digest, request_contents
 
 REPORTS = "erasures"  # subfolder of the state folder
@@ -203,12 +209,25 @@ def _selection(options: argparse.Namespace) -> RowSelection:
                 "path."
             )
         ids += [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    if not (options.group or ids or options.file):
+    requests: dict[str, frozenset[int] | None] = {}
+    for name, item in options.request_item:
+        requests[name] = (requests.get(name) or frozenset()) | {_item_number(name, item)}
+    requests |= dict.fromkeys(ids)
+    if not (options.group or requests or options.file):
         raise DataError(
-            "no row is selected, expected --group, --request-id, --request-ids or --file. See "
-            "`slipway dataset erase --help`."
+            "no row is selected, expected --group, --request-id, --request-ids, --request-item or "
+            "--file. See `slipway dataset erase --help`."
         )
-    return RowSelection(frozenset(options.group), frozenset(ids), tuple(options.file))
+    return RowSelection(frozenset(options.group), requests, tuple(options.file))
+
+
+def _item_number(request_id: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise DataError(
+            f"--request-item {request_id} {text} names no row, expected the number that feedback "
+            "has as `item`: 0 for the first row of the request, 1 for the second."
+        )
+    return int(text)
 
 
 def _tables(options: argparse.Namespace, raw: Sequence[Path]) -> list[Path]:
@@ -223,50 +242,67 @@ def _tables(options: argparse.Namespace, raw: Sequence[Path]) -> list[Path]:
 def _contents(
     options: argparse.Namespace, selection: RowSelection, report: ErasureReport
 ) -> RequestContents:
-    """Return the contents of the selected requests that occur in no other logged request."""
-    ids = selection.request_ids
-    if not ids or options.request_log is None:
+    """Return the contents of the selected rows that occur in no other logged row."""
+    rows = selection.requests
+    if not rows or options.request_log is None:
         return RequestContents({})
     own: list[LoggedRequest] = []
     manifest = load_bundle(options.bundle).manifest
     contents: dict[str, Content] = {}
-    for request in erasure.logged_requests(options.request_log, ids):
+    for request in erasure.logged_requests(options.request_log, rows):
         own.append(request)
-        for content in _items(request, manifest.input):
-            contents[content_digest(content)] = content
-    _require_single(own, reused=options.reused_ids, several=options.whole_requests)
+        for item, content in _items(request, manifest.input):
+            if has_row(rows, request.request_id, item):
+                contents[content_digest(content)] = content
+    _require_items(own, rows)
+    _require_single(own, rows, reused=options.reused_ids, several=options.whole_requests)
     if contents:
         for other in read_requests(options.request_log):
-            if isinstance(other, DamagedLine) or other.request_id in ids:
+            if isinstance(other, DamagedLine):
                 continue
-            for content in _items(other, manifest.input):
-                if contents.pop(content_digest(content), None) is not None:
+            for item, content in _items(other, manifest.input):
+                is_other = not has_row(rows, other.request_id, item)
+                if is_other and contents.pop(content_digest(content), None) is not None:
                     report.left.append(
-                        f"collected rows equal to one of {other.request_id}, which is another "
-                        "request"
+                        f"collected rows equal to row {item} of {other.request_id}, which is not "
+                        "selected"
                     )
     left = list(contents.values())
     images = [content for content in left if isinstance(content, bytes)]
     return RequestContents(input_cells(left, manifest), images)
 
 
-def _items(request: LoggedRequest, contract: InputContract) -> list[Content]:
+def _items(request: LoggedRequest, contract: InputContract) -> Iterable[tuple[int, Content]]:
     try:
-        return request_contents(request, contract)
+        return request_contents(request, contract).items()
     except ValueError:  # a request to another kind of model
-        return []
+        return ()
 
 
-def _require_single(requests: Sequence[LoggedRequest], *, reused: bool, several: bool) -> None:
+def _require_items(requests: Sequence[LoggedRequest], rows: RequestRows) -> None:
+    """Raise DataError if a logged request has no row of a selected number."""
+    for request in requests:
+        beyond = [item for item in rows[request.request_id] or () if item >= request.num_rows]
+        if beyond:
+            raise DataError(
+                f"the request {request.request_id} has {request.num_rows} rows, expected numbers "
+                f"from 0 to {request.num_rows - 1}, not {beyond[0]}. Correct --request-item."
+            )
+
+
+def _require_single(
+    requests: Sequence[LoggedRequest], rows: RequestRows, *, reused: bool, several: bool
+) -> None:
     """Raise DataError if an id names several requests or rows: they may concern several people."""
     times: dict[str, list[str]] = {}
     for request in requests:
         times.setdefault(request.request_id, []).append(f"{request.time:%Y-%m-%d %H:%M:%S}")
     for request in requests:
-        if request.num_rows > 1 and not several:
+        if request.num_rows > 1 and rows[request.request_id] is None and not several:
             raise DataError(
                 f"the request {request.request_id} has {request.num_rows} rows, expected one: they "
-                "may be of several people. --whole-requests removes all of them."
+                f"may be of several people. --request-item {request.request_id} 0 removes the "
+                "first row, --whole-requests removes all of them."
             )
     for name, found in times.items():
         if len(found) > 1 and not reused:
@@ -286,31 +322,38 @@ def _left_in(rows: FoundRows) -> Iterator[str]:
 
 def _add_records(options: argparse.Namespace, selection: RowSelection, found: Erasure) -> None:
     """Add the steps that remove the service's records; the request log comes last."""
-    ids, state, left = selection.request_ids, options.state, found.report.left
+    rows, state, left = selection.requests, options.state, found.report.left
     if selection.groups:
         left.append(
             "requests of the groups in the records of the service: requests have no group, name "
             "them with --request-id"
         )
-    if not ids:
+    if not rows:
         return
-    counts = erasure.count_records(state, ids)
-    erase = partial(erasure.erase_records, state, ids)
+    counts = erasure.count_records(state, rows)
+    erase = partial(erasure.erase_records, state, rows)
     for table, count in counts.items():
         found.add(state / DATABASE, table, count, erase)
     if (state / QUEUE).is_file():
         queue = LabelQueue(state / QUEUE)
-        count = sum(row.request_id in ids for row in queue.rows())
-        found.add(state / QUEUE, "rows to label", count, partial(queue.remove, ids))
+        count = sum(has_row(rows, *row.key[:2]) for row in queue.rows())
+        found.add(state / QUEUE, "rows to label", count, partial(queue.remove, rows))
     left.append("sums over many rows, without ids: drift windows, measured quality, metrics")
     left += [
         f"{path}, a damaged database that the service deletes by its age"
         for path in sorted(state.glob(f"{DATABASE}.*Z"))
     ]
-    for folder in (options.access_log, options.request_log):
-        if folder is not None:
-            step = partial(erasure.erase_lines, folder, ids)
-            found.add(folder, "requests", erasure.count_lines(folder, ids), step)
+    whole = {name: items for name, items in rows.items() if items is None}
+    if options.access_log is not None:
+        step = partial(erasure.erase_lines, options.access_log, whole)
+        count = erasure.count_lines(options.access_log, whole)
+        found.add(options.access_log, "requests", count, step)
+        if len(whole) < len(rows):
+            left.append("lines of the access log on requests of other rows, too: they hold no row")
+    if options.request_log is not None:
+        step = partial(erasure.erase_lines, options.request_log, rows)
+        what = "requests" if len(whole) == len(rows) else "requests with these rows"
+        found.add(options.request_log, what, erasure.count_lines(options.request_log, rows), step)
     if options.request_log is None:
         left.append("the request log: --request-log or SLIPWAY_REQUEST_LOG_DIRECTORY is not set")
 
@@ -408,6 +451,14 @@ def _parser() -> CommandParser:
         parser.add_argument(
             name, type=kind, metavar=metavar, help=text, action="append", default=[]
         )
+    parser.add_argument(
+        "--request-item",
+        nargs=2,
+        metavar=("ID", "ITEM"),
+        action="append",
+        default=[],
+        help="one row of a request, counted from 0 as in feedback",
+    )
     parser.add_argument(
         "--reused-ids", action="store_true", help="remove all requests of an id that names several"
     )

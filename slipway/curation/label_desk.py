@@ -82,7 +82,7 @@ class LabelDesk:
             row = waiting[0]
             content = None if self._is_answered(row) else self.content(row)
             if content is None:  # labelled elsewhere, its id reused, or expired
-                self.queue.remove([row.request_id])
+                self.queue.remove({row.request_id: None})
                 waiting = [one for one in waiting if one.request_id != row.request_id]
                 continue
             cells = None if isinstance(content, bytes) else content
@@ -107,7 +107,7 @@ class LabelDesk:
             for request in find_requests(self._log, row.request_id):
                 if abs(request.time.timestamp() - row.time) < _CLOCK_S:
                     return request_contents(request, self.manifest.input)[row.item]
-        except (IntegrityError, ValueError, IndexError):
+        except (IntegrityError, ValueError, KeyError):
             pass
         return None
 

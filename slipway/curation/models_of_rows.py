@@ -24,6 +24,7 @@ from slipway.serving.rollout.history import HISTORY, read_history
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import SlipwayError
+from slipway.traffic.request_log import RequestRows
 
 _CERTIFICATE = "certificate.json"
 _CACHE = Path(".dvc/cache/files/md5")  # DVC's default cache; a cache elsewhere is not searched
@@ -50,12 +51,16 @@ class RowSelection:
     """A person's rows, as the user names them in the command."""
 
     groups: frozenset[str]  # values of data.group_column
-    request_ids: frozenset[str]
+    requests: RequestRows
     names: tuple[str, ...]  # of files below data.path, such as cat/1.png
 
     @property
     def digest(self) -> str:
-        return files.digest_json([sorted(self.groups), sorted(self.request_ids), *self.names])
+        whole = sorted(name for name, items in self.requests.items() if items is None)
+        single = sorted([name, *sorted(items)] for name, items in self.requests.items() if items)
+        return files.digest_json(
+            [sorted(self.groups), whole, *self.names, *([single] if single else [])]
+        )
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,12 @@ def _lineage(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     request = _request(arguments)
+    if request.erased:
+        raise UnavailableError(
+            f"rows {', '.join(map(str, request.erased))} of {request.request_id} were erased, "
+            "expected all of its rows: they went through the model together. Replay another "
+            "request, or see the model with --lineage."
+        )
     bundle = _bundle(arguments, request.bundle_digest)
     certificate, description = find_certificate(bundle)
     print(

@@ -11,7 +11,7 @@ import random
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -21,6 +21,7 @@ from typing import Any
 from PIL import Image
 
 from slipway.system import files
+from slipway.traffic.request_log import RequestRows, has_row
 from slipway.traffic.selection import Content, Key, LoggedItem
 
 QUEUE = "label_queue.sqlite"
@@ -158,16 +159,16 @@ class LabelQueue:
         row = next(row for row in self.rows() if row.key[:2] == last)
         return row, self._label(row)
 
-    def remove(self, request_ids: Collection[str]) -> int:
-        """Remove the rows of these requests and their opinions; return the number of rows."""
+    def remove(self, rows: RequestRows) -> int:
+        """Remove rows of requests and their opinions; return the number of rows."""
+        own = [row.key[:2] for row in self.rows() if has_row(rows, *row.key[:2])]
         with self._transaction() as connection:
             connection.execute("PRAGMA secure_delete = ON").fetchall()
-            counts = [
-                connection.execute(f"DELETE FROM {table} WHERE request_id = ?", (name,)).rowcount
-                for table in ("opinions", "chosen")
-                for name in request_ids
-            ]
-        return sum(counts[len(request_ids) :])
+            for table in ("opinions", "chosen"):
+                connection.executemany(
+                    f"DELETE FROM {table} WHERE request_id = ? AND item = ?", own
+                )
+        return len(own)
 
     def _label(self, row: QueuedRow) -> Any:
         decided = self._decided(_given(self._all_opinions().get(row.key[:2], {})))

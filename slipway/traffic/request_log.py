@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,6 +41,7 @@ _SEGMENTS_PER_AGE = 24  # a segment takes requests for at most 1/24 of the age l
 _BEGIN = "%Y%m%dT%H%M%S.%fZ"
 _SEGMENT = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)-[0-9a-f]{8}\.jsonl")
 _FLOAT32 = np.dtype("<f4")
+RequestRows = Mapping[str, frozenset[int] | None]  # rows by request id; None: all of them
 _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -59,6 +60,7 @@ class LoggedRequest:
     inputs_sha256: str  # `digest_inputs` of the pixels or encoded rows that the model took
     outputs: dict[str, NDArray[np.float32]]  # (rows, ...) by the graph's output name, bit for bit
     answers: list[dict[str, Any]]  # one for each row, as the caller received it
+    erased: tuple[int, ...] = ()  # rows that were removed; their answers and outputs are empty
 
     @property
     def model_version(self) -> str:
@@ -104,6 +106,13 @@ class StoredRequest(Contract):
     inputs_sha256: str
     sha256: str  # of the payload
     payload: str  # base64
+    erased: tuple[int, ...] = ()
+
+
+def has_row(rows: RequestRows, request_id: str, item: int) -> bool:
+    """Return True if `rows` has this row of a request."""
+    items = rows.get(request_id, frozenset())
+    return items is None or item in items
 
 
 def digest_inputs(inputs: NDArray[Any]) -> str:
@@ -127,6 +136,7 @@ def encode_line(request: LoggedRequest) -> bytes:
         "inputs_sha256": request.inputs_sha256,
         "sha256": files.sha256_bytes(request.payload),
         "payload": base64.b64encode(request.payload).decode(),
+        **({"erased": request.erased} if request.erased else {}),
     }
     return _JSON.encode(content).encode() + b"\n"
 
@@ -155,6 +165,7 @@ def decode_line(line: bytes) -> LoggedRequest:
             {names.get(name, name): value for name, value in answer.items()}
             for answer in content.answers
         ],
+        erased=content.erased,
     )
 
 

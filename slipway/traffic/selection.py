@@ -161,7 +161,8 @@ def _items(
         except ValueError:
             collected.left_out["of another model"] += request.num_rows
             continue
-        for item, (content, answer) in enumerate(zip(contents, request.answers, strict=True)):
+        for item, content in contents.items():
+            answer = request.answers[item]
             predicted = named_label(answer) if has_classes else answer.get("value")
             if predicted is None:
                 collected.left_out["of another model"] += 1
@@ -203,22 +204,26 @@ def _bits(probabilities: NDArray[np.float64]) -> float:
     return float(-(positive * np.log2(positive)).sum())
 
 
-def request_contents(request: LoggedRequest, contract: InputContract) -> list[Content]:
-    """Return the items of a request; ValueError if it does not fit `contract`."""
+def request_contents(request: LoggedRequest, contract: InputContract) -> dict[int, Content]:
+    """Return the items of a request that were not erased; ValueError if it does not fit."""
     is_json = request.content_type == "application/json"
     if is_json != isinstance(contract, (ColumnContract, TextContract)):
         raise ValueError("expected images, table rows or texts like the model's")
     if not is_json:
-        return list(decode_images(request.content_type, request.payload))
+        images = decode_images(request.content_type, request.payload)
+        return {item: one for item, one in enumerate(images) if item not in request.erased}
     content = json.loads(request.payload)
     rows = listed_rows(content) or [content]
+    left = {item: row for item, row in enumerate(rows) if item not in request.erased}
     if isinstance(contract, TextContract):
-        return [{name: row.get(name) for name in contract.columns} for row in rows]
+        return {
+            item: {name: row.get(name) for name in contract.columns} for item, row in left.items()
+        }
     assert isinstance(contract, ColumnContract)
-    return [
-        {column.name: cell_value(row.get(column.name), column) for column in contract.columns}
-        for row in rows
-    ]
+    return {
+        item: {column.name: cell_value(row.get(column.name), column) for column in contract.columns}
+        for item, row in left.items()
+    }
 
 
 def content_digest(content: Content) -> str:
@@ -311,11 +316,11 @@ def read_contents(
     found: dict[Key, Content] = {}
     for request in read_requests(request_log):
         if isinstance(request, LoggedRequest) and request.request_id in names:
-            keys = [
-                (request.request_id, item, request.time.timestamp())
-                for item in range(request.num_rows)
-            ]
+            moment = request.time.timestamp()
+            keys = {(request.request_id, item, moment) for item in range(request.num_rows)}
             if not wanted.isdisjoint(keys):
-                contents = zip(keys, request_contents(request, contract), strict=True)
-                found |= {key: content for key, content in contents if key in wanted}
+                for item, content in request_contents(request, contract).items():
+                    key = request.request_id, item, moment
+                    if key in wanted:
+                        found[key] = content
     return found

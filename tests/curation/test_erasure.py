@@ -21,10 +21,12 @@ from slipway.curation.erasure import carry_out, find, main
 from slipway.curation.models_of_rows import folder_digest
 from slipway.data.sources.raw_tables import COLLECTED
 from slipway.loop.journal import FOLDER
+from slipway.replay.__main__ import main as replay
 from slipway.serving.monitoring.labels import FeedbackItem, Prediction
 from slipway.serving.monitoring.settings import Limits
 from slipway.serving.monitoring.store import Part, Store
 from slipway.system import files
+from slipway.traffic.label_queue import QUEUE, LabelQueue, QueuedRow
 from slipway.traffic.request_log import SegmentWriter, encode_line, read_requests
 from tests.data.test_table_stages import prepare_table
 from tests.loop.cases import write_steps
@@ -137,6 +139,35 @@ def test_erase_removes_the_persons_rows_and_keeps_similar_names(
     assert "anna" not in json.dumps(report)
 
 
+def test_erase_removes_one_row_of_a_request_from_every_store(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = state_of(project)
+    queue = LabelQueue(project / "state" / QUEUE)
+    queue.add([QueuedRow("r-1", item, 1.8e9, by_gain=True) for item in (0, 1)])
+    row = ["--request-item", "r-1", "0", *ARGUMENTS[4:-1]]
+    main([*row, "--json", "--yes"])
+    removed = {
+        (one["place"], one["what"]): one["count"]
+        for one in json.loads(capsys.readouterr().out)["removed"]
+    }
+    assert removed == {
+        ("data/collected.parquet", "rows"): 1,
+        ("state/monitoring.sqlite", "predictions"): 1,
+        ("state/monitoring.sqlite", "labels"): 1,
+        ("state/label_queue.sqlite", "rows to label"): 1,
+        ("log", "requests with these rows"): 1,
+    }
+    after = state_of(project)
+    assert after["requests"] == before["requests"]
+    assert after["collected"] == before["collected"][1:]
+    assert [row.key[:2] for row in queue.rows()] == [("r-1", 1)]
+    assert "no row of the selection" in refusal(*row, capsys=capsys)
+    with pytest.raises(SystemExit):
+        replay(["r-1", "--request-log", "log", "--bundle", "artifacts/bundle"])
+    assert "rows 0 of r-1 were erased" in capsys.readouterr().err
+
+
 def test_erase_removes_nothing_without_confirmation(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +230,10 @@ def test_erase_refuses_a_selection_that_is_empty_or_ambiguous(
     assert "2 requests have the id r-2" in refusal(*again, capsys=capsys)
     several = ["--request-id", "r-1", "--request-log", "log"]
     assert "the request r-1 has 2 rows" in refusal(*several, capsys=capsys)
+    assert "--request-item r-1 0" in refusal(*several, capsys=capsys)
+    for item, message in (("2", "numbers from 0 to 1, not 2"), ("x", "names no row")):
+        one = ["--request-item", "r-1", item, "--request-log", "log"]
+        assert message in refusal(*one, capsys=capsys)
     write_steps(project / "state" / FOLDER, {"triggered": {}, "collected": {}})
     assert "slipway loop stop" in refusal("--group", "anna", capsys=capsys)
 

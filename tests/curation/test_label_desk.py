@@ -93,7 +93,7 @@ def test_an_invalid_answer_is_refused_and_stores_nothing(desk: LabelDesk, tmp_pa
 def test_rows_leave_the_queue_when_expired_labelled_elsewhere_or_their_id_is_reused(
     desk: LabelDesk, tmp_path: Path
 ) -> None:
-    erase_lines(tmp_path / "log", {"r-1"})
+    erase_lines(tmp_path / "log", {"r-1": None})
     assert desk.next_row()["row"]["request_id"] == "r-2"
     assert [row.request_id for row in desk.queue.rows()] == ["r-2"]
     store = Store(tmp_path / "state", Limits(1000, 3600.0, 1000, 3600.0))

@@ -115,5 +115,5 @@ def test_two_labels_that_differ_need_a_third_and_three_that_differ_are_a_conflic
     assert queue.give(OTHER, "cleo", "z") is None
     assert queue.waiting("dan") == []
     assert queue.conflicts() == [(OTHER, {"anna": "x", "ben": "y", "cleo": "z"})]
-    assert queue.remove(["b", "c"]) == 1
+    assert queue.remove({"b": None, "c": None}) == 1
     assert queue.conflicts() == []

@@ -39,9 +39,9 @@ def logged(body: object, content_type: str = JSON) -> LoggedRequest:
 
 def test_the_texts_of_a_request_are_collected_without_ignored_columns() -> None:
     single = request_contents(logged({"text": "a", "id": 3}), CONTRACT)
-    assert single == [{"title": None, "text": "a"}]
+    assert single == {0: {"title": None, "text": "a"}}
     several = request_contents(logged({"rows": [{"title": "t"}, {"text": "b"}]}), CONTRACT)
-    assert several == [{"title": "t", "text": None}, {"title": None, "text": "b"}]
+    assert several == {0: {"title": "t", "text": None}, 1: {"title": None, "text": "b"}}
 
 
 def test_an_image_request_is_not_collected_for_a_model_of_texts() -> None:
