@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.loop import PLANS, SimulatedLoop, StreamPlan
+from bench.loop import SimulatedLoop
+from bench.loop_traffic import PLANS, StreamPlan
 
 BY_NAME = {plan.name: plan for plan in PLANS}
 
@@ -20,6 +21,14 @@ def test_after_a_shift_accuracy_is_within_one_point_of_an_oracle() -> None:
     assert end.undecided == 0
     assert end.oracle - end.accuracy < 0.01
     assert end.accuracy > end.unchanged + 0.1
+
+
+@pytest.mark.nightly(seconds=40)
+def test_after_slow_drift_the_loop_is_within_a_point_of_an_oracle() -> None:
+    end = SimulatedLoop(BY_NAME["slow drift from day 15 to 45"], seed=100).run()
+    assert end.deployments >= 2
+    assert end.undecided == 0
+    assert end.oracle - end.accuracy < 0.01
 
 
 @pytest.mark.nightly(seconds=40)
