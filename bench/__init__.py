@@ -1,1 +1,1 @@
-"""One file per question; each prints one table and writes it to bench/results/."""
+"""Benchmarks, one module for each question; each prints a table and writes it to bench/results/."""

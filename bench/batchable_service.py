@@ -1,7 +1,7 @@
-"""The same prediction as a batchable BentoML API, written as BentoML documents it.
+"""A batchable BentoML API that makes the same prediction, written as BentoML documents it.
 
-bench/serving_speed.py compares with it. `max_latency_ms` is far above the time of a batch: with
-the documented 100 ms the dispatcher answers 503 under this load.
+bench/serving_speed.py compares the service with it. `max_latency_ms` is far above the time of a
+batch: with the documented 100 ms the dispatcher answers 503 under this load.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Writes the certificate of a project as it stands in the docs: one line for each executed hop.
+"""Writes a project's certificate as a table for the docs: one line for each executed hop.
 
 `python -m bench.certificate PROJECT NAME TITLE` reads the certificate that `slipway verify` wrote
 in PROJECT and writes bench/results/NAME.md.
@@ -18,7 +18,7 @@ PACKAGES = ("torch", "onnxruntime-gpu", "bentoml", "tokenizers")
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the table of the certificate."""
     project, name, title = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     certificate = read_certificate(project / "artifacts/certificate.json")
     bundle = load_bundle(project / "artifacts/bundle")

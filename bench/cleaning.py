@@ -1,10 +1,10 @@
 """Measures the speed of `clean`, the near duplicates that it finds, and its growth with the rows.
 
 `python -m bench.cleaning CIFAR10_FOLDER IMAGES_FOLDER` makes 400x300 JPEGs from the photographs in
-IMAGES_FOLDER and cleans them with decoding, digests, quality rules and near duplicates. It compares
-that with decoding the same files to RGB by the same number of processes. `clean` decodes colour
-JPEGs to luma, and to colour only if there may be a copy, so it can be faster. The command prints
-and writes one table. CIFAR10_FOLDER holds train.parquet and test.parquet.
+IMAGES_FOLDER, cleans them, and decodes the same files to RGB by the same number of processes for
+comparison. `clean` decodes colour JPEGs to luma, and to colour only if there may be a copy, so it
+can be faster than decoding. The command prints and writes one table. CIFAR10_FOLDER holds
+train.parquet and test.parquet.
 
 `python -m bench.cleaning --growth COUNT` is a separate process that measures memory and time for
 COUNT generated records. `bench.growth` measures the whole stage.
@@ -86,7 +86,7 @@ def decode_with_pillow(paths: list[str]) -> int:
 def seconds_of_pool(
     work: Callable[[list[str]], int], paths: list[Path], pool: ProcessPoolExecutor
 ) -> float:
-    """Return the seconds in which processes that are already running decode all files."""
+    """Return the seconds in which a pool of running processes decodes all files."""
     blocks = [
         [str(path) for path in paths[begin : begin + 128]] for begin in range(0, len(paths), 128)
     ]
@@ -96,7 +96,7 @@ def seconds_of_pool(
 
 
 def seconds_of_clean(folder: Path) -> tuple[float, float]:
-    """Return the seconds from first to last inspected sample, and of comparing all pairs."""
+    """Return (seconds of inspecting all samples, seconds of comparing all pairs)."""
     data = PROJECT.data.model_copy(update={"path": str(folder)})
 
     def again(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
@@ -114,7 +114,7 @@ def seconds_of_clean(folder: Path) -> tuple[float, float]:
 
 
 def speed(folder: Path) -> list[str]:
-    """Return lines of the table: images/s of clean, and of decoding only."""
+    """Return lines of the table: images per second of clean, and of decoding only."""
     paths = sorted((folder / "a").iterdir())
     runs: dict[str, list[float]] = {"simplejpeg": [], "Pillow": [], "clean": [], "comparison": []}
     context = multiprocessing.get_context("spawn")
@@ -160,7 +160,7 @@ def spread(values: list[float], form: str) -> str:
 
 
 def variants(image: Image.Image, random: np.random.Generator) -> Iterator[tuple[str, Image.Image]]:
-    """Return changed copies of an image by kind of change."""
+    """Yield (kind of change, changed copy) of an image."""
     for quality in (30, 60, 95):
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=quality)
@@ -260,7 +260,7 @@ def near_duplicates(cifar_folder: Path, photographs: list[Path]) -> list[str]:
 
 
 def growth() -> list[str]:
-    """Return lines with CPU time and memory of comparing N records, one process for each N."""
+    """Return lines with CPU time and memory of comparing N records, each N in a new process."""
     lines = []
     for count in COUNTS:
         command = [sys.executable, "-m", "bench.cleaning", "--growth", str(count)]
@@ -273,7 +273,7 @@ def growth_of(count: int) -> str:
     """Measure CPU time and anonymous memory of comparing `count` records with random thumbnails."""
     compare_samples(
         _facts(4096), CLEAN, "image_classification", lambda _: iter(())
-    )  # what is loaded once
+    )  # memory that does not depend on the records
     before, most = _anonymous_bytes(), 0
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Describes the machine and the versions of a measurement: the line below every table."""
+"""Describes the machine and the package versions of a measurement, for the line below a table."""
 
 import os
 import platform

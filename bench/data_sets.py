@@ -1,8 +1,9 @@
-"""Runs the whole pipeline from raw files to a certified service on real data, by params.yaml only.
+"""Runs the whole pipeline, from raw files to a certified service, on real data.
 
 `python -m bench.data_sets [NAME ...]` copies this checkout once for each data set (by default the
 demo and those under ../shared/data), changes its params, runs `dvc repro`, and prints and writes
-one table. The rows of other data sets stay as they are.
+one table. Only params.yaml differs between data sets. Rows of data sets that are not named stay in
+the table.
 """
 
 import json

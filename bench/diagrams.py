@@ -1,6 +1,6 @@
 """Draws the Mermaid diagrams of the pages as SVG, for the site that `make site` builds offline.
 
-`npm pack mermaid`, unpack it, and run `python -m bench.diagrams package/dist/mermaid.min.js`.
+Run `npm pack mermaid`, unpack it, and run `python -m bench.diagrams package/dist/mermaid.min.js`.
 Chromium draws each diagram into docs/pictures. A picture is named after the digest of its source,
 so a changed diagram has no picture until this ran again (tests/test_docs.py looks for them).
 """
@@ -20,7 +20,7 @@ SETTINGS = {"startOnLoad": False, "htmlLabels": False, "flowchart": {"htmlLabels
 
 
 async def draw(library: Path, sources: list[str]) -> None:
-    """Write one SVG for each source, and remove the pictures of former sources."""
+    """Write one SVG for each source, and remove pictures of sources that no longer exist."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         page.write_text(f"<script src={library.resolve().as_uri()}></script>")

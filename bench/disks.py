@@ -21,7 +21,10 @@ NUM_RUNS = 3
 
 
 def seconds(project: Project, scratch: Path, stage: str, fault: str) -> list[float]:
-    """Return the seconds of each run; RuntimeError unless it ends with exit code 1 and one line."""
+    """Return the seconds until the stage fails, for each run.
+
+    Raises RuntimeError unless the stage ends with exit code 1 and one line of output.
+    """
     prepare, runner = FAULTS[fault]
     taken = []
     for number in range(NUM_RUNS):
@@ -54,7 +57,7 @@ def main() -> None:
         }
         project.set_params(
             SMALL | {"train": train, "evaluate": {"gates": {}}}
-        )  # it is the disks that are measured, not the network
+        )  # only the disks are measured
         project.set_value("clean.rules.near_duplicate", None)
         project.shell("dvc repro")
         for stage in STAGES:

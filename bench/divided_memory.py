@@ -1,8 +1,8 @@
-"""Memory of each process that trains one transformer whole, with FSDP, and with ZeRO-3.
+"""Measures the memory of each process that trains a transformer: whole, with FSDP, with ZeRO-3.
 
 `python -m bench.divided_memory` trains a few steps on texts on the CPU, and reads the resident
-memory of every process from /proc. The pages of mapped files do not count: the system takes them
-back when it needs memory. It prints and writes one table.
+memory of every process from /proc. Pages of mapped files do not count, because the system reclaims
+them when it needs memory. The command prints and writes one table.
 """
 
 import subprocess
@@ -26,15 +26,15 @@ _POLL_SECONDS = 0.05
 
 @dataclass
 class Run:
-    """One training."""
+    """One training, and the memory of its processes."""
 
     strategy: str
     processes: int
     losses: list[str] = field(default_factory=list)
     num_parameters: int = 0
-    # MB by process
+    # Largest resident memory so far, in MB, by process id
     at_start: dict[int, float] = field(default_factory=dict)
-    peak: dict[int, float] = field(default_factory=dict)  # with the checkpoint of an epoch
+    peak: dict[int, float] = field(default_factory=dict)  # while training, including checkpoints
     at_end: dict[int, float] = field(default_factory=dict)  # while the model is written
 
     def line(self, whole_mb: float) -> str:
@@ -57,7 +57,7 @@ def _processes(pid: int) -> list[int]:
 
 
 def _resident_mb(pid: int) -> tuple[bool, float]:
-    """Return (is a training process, MB of its memory that no file backs)."""
+    """Return (True for a training process, MB of its memory that no file backs)."""
     status = Path(f"/proc/{pid}/status").read_text()
     command = Path(f"/proc/{pid}/cmdline").read_text()
     found = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
@@ -65,7 +65,7 @@ def _resident_mb(pid: int) -> tuple[bool, float]:
 
 
 def run(run: Run) -> None:
-    """Train, and note the peak of each process before the start, until the last epoch, after."""
+    """Train, and record each process's peak before the first step, while training, and after."""
     folder = SCRATCH / run.strategy
     write_text_project(
         folder,
@@ -104,7 +104,7 @@ def run(run: Run) -> None:
 
 
 def main() -> None:
-    """All setups, one after the other."""
+    """Measure all setups one after the other, and write the table."""
     lines = [
         (
             "| Strategy | Processes | Peak before the first step, MB | Peak while it trains, MB "

@@ -1,9 +1,9 @@
 """Measures false alarms, power and delay of the drift tests, and the error of the quality estimate.
 
 `python -m bench.drift_laws` simulates streams of traffic, each with its own random reference. It
-also puts real faults into real images: the digits, and CIFAR-10 if it is there. It prints and
-writes tables, and takes minutes on one core. `python -m bench.drift_laws 50` uses a fiftieth of
-the streams.
+also adds faults such as blur to real images: the digits, and CIFAR-10 if it is available. It prints
+and writes tables, and takes minutes on one core. `python -m bench.drift_laws 50` simulates a
+fiftieth of the streams.
 """
 
 import io
@@ -49,9 +49,7 @@ CIFAR10 = Path("../shared/data/cifar10/train.parquet")
 NUM_STREAMS, WINDOWS, NUM_FEATURES, NUM_BINS = 1000, 720, 20, 10
 WINDOW_ROWS = 1000
 WINDOW_OF_ESTIMATES, NUM_DIVISIONS = 5000, 10
-NUM_TESTS = (
-    3 * NUM_FEATURES + 2
-)  # three statistics of each feature, of the classes one, of all numbers together one
+NUM_TESTS = 3 * NUM_FEATURES + 2  # three for each number, one for the classes, one joint test
 STATISTICS = (psi, kolmogorov_smirnov, mann_whitney)
 
 Counts = NDArray[np.int64]
@@ -75,7 +73,7 @@ def reference_bins(
 def shifted(
     random: np.random.Generator, num_rows: int, shift: float
 ) -> tuple[Counts, NDArray[np.float64]]:
-    """As `reference_bins`, for a normal reference and traffic shifted by standard deviations."""
+    """Draw as `reference_bins`, for normal values that traffic shifts by `shift` deviations."""
     ordered = np.sort(random.normal(size=num_rows))
     starts = np.arange(1, NUM_BINS) * num_rows // NUM_BINS
     edges = ordered[starts] - shift
@@ -151,7 +149,10 @@ def tails(share: int) -> str:
 
 
 def clean_streams(share: int) -> str:
-    """Count alarms in 30 days (720 windows, 20 features and the class mix) by `judge`'s tests."""
+    """Count the alarms in 30 days without drift, by the tests of `judge` on simulated counts.
+
+    A stream has 720 windows, 20 features and the predicted classes.
+    """
     random, lines = np.random.default_rng(2), []
     level = Budget().level / NUM_TESTS
     for num_reference, num_classes_reference, num_rows in (
@@ -197,7 +198,7 @@ def clean_streams(share: int) -> str:
 
 
 def whole_streams(share: int) -> str:
-    """As `clean_streams`, with real extraction of features and all tests of `judge`."""
+    """Count alarms as `clean_streams`, with features extracted from rows and all of `judge`."""
     random, lines = np.random.default_rng(3), []
     for num_reference, num_rows in ((300, 200), (1500, 1000)):
         alarms, windows, seconds = 0, 0, 0.0
@@ -227,7 +228,7 @@ def whole_streams(share: int) -> str:
 
 def found_within(random: np.random.Generator, alarmed: Callable[[int], bool], num_rows: int) -> int:
     """Count the requests from a shift, at a random point of a window, to the first alarm."""
-    before = int(random.integers(WINDOW_ROWS))  # of the first window, without the shift
+    before = int(random.integers(WINDOW_ROWS))  # rows of the first window before the shift
     for number in range(num_rows // WINDOW_ROWS + 1):
         if alarmed(before if number == 0 else 0):
             return (number + 1) * WINDOW_ROWS - before
@@ -408,7 +409,7 @@ def divided(pixels: Pixels, labels: Sequence[str], learned: float) -> RealData:
     )
     start = (
         0 if len(pixels) < 5000 else second
-    )  # of few images all are traffic: a window drawn from 270 would be another population
+    )  # few images: drawing windows from 270 of them would change the population
     return RealData(contract, output, model, reference, pixels[start:], targets[start:])
 
 
@@ -476,7 +477,7 @@ def real_images(share: int) -> str:
 
 
 class Estimates:
-    """Estimates of one kind of window, and the true values."""
+    """Estimates for one kind of window, compared with the true values."""
 
     def __init__(self) -> None:
         self.differences: list[float] = []

@@ -1,10 +1,10 @@
-"""Compares an ensemble with each of its members, its student and a search on the same test rows.
+"""Compares an ensemble with its members, its student and a search's winner on the same test rows.
 
 `python -m bench.ensemble [PROJECT [SEARCHED]]` reads the packed store, the model and the log of a
-project whose training was an ensemble: this checkout's, or PROJECT's. It exports each member, the
-ensemble and a student that is not served as one ONNX graph, answers the test rows with it, and
-times it. SEARCHED is a project with the same split that has the best trial of its search. It prints
-and writes one table. The best member is the one with the lowest validation loss.
+project that trained an ensemble: this checkout, or PROJECT. It exports each member, the ensemble
+and a student that is not served as one ONNX graph each, predicts the test rows, and times the
+graph. SEARCHED is a project with the same split whose model is the best trial of a search. The best
+member is that with the lowest validation loss. The command prints and writes one table.
 """
 
 import json
@@ -50,7 +50,7 @@ COLUMNS = (
 def graph_of(
     network: Network, project: Path, manifest: PackedManifest, train: PackedSplit, val: PackedSplit
 ) -> bytes:
-    """Export the fp32 graph of one network with its own calibration."""
+    """Export the fp32 graph of one network, with a calibration fitted for it."""
     params = load_params(project / "params.yaml")
     fitted = Calibrator(network, params.evaluate, params.seed, "cpu").fit(train, val)
     head = kind_of(manifest.task).target.load_part("head")
@@ -60,7 +60,7 @@ def graph_of(
 
 
 def seconds_by_weights(project: Path) -> dict[str, float]:
-    """Return the seconds of each training, all its attempts summed, by digest of the weights."""
+    """Return the seconds of each training, summed over its attempts, by digest of its weights."""
     started: dict[str, datetime] = {}
     found: dict[str, float] = {}
     for line in (project / ".work/log/train.jsonl").read_text().splitlines():
@@ -106,7 +106,7 @@ def compare(project: Path, searched: Path | None) -> list[list[str]]:
     times = seconds_by_weights(project)
     digests = [files.sha256_bytes(member.payload()) for member in whole.members]
     seconds = dict(zip(names, [times[digest] for digest in digests], strict=True))
-    seconds[WHOLE] = sum(times.values())  # also of members that got no weight
+    seconds[WHOLE] = sum(times.values())  # includes members with weight 0
     if (folder := project / "artifacts/model" / STUDENT).is_dir():
         student, facts = load_network(folder), report["ensemble"][STUDENT]
         name = facts["name"]

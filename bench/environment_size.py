@@ -1,10 +1,10 @@
-"""Measures the size of the service's own environment, and the time in which uv and pip install it.
+"""Measures the size of the service's environment, and the time in which uv and pip install it.
 
-`python -m bench.environment_size` builds the wheel, installs `slipway-ml[serve-cpu]` and
-`slipway-ml[serve]` with uv into temporary environments, and the lock of a bento's image with the
-wheel. It writes one table. Versions are those of requirements.lock, and each package is checked
-against its hash on the package index. Size: the bytes of all files, in MB of 1,000,000. uv and pip
-then install `serve-cpu` in turns, each with an empty cache; ROUNDS=0 leaves this out.
+`python -m bench.environment_size` builds the wheel and installs it with uv into temporary
+environments: `slipway-ml[serve-cpu]`, `slipway-ml[serve]`, and the lock of a bento's image. It
+writes one table. Versions are those of requirements.lock; each package is checked against its hash
+on the package index. The size is that of all files, in MB of 1,000,000 bytes. Then uv and pip
+install `serve-cpu` in turns, each with an empty cache; ROUNDS=0 leaves this out.
 """
 
 import os
@@ -31,7 +31,7 @@ UV = [sys.executable, "-m", "uv"]
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment: MB without and with bytecode, number of packages, the largest packages."""
+    """The measured size of an environment, in MB."""
 
     name: str
     target_mb: int
@@ -76,7 +76,7 @@ def install_with_uv(python: Path, lock: Path, cache: Path) -> None:
 
 
 def install_with_pip(python: Path, lock: Path) -> None:
-    """Install with pip, without the settings of this machine."""
+    """Install a lock with pip, ignoring pip's settings on this machine."""
     run(
         *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-cache-dir"),
         *("--require-hashes", "--requirement", lock),
@@ -84,7 +84,7 @@ def install_with_pip(python: Path, lock: Path) -> None:
 
 
 def run(*command: object) -> None:
-    """Run a command without pip's settings; its own output shows failures."""
+    """Run a command, ignoring pip's settings; raises if it fails."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     subprocess.run(
         [str(part) for part in command], check=True, env=settings | {"PIP_CONFIG_FILE": os.devnull}
@@ -92,7 +92,7 @@ def run(*command: object) -> None:
 
 
 def measured(name: str, target_mb: int, wheel: Path, lock: Path, folder: Path) -> Environment:
-    """Install a lock and the wheel, and measure them. Fails if torch is there."""
+    """Install a lock and the wheel, and measure the environment; fails if it contains torch."""
     python = new_environment(folder / "environment")
     install_with_uv(python, lock, folder / "cache")
     run(*UV, "pip", "install", "--quiet", "--no-config", "--no-deps", "--python", python, wheel)

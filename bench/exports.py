@@ -1,9 +1,11 @@
 """Exports a project to every place that needs no server, and measures each hop.
 
 `python -m bench.exports PROJECT RUNTIME` writes PROJECT/artifacts/exports/ and
-bench/results/exports.md. RUNTIME is onnxruntime-web. `python -m bench.exports jpeg FOLDER RUNTIME`
-lets the browser decode the JPEGs in FOLDER for a tiny model, whole ones, and tiles of the model's
-own size, whose pixels no resize averages. It writes bench/results/exports_jpeg.md.
+bench/results/exports.md. RUNTIME is the folder of onnxruntime-web.
+
+`python -m bench.exports jpeg FOLDER RUNTIME` lets the browser decode the JPEGs in FOLDER for a tiny
+model: whole images, and tiles of the model's input size, which are not resized. It writes
+bench/results/exports_jpeg.md.
 """
 
 import contextlib
@@ -59,7 +61,10 @@ def line(out: Path, record: ExportRecord) -> str:
 
 
 def tiles_of(payload: bytes) -> list[bytes]:
-    """Save the middle of a photograph again, as large as the model takes it, in two samplings."""
+    """Return the middle of a photograph as JPEGs of the model's input size.
+
+    There is one for each of two chroma samplings.
+    """
     photograph = Image.open(io.BytesIO(payload)).convert("RGB")
     left, top, size = photograph.width // 2, photograph.height // 2, CONTRACT.size_px
     tile = photograph.crop((left, top, left + size, top + size))
@@ -72,7 +77,7 @@ def tiles_of(payload: bytes) -> list[bytes]:
 
 
 def measure_jpegs(folder: Path, runtime: Path) -> str:
-    """Let the browser decode JPEGs; return its differences from Slipway's own decoder."""
+    """Let the browser decode JPEGs; describe its differences from Slipway's decoder."""
     whole = [path.read_bytes() for path in sorted(folder.rglob("*.jpg"))[:MOST_JPEGS]]
     tiles = [tile for payload in whole for tile in tiles_of(payload)]
     lines = []

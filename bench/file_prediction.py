@@ -1,10 +1,10 @@
 """Compares `slipway.predict_files` with the bare runtime, on images or texts.
 
-`python -m bench.file_prediction` predicts a folder of JPEGs by resnet18 at 224 px and runs the same
-network on arrays that are in memory already, in turns, and writes
-bench/results/file_prediction.md. `... texts` predicts a CSV of messages by a transformer, and the
-bare runtime tokenises them; it writes file_prediction_texts.md. The bare runtime has the batch size
-that was fastest for it. Both have every core.
+`python -m bench.file_prediction` predicts a folder of JPEGs by resnet18 at 224 px. In turns, the
+bare runtime runs the same network on arrays in memory. The table is
+bench/results/file_prediction.md. With the argument `texts` it predicts a CSV of messages by a
+transformer, and the bare runtime also tokenises them; the table is file_prediction_texts.md. The
+bare runtime has the batch size that is fastest for it. Both may use every core.
 """
 
 import csv
@@ -38,7 +38,7 @@ Rows = Callable[[LoadedModel, int, int], NDArray[Any]]  # network inputs of a ra
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it predicts, and how the bare runtime gets its inputs."""
+    """A model, the source that it predicts, and the inputs of the bare runtime."""
 
     title: str
     write: Callable[[Path], LoadedBundle]

@@ -1,4 +1,4 @@
-"""Counts answered forms of several images when callers send far more than the service can serve.
+"""Counts answered requests of several images while callers send far more than can be served.
 
 `python -m bench.form_overload [ROUNDS]` measures 8 callers, 300 callers that retry at once, and 300
 that obey `Retry-After`, in short interleaved turns against one service. It prints and writes one

@@ -27,7 +27,7 @@ from tests.project_params import of_kind
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("images", "table", "texts")
 COUNTS = (10_000, 100_000, 300_000, 1_000_000)
-_FEWEST = 1_000  # rows, whose time and memory are those of the imports
+_FEWEST = 1_000  # rows; their time and memory, mostly of imports, are subtracted
 _BATCH_ROWS = 1 << 12
 _SECONDS_BETWEEN_LOOKS = 0.02
 _TABM = {
@@ -37,7 +37,7 @@ _TABM = {
     "dropout": 0.1,
     "embedding_size": 32,
     "num_bins": 48,
-}  # not trained here
+}  # arguments that init would propose; nothing is trained
 _NGRAMS = {
     "buckets": 131072,
     "width": 16,
@@ -45,7 +45,7 @@ _NGRAMS = {
     "byte_ngrams": [3, 4, 5, 6],
     "lowercase": True,
     "dropout": 0.0,
-}  # nor this
+}  # likewise
 
 
 def lines() -> Iterator[str]:

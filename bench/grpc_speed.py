@@ -1,7 +1,7 @@
 """Compares rows per second over gRPC and HTTP: `python -m bench.grpc_speed`.
 
-Triton's own clients send the same batches of pixels to one service of a small network, in turns,
-from several threads of one process on the same cores.
+Triton's clients send the same batches of pixels by both protocols, in turns, to one service of a
+small network. Several threads of one process send them, on the cores of the service.
 """
 
 import statistics

@@ -37,7 +37,7 @@ from tests.calibrations import calibrated
 
 DATA = Path("../shared/data/cifar10")
 RESULT = Path("bench/results/int8.md")
-HEADINGS = {8: "With VNNI", 7: "Without VNNI"}  # by the bits of weights
+HEADINGS = {8: "With VNNI", 7: "Without VNNI"}  # by the number of bits of a weight
 NUM_TRAIN, NUM_VALIDATION, NUM_CALIBRATION = 10_000, 5_000, 512
 EPOCHS, BATCH_SIZE = 4, 64
 LARGEST_BATCH, LIMIT_S = 32, 90.0

@@ -1,8 +1,9 @@
 """Checks that `kill -9` changes no result: `python -m bench.kills [NUMBER]`, 25 kills by default.
 
-One copy of the checkout runs `dvc repro` to the end. Another is killed at random moments of the
-training, and as each stage begins (the trainer, dvc, or both, in turns), and restarted each time.
-Weights, metrics and split must have equal digests. Results: bench/results/kills.md.
+One copy of the checkout runs `dvc repro` undisturbed. Another is killed at random steps of the
+training and at the beginning of each stage, and restarted each time; the victims are in turn the
+trainer, dvc, and both. Weights, metrics and split of both copies must have equal digests. The
+results are in bench/results/kills.md.
 """
 
 import os
@@ -34,7 +35,7 @@ STAGES = (
     "compile",
     "verify",
 )
-NUM_STEPS = 8 * (1200 // 32)  # about, of the demo's training rows
+NUM_STEPS = 8 * (1200 // 32)  # steps of the training, approximately
 VICTIMS = ("trainer", "dvc", "both")
 SMALL: dict[str, dict[str, Any]] = {
     "train": {
@@ -82,7 +83,7 @@ def run_killed(
     draws, kills = random.Random(seed), Kills()
     steps = sorted(draws.randrange(NUM_STEPS) for _ in range(num_kills))
     for stage in stages:
-        if stage == "train":  # its own kills, before the stages behind it
+        if stage == "train":  # kills at random steps, before the stages after it
             for step in steps:
                 _run_until(project, kills, targets, _is_past(project, step), f"after step {step}")
         _run_until(project, kills, targets, _has_begun(stage), f"as {stage} begins")
@@ -95,7 +96,7 @@ def _has_begun(stage: str) -> Callable[[str], bool]:
 
 
 def _is_past(project: Project, step: int) -> Callable[[str], bool]:
-    """Return True if this run trains and has a checkpoint of that step or a later one."""
+    """Return a function that is True once this run has a checkpoint of `step` or a later one."""
 
     def is_past(output: str) -> bool:
         saves = (project.path / ".work/train").glob("*/step-????????*")
@@ -110,7 +111,7 @@ def _is_past(project: Project, step: int) -> Callable[[str], bool]:
 def _run_until(
     project: Project, kills: Kills, targets: str, is_due: Callable[[str], bool] | None, moment: str
 ) -> None:
-    """Run `dvc repro` and kill the next victim when its output `is_due`; let it end without one."""
+    """Run `dvc repro`; kill the next victim once its output `is_due`, or never for None."""
     log = project.path / ".work/output"
     with log.open("w") as file:
         process = subprocess.Popen(

@@ -1,9 +1,9 @@
 """Measures the gain of each step: packed store, half precision, more processes, ZeRO-2.
 
-`make ladder` (`python -m bench.ladder`) makes JPEGs like photographs. It trains on them the naive
-way and through Slipway, with and without an expensive function on each image, in turns. It prints
-and writes one table and a picture. Each row names the row that it is compared with. Rows for which
-this machine lacks the hardware give that reason.
+`make ladder` (`python -m bench.ladder`) makes JPEGs like photographs. It trains on them naively and
+through Slipway, in turns, with and without an expensive function on each image. It prints and
+writes one table and a picture. Each row names the row that it is compared with. If this machine
+lacks the hardware for a row, the row says so.
 """
 
 import os
@@ -42,7 +42,7 @@ PUBLISHED = "3.63x by four GPUs, 13.29x by preprocessing once, 21.53x by all tog
 
 
 class Runner(Protocol):
-    """A training that is timed in its turns."""
+    """A training whose speed is measured in turns with others."""
 
     def __enter__(self) -> Self: ...
 
@@ -54,7 +54,10 @@ class Runner(Protocol):
 
 
 class Naive:
-    """`bench.ladder_naive` in its own process group, stopped between its turns: it prefetches."""
+    """`bench.ladder_naive` in its own process group.
+
+    It is stopped between its turns, because its workers would load the next batches meanwhile.
+    """
 
     def __init__(self, transform: str) -> None:
         self._command = [
@@ -84,7 +87,7 @@ class Naive:
         self._process.wait()
 
     def rate(self) -> float:
-        """One round."""
+        """Run one round; return its rows per second."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
         self._process.stdin.write("go\n")
@@ -126,7 +129,7 @@ class Ours:
         self._run.__exit__(None, None, None)
 
     def rate(self) -> float:
-        """One round."""
+        """Run one round; return its rows per second."""
         return BATCH_SIZE / self._run.time_steps().step_ms * 1000
 
 

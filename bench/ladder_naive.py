@@ -90,7 +90,7 @@ def main() -> None:
     for _ in sys.stdin:
         for _ in range(
             2 * num_workers + 1
-        ):  # of batches that were made while others had their turn
+        ):  # without batches that were prepared during another's turn
             next(training)
         begin, rows, count = time.perf_counter(), 0, 0
         while count < FEWEST_BATCHES or time.perf_counter() - begin < MIN_SECONDS:

@@ -1,9 +1,9 @@
 """Measures training batches from a store four times larger than the memory of the process.
 
 `python -m bench.larger_than_memory` writes a store of 4 GiB to .work/bench/larger_than_memory, and
-runs each case in a process of its own, in turns. A control group limits the process and its page
+runs the cases in turns, each in a new process. A control group limits the process and its page
 cache to 1 GiB. A second one slows the disk down to 100 MB/s and 400 reads per second, like a disk
-on a network. Both need root and control groups of version 1. The file is dropped from the page
+on a network. Both need root and version 1 of control groups. The file is dropped from the page
 cache (`posix_fadvise`) before each run.
 """
 
@@ -56,7 +56,7 @@ CASES = [
 
 
 def write_store() -> None:
-    """Write random pixels, of which no two rows are equal."""
+    """Write a store of random pixels; no two rows are equal."""
     if STORE.exists():
         return
     import numpy as np
@@ -89,7 +89,7 @@ def warm() -> None:
 
 @contextmanager
 def control_group(kind: str, limits: dict[str, str]) -> Iterator[Path]:
-    """Make a control group of version 1 for the block, with these limits."""
+    """Create a control group (version 1) with these limits for the `with` block."""
     folder = GROUPS / kind / f"slipway-bench-{os.getpid()}"
     folder.mkdir()
     try:
@@ -101,7 +101,7 @@ def control_group(kind: str, limits: dict[str, str]) -> Iterator[Path]:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Run a case in its groups, and return what its process measured."""
+    """Run a case in a process within its control groups, and return what it measured."""
     drop() if case.is_limited else warm()
     memory = {"memory.limit_in_bytes": str(LIMIT)} if case.is_limited else {}
     slow = {
@@ -157,7 +157,7 @@ def measure(order: str) -> None:
 
 
 def batches(order: str) -> Iterator[int]:
-    """Return the sizes of the batches of an epoch, which makes each batch."""
+    """Yield the number of rows of each batch of an epoch, after the batch was made."""
     import numpy as np
 
     from slipway.data.augmentation.plan import plan_from_params

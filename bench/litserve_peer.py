@@ -1,8 +1,8 @@
-"""The same prediction behind LitServe, written as LitServe documents it.
+"""A LitServe API that makes the same prediction, written as LitServe documents it.
 
-`python -m bench.litserve_peer PORT` runs it for bench/serving_speed.py. It has one worker and
-batches of at most 32, for which it waits 5 ms. LitServe starts processes that import this module,
-so the class is here.
+`python -m bench.litserve_peer PORT` runs it for bench/serving_speed.py. It has one worker, and
+waits up to 5 ms for batches of at most 32. The class is in this module because LitServe's processes
+import it.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Measures the speed of training batches against the loaders that others use.
+"""Compares the speed of Slipway's training batches with that of other data loaders.
 
-`python -m bench.loading` installs the peers into .work/bench/loading/venv, makes JPEGs from the
-data under ../shared/data, starts every loader once, times all of them in turns, and prints and
-writes one table for each case. FFCV is compiled, and needs a C++ compiler, pkg-config,
-libopencv-dev and libturbojpeg0-dev. If a peer cannot be installed or started, the table has the
+`python -m bench.loading` installs the other loaders into .work/bench/loading/venv, makes JPEGs from
+the data under ../shared/data, starts every loader once, and times all of them in turns. It prints
+and writes one table for each case. FFCV is compiled; it needs a C++ compiler, pkg-config,
+libopencv-dev and libturbojpeg0-dev. If a loader cannot be installed or started, the table has the
 reason.
 """
 
@@ -56,7 +56,7 @@ PACKAGES = (
         "tqdm",
         "pandas",
     ),
-    ("--no-deps", "--no-build-isolation", "ffcv"),  # as declared it would ask for a second OpenCV
+    ("--no-deps", "--no-build-isolation", "ffcv"),  # its dependencies contain a second OpenCV
 )
 
 
@@ -97,7 +97,7 @@ class Loader:
 
 
 def install() -> Path:
-    """Install the peers; return their interpreter. A failed installation shows at import."""
+    """Install the other loaders; return their Python. A failed installation shows at import."""
     python = SCRATCH / "venv" / "bin" / "python"
     if not python.exists():
         subprocess.run(

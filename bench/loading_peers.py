@@ -1,4 +1,4 @@
-"""The peers of `bench.loading` in their own environment, with 2 workers, used as they document it.
+"""The other loaders of `bench.loading`, with 2 workers, used as their documentation says.
 
 python bench/loading_peers.py PEER CASE FOLDER
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
-)  # a script of an environment that knows nothing of this project
+)  # this script runs in an environment without this project
 
 from bench.loading_rounds import CASES, Case, serve
 

@@ -1,7 +1,7 @@
 """The protocol of `bench.loading`: a process prepares one loader and times it on request.
 
-It times the loader for a second for each line that it reads. It imports only the standard library,
-because it runs in the peers' environment, too.
+For each line on stdin the process times its loader for a second. This module imports only the
+standard library, because it also runs in the environment of the other loaders.
 """
 
 import sys

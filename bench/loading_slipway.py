@@ -36,7 +36,7 @@ def pack(case: Case, folder: Path) -> PackedSplit:
         max_pixels=10**6,
     )
     if not path.exists():
-        unfinished = folder / f"inputs-{os.getpid()}.npy"  # two processes may do this at once
+        unfinished = folder / f"inputs-{os.getpid()}.npy"  # two processes may pack at once
         np.save(
             unfinished,
             np.stack([array_from_bytes(picture.read_bytes(), contract) for picture in pictures]),

@@ -1,9 +1,9 @@
 """Simulates 60 days of traffic under the closed loop, with and without a person who decides.
 
 `python -m bench.loop` runs 20 clean streams and each planted change on two seeds, prints the
-tables and writes them. It takes some minutes on one core. Windows, triggers, the next step, the
-comparison and the keys' test are those of the product; the clock, the network and the rollout are
-simulated: a logistic regression trains in milliseconds, and a canary needs a day.
+tables and writes them. It takes some minutes on one core. The drift windows, the triggers, the next
+step, the comparison and the test of API keys are the real code. The clock, the network and the
+rollout are simulated: a logistic regression trains in milliseconds, and a canary takes a day.
 """
 
 import sys
@@ -51,7 +51,7 @@ DAYS, WINDOWS, WINDOW_ROWS, LABELLED = 60, 6, 1000, 0.2
 BUDGET = Budget(windows_per_day=WINDOWS)
 DAY_S = 86400.0
 WINDOW_S = DAY_S / WINDOWS
-RECENT_DAYS = 14  # keys are judged by their labels of so many days
+RECENT_DAYS = 14  # API keys are judged by their labels of these last days
 KEYS = ("shop-1", "shop-2", "shop-3", "shop-4", "shop-5")
 BASE_ROWS, FRESH_ROWS, TEST_FRACTION = 4000, 20_000, 0.15
 PARAMS = LoopParams.model_validate(
@@ -75,11 +75,11 @@ PARAMS = LoopParams.model_validate(
 
 @dataclass
 class LabelledRows:
-    """Labelled rows, with the split of each by the same rule as in `split.assignment: stable`."""
+    """Labelled rows; test rows are chosen by the rule of `split.assignment: stable`."""
 
     inputs: Float
-    truth: NDArray[np.int64]  # really
-    label: NDArray[np.int64]  # as the caller sent it
+    truth: NDArray[np.int64]  # the true class
+    label: NDArray[np.int64]  # the class that the caller sent, which may be wrong
     predicted: NDArray[np.int64]
     key: NDArray[np.int64]
     answered: Float  # days
@@ -92,22 +92,22 @@ class LabelledRows:
 
 @dataclass
 class Outcome:
-    """The end of one stream."""
+    """The result of one stream."""
 
     trainings: int = 0
     requests: int = 0
     deployments: int = 0
     undecided: int = 0  # deployments without an approval of that version
     outcomes: Counter[str] = field(default_factory=Counter)
-    named: set[str] = field(default_factory=set)  # keys
+    named: set[str] = field(default_factory=set)  # API keys that were found suspicious
     alarms: int = 0  # windows that drifted
     accuracy: float = 0.0  # of the served model on fresh rows of the last day
     oracle: float = 0.0
-    unchanged: float = 0.0  # of the first model on these rows
+    unchanged: float = 0.0  # accuracy of the first model on these rows
 
 
 class SimulatedLoop:
-    """One stream, its service, its loop and its person."""
+    """One stream with a simulated service, the loop, and a person who decides."""
 
     def __init__(self, plan: StreamPlan, seed: int) -> None:
         self.plan, self.random, self.end = plan, np.random.default_rng(seed), Outcome()
@@ -130,7 +130,7 @@ class SimulatedLoop:
         self.refused: set[str] = set()
 
     def run(self) -> Outcome:
-        """Simulate all days; the loop runs at the end of each."""
+        """Simulate all days, with one call of the loop at the end of each; return the result."""
         for day in range(DAYS):
             for part in range(WINDOWS):
                 self._window(day + part / WINDOWS)
@@ -151,7 +151,7 @@ class SimulatedLoop:
         return self.end
 
     def _window(self, day: float) -> None:
-        """Answer a window of requests, judge it, and note the rows with a label."""
+        """Answer a window of requests, judge its drift, and store the rows that get a label."""
         inputs, truth = draw(self.random, WINDOW_ROWS, self.plan.shift(day))
         outputs = self.models[-1].answers(inputs)
         window = Window(self.reference)
@@ -178,7 +178,7 @@ class SimulatedLoop:
         self.parts.append(rows.where(self.random.random(WINDOW_ROWS) < LABELLED))
 
     def _labels(self, day: float) -> LabelledRows:
-        """Return all rows whose label has come."""
+        """Return all rows whose label has arrived by `day`."""
         names = vars(self.parts[0])
         every = LabelledRows(
             **{name: np.concatenate([vars(part)[name] for part in self.parts]) for name in names}
@@ -186,7 +186,7 @@ class SimulatedLoop:
         return every.where(every.answered + self.plan.delay_days <= day)
 
     def _loop(self, day: float) -> None:
-        """Do what `slipway loop` does: steps until one has to wait."""
+        """Take steps until one has to wait, as `slipway loop` does."""
         while True:
             last = self._last()
             step = next_step(last, self._facts(last, day), PARAMS)
@@ -252,7 +252,7 @@ class SimulatedLoop:
         return confirmed_drift([one for one in self.windows if one.model == version], since)
 
     def _decide(self, last: Cycle, day: float) -> None:
-        """Approve a day after the request."""
+        """Approve a pending request one day after it was made."""
         requested = next(step.time for step in last.steps if step.what == "requested")
         if self.plan.decides and day * DAY_S >= requested + DAY_S:
             detail: dict[str, object] = {

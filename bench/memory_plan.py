@@ -1,7 +1,7 @@
-"""Compares the planned memory with that of real steps.
+"""Compares the memory that `slipway plan` predicts with that of real steps.
 
-`python -m bench.memory_plan` runs each network in a process of its own and writes one table: the
-predicted tensors against torch's allocator, and the predicted process against the growth of the
+`python -m bench.memory_plan` runs each network in a new process and writes one table. It compares
+the predicted tensors with torch's allocator, and the predicted process with the growth of the
 resident set.
 """
 

@@ -1,11 +1,11 @@
-"""The cost of monitoring: requests per second and processor time of the event loop, on and off.
+"""Measures the cost of monitoring: requests per second and processor time of the event loop.
 
 `python -m bench.monitoring_overhead [small|large]...` sends requests over 32 connections to a
 service whose bundle has a reference for drift. It writes one table for each bundle of
 bench/serving_speed.py (bench/results/monitoring_overhead_small.md, and so on).
 
-The service switches its monitoring on and off itself (bench/monitoring_service.py), so that both
-cases share the process and the state of the machine. Two services measured one after the other
+The service itself switches its monitoring on and off (bench/monitoring_service.py), so that both
+cases share the process and the state of the machine; two services measured one after the other
 differ by a third. The monitoring's own thread costs the same in all turns and is listed separately.
 """
 
@@ -44,9 +44,9 @@ from tests.serving.monitoring.monitored import with_reference
 from tests.serving.server import running
 
 NUM_REFERENCE, LARGEST_BATCH = 512, 32
-SETTLE_S = 5.0  # in which the share of requests that the monitoring takes in whole finds its place
-ALWAYS_S = 24.0  # for what the thread takes
-IN_TURNS = "1001"  # a machine that gets slower favours neither
+SETTLE_S = 5.0  # until the monitoring's sampling rate is stable
+ALWAYS_S = 24.0  # seconds with monitoring on, to measure its thread
+IN_TURNS = "1001"  # on, off, off, on: a machine that slows down favours neither
 
 
 class Case(NamedTuple):
@@ -132,7 +132,7 @@ def turns_of(case: Case, folder: Path, order: str, seconds: float) -> tuple[list
     begin = asked_in[0] + math.ceil((WARM_UP_S + SETTLE_S) / case.turn_seconds)
     whole = len(
         IN_TURNS
-    )  # from the beginning of an order, and before the last turn, which ended with the questions
+    )  # whole orders only, without the last turn, which the end of the requests cut
     return turns[-(-begin // whole) * whole : asked_in[-1] // whole * whole], rows
 
 

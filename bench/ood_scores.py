@@ -1,8 +1,8 @@
 """Compares scores that detect out-of-distribution rows and fit into the exported graph.
 
-`python -m bench.ood_scores` trains on the embedded data, and on real data if it lies beside the
-checkout, in folders under tmp/. It prints and writes one table: the area under the ROC curve of
-ordinary test rows against each kind of out-of-distribution (OOD) rows.
+`python -m bench.ood_scores` trains on the embedded data, and on real data if it is beside the
+checkout, in folders under tmp/. It prints and writes one table of the area under the ROC curve: how
+well a score separates ordinary test rows from each kind of out-of-distribution (OOD) rows.
 """
 
 import shutil
@@ -70,7 +70,7 @@ def wine() -> pa.Table:
 
 
 def housing() -> pa.Table:
-    """California housing."""
+    """Return the table of California housing."""
     return pyarrow.csv.read_csv(SHARED / HOUSING.path)
 
 
@@ -158,19 +158,19 @@ def ood_table_rows(rows: Rows, contract: ColumnContract) -> Iterator[tuple[str, 
     yield "columns doubled", moved
 
 
-# Scores: larger for OOD rows
+# Scores, which are larger for OOD rows
 
 
 @dataclass(frozen=True)
 class Known:
-    """Training rows as the network sees them, to fit a score on."""
+    """The training rows to which a score is fitted, and the network's outputs for them."""
 
     raw: Answers
-    row: Rows  # (N, D) the row itself: its pixels, or its numbers and a slot for each category
+    row: Rows  # (N, D) the input: pixels, or numbers and one-hot categories
     targets: Float
     head: (
         tuple[Float, Float] | None
-    )  # weight (K, D) and bias (K,) of the last layer, where it is one matrix
+    )  # weight (K, D) and bias (K,) of the last layer; None if it is not one matrix
 
 
 Score = Callable[[Answers, Rows], Float]
@@ -187,12 +187,12 @@ def energy(known: Known, _rows: Rows) -> Score:
 
 
 def mahalanobis(known: Known, _rows: Rows) -> Score:
-    """Score as Slipway for images: one centre, principal components of the last layer's inputs."""
+    """Score as Slipway does for images: distance to one centre, on the last layer's inputs."""
     return _product(known.raw.scores, lambda raw, rows: raw.scores)
 
 
 def mahalanobis_of_the_row(known: Known, rows: Rows) -> Score:
-    """Score as Slipway for tables: as `mahalanobis`, of the row itself, without a network."""
+    """Score as Slipway does for tables: as `mahalanobis`, but on the inputs, without a network."""
     return _product(known.row, lambda raw, found: found)
 
 
@@ -218,13 +218,13 @@ def mahalanobis_by_class(known: Known, _rows: Rows) -> Score:
 
 
 def relative_mahalanobis(known: Known, rows: Rows) -> Score:
-    """Score by the class distance less that to all training rows (Ren et al. 2021)."""
+    """Score by the class distance minus the distance to all training rows (Ren et al. 2021)."""
     by_class, overall = mahalanobis_by_class(known, rows), mahalanobis(known, rows)
     return lambda raw, found: by_class(raw, found) ** 2 - overall(raw, found) ** 2
 
 
 def vim(known: Known, _rows: Rows) -> Score:
-    """Score by the residual outside the widest half of directions, less the energy (Wang 2022)."""
+    """Score by the residual outside the main half of directions minus the energy (Wang 2022)."""
     features = known.raw.scores.astype(np.float64)
     origin = -np.linalg.pinv(known.head[0]) @ known.head[1] if known.head else features.mean(axis=0)
     _, directions = np.linalg.eigh(np.cov(features - origin, rowvar=False, bias=True))

@@ -1,9 +1,9 @@
 """Measures waiting and throughput at four times the capacity.
 
-`python -m bench.overload` compares the service with its admission, with only the queue's limit, and
-an ordinary BentoML API of the same model. It measures each alone, in turns, and prints and writes
-one table. Requests come at random times, independent of the answers. A latency counts from the
-moment at which the request was due. The service has one core and the callers the other.
+`python -m bench.overload` compares three servers of the same model: the service, the service with
+only a limit of the queue, and an ordinary BentoML API. It measures them in turns, and prints and
+writes one table. Requests come at random times, independent of the answers. A latency counts from
+the time at which the request was due. The service has one core and the callers the other.
 """
 
 import asyncio
@@ -50,21 +50,21 @@ FORM = http_request(
 
 @dataclass
 class Measured:
-    """One way of serving, with the figures of each round."""
+    """One server, with its figures by round."""
 
     name: str
-    peak: list[float] = field(default_factory=list)  # answers a second
+    peak: list[float] = field(default_factory=list)  # answers per second
     normal_ms: list[float] = field(default_factory=list)  # p99 at 80 % of the peak
     overload_ms: list[float] = field(
         default_factory=list
-    )  # p99 of the accepted after the first second
-    onset_ms: list[float] = field(default_factory=list)  # of all that were accepted
-    goodput: list[float] = field(default_factory=list)  # share of the peak
-    livez_ms: list[float] = field(default_factory=list)  # p99
+    )  # p99 of accepted requests, without the first second
+    onset_ms: list[float] = field(default_factory=list)  # p99 of all accepted requests
+    goodput: list[float] = field(default_factory=list)  # fraction of the peak
+    livez_ms: list[float] = field(default_factory=list)  # p99 of /livez
     after_ms: list[float] = field(
         default_factory=list
-    )  # p99 at 80 % of the peak, some seconds later
-    other: set[str] = field(default_factory=set)  # what was answered during the overload beside 200
+    )  # p99 at 80 % of the peak, seconds after the overload
+    other: set[str] = field(default_factory=set)  # statuses other than 200 during the overload
 
     def row(self) -> str:
         middle = [

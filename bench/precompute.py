@@ -1,4 +1,4 @@
-"""Measures precompute against pure decoding, the cost of JPEG and of a kill, and the loss of JPEG.
+"""Compares `precompute` with pure decoding, and measures the cost of JPEG stores and of a kill.
 
 `python -m bench.precompute` makes 400x300 JPEGs like photographs, packs them at 224 px in turns
 with plain decoding, on all cores, and prints and writes two tables.
@@ -63,7 +63,7 @@ def photograph(seed: int) -> bytes:
 
 
 def data_set() -> tuple[list[RawSample], pa.Table]:
-    """Return distinct files: a number after the end of the JPEG gives each its own digest."""
+    """Return the samples and their rows; a number after each JPEG makes all digests different."""
     distinct = [photograph(seed) for seed in range(NUM_DISTINCT)]
     payloads = [
         distinct[index % NUM_DISTINCT] + index.to_bytes(4, "big") for index in range(NUM_IMAGES)
@@ -130,7 +130,7 @@ def pack_all(
 
 
 def look_through(rows: pa.Table) -> None:
-    """Check the finished shards, as a second run does first."""
+    """Check the finished shards, which a second run does before it packs."""
     num_rows = sum(
         len(shard.numbers)
         for _, shard in finished_shards(SCRATCH / "raw", places_of(rows.sort_by("id")), RAW)

@@ -1,4 +1,4 @@
-"""The Python cost of one small prediction with and without monitoring: steps and processor time.
+"""Measures the cost of a small prediction in Python: interpreter steps and processor time.
 
 `python -m bench.prediction_steps` runs the connections, the application and the model of a worker
 in one process, without sockets. Each of 32 connections gets a request, and the next when all are
@@ -111,8 +111,8 @@ class Replayer:
 class Times(NamedTuple):
     """Processor times of the turns."""
 
-    us: dict[bool, list[float]]  # for a prediction, by turn, with (True) and without monitoring
-    thread_share: float  # the monitoring's thread as a fraction of the event loop's
+    us: dict[bool, list[float]]  # µs of a prediction by turn, with (True) and without monitoring
+    thread_share: float  # processor time of the monitoring's thread / that of the event loop's
 
 
 async def measure_times(replayer: Replayer, worker: ModelWorker, monitor: TrafficMonitor) -> Times:

@@ -1,4 +1,4 @@
-"""The cost of the request log: requests per second with no, a tenth and all requests logged.
+"""Measures the cost of the request log: requests per second if 0, 10 or 100 % are logged.
 
 `python -m bench.request_log_overhead` starts three services of one tiny graph, sends requests to
 them in turns over 32 connections, and prints and writes one table. The client shares the cores with

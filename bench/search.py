@@ -1,12 +1,12 @@
 """Compares the search with early stopping with the full grid, and with Optuna's MedianPruner.
 
 `python -m bench.search` trains every point of a small grid on the digits and on the housing table,
-for five seeds, each with its own split. A training is a pure function of its params, and a promoted
-trial continues from its checkpoint. So every search over these points is replayed from their
-validation curves: the project's own proposals and schedule decide, and the epochs that they need
-are counted. Finished trainings below tmp/bench/search are not repeated.
+for five seeds, each with its own split. A training depends only on its params, and a promoted trial
+continues from its checkpoint. So a search over these points can be replayed from their validation
+curves: the real proposals and schedule decide, and the epochs that they need are counted. Finished
+trainings below tmp/bench/search are not repeated.
 
-`python -m bench.search overhead` measures the cost of a trial in addition to its `dvc repro train`.
+`python -m bench.search overhead` measures what a trial costs beyond its `dvc repro train`.
 """
 
 import functools
@@ -49,7 +49,7 @@ SCRATCH = ROOT / "tmp" / "bench" / "search"
 RESULT = ROOT / "bench/results/search.md"
 OVERHEAD = ROOT / "bench/results/search_overhead.md"
 SEEDS = range(5)
-_TURNS = 4  # the first is not counted
+_TURNS = 4  # the first one does not count
 EPOCHS, HALVING = 10, {"reduction": 3, "first_rung": 2}
 _STANDARD_ERRORS = 2 * statistics.NormalDist().inv_cdf(0.975)  # in an interval of 95 %
 COLUMNS = ("Data", "Search", *(f"Seed {seed}" for seed in SEEDS), "Epochs, median", "As good")
@@ -73,7 +73,7 @@ class Curve:
 
     losses: list[float]
     scores: list[float]
-    metric: Metric  # of the model that is kept, on the validation rows
+    metric: Metric  # of the kept model on the validation rows
 
     def kept(self, epoch: int) -> float:
         """Return the score of the epoch with the lowest loss so far, which a training keeps."""

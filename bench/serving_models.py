@@ -95,7 +95,7 @@ def messages() -> list[str]:
 
 
 def write_text(folder: Path) -> LoadedBundle:
-    """`folder`/bundle and its certificate, of a transformer of the size of small encoders."""
+    """Write `folder`/bundle and its certificate, of a transformer as large as small encoders."""
     torch.manual_seed(7)
     taken = TextContract(
         kind="texts",

@@ -32,7 +32,7 @@ PACKAGES = ("bentoml", "uvicorn", "uvloop", "httptools", "onnxruntime-gpu", "sta
 
 @dataclass
 class Measured:
-    """One way of serving."""
+    """One server, with its figures by round."""
 
     name: str
     url: str

@@ -1,11 +1,11 @@
-"""The same prediction behind FastAPI, and an ASGI application that does nothing.
+"""A FastAPI server that makes the same prediction, and an ASGI application that does nothing.
 
 `python -m bench.serving_peers NAME PORT` runs one for bench/serving_speed.py; LitServe is in
 bench/litserve_peer.py. They may use another Python that has fastapi, python-multipart, litserve,
 uvicorn, uvloop, httptools, onnxruntime and the packages that `slipway.inputs.images` imports.
 PEER_BUNDLE is the folder of the bundle, PEER_CONTRACT its input contract; PEER_INPUT and
-PEER_OUTPUT name the graph's tensors. Each follows its own documentation. The decoder is ours, so
-that the frameworks are compared.
+PEER_OUTPUT name the graph's tensors. Each server follows its own documentation. All use Slipway's
+decoder, so that only the frameworks are compared.
 """
 
 import os

@@ -4,7 +4,7 @@
 loopback, sends requests in turns over 32 connections and over one, and prints and writes one table
 for each model (bench/results/serving_speed_small.md, _large.md and _text.md). BENCH_PEERS is a
 Python that has litserve and fastapi (bench/serving_peers.py). Without it the table says that they
-are missing. They take no texts. The client shares the cores with the services.
+are missing. They do not serve the texts. The client shares the cores with the services.
 """
 
 import io
@@ -69,14 +69,12 @@ class Case:
     body: Callable[[], bytes]
     media_type: str
     round_seconds: float
-    num_rounds: (
-        int  # many short ones where a machine that others use too changes its speed within seconds
-    )
+    num_rounds: int  # many short rounds on a shared machine, whose speed changes within seconds
 
 
 @dataclass
 class Served:
-    """One way of serving, over many connections and over one."""
+    """One server, measured over many connections and over one."""
 
     name: str
     many: Measured
@@ -136,7 +134,7 @@ def digit() -> bytes:
 
 
 def message() -> bytes:
-    """The JSON of a message of usual length."""
+    """Return the JSON body with a message of usual length."""
     texts = sorted(messages(), key=len)
     return json.dumps({"text": texts[len(texts) // 2]}).encode()
 
@@ -148,7 +146,7 @@ def image_batch(taken: ImageContract, size: int) -> Callable[[], Batch]:
 
 
 def text_batch(taken: TextContract, size: int) -> Callable[[], Batch]:
-    """Tokenise `size` messages, those of `message`, as often as they are needed."""
+    """Return a function that tokenises a batch of `size` messages."""
     rows = [json.loads(message())] * size
     longest = np.count_nonzero(encode_texts([read_text(rows[0], taken)], taken))
 

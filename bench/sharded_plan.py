@@ -1,7 +1,7 @@
-"""Compares the plan's memory of divided networks with the tensors of real steps in two processes.
+"""Compares the planned memory of divided networks with the tensors of real steps in two processes.
 
-`python -m bench.sharded_plan` runs each transformer and strategy in processes of their own on the
-CPU, and writes one table.
+`python -m bench.sharded_plan` runs each transformer with each strategy in new processes on the CPU,
+and writes one table.
 """
 
 import json
@@ -18,7 +18,7 @@ SHAPES = [(256, 12, 4), (512, 8, 8), (512, 24, 4), (768, 4, 64), (1024, 6, 8)]
 
 
 def line(strategy: str, width: int, num_layers: int, rows: int) -> str:
-    """One row of the table."""
+    """Measure one shape and strategy; return its row of the table."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
         *("-m", "tests.planning.measured_shards", strategy, *map(str, (width, num_layers, rows))),
@@ -33,7 +33,7 @@ def line(strategy: str, width: int, num_layers: int, rows: int) -> str:
 
 
 def main() -> None:
-    """All shapes, one after the other."""
+    """Measure all shapes one after the other, and write the table."""
     lines = [
         "| Strategy | Width | Layers | Rows | Predicted, MB | Allocated, MB | Error |",
         "|---|---|---|---|---|---|---|",

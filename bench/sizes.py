@@ -1,8 +1,8 @@
-"""Sizes of real projects: time and disk of the data stages, predicted memory and time of training.
+"""Measures time and disk of the data stages on real data, and predicts the training's costs.
 
 `python -m bench.sizes [NAME ...]` makes a project for each data set as `slipway init` proposes it,
-runs the stages before `train`, and predicts the rest by `slipway.planning`. It prints and writes
-one table. Data sets below ../shared/data that are missing are left out.
+runs the stages before `train`, and predicts memory and time of the training by `slipway.planning`.
+It prints and writes one table, without data sets that are missing below ../shared/data.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """A network for images of 32 px that learns CIFAR-10 in minutes on two cores.
 
-After the ResNet-9 of Page 2018 ("How to train your ResNet") without shortcuts, as in Jordan 2024,
-arXiv:2404.00498: each of three blocks first halves the resolution, so most of the work is in
-matrices that fit a CPU's caches.
+It is the ResNet-9 of Page 2018 ("How to train your ResNet") without shortcuts, as in Jordan 2024,
+arXiv:2404.00498. Each of three blocks first halves the resolution, so that most of the work
+is in matrices that fit a CPU's caches.
 """
 
 from collections.abc import Sequence

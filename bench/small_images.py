@@ -2,8 +2,8 @@
 
 It measures the machine's rate of matrix products and the steps of the recipe in each precision,
 chooses the number of epochs that fit, trains, and tests on the data set's own test images. The goal
-of 90 % counts where 45 % of the rate for the whole time exceeds the operations of airbench94.
-With `--minutes` or `--images` it is a trial, whose table goes to tmp/. CIFAR-10 is read from
+of 90 % applies if the machine can compute the operations of airbench94 in the time, at 45 % of its
+rate. With `--minutes` or `--images` it is a trial, whose table goes to tmp/. CIFAR-10 is read from
 ../shared/data, or from the folder in the variable CIFAR10.
 """
 
@@ -69,7 +69,7 @@ RECIPE: dict[str, dict[str, Any]] = {
 
 
 def steps_of(project: ProfiledProject, precision: str) -> Round:
-    """Return the quickest of up to three rounds of real steps, for a minute at most."""
+    """Return the quickest of up to three rounds of real steps, within a minute."""
     begin, rounds = time.perf_counter(), list[Round]()
     with MeasuredRun(project, precision, precision=precision) as run:
         while len(rounds) < NUM_ROUNDS and time.perf_counter() - begin < MEASURING_S:
@@ -78,7 +78,7 @@ def steps_of(project: ProfiledProject, precision: str) -> Round:
 
 
 def operations(network: torch.nn.Module, rows: int, precision: str) -> list[tuple[str, float]]:
-    """Return the operations of a forward and backward pass with their share of its time."""
+    """Return (operation, fraction of the time) of a forward and backward pass."""
     images = torch.randint(0, 256, (rows, 32, 32, 3), dtype=torch.uint8)
     network.to(memory_format=torch.channels_last)
 
@@ -130,7 +130,7 @@ def main() -> None:
     set_params(folder, {"data": {"path": str(SCRATCH / "cifar10.parquet")}})
     files.write_text(folder / "transforms/__init__.py", "")
     shutil.copy(ROOT / "bench/small_image_network.py", folder / "transforms")
-    os.chdir(folder)  # where the network is found, in this process and in those of the rounds
+    os.chdir(folder)  # the network's module is found here, also by the processes of the rounds
     os.environ["PYTHONPATH"] = python_path()
     sys.path.insert(0, str(folder))
     run_stages(folder, ("code", "clean", "split", "precompute", "augment"))
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def _trained(folder: Path, minutes: float, epochs: int, precision: str, flop: float) -> str:
-    """Train and test; return the account as a sentence."""
+    """Train and test; describe the result in a sentence."""
     if epochs < 1:
         return "No epoch fits into the time."
     changes = {"epochs": epochs, "warmup_epochs": epochs / 4, "precision": precision}

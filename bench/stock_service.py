@@ -1,4 +1,4 @@
-"""The same prediction as an ordinary BentoML API, for bench/serving_overhead.py."""
+"""An ordinary BentoML API that makes the same prediction, for bench/serving_overhead.py."""
 
 import os
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 `python -m bench.strategies`, after `dvc repro`, trains and evaluates the packed data of this
 checkout once for each strategy and seed: bf16 and fp16, with and without offload. It works in
-folders of its own under tmp/, and prints and writes one table.
+separate folders under tmp/, and prints and writes one table.
 """
 
 import json
@@ -39,7 +39,7 @@ SETUPS = (
 
 @dataclass
 class Runs:
-    """All seeds of one setup."""
+    """The results of one setup, for all seeds."""
 
     strategy: str
     precision: str

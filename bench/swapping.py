@@ -1,4 +1,4 @@
-"""Compares latencies during continuous swaps of models with those without swaps (S8).
+"""Compares latencies while models are swapped continuously with latencies without swaps.
 
 `python -m bench.swapping` starts the service with a network of 35 MB and swaps between two of them
 at least 60 times. It sends requests over 8 connections, checks every answer against the model that
@@ -40,9 +40,7 @@ from tests.serving.rollout.test_processes import resident_mib
 from tests.serving.server import Server, environment, running
 
 NUM_CONNECTIONS = 8
-PAUSE_S = (
-    0.01  # of a caller between an answer and its next question: the load of a day, not an overload
-)
+PAUSE_S = 0.01  # pause of a caller after an answer: normal load, not an overload
 NUM_ROUNDS = 7
 NUM_SWAPS = 9  # in a round: 63 in all
 HIDDEN = 2048
@@ -55,7 +53,7 @@ class Round:
     """The answers and latencies of the callers."""
 
     latencies: list[float] = field(default_factory=list)  # seconds
-    wrong: int = 0  # answers that are not the named model's
+    wrong: int = 0  # answers that differ from those of the model that they name
     versions: set[str] = field(default_factory=set)
 
 
@@ -201,7 +199,7 @@ def main(num_rounds: int, num_swaps: int) -> str:
                 if name.startswith("SLIPWAY_")
             }
         )
-        # The commands run in a process of their own, as in reality: here they would block callers.
+        # The commands run in a separate process, because here they would block the callers.
         with running(folder) as server, ProcessPoolExecutor(1, get_context("spawn")) as commanding:
             server.wait()
             quiet: list[Round] = []

@@ -32,7 +32,7 @@ RESULT = ROOT / "bench/results/tables.md"
 SIZES = (10_000, 100_000, 1_000_000)
 PARQUET_ROWS = 100_000
 ROUNDS = 5
-PLANTED = 1_000  # one cell in so many rows is text where a number belongs, another is missing
+PLANTED = 1_000  # rows for each planted fault: a text in a number column, and a missing cell
 COLUMNS = (
     "Rows x columns",
     "Format",

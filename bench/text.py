@@ -1,12 +1,13 @@
 """Compares trained networks with TF-IDF and logistic regression on the same rows.
 
-`python -m bench.text FILE.csv...` makes projects of each file in an empty folder, one for each of
-three seeds and thus splits, as `slipway init` proposes them, and runs their stages up to
-`evaluate`. A second row of each has the small transformer on tokens of its own BPE. It fits
-scikit-learn's TfidfVectorizer and LogisticRegression on the same training rows: words and pairs of
-words, or characters and pairs of characters if most texts have no spaces. The strength of the
-regression is chosen on the validation rows, as the network's epoch is. The difference in accuracy
-has its paired interval over the test rows. The results are written after each row.
+`python -m bench.text FILE.csv...` makes three projects of each file in an empty folder, as `slipway
+init` proposes them, with three seeds and thus three splits, and runs their stages up to `evaluate`.
+A second row of the table has a small transformer on tokens of a BPE learned from the texts. For
+comparison, scikit-learn's TfidfVectorizer and LogisticRegression are fitted on the same training
+rows: on words and pairs of words, or on characters and pairs of characters if most texts have no
+spaces. The strength of the regression is chosen on the validation rows, as is the network's epoch.
+The difference in accuracy has a paired interval over the test rows. The table is written after each
+row.
 """
 
 import json
@@ -179,7 +180,7 @@ def main() -> None:
 
 
 def write(lines: list[str], differences: dict[str, list[float]]) -> None:
-    """Write what was measured so far."""
+    """Write the table of all measurements so far."""
     means = "\n".join(
         f"* {name}: mean difference {np.mean(found):+.4f} over {len(found)} splits"
         for name, found in differences.items()

@@ -1,10 +1,10 @@
 """Compares the loader of packed tokens with a DataLoader that tokenises on the fly.
 
 `python -m bench.token_loading FILE.csv` learns a BPE of 8,000 tokens from the texts of the last
-column and loads whole epochs of batches of 128 rows. The first loader is that of the stage train,
-over rows of tokens as `precompute` stores them. The second is torch's DataLoader with two
+column, and loads whole epochs of batches of 128 rows. The first loader is that of the stage train,
+with rows of tokens as `precompute` stores them. The second is torch's DataLoader with two
 persistent workers, as in tutorials: a worker tokenises a batch with the same tokenizer in one call,
-and pads it to its longest text. The loaders take turns, each after an epoch that is not counted.
+and pads it to its longest text. The loaders take turns, after a first epoch that does not count.
 """
 
 import csv

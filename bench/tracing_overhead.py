@@ -1,12 +1,12 @@
-"""The cost of access log and traces: processor time of a worker for each request, on and off.
+"""Measures the cost of access log and traces: processor time of a worker for each request.
 
-`python -m bench.tracing_overhead` lets an application in this process answer images, in short
-turns with and without the two. Three models are asked: a tiny graph, the small network at 28 px
-and resnet18 at 224 px. The cost is the time that the event loop's thread needs more, and that of
-the threads that write lines and export spans. The base is the time of all threads without the two,
-those of the model included. The requests come from no socket: HTTP would add the same to both
-sides, so the shares are above those of a service. Processor time depends far less on other load
-than rates of requests do.
+`python -m bench.tracing_overhead` lets an application in this process answer images, in short turns
+with and without access log and traces. The models are a tiny graph, a small network at 28 px and
+resnet18 at 224 px. The cost is the additional time of the event loop's thread, plus the time of the
+threads that write lines and export spans. The base is the time of all threads without both,
+including those of the model. Requests do not come from sockets. HTTP would add the same time to
+both sides, so the relative cost is higher here than in a service. Processor time depends far less
+on other load than request rates do.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ CASES: dict[str, dict[str, object]] = {
 
 
 class Load(NamedTuple):
-    """One model, and how often it is asked."""
+    """One model, its request, and the number of requests."""
 
     name: str
     write: Callable[[Path], object]  # bundle and certificate into a folder
     body: bytes
-    together: int  # requests at a time
-    num_requests: int  # of a turn
-    num_pairs: int  # of turns
+    together: int  # concurrent requests
+    num_requests: int  # requests in a turn
+    num_pairs: int  # pairs of turns, one with and one without
 
 
 def _tiny(folder: Path) -> None:
@@ -68,20 +68,20 @@ LOADS = (
 
 
 class Costs(NamedTuple):
-    """µs of processor time for each request."""
+    """Processor time of a request in µs."""
 
-    base: float  # everything, without the two
-    more: tuple[float, float, float]  # of the event loop: median, and its 95 % interval
-    beside: float  # of the threads of the two
+    base: float  # all threads, without access log and traces
+    more: tuple[float, float, float]  # added to the event loop: median and 95 % interval
+    beside: float  # of the threads that write lines and export spans
 
     @property
     def share(self) -> float:
-        """The whole cost as a fraction of the base."""
+        """Total cost as a fraction of the base."""
         return (self.more[0] + self.beside) / self.base
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stand for BentoML's application."""
+    """Do nothing in place of BentoML's application."""
 
 
 async def _answer(application: Application, body: bytes) -> None:
@@ -107,7 +107,7 @@ async def _answer(application: Application, body: bytes) -> None:
 
 
 async def _turn(application: Application, load: Load) -> tuple[float, float]:
-    """µs for each request, of the event loop's thread and of the whole process."""
+    """Return the µs of a request: of the event loop's thread, and of the whole process."""
     own, every = time.thread_time(), time.process_time()
     for _ in range(load.num_requests // load.together):
         await asyncio.gather(*(_answer(application, load.body) for _ in range(load.together)))
@@ -116,7 +116,7 @@ async def _turn(application: Application, load: Load) -> tuple[float, float]:
 
 
 def _seconds_beside() -> float:
-    """Seconds of processor time of the threads that write lines and export spans, so far."""
+    """Return the processor seconds so far of the threads that write lines and export spans."""
     clocks = [
         time.pthread_getcpuclockid(one.ident)
         for one in threading.enumerate()
@@ -131,7 +131,7 @@ async def _measure(folder: Path, url: str, sampled: dict[str, object], load: Loa
         "certificate": folder / "certificate.json",
         "state": folder / "state",
         "monitoring": "false",
-        # A machine with other load must not look like an overload of the service.
+        # Other load on the machine must not be taken for an overload of the service.
         "max_wait_s": 600,
         "request_timeout_s": 600,
         **sampled,
@@ -171,7 +171,7 @@ async def _measure(folder: Path, url: str, sampled: dict[str, object], load: Loa
 
 
 def _interval(values: list[float]) -> tuple[float, float, float]:
-    """The median and its 95 % interval, which comes from order statistics."""
+    """Return the median and its 95 % interval by order statistics."""
     ordered = sorted(values)
     around, reach = len(ordered) / 2, 0.98 * math.sqrt(len(ordered))
     low = ordered[max(0, math.floor(around - reach))]
@@ -180,7 +180,7 @@ def _interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def described(what: str, load: Load, costs: Costs) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     more, low, high = costs.more
     return (
         f"| {what} | {load.name} | {costs.base:,.0f} | {more:.1f} ({low:.1f} to {high:.1f}) | "

@@ -1,4 +1,4 @@
-"""Compares a training step through Lightning and our module with a hand-written loop.
+"""Compares a training step by Lightning and Slipway's module with a hand-written loop.
 
 `python -m bench.training_overhead` runs both in one process, in turns of some steps, with the same
 network, optimizer, schedule, clipping, loader and batches. The images have the demo's and

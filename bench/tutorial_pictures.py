@@ -1,10 +1,14 @@
-"""Takes the pictures of a tutorial, from a project in which its commands have run.
+"""Takes the pictures of a tutorial from a project in which the tutorial's commands have run.
 
-`python -m bench.tutorial_pictures photographs PROJECT IMAGE` opens the project's evaluation and its
-service in Chromium, and lets the model answer IMAGE. `... table PROJECT` and `... texts PROJECT`
-let it answer a row. `... a-better-model PROJECT` opens the members of an ensemble. All write
-docs/tutorials/pictures/NAME_*.png. `... browser PROJECT IMAGE` opens the page that
-`slipway export browser` wrote, from the disk, and writes docs/how-to/pictures/export_browser.png.
+`python -m bench.tutorial_pictures NAME PROJECT` opens the project's pages in Chromium and writes
+docs/tutorials/pictures/NAME_*.png. NAME and its pictures:
+
+    photographs    the evaluation, and the service's answer to a further argument IMAGE
+    table, texts   the evaluation, and the service's answer to a row
+    a-better-model the members of an ensemble
+
+`python -m bench.tutorial_pictures browser PROJECT IMAGE` opens the page that `slipway export
+browser` wrote, from the disk, and writes docs/how-to/pictures/export_browser.png.
 """
 
 import asyncio
@@ -27,7 +31,7 @@ EXPORT_HEIGHT_PX = 1180
 COLOURS = 128
 READY = "document.getElementById('state').dataset.state === 'ready'"
 CELLS = {
-    # The first and the last column, alcohol and proline, as of a wine of the first cultivar.
+    # Values of the first and the last column (alcohol, proline) for a wine of the first cultivar.
     "table": {0: "14.2", 12: "1065"},
     "texts": {0: "Congratulations! Your number won a prize. Call now, see you soon."},
 }

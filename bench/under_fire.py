@@ -1,8 +1,8 @@
 """Sends the same malformed requests to the service and to an ordinary BentoML API.
 
 `python -m bench.under_fire` sends generated requests (tests/serving/generated.py) and unknown paths
-to each. It prints and writes one table: answers, broken connections, invalid JSON, memory. These
-are counts: a busy machine changes only the memory.
+to each. It prints and writes one table: answers, broken connections, invalid JSON, memory. All
+but the memory are counts, which do not depend on the machine's load.
 """
 
 import sys
@@ -38,13 +38,13 @@ class Outcome:
 
     name: str
     generated: Counter[int]
-    forms: Counter[int]  # of requests that both have to take: forms with one image
-    not_one_shape: int  # errors that are not ours in form
+    forms: Counter[int]  # by status: forms with one image, which both must accept
+    not_one_shape: int  # errors without the service's documented form
     invalid_json: int
     unknown: Counter[int]
     growth_mb: float
-    good_afterwards: int  # of 100
-    scrape_s: float  # after all that
+    good_afterwards: int  # correct answers to 100 valid requests afterwards
+    scrape_s: float  # seconds of GET /metrics afterwards
 
     def row(self) -> str:
         server_faults = sum(count for status, count in self.generated.items() if status >= 500)
