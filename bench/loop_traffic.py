@@ -24,13 +24,13 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """A kind of traffic: the shift of the first column by day, and the callers' labels."""
+    """A kind of traffic: the shift of the first column by day, and the quality of the labels."""
 
     name: str
     shift: Callable[[float], float] = lambda day: 0.0
     delay_days: float = 0.0  # from an answer to its label
-    wrong: float = 0.0  # fraction of wrong labels of the last key
-    decides: bool = True  # a person approves each request a day later
+    wrong: float = 0.0  # fraction of the last key's labels that are wrong
+    decides: bool = True  # True: a person approves each request after a day
 
 
 SHIFT = 5.0  # standard deviations
@@ -47,7 +47,7 @@ def slow(end: float) -> Callable[[float], float]:
 
 
 def seasonal(day: float) -> float:
-    """Return a shift by the day of the week and the hour, as traffic of shops has."""
+    """Return a shift that depends on the weekday and the hour, as in the traffic of a shop."""
     return float(0.5 * np.sin(2 * np.pi * day / 7) + 0.3 * np.sin(2 * np.pi * day))
 
 
@@ -67,9 +67,10 @@ PLANS = (
 def draw(
     random: np.random.Generator, num_rows: int, shift: float
 ) -> tuple[Float, NDArray[np.int64]]:
-    """Draw (rows, 4) inputs and their classes; beyond a = 2.5 the sign of b turns.
+    """Draw (rows, 4) inputs and their classes.
 
-    Without a shift no row lies there.
+    For a first column above 2.5 the effect of the second column is reversed. Without a shift no row
+    is there.
     """
     inputs = random.normal(size=(num_rows, 4))
     inputs[:, 0] = np.clip(inputs[:, 0], -2.5, 2.5) + shift
