@@ -149,7 +149,7 @@ def test_engine_manifest_and_skipped_build_both_record_the_requested_execution(
         )
 
 
-def test_an_empty_folder_is_not_an_engine(tmp_path: Path) -> None:
+def test_an_empty_folder_is_not_accepted_as_an_engine(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="Run `dvc repro compile`"):
         read_engine_manifest(tmp_path)
 

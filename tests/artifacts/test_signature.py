@@ -81,7 +81,9 @@ def test_verifier_of_the_format_accepts_the_signature(
 
 
 @pytest.mark.nightly
-def test_no_flipped_byte_is_accepted(released: Path, keys: tuple[Path, Path]) -> None:
+def test_a_signature_with_any_flipped_byte_is_refused(
+    released: Path, keys: tuple[Path, Path]
+) -> None:
     draw = random.Random(28)
     paths = sorted(path for path in released.iterdir() if path.name != SIGNATURE)
     sizes = [path.stat().st_size for path in paths]

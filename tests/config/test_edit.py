@@ -127,7 +127,7 @@ def test_error_names_the_line_of_a_wrongly_pasted_block(text: str, message: str)
         changed_text(text, {"train.epochs": 5})
 
 
-def test_no_change_changes_nothing() -> None:
+def test_changing_no_value_leaves_params_yaml_unchanged() -> None:
     assert changed_text(TEXT, {}) == TEXT
 
 

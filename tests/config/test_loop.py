@@ -22,7 +22,7 @@ def content(**changes: Any) -> dict[str, Any]:
     return found
 
 
-def test_the_section_may_be_left_out() -> None:
+def test_params_yaml_may_omit_the_section_loop() -> None:
     without = content()
     del without["loop"]
     assert parse_params(without).loop is None

@@ -473,7 +473,9 @@ def _keys(model: dict[str, Any], place: tuple[str, ...] = ()) -> list[tuple[str,
     + [(table_content, tuple(key.split("."))) for key in COLUMNS.settings],
     ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
 )
-def test_no_key_has_a_default(read: Callable[[], dict[str, Any]], place: tuple[str, ...]) -> None:
+def test_no_key_of_params_yaml_has_a_default(
+    read: Callable[[], dict[str, Any]], place: tuple[str, ...]
+) -> None:
     changed = read()
     section = changed
     for part in place[:-1]:

@@ -74,7 +74,7 @@ def test_too_many_bad_rows_fail_the_stage_with_the_list(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_the_report_names_the_columns_that_are_not_inputs(tmp_path: Path) -> None:
+def test_the_clean_report_names_the_columns_that_are_not_inputs(tmp_path: Path) -> None:
     lines = numbered_csv(tmp_path / "t.csv", num_rows=200).read_text().splitlines()
     rows = [f"{line},name {number}" for number, line in enumerate(lines[1:])]
     path = write_csv(tmp_path / "t.csv", "\n".join([f"{lines[0]},name", *rows]) + "\n")

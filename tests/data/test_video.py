@@ -101,7 +101,7 @@ def _crop(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_object_is_cut_out_with_a_margin_of_30_percent_and_masked(
+def test_the_object_in_a_video_frame_is_cropped_with_a_margin_of_30_percent(
     crop: Callable[[Image.Image], tuple[Image.Image, dict[str, Any]]], shape: str
 ) -> None:
     made, values = crop(Image.fromarray(frame(shape, np.random.default_rng(1))))
@@ -115,7 +115,7 @@ def test_the_object_is_cut_out_with_a_margin_of_30_percent_and_masked(
     assert bright[0].max() == bright[:, 0].max() == 0
 
 
-def test_a_frame_without_an_object_stays_and_says_so(
+def test_a_video_frame_without_an_object_stays_whole_and_is_marked(
     crop: Callable[[Image.Image], tuple[Image.Image, dict[str, Any]]],
 ) -> None:
     empty = Image.new("RGB", (SIDE, SIDE))

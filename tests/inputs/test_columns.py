@@ -235,7 +235,7 @@ def test_value_not_allowed_by_its_column_is_refused_by_a_rule(
         ("number", True, "found True,"),
     ],
 )
-def test_only_text_is_shown_in_quotes(kind: Kind, value: Any, shown: str) -> None:
+def test_error_messages_quote_only_cells_that_are_text(kind: Kind, value: Any, shown: str) -> None:
     with pytest.raises(CellError, match=shown):
         read_row(
             {"c": value},

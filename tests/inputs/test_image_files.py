@@ -97,7 +97,9 @@ def test_premultiplied_grey_is_composed_over_white() -> None:
         ((75, 68, -112), (0, 0, 255)),
     ],
 )
-def test_lab_becomes_srgb(values: tuple[int, int, int], expected: tuple[int, int, int]) -> None:
+def test_lab_images_become_srgb(
+    values: tuple[int, int, int], expected: tuple[int, int, int]
+) -> None:
     payload = lab(*values)
     assert verdict("lab.tif", payload) == READ
     assert np.abs(array_from_bytes(payload, CONTRACT)[0, 0].astype(int) - expected).max() <= 5

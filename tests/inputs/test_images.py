@@ -95,12 +95,12 @@ def test_crop_keeps_the_middle_and_pad_keeps_everything() -> None:
 
 
 @pytest.mark.parametrize("image_format", WRITTEN)
-def test_every_format_is_read(image_format: str) -> None:
+def test_every_supported_image_format_is_decoded(image_format: str) -> None:
     grey = Image.new("RGB", (8, 8), (90, 90, 90))
     assert np.abs(read(grey, image_format).astype(int) - 90).max() <= 2
 
 
-def test_a_heic_is_read() -> None:
+def test_a_heic_image_is_decoded() -> None:
     pixels = np.asarray(decode_image(HEIC, 1000))
     assert pixels.shape == (24, 16, 3)
     assert np.abs(pixels[:12].astype(int) - (200, 30, 40)).max() <= 2
@@ -154,7 +154,7 @@ def test_transparency_is_composed_over_white(alpha: int, expected: int) -> None:
     assert (read(Image.new("LA", (8, 8), (0, alpha)), channels=1) == expected).all()
 
 
-def test_a_palette_is_looked_up() -> None:
+def test_palette_colours_become_their_rgb_values() -> None:
     image = Image.new("P", (8, 8), 1)
     image.putpalette([0, 0, 0, 10, 20, 30])
     assert read(image)[0, 0].tolist() == [10, 20, 30]
@@ -162,7 +162,7 @@ def test_a_palette_is_looked_up() -> None:
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "TIFF"])
-def test_sixteen_bits_are_scaled_to_eight(image_format: str) -> None:
+def test_images_of_16_bits_are_scaled_to_8_bits(image_format: str) -> None:
     values = np.array([[0, 257, 32896, 65535]] * 4, np.uint16)
     assert read(Image.fromarray(values), image_format, channels=1)[0, :, 0].tolist() == [
         0,
@@ -172,11 +172,11 @@ def test_sixteen_bits_are_scaled_to_eight(image_format: str) -> None:
     ]
 
 
-def test_one_bit_becomes_black_and_white() -> None:
+def test_images_of_1_bit_become_black_and_white() -> None:
     assert np.unique(read(Image.new("1", (8, 8), 1), channels=1)).tolist() == [255]
 
 
-def test_cmyk_becomes_rgb() -> None:
+def test_cmyk_images_become_rgb() -> None:
     red = read(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "TIFF")[0, 0]
     assert red.tolist() == [255, 0, 0]
 

@@ -99,5 +99,5 @@ def test_a_masked_text_has_nothing_left_to_mask(kinds: tuple[PersonalData, ...])
         assert mask(masked, kinds) == masked, text
 
 
-def test_the_number_behind_an_address_is_found() -> None:
+def test_a_number_after_an_email_address_is_masked_too() -> None:
     assert mask("a@b.co-012 0301234567", ALL) == "[email] [phone]"

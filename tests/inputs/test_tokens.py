@@ -30,7 +30,7 @@ def with_special_token() -> TextContract:
     return token_contract(tokenizer=json.dumps(content))
 
 
-def test_a_row_has_the_ids_plus_one_and_zeros() -> None:
+def test_a_row_of_tokens_has_their_ids_plus_one_padded_with_zeros() -> None:
     contract = token_contract()
     (row,) = encode_texts(["the soup"], contract)
     ids = contract.loaded_tokenizer.encode("the soup").ids

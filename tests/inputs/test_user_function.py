@@ -31,7 +31,9 @@ def test_transform_may_return_an_image_or_an_image_with_values(
     assert run("faces.crops:same") == (IMAGE, {})
 
 
-def test_numpy_numbers_become_python_numbers(write_functions: WriteFunctions) -> None:
+def test_numpy_numbers_returned_by_a_transform_become_python_numbers(
+    write_functions: WriteFunctions,
+) -> None:
     source = (
         "import numpy\ndef f(image):\n    return image, "
         "{'a': numpy.int64(3), 'b': numpy.float32(0.5), 'c': numpy.bool_(True)}\n"

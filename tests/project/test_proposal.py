@@ -210,7 +210,7 @@ def test_init_warns_of_a_sparse_column_and_a_copy_of_the_target(tmp_path: Path) 
     assert not any("'x'" in text for text in warnings)
 
 
-def test_spellings_of_one_class_are_joined(tmp_path: Path) -> None:
+def test_init_proposes_to_merge_spellings_of_one_class(tmp_path: Path) -> None:
     rows = "\n".join(f"{n * 37 % 101},{('cat', 'dog', 'cat', 'Cat')[n % 4]}" for n in range(90))
     assert table(tmp_path, f"x,label\n{rows}").params["data"]["label_map"] == {"Cat": "cat"}
 

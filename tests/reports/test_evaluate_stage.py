@@ -396,7 +396,7 @@ def test_a_numeric_target_has_slices_by_rmse_and_no_least_certain_rows(project: 
 # gates
 
 
-def test_reached_gates_pass(project: Project) -> None:
+def test_a_model_that_meets_its_gates_passes(project: Project) -> None:
     project("image_classification")
     evaluate.run(
         params_with(

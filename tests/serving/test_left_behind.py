@@ -192,7 +192,7 @@ def test_a_failing_batch_leaves_no_objects_behind(make_settings: MakeSettings) -
     )
 
 
-def test_the_check_finds_objects_that_are_left_behind(
+def test_the_leak_check_finds_objects_that_a_request_left_behind(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the fix, refusals stay behind."""

@@ -270,7 +270,7 @@ def test_refusing_the_largest_body_with_too_many_values_is_cheap(
     assert asked(table, json=ROW) == "answered"
 
 
-def test_the_check_detects_the_memory_of_requests(images: Server) -> None:
+def test_the_memory_check_notices_the_memory_that_a_request_takes(images: Server) -> None:
     """Three bodies held at once use more memory than one request may."""
     head = (
         b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"

@@ -73,7 +73,7 @@ def test_every_text_is_used_and_every_used_text_exists() -> None:
     assert {key for key in set(TEXTS["en"]) - used if not key.startswith(MADE_OF)} == set()
 
 
-def test_the_check_finds_a_missing_text() -> None:
+def test_the_check_of_translations_finds_a_missing_text() -> None:
     asked = set(re.findall(r'\bt\(\s*"([\w.]+)"', 't("try.nothing")'))
     assert asked - set(TEXTS["en"]) == {"try.nothing"}
 
@@ -87,7 +87,7 @@ def test_the_page_loads_nothing_external_and_turns_no_text_into_markup() -> None
 @pytest.mark.parametrize(
     "bad", ['node.innerHTML = "x"', 'import "https://cdn.example/x.js"', "eval(text)"]
 )
-def test_the_check_finds_markup_from_text_and_external_scripts(bad: str) -> None:
+def test_the_check_of_the_page_finds_markup_from_text_and_external_scripts(bad: str) -> None:
     assert FORBIDDEN.search(bad)
 
 
@@ -128,14 +128,14 @@ def test_the_start_page_is_translated_and_links_only_existing_files(
     assert "{{" not in page
 
 
-def test_the_check_finds_inline_scripts_and_styles() -> None:
+def test_the_check_of_the_start_page_finds_inline_scripts_and_styles() -> None:
     parser = Inline()
     parser.feed('<p style="color: red" onclick="x()"></p><script>alert(1)</script>')
     assert parser.inline == ["style", "onclick", "alert(1)"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_page_is_small(language: str) -> None:
+def test_the_start_page_and_its_files_are_small(language: str) -> None:
     site = read_site()
     others = {f"{other}.json" for other in LANGUAGES if other != language}
     loaded = [

@@ -96,7 +96,7 @@ def test_the_database_and_the_files_beside_it_are_private(tmp_path: Path) -> Non
     assert found == {f"{DATABASE}{suffix}": 0o600 for suffix in ("", "-wal", "-shm")}
 
 
-def test_a_proposal_is_private(tmp_path: Path) -> None:
+def test_a_remediation_proposal_is_readable_by_the_owner_only(tmp_path: Path) -> None:
     judgement = {"features": [], "estimate": {"valid": False, "reason": "there are no labels"}}
     path = write_proposal(tmp_path, None, "model/fp32", 0.0, 1.0, 100, judgement)
     assert (mode(path), mode(path.parent)) == (0o600, 0o700)

@@ -111,7 +111,7 @@ def test_memory_threads_descriptors_and_series_stay_constant_under_load(
     assert not is_nightly or statistics.median(scrape.seconds for scrape in scrapes) < 0.1
 
 
-def test_the_check_finds_growing_resources(server: Server) -> None:
+def test_the_check_for_steady_resources_finds_growing_ones(server: Server) -> None:
     """The check notices an extra connection, an extra thread and a new series."""
     before = Held(server)
     with httpx.Client(base_url=server.url) as client:

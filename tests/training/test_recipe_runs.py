@@ -152,7 +152,7 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_unfrozen_weights_have_changed(tmp_path: Path, strategy: str) -> None:
+def test_weights_that_are_not_frozen_change_in_training(tmp_path: Path, strategy: str) -> None:
     project = _pretrained(tmp_path, freeze_epochs=1, epochs=2, strategy=strategy, devices=2)
     done = run_training(project)
     assert done.returncode == 0, done.stderr
@@ -209,7 +209,7 @@ def test_early_stopping_ends_a_training_at_the_same_epoch_after_a_kill(
         pytest.param("deepspeed_stage_2", "16-mixed", 0.05, marks=pytest.mark.nightly),
     ],
 )
-def test_two_processes_have_the_average_of_one_process(
+def test_two_processes_train_the_same_weight_average_as_one(
     tmp_path: Path, strategy: str, precision: str, tolerance: float
 ) -> None:
     settings = {

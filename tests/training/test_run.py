@@ -166,7 +166,9 @@ def forget_offload() -> None:
         pytest.param("deepspeed_stage_3", marks=pytest.mark.nightly),
     ],
 )
-def test_accumulated_gradients_make_the_same_steps(tmp_path: Path, strategy: str) -> None:
+def test_accumulated_gradients_make_the_same_steps_as_whole_batches(
+    tmp_path: Path, strategy: str
+) -> None:
     exact = {
         "width": 16,
         "blocks": [1, 1],

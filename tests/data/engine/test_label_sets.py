@@ -31,7 +31,7 @@ pytestmark = pytest.mark.unit
         (3.0, ["3"]),
     ],
 )
-def test_the_labels_of_a_cell_are_read(cell: Any, labels: list[str]) -> None:
+def test_every_notation_of_labels_in_a_cell_is_read(cell: Any, labels: list[str]) -> None:
     assert read_labels(cell, "|") == labels
 
 
@@ -64,7 +64,7 @@ def test_a_label_column_accepts_words_for_true_and_false(cell: Any, given: bool)
         is_given("maybe")
 
 
-def test_labels_are_counted_and_become_a_matrix() -> None:
+def test_label_sets_are_counted_and_converted_to_a_matrix_of_0_and_1() -> None:
     texts = pa.chunked_array([[set_text(["a", "b"]), set_text([]), set_text(["b"])]])
     assert label_counts(texts) == {"a": 1, "b": 2}
     assert membership(texts, ["a", "b"]).tolist() == [[1, 1], [0, 0], [0, 1]]

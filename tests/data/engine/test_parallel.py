@@ -63,7 +63,7 @@ def test_ordered_map_returns_results_of_several_processes_in_order() -> None:
 
 
 @pytest.mark.process
-def test_an_error_in_a_worker_is_raised_here() -> None:
+def test_an_error_in_a_worker_process_is_raised_in_the_parent() -> None:
     with pytest.raises(DataError, match="500 is refused"):
         run(refuse_500, 2000, 2)
 

@@ -9,11 +9,13 @@ from slipway.data.engine.progress import progress
 from tests.fake_clock import FakeClock
 
 
-def test_the_items_pass_through_in_order() -> None:
+def test_the_progress_bar_passes_items_through_in_order() -> None:
     assert list(progress(iter("abc"), "clean", 3)) == ["a", "b", "c"]
 
 
-def test_a_quick_pass_leaves_no_line_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_writes_no_line_to_a_log_if_the_pass_is_quick(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert sum(progress(range(50_000), "clean", 50_000)) == 1_249_975_000
     assert capsys.readouterr().err == ""
 

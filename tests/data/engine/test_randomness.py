@@ -36,13 +36,13 @@ def test_splitmix64_matches_the_published_values() -> None:
     assert [splitmix64(1234567 + step * 0x9E3779B97F4A7C15) for step in range(3)] == published
 
 
-def test_numbers_are_the_same_on_every_machine() -> None:
+def test_random_numbers_are_the_same_on_every_machine() -> None:
     start = int.from_bytes(hashlib.sha256(b"7/3/x").digest()[:8], "little")
     expected = [(splitmix64(splitmix64(int(key) ^ start)) >> 11) / 2**53 for key in KEYS[:100]]
     assert uniform(7, 3, KEYS[:100], "x").tolist() == expected
 
 
-def test_numbers_are_uniform() -> None:
+def test_random_numbers_are_uniform() -> None:
     numbers = np.sort(uniform(7, 0, KEYS, "x"))
     assert 0 <= numbers[0] <= numbers[-1] < 1
     distance = np.abs(numbers - (np.arange(len(numbers)) + 0.5) / len(numbers)).max()
@@ -50,7 +50,7 @@ def test_numbers_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("other", [(8, 0, "x"), (7, 1, "x"), (7, 0, "y")])
-def test_numbers_of_different_seeds_epochs_and_streams_are_independent(
+def test_random_numbers_of_different_seeds_epochs_and_streams_are_independent(
     other: tuple[int, int, str],
 ) -> None:
     seed, epoch, stream = other
@@ -59,7 +59,7 @@ def test_numbers_of_different_seeds_epochs_and_streams_are_independent(
     ) < 4 / np.sqrt(len(KEYS))
 
 
-def test_neighbouring_keys_are_independent() -> None:
+def test_random_numbers_of_neighbouring_keys_are_independent() -> None:
     numbers = uniform(7, 0, np.arange(20_000, dtype=np.uint64), "x")
     assert abs(correlation(numbers[:-1], numbers[1:])) < 4 / np.sqrt(len(numbers))
 

@@ -166,7 +166,7 @@ def test_key_slices_never_end_between_equal_keys(kind: str) -> None:
     assert all(keys[part.stop - 1] != keys[part.stop] for part in slices[:-1])
 
 
-def test_take_returns_the_chosen_rows_of_a_wide_array() -> None:
+def test_take_returns_the_requested_rows_of_a_wide_array() -> None:
     keys = keys_of("any").reshape(-1, 2)
     rows = np.flatnonzero(keys[:, 0] % np.uint64(3) == 0)
     assert np.array_equal(take(keys, rows), keys[rows])
@@ -199,13 +199,13 @@ def test_distinct_texts_are_those_of_arrow_in_the_same_order() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 3 << 10])
-def test_stored_bytes_are_the_blocks_one_after_the_other(count: int) -> None:
+def test_a_scratch_file_holds_its_blocks_one_after_the_other(count: int) -> None:
     blocks = [bytes([index % 256]) * 1000 for index in range(count)]
     assert store_bytes(blocks).to_pybytes() == b"".join(blocks)
 
 
 @pytest.mark.parametrize("count", [0, 5, 9000])
-def test_a_table_grows_by_rows_and_can_be_read_in_between(count: int) -> None:
+def test_a_scratch_table_can_be_read_while_rows_are_added(count: int) -> None:
     growing = ScratchTable(pa.schema([("row", pa.int64()), ("text", pa.string())]))
     for row in range(count):
         growing.add(row, f"{row}")

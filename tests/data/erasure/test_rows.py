@@ -53,7 +53,7 @@ def test_a_csv_loses_the_rows_of_the_group_and_keeps_every_other_byte(tmp_path: 
     assert erase(data, "p7") == 0
 
 
-def test_bytes_that_are_not_utf8_stay(tmp_path: Path) -> None:
+def test_erasing_rows_of_a_csv_keeps_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     data = table(tmp_path, b"person,target\nb,\xff\xe9\na,1\nb,2")
     assert erase(data, "a") == 1
     assert Path(data.path).read_bytes() == b"person,target\nb,\xff\xe9\nb,2"
@@ -74,7 +74,7 @@ def test_a_malformed_row_that_contains_the_group_is_reported_and_stays(tmp_path:
     assert Path(data.path).read_text() == "person,target\nb,1\na,1,2\n"
 
 
-def test_lines_of_json_stay_as_they_are(tmp_path: Path) -> None:
+def test_erasing_rows_of_json_lines_leaves_the_other_lines_unchanged(tmp_path: Path) -> None:
     lines = [
         '{"person": "a",  "t": 1}\n',
         '\n{"t": "a"}\n',
@@ -88,7 +88,7 @@ def test_lines_of_json_stay_as_they_are(tmp_path: Path) -> None:
     assert path.read_text() == lines[1] + lines[3]
 
 
-def test_parquet_shards_keep_schema_and_row_groups(tmp_path: Path) -> None:
+def test_erasing_rows_of_parquet_shards_keeps_schema_and_row_groups(tmp_path: Path) -> None:
     schema = pa.schema([("person", pa.int64()), ("target", pa.float32())], {"note": "kept"})
     for shard in range(2):
         numbers = list(range(shard * 6, shard * 6 + 6))
@@ -103,7 +103,7 @@ def test_parquet_shards_keep_schema_and_row_groups(tmp_path: Path) -> None:
     assert targets == [0, 1, 2, 4, 5, 6, 8, 9, 10]
 
 
-def test_images_that_only_the_group_names_go_and_shared_ones_stay(tmp_path: Path) -> None:
+def test_erasing_a_group_removes_its_images_except_those_that_others_name(tmp_path: Path) -> None:
     for name in ("a.png", "b.png", "both.png"):
         (tmp_path / name).write_bytes(picture(1))
     rows = "image,label,person\na.png,x,a\nboth.png,x,a\nb.png,y,b\n./both.png,y,b\n"
@@ -120,7 +120,7 @@ def test_images_that_only_the_group_names_go_and_shared_ones_stay(tmp_path: Path
     assert path.read_text() == "image,label,person\nb.png,y,b\n./both.png,y,b\n"
 
 
-def test_a_link_into_the_cache_of_dvc_is_replaced_and_any_other_link_followed(
+def test_erasure_replaces_a_link_into_dvcs_cache_and_follows_any_other_link(
     tmp_path: Path,
 ) -> None:
     text = "person,target\na,1\nb,2\n"
@@ -138,7 +138,7 @@ def test_a_link_into_the_cache_of_dvc_is_replaced_and_any_other_link_followed(
     assert other.read_text() == "person,target\nb,2\n"
 
 
-def test_a_table_that_changed_since_it_was_searched_is_left_alone(tmp_path: Path) -> None:
+def test_erasure_refuses_a_table_that_changed_since_it_was_searched(tmp_path: Path) -> None:
     data = table(tmp_path, "person,target\na,1\nb,2\n")
     rows = find_group(Path(data.path), data, frozenset({"a"}))
     Path(data.path).write_text("person,target\nb,2\na,1\n")
@@ -146,7 +146,7 @@ def test_a_table_that_changed_since_it_was_searched_is_left_alone(tmp_path: Path
         remove(rows, data)
 
 
-def test_a_missing_column_and_an_archive_are_refused(tmp_path: Path) -> None:
+def test_erasure_refuses_a_table_without_the_group_column_and_an_archive(tmp_path: Path) -> None:
     data = table(tmp_path, "Person,target\na,1\n")
     with pytest.raises(DataError, match="did you mean 'Person'"):
         find_group(Path(data.path), data, frozenset({"a"}))
@@ -155,7 +155,7 @@ def test_a_missing_column_and_an_archive_are_refused(tmp_path: Path) -> None:
         raw_tables(data_params(tmp_path / "rows.zip"))
 
 
-def test_files_of_classes_are_named_below_the_folder_only(tmp_path: Path) -> None:
+def test_erasure_finds_named_files_only_below_the_data_folder(tmp_path: Path) -> None:
     root = tmp_path / "raw"
     for label in ("cat", "dog"):
         (root / label).mkdir(parents=True)

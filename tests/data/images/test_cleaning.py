@@ -51,7 +51,7 @@ def kept(cleaned: Cleaned) -> list[str]:
     return sorted(cleaned.rows["source"].to_pylist())
 
 
-def test_a_good_picture_is_kept_with_its_facts() -> None:
+def test_a_valid_image_is_kept_with_its_measured_facts() -> None:
     [row] = clean(sample("a.png", picture(1, 9), "cat", group="g")).rows.to_pylist()
     assert row["id"] == row["sha256"][:32]
     assert (row["source"], row["label"], row["group"], row["width"], row["height"]) == (
@@ -106,7 +106,7 @@ def test_each_kind_of_corrupt_image_is_refused_under_its_rule(kind: str) -> None
 
 
 @pytest.mark.parametrize("image_format", WRITTEN)
-def test_no_good_picture_is_refused(image_format: str) -> None:
+def test_no_valid_image_is_refused(image_format: str) -> None:
     assert not refused(
         clean(*(sample(str(seed), picture(seed, 16, image_format), "cat") for seed in range(20)))
     )

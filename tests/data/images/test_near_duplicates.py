@@ -176,6 +176,6 @@ def test_short_chains_and_large_clusters_of_true_copies_stay_whole() -> None:
     assert set(cluster_roots(chain(1000, 0.999), 1000).tolist()) == {0}
 
 
-def test_an_empty_set_has_no_near_duplicates() -> None:
+def test_zero_images_have_no_near_duplicates() -> None:
     assert len(find_pairs(np.zeros((0, 256), np.uint8), BITS).pairs) == 0
     assert len(find_pairs(np.zeros((1, 256), np.uint8), BITS).pairs) == 0

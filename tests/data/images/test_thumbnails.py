@@ -26,6 +26,6 @@ def test_a_thumbnail_is_found_by_its_row_number() -> None:
         assert thumbnails[np.array([1, 1])].tobytes() == b"a" * 512
 
 
-def test_a_thumbnail_file_without_images_is_empty() -> None:
+def test_a_thumbnail_file_of_zero_images_can_be_read() -> None:
     with thumbnail_file() as file:
         assert len(file.at(np.zeros(0, np.int64))) == 0

@@ -538,7 +538,7 @@ def test_merging_a_regression_table_keeps_its_targets(tmp_path: Path) -> None:
     assert Counter(after.cleaned.rows["target"].to_pylist()) == Counter([*before, 7.5])
 
 
-def test_columns_that_the_user_corrected_stay_corrected(tmp_path: Path) -> None:
+def test_merge_keeps_column_kinds_that_the_user_corrected(tmp_path: Path) -> None:
     old = write_base_table(tmp_path / "old.csv")
     data = raw_files.data_params(
         old,

@@ -10,6 +10,6 @@ def test_outliers_of_mostly_zero_counts_are_judged_among_the_other_counts() -> N
     assert np.flatnonzero(deviations > 8).tolist() == [100]
 
 
-def test_a_rare_yes_is_not_an_outlier() -> None:
+def test_a_rare_true_in_a_boolean_column_is_not_an_outlier() -> None:
     _, deviations = robust_deviations(np.array([0.0] * 99 + [1.0]))
     assert not deviations.any()

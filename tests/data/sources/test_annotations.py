@@ -109,7 +109,7 @@ def test_a_class_folder_is_mapped_by_label_map_and_recorded(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("key", COLUMNS)
-def test_a_folder_has_no_columns(tmp_path: Path, key: str) -> None:
+def test_a_folder_of_classes_has_no_columns_to_read(tmp_path: Path, key: str) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     with pytest.raises(DataError, match=f"which has no columns, but data.{key} is 'x'"):
         next(iter(read_samples(data_params(tmp_path, **{key: "x"}))))

@@ -188,7 +188,7 @@ def test_a_file_beside_the_class_folders_has_no_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["folder", "parquet", "csv"])
-def test_only_wanted_sources_are_read(tmp_path: Path, layout: str) -> None:
+def test_only_requested_sources_are_read(tmp_path: Path, layout: str) -> None:
     payloads = [picture(seed) for seed in range(600)]
     write_folder(tmp_path / "images", {"cat": payloads})
     path = tmp_path / "images"

@@ -80,7 +80,7 @@ def test_another_file_elsewhere_moves_no_row_and_changes_no_id(tmp_path: Path) -
     assert {name: after[name] for name in before} == before
 
 
-def test_files_that_are_no_text_are_refused_by_name(
+def test_files_that_are_not_text_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_folders, "MAX_FILE_BYTES", 1000)
@@ -145,14 +145,14 @@ def test_pooled_split_folders_give_classes_only(tmp_path: Path) -> None:
     assert {row["label"] for row in rows.values()} == {"food", "travel"}
 
 
-def test_joined_folders_name_source_and_file(tmp_path: Path) -> None:
+def test_rows_of_joined_text_folders_name_their_source_and_file(tmp_path: Path) -> None:
     write_classes(tmp_path / "a", 6, seed=1)
     write_classes(tmp_path / "b", 6, seed=2)
     found = cleaned(tmp_path, sources=["a", "b"])
     assert {"a/food/0.txt", "b/food/0.txt"} <= set(rows_of(found))
 
 
-def test_spellings_of_a_class_are_joined(tmp_path: Path) -> None:
+def test_spellings_of_a_class_in_text_folders_become_one_class(tmp_path: Path) -> None:
     write_classes(tmp_path)
     write(tmp_path / "Food" / "x.txt", "more rice")
     row = rows_of(cleaned(tmp_path, label_map={"Food": "food"}))["Food/x.txt"]
@@ -178,7 +178,7 @@ def test_rows_as_a_client_sends_them_are_those_of_the_files(tmp_path: Path) -> N
         ({"group_column": "author"}, "data.group_column is 'author', which is not there"),
     ],
 )
-def test_params_of_a_table_are_refused(
+def test_a_text_folder_refuses_params_that_only_tables_have(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     write_classes(tmp_path)

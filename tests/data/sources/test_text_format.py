@@ -57,7 +57,9 @@ def test_a_utf8_file_is_not_read_as_another_encoding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "windows-1252", "utf-16", "utf-32"])
 @pytest.mark.parametrize("size", [1, 3, 1 << 10])
-def test_blocks_may_end_within_a_character(tmp_path: Path, encoding: str, size: int) -> None:
+def test_a_character_may_be_split_between_two_blocks_of_a_file(
+    tmp_path: Path, encoding: str, size: int
+) -> None:
     payload = TEXT.encode(encoding) + b"\xff\xfe"
     named = "utf-8" if encoding == "utf-8-sig" else encoding
     blocks = (payload[begin : begin + size] for begin in range(0, len(payload), size))

@@ -29,7 +29,7 @@ def by_id(rows: pa.Table, folds: np.ndarray[Any, Any]) -> dict[str, int]:
     return dict(zip(rows["id"].to_pylist(), folds.tolist(), strict=True))
 
 
-def test_rows_for_testing_are_never_audited() -> None:
+def test_test_rows_are_never_audited() -> None:
     rows = audited_rows(table())
     assert rows["split"].to_pylist() == ["train"] * 180 + ["val"] * 60
     assert rows["id"].to_pylist()[:180] == sorted(rows["id"].to_pylist()[:180])

@@ -41,7 +41,7 @@ def test_disjoint_splits_have_no_leaks() -> None:
     check_leaks(leaks, is_own_split=False)
 
 
-def test_missing_groups_are_not_shared() -> None:
+def test_rows_without_a_group_do_not_share_one() -> None:
     assert not find_leaks(
         table(
             *(

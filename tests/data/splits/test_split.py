@@ -154,7 +154,7 @@ def test_a_new_near_duplicate_moves_a_lone_row_at_most_half_of_the_time() -> Non
 
 
 @BOTH
-def test_a_group_stays_in_one_split(params: SplitParams) -> None:
+def test_all_rows_of_a_group_are_in_one_split(params: SplitParams) -> None:
     found = split(
         [row(seed, "ab"[seed % 2], group=f"person{seed % 80}") for seed in range(800)], params
     ).rows
@@ -522,7 +522,7 @@ def test_train_is_the_earliest_and_test_the_latest() -> None:
     }
 
 
-def test_equal_times_stay_together() -> None:
+def test_rows_of_equal_time_are_in_one_split() -> None:
     rows = [{**entry, "time": float(entry["time"] // 30)} for entry in timed(200)]
     of_time = defaultdict(set)
     for entry in split(rows).rows.to_pylist():

@@ -173,7 +173,7 @@ def test_rows_of_a_table_are_named_by_number_or_by_a_column(tmp_path: Path, key:
     assert found == {str(row): splits[row] for row in range(30) if row != 3}
 
 
-def test_rows_of_one_name_get_one_split(tmp_path: Path) -> None:
+def test_rows_with_the_same_name_in_the_split_file_get_the_same_split(tmp_path: Path) -> None:
     table = raw_files.numbered_csv(tmp_path / "t.csv", 6)
     lines = table.read_text().splitlines()
     person = ["person", *"aabbcc"]
@@ -185,7 +185,7 @@ def test_rows_of_one_name_get_one_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["row", "b"])
-def test_a_malformed_row_of_a_table_may_be_named(tmp_path: Path, key: str) -> None:
+def test_a_split_file_may_name_a_malformed_row_of_the_table(tmp_path: Path, key: str) -> None:
     table = raw_files.numbered_csv(tmp_path / "t.csv")
     table.write_text(table.read_text() + "1,999\n")
     names = list(range(31)) if key == "row" else [*((11 * row) % 37 for row in range(30)), 999]

@@ -43,7 +43,7 @@ def test_connected_components_equal_those_of_a_simple_search(graph: tuple[int, E
     assert connected_components(num_nodes, left, right).tolist() == by_search(num_nodes, edges)
 
 
-def test_a_long_chain_is_one_component() -> None:
+def test_a_long_chain_of_linked_rows_is_one_component() -> None:
     shuffled = np.random.default_rng(0).permutation(100_000)
     assert set(connected_components(100_000, shuffled[:-1], shuffled[1:]).tolist()) == {0}
 

@@ -52,7 +52,7 @@ def test_decoded_pixels_are_close_to_what_was_encoded(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_higher_quality_is_closer(channels: int) -> None:
+def test_higher_jpeg_quality_gives_pixels_closer_to_the_original(channels: int) -> None:
     image = pixels(1, 16, channels)
     errors = [
         np.abs(decode_jpeg(encode_jpeg(image, quality), image.shape).astype(int) - image).mean()

@@ -43,7 +43,9 @@ def _samples(count: int, seconds: float = 0.0) -> Iterator[RawSample]:
         yield RawSample(str(number), picture(number), "one", None, None, None)
 
 
-def test_a_slow_transform_is_the_largest_part(write_functions: WriteFunctions) -> None:
+def test_a_slow_transform_takes_the_largest_part_of_the_measured_time(
+    write_functions: WriteFunctions,
+) -> None:
     write_functions("slow_of_the_profile", {"__init__.py": "", "slow.py": SLOW})
     name = "slow_of_the_profile.slow:wait"
     slow = CONTRACT.model_copy(
@@ -56,7 +58,7 @@ def test_a_slow_transform_is_the_largest_part(write_functions: WriteFunctions) -
     assert time_raw_rows(_samples(8), CONTRACT).transform_ms == 0
 
 
-def test_a_slow_disk_is_the_largest_part() -> None:
+def test_a_slow_disk_takes_the_largest_part_of_the_measured_time() -> None:
     assert time_raw_rows(_samples(8, 0.02), CONTRACT).largest == "read"
 
 

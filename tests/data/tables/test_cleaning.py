@@ -27,7 +27,7 @@ def notes(table: CleanedTable) -> dict[str, str]:
     return {column.name: column.note for column in table.columns if column.note}
 
 
-def test_nothing_disappears_and_every_bad_cell_is_named(tmp_path: Path) -> None:
+def test_every_row_is_kept_or_refused_and_every_bad_cell_is_named(tmp_path: Path) -> None:
     path = numbered_csv(
         tmp_path / "t.csv",
         a_3="x",

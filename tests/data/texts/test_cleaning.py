@@ -103,7 +103,9 @@ def test_nearly_equal_texts_are_kept_in_one_split_and_name_each_other(tmp_path: 
     assert report.excerpts["5"] == f"{long}123"
 
 
-def test_near_duplicates_are_refused_but_one_if_the_rule_says_so(tmp_path: Path) -> None:
+def test_only_one_of_several_near_duplicates_is_kept_if_the_rule_refuses_them(
+    tmp_path: Path,
+) -> None:
     long = "this is a long message that many people have got and sent to others, number "
     rows = [
         *PLAIN,
@@ -162,7 +164,7 @@ def test_a_passage_of_one_class_is_flagged_on_each_row_with_a_hint(tmp_path: Pat
     assert "unsubscribe here: reply stop', which 100% of the texts of 'spam' have" in hint
 
 
-def test_the_same_row_again_is_a_duplicate_and_other_labels_are_a_conflict(tmp_path: Path) -> None:
+def test_an_equal_text_is_a_duplicate_and_a_conflict_if_its_label_differs(tmp_path: Path) -> None:
     rows = [*PLAIN, PLAIN[0], ("bad", PLAIN[1][1].upper())]
     found = {source: rule for source, (rule, _) in refused(result(tmp_path, rows)).items()}
     assert found == {5: "exact_duplicate", 1: "conflicting_label", 6: "conflicting_label"}

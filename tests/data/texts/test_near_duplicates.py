@@ -67,7 +67,7 @@ def test_the_shortest_compared_text_is_found() -> None:
     assert find_similar(0, lambda part: [], 0.7).pairs.shape == (0, 2)
 
 
-def test_a_crowd_of_equal_texts_gives_few_pairs() -> None:
+def test_many_equal_texts_give_few_candidate_pairs() -> None:
     texts = random_texts(1, LETTERS["latin"]) * 2000
     found = find_similar(len(texts), lambda part: texts[part], 0.7)
     assert len(found.pairs) < 2 * len(texts)

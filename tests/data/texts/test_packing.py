@@ -156,7 +156,7 @@ def test_a_tokenizer_that_is_missing_or_unreadable_is_refused(
         read_tokenizer(tmp_path)
 
 
-def test_a_changed_file_is_refused(packed: tuple[Path, str]) -> None:
+def test_raw_texts_that_changed_since_clean_are_refused(packed: tuple[Path, str]) -> None:
     folder, _ = packed
     contract = read_manifest(folder / "packed").input
     assert isinstance(contract, TextContract)

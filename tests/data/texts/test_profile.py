@@ -73,6 +73,6 @@ def test_a_passage_that_both_classes_have_is_no_leak() -> None:
     assert shared_passages([]) == []
 
 
-def test_a_sample_ends_at_its_size_and_cuts_long_texts() -> None:
+def test_a_profile_sample_is_bounded_and_truncates_long_texts() -> None:
     found = sampled(SampledText("x" * 10_000, ["a"]) for _ in range(10**6))
     assert sum(len(text) for text, _ in found) < SAMPLE_CHARACTERS + 10_000

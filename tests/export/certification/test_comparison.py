@@ -282,7 +282,7 @@ def test_a_lossy_variant_that_nothing_serves_is_uncertified_instead_of_differing
     assert compare_flipped(38, 1, unserved).status == "agrees"
 
 
-def test_another_model_differs_even_if_nothing_serves_it() -> None:
+def test_a_variant_with_answers_of_another_model_differs_even_if_nothing_serves_it() -> None:
     unserved = replace(SMALL_BUDGET, is_served=False)
     assert compare_flipped(38, 20, unserved).status == "differs"
     broken = right()

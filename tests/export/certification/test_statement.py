@@ -57,7 +57,9 @@ def test_the_statement_names_every_file_gate_and_hop(released: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "result"), [(0.9, "PASSED"), (0.7, "FAILED"), (None, "WARNED")])
-def test_the_result_is_that_of_the_gates(tmp_path: Path, value: float | None, result: str) -> None:
+def test_the_result_of_the_statement_is_the_verdict_of_the_gates(
+    tmp_path: Path, value: float | None, result: str
+) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     path = certify(tmp_path / "certificate.json", bundle, gates=[gate(value)])
     statement = statement_of(load_bundle(bundle.root), read_certificate(path), "00" * 32)

@@ -111,7 +111,7 @@ def test_leaderboard_text_has_choices_missing_providers_and_attempts(board: Lead
     )
 
 
-def test_a_tiny_gain_is_not_written_as_minus_zero(board: Leaderboard) -> None:
+def test_the_leaderboard_does_not_write_a_tiny_gain_as_minus_zero(board: Leaderboard) -> None:
     found = figures(-1e-6, 1.0, "the reference")
     lines = [line.model_copy(update={"figures": found}) for line in board.lines]
     board = board.model_copy(update={"lines": lines})

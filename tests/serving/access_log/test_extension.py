@@ -119,7 +119,9 @@ def test_the_sample_is_drawn_by_the_id_and_faults_are_always_in_it(
     assert found == [*(name for name in ids if is_sampled(name, 0.3)), "fault"]
 
 
-def test_it_is_off_by_default_and_then_no_request_has_a_trace(make_settings: MakeSettings) -> None:
+def test_the_access_log_is_off_by_default_and_then_no_request_has_a_trace(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert worker.new_trace({}) is None
         assert worker.hooks["access_log"].on_response is None
@@ -127,7 +129,7 @@ def test_it_is_off_by_default_and_then_no_request_has_a_trace(make_settings: Mak
     run(make_settings(), work)
 
 
-def test_the_folder_of_the_request_log_is_refused(
+def test_the_access_log_refuses_the_folder_of_the_request_log(
     make_settings: MakeSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

@@ -106,7 +106,7 @@ async def nothing(request: Request) -> Response:
     return Response(200, b"")
 
 
-def test_the_check_finds_a_route_without_a_summary() -> None:
+def test_the_check_of_the_api_document_finds_a_route_without_a_summary() -> None:
     routes = {
         "/new/*": Route(("PUT",), nothing, "operator"),
         "/old": Route(READING, nothing, "open", always(Operation("What was."))),

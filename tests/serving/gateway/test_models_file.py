@@ -54,13 +54,15 @@ def test_each_model_has_its_folder_limit_and_settings(folder: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_place(folder: Path, text: str, message: str) -> None:
+def test_an_invalid_models_file_is_refused_with_the_place_of_the_mistake(
+    folder: Path, text: str, message: str
+) -> None:
     with pytest.raises(SettingsError) as refused:
         read_models(write(folder, text), {})
     assert message in str(refused.value)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_models_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"cannot read .*models\.toml: No such file"):
         read_models(tmp_path / "models.toml", {})
 
@@ -72,7 +74,7 @@ def test_a_wrong_setting_of_one_model_is_refused(folder: Path) -> None:
         read_models(path, {})
 
 
-def test_a_setting_for_all_models_is_refused(folder: Path) -> None:
+def test_the_models_file_refuses_a_setting_that_applies_to_all_models(folder: Path) -> None:
     path = write(folder, '[models.digits]\nfolder = "digits"')
     with pytest.raises(SettingsError, match="SLIPWAY_STATE, which would apply to every model"):
         read_models(path, {"SLIPWAY_STATE": "/state", "HOME": "/"})

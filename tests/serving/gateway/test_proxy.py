@@ -156,7 +156,7 @@ def test_without_a_ready_model_the_gateway_is_alive_and_not_ready() -> None:
     assert get("/readyz", {"b": None}).status_code == 503
 
 
-def test_the_page_links_each_model() -> None:
+def test_the_page_of_the_gateway_links_each_model() -> None:
     page = get("/")
     assert '<a href="models/a/">a</a></td><td>ready' in page.text
     assert '<a href="models/b/">b</a></td><td>not ready' in page.text

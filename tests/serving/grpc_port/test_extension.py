@@ -101,7 +101,7 @@ def test_health_and_reflection_are_those_of_every_grpc_service(images: Service) 
 
 
 @pytest.mark.process
-def test_infer_answers_as_over_http(images: Service) -> None:
+def test_grpc_inference_returns_the_same_answer_as_http(images: Service) -> None:
     sent = pixels(5)
     result = images.client().infer("slipway", [tensor("image", "UINT8", sent)], request_id="mine")
     np.testing.assert_allclose(result.as_numpy("probabilities"), probabilities(sent), atol=1e-6)

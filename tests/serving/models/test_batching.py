@@ -361,7 +361,7 @@ def test_closing_the_batcher_finishes_its_queue() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (2, 2), (3, 4), (8, 8), (9, 16)])
-def test_next_power_of_two(count: int, expected: int) -> None:
+def test_next_power_of_two_rounds_up_to_a_power_of_two(count: int, expected: int) -> None:
     assert next_power_of_two(count) == expected
 
 

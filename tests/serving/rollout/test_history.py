@@ -243,7 +243,7 @@ def test_command_refuses_a_cut_history_and_a_time_before_it(
     assert "lacks the last 1 of 2 events" in capsys.readouterr().err
 
 
-def test_file_is_private(tmp_path: Path) -> None:
+def test_the_rollout_history_is_readable_by_the_owner_only(tmp_path: Path) -> None:
     change_rollout(tmp_path, refused("first"))
     assert (tmp_path / HISTORY).stat().st_mode & 0o777 == 0o600
     assert EMPTY.num_events == 0

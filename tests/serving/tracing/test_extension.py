@@ -222,7 +222,7 @@ def test_the_access_log_has_the_trace_id(make_settings: MakeSettings, tmp_path: 
     assert f'"trace_id":"{TRACE}"' in segment.read_text()
 
 
-def test_it_is_off_by_default_and_an_invalid_endpoint_is_refused(
+def test_tracing_is_off_by_default_and_an_invalid_endpoint_is_refused(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

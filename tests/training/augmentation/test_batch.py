@@ -60,7 +60,9 @@ def same(count: int, **values: Any) -> Draw:
 @BOTH
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size_px", [4, 16, 17, 32, 100])
-def test_the_identity_changes_no_pixel(apply: Apply, size_px: int, channels: int) -> None:
+def test_a_plan_without_operations_changes_no_pixel(
+    apply: Apply, size_px: int, channels: int
+) -> None:
     images = batch(9, size_px, channels)
     assert np.array_equal(apply(images, unchanged(9), size_px), images)
 
@@ -68,7 +70,7 @@ def test_the_identity_changes_no_pixel(apply: Apply, size_px: int, channels: int
 @BOTH
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("stored_px", [16, 24, 50])
-def test_dtype_and_layout_are_kept_and_the_size_is_the_networks(
+def test_augmentation_keeps_dtype_and_layout_and_returns_the_networks_size(
     apply: Apply, stored_px: int, channels: int
 ) -> None:
     result = apply(batch(70, stored_px, channels), draw(PLAN, 0, keys(70)), 16)

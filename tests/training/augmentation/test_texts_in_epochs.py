@@ -43,7 +43,7 @@ def test_a_text_that_was_cut_loses_words_without_its_mark() -> None:
     assert changed.dtype == np.uint8
 
 
-def test_the_ends_and_the_separator_of_tokens_stay() -> None:
+def test_augmentation_never_drops_the_ends_or_the_separator_of_tokens() -> None:
     rows = np.array([[3, 9, 4, 8, 7, 4, 0, 0], [-3, 4, 0, 0, 0, 0, 0, 0]], np.int32)
     none = np.zeros(rows.shape)
     assert without_tokens(rows, none, 0.5, 3).tolist() == [

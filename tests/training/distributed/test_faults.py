@@ -244,7 +244,7 @@ def test_known_external_faults_become_a_one_line_training_error(
         OSError(9, "bad"),
     ],
 )
-def test_other_errors_are_returned_unchanged(error: Exception) -> None:
+def test_unknown_training_errors_are_returned_unchanged(error: Exception) -> None:
     assert explain(error, "rank 3") is error
     assert not is_lost_rank(error)
 

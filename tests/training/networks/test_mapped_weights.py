@@ -29,7 +29,9 @@ def transformer() -> Network:
 
 
 @pytest.mark.parametrize("build", [image_network, transformer])
-def test_mapped_weights_are_bit_for_bit_those_in_memory(tmp_path: Path, build: Any) -> None:
+def test_weights_mapped_from_a_file_equal_those_in_memory_bit_for_bit(
+    tmp_path: Path, build: Any
+) -> None:
     with MappedWeights(tmp_path) as mapped:
         found = build()
     expected = build()
@@ -62,7 +64,9 @@ def test_two_modules_that_share_a_weight_still_share_it(tmp_path: Path) -> None:
     assert second.weight is first.weight
 
 
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapping_weights_to_a_full_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -116,7 +116,9 @@ def call_steps_spikes(first: int, last: int) -> None:
 
 
 @pytest.mark.process
-def test_rewinding_equals_skipping_all_steps_since_the_checkpoint(tmp_path: Path) -> None:
+def test_rewinding_after_a_loss_spike_equals_skipping_the_steps_since_the_checkpoint(
+    tmp_path: Path,
+) -> None:
     settings = {
         "epochs": 2,
         "ema_decay": 0.9,
@@ -135,7 +137,7 @@ def test_rewinding_equals_skipping_all_steps_since_the_checkpoint(tmp_path: Path
 
 
 @pytest.mark.nightly(seconds=60)
-def test_two_processes_find_the_spikes_of_one(tmp_path: Path) -> None:
+def test_two_processes_find_the_same_loss_spikes_as_one(tmp_path: Path) -> None:
     project = write_project(
         tmp_path, epochs=2, devices=2, on_loss_spike="rewind", repeat_every_steps=3
     )

@@ -40,7 +40,7 @@ def _check(network: nn.Module) -> None:
     check_equal_bits(network, mean_loss, "step 40 (epoch 2)")
 
 
-def test_equal_passes_pass_and_leave_no_trace() -> None:
+def test_a_repeated_step_with_equal_results_passes_and_changes_nothing() -> None:
     network = _Drifting(error=0.0)
     _check(network)
     assert network.num_calls == 2
@@ -48,7 +48,7 @@ def test_equal_passes_pass_and_leave_no_trace() -> None:
     assert network.layer.weight.grad is None
 
 
-def test_a_pass_that_gives_other_bits_ends_the_training() -> None:
+def test_a_repeated_step_with_different_bits_ends_the_training() -> None:
     with pytest.raises(
         TrainingError,
         match=r"step 40 \(epoch 2\), repeated on .*, gave other bits: the .* differs in .* of .* "

@@ -41,7 +41,7 @@ def test_smoothing_moves_both_sides_towards_a_half() -> None:
     assert torch.allclose(loss("bce", smoothing=0.2)(LOGITS, TARGETS), expected)
 
 
-def test_a_row_scores_only_if_all_of_its_labels_are_right() -> None:
+def test_a_row_counts_as_correct_only_if_all_of_its_labels_are_right() -> None:
     targets = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     assert loss("bce").scores(LOGITS, targets).tolist() == [1.0, 0.0]
 

@@ -12,7 +12,7 @@ from tests.project_params import PROJECT
 BOTH = PROJECT.train.model_copy(update={"loggers": ["mlflow", "wandb"]})
 
 
-def test_installed_trackers_pass() -> None:
+def test_installed_experiment_trackers_are_accepted() -> None:
     check_trackers(BOTH)
 
 

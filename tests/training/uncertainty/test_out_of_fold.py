@@ -163,7 +163,7 @@ def test_an_audit_refuses_a_store_with_other_rows(project: Path) -> None:
         plan_folds(7, train, AUDIT, rows.slice(1), **paths_of(project))
 
 
-def test_other_folds_labels_or_params_start_another_audit(project: Path) -> None:
+def test_changed_folds_labels_or_params_start_a_new_audit(project: Path) -> None:
     params = load_params(project / "params.yaml").train
     assert planned(project).key == planned(project).key
     assert (
