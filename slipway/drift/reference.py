@@ -102,7 +102,10 @@ class References(Contract):
         """Return the reference of `variant`; BundleError if there is none."""
         if variant not in self.answers:
             found = ", ".join(sorted(self.answers))
-            raise BundleError(f"the drift reference has no variant {variant!r}, it has {found}.")
+            raise BundleError(
+                f"the drift reference has no variant {variant!r}, expected one of {found}. Run "
+                "`dvc repro export`."
+            )
         return Reference(self.inputs, self.answers[variant])
 
 

@@ -60,7 +60,9 @@ def _moment(text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a time, expected 2026-11-26T15:00") from None
+        raise ArgumentTypeError(
+            f"{text!r} is not a time, expected one such as 2026-11-26T15:00"
+        ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

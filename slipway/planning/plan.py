@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n".join(filter(None, texts)), flush=True)
         if problems := plan.findings.mismatches:
             listed = "\n".join(f"  {problem}" for problem in problems)
-            raise UnavailableError(f"this cannot work:\n{listed}")
+            raise UnavailableError(f"this training cannot run here:\n{listed}")
 
     run_stage(run)
 

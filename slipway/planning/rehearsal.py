@@ -69,7 +69,10 @@ class Rehearsal:
         self.module.nonfinite_guard.discard()
         loss = statistics.fmean(losses)
         if not math.isfinite(loss):
-            raise TrainingError(f"the loss is {loss} in step {index + 1}")
+            raise TrainingError(
+                f"the loss is {loss} in step {index + 1}, expected a finite number. Lower "
+                "train.learning_rate, or look at the data."
+            )
         return loss
 
     def _backward(self, index: int, *, is_first: bool) -> float:

@@ -101,7 +101,7 @@ class Application:
             self._worker.ended(request, label, None)
             return None
         except Exception as failure:
-            logger.exception("request %s failed", request.id)
+            logger.exception("request %s failed in the service; answering 500", request.id)
             _drop_tracebacks(failure)
             message, error = "the service failed; its log has the details", "internal"
             response = self._refuse(Refusal(error, message), request, found)

@@ -414,7 +414,7 @@ class ModelWorker:
             self.reason = redact_paths(
                 f"the model could not be loaded: {type(error).__name__}: {error}", self.settings
             )
-            logger.exception("not ready")
+            logger.exception("not ready: the model could not be loaded")
         else:
             self._settle()
             await self.swap(model)

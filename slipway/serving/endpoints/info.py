@@ -146,7 +146,7 @@ class Status:
         try:
             return redact_paths(read(), self._worker.settings)  # type: ignore[no-any-return]
         except Exception:  # the other parts must still be shown
-            logger.exception("cannot read the status of %s", name)
+            logger.exception("cannot read the status of %s; /status marks it as failed", name)
             return {"failed": True}
 
 

@@ -73,7 +73,7 @@ class BackgroundRows:
         except Refusal as refusal:  # evicted from the queue
             raise predictions_first(*refusal.headers) from None
         except Exception as error:
-            logger.exception("the model failed on rows of an explanation")
+            logger.exception("the model failed on rows of an explanation; predictions continue")
             raise Refusal(
                 "model_failed",
                 "the model failed during the explanation; the service's log has the details",

@@ -86,7 +86,10 @@ class ModelProcess:
             while True:
                 started = clock()
                 self.reason = await self._run_once()
-                logger.error("%s: %s; it starts again in %g s", self.model.name, self.reason, delay)
+                logger.error(
+                    "model %s ended: %s; restarting it in %g s",
+                    *(self.model.name, self.reason, delay),
+                )
                 await asyncio.sleep(delay)
                 delay = FIRST_DELAY_S if clock() - started > STEADY_S else delay * 2
                 delay = min(delay, LAST_DELAY_S)
@@ -143,7 +146,7 @@ class ModelProcess:
             self.memory_bytes = await asyncio.to_thread(memory_of, self._process.pid)
             if limit is not None and self.memory_bytes > limit:
                 logger.error(
-                    "%s: its processes need %d MiB, the limit is %d MiB (max_memory_mib)",
+                    "model %s needs %d MiB, above max_memory_mib = %d; restarting it",
                     *(self.model.name, self.memory_bytes >> 20, limit >> 20),
                 )
                 await self._stop()

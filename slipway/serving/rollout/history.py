@@ -104,7 +104,7 @@ def change_rollout(folder: Path, change: Callable[[Rollout], Rollout]) -> Rollou
         try:
             _record_events(folder, after)
         except (OSError, RolloutError) as error:
-            logger.error("cannot write the history of rollouts: %s", error)
+            logger.error("cannot write the history of rollouts (%s); the rollout continues", error)
         return after
 
 

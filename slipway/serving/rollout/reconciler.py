@@ -160,7 +160,7 @@ class RolloutReconciler:
         self._stable, self._initial_revision = self._rollout.stable, self._rollout.revision
         if self._stable:
             logger.info(
-                "serving %s instead of SLIPWAY_BUNDLE, as %s says",
+                "serving the rolled-out model %s instead of SLIPWAY_BUNDLE (state: %s)",
                 self._stable.version,
                 self._state_folder / FILE,
             )
@@ -381,7 +381,7 @@ class RolloutReconciler:
             trial.phase, trial.reason = "refused", str(error)
         except Exception as error:
             trial.phase, trial.reason = "refused", f"{type(error).__name__}: {error}"
-            logger.exception("rollout: cannot load the candidate %s", candidate.name)
+            logger.exception("rollout: cannot load candidate %s; refusing it", candidate.name)
         else:
             trial.phase = "prepared"
             self._route(trial, candidate)
