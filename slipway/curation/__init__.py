@@ -1,4 +1,4 @@
-"""Single rows of the data: people label logged rows, and the rows of one person are erased.
+"""Work on single rows: people label logged rows, and the rows of one person are erased.
 
-Searching and changing the files themselves is done in `slipway/data/erasure/` and in `traffic`.
+`slipway/data/erasure/` and `slipway/traffic/` search and change the files.
 """

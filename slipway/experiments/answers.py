@@ -1,6 +1,6 @@
 """Reads an experiment's predictions for its test rows, and its training curves.
 
-They come from DVC's cache, or from its remote if the cache lacks them.
+Both are read from DVC's cache, or from its remote if the cache does not have them.
 """
 
 import json
@@ -39,10 +39,10 @@ class ExperimentAnswers:
     classes: list[str]  # empty for a numeric target
     metrics: dict[str, Metric]
     ids: list[str]
-    targets: NDArray[np.float64]  # (N,) class index, or the number itself
+    targets: NDArray[np.float64]  # (N,) class indices, or numbers
     outputs: NDArray[np.float32]  # (N, K) probabilities, or (N, 1) values
     curves: dict[str, list[Series]]
-    thresholds: list[float] | None = None  # of a decision about two classes
+    thresholds: list[float] | None = None  # decision thresholds of two classes, if any
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -57,9 +57,11 @@ class ExperimentAnswers:
 
 
 def read_answers(record: ExperimentRecord) -> ExperimentAnswers:
-    """Read the stored results of an experiment; UnavailableError says why if there are none.
+    """Read the stored results of an experiment.
 
-    Raises SchemaError if a file is damaged.
+    Raises:
+        UnavailableError: the results are not stored; the message says why.
+        SchemaError: a file is damaged.
     """
     commit = repository.experiments().get(record.name)
     if commit is None:

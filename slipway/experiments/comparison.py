@@ -25,21 +25,21 @@ from slipway.reports.console import interval, number, text_table
 from slipway.system.errors import ParamsError
 
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
-_LONGEST_CAUSE = 200  # characters, in a terminal
-_MISSING = object()  # a key that an experiment does not have
+_LONGEST_CAUSE = 200  # characters of a cause in a terminal
+_MISSING = object()  # stands for the value of a key that an experiment does not have
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Experiments in the order of the rows."""
+    """A comparison of experiments: the rows in order, and the columns that they need."""
 
     records: Sequence[ExperimentRecord]
-    every: Sequence[ExperimentRecord]  # also those that a filter leaves out
-    gpu_hour: float | None = None  # its price; None: no costs are shown
+    every: Sequence[ExperimentRecord]  # all experiments, also those that a filter removed
+    gpu_hour: float | None = None  # price of a GPU for an hour; None shows no costs
 
     @cached_property
     def changed(self) -> list[str]:
-        """The keys of params.yaml that differ between any two experiments."""
+        """Keys of params.yaml whose value differs between any two experiments."""
         keys = {key: None for record in self.every for key in record.params}
         return [
             key
@@ -78,9 +78,9 @@ class Comparison:
         return replace(self, records=[*filled, *empty])
 
     def cost(self, record: ExperimentRecord) -> float | None:
-        """Return the price of the GPUs over the whole run; None if it or their number is unknown.
+        """Return the price of the GPUs for the whole run; None if it cannot be computed.
 
-        The GPUs are rented while the other stages run, too.
+        All stages count, because GPUs are rented while the other stages run, too.
         """
         processes = record.results and record.results.processes
         if self.gpu_hour is None or record.seconds is None or not processes:
@@ -88,7 +88,7 @@ class Comparison:
         return self.gpu_hour * processes * record.seconds / 3600
 
     def text(self) -> str:
-        """Build the table for a terminal, with a line for each failure below it."""
+        """Return the table for a terminal, followed by one line for each failure."""
         if not self.records:
             return "no experiment; `slipway run` makes one"
         columns, rows = self.cells()
@@ -100,7 +100,7 @@ class Comparison:
         return "\n".join([text_table(columns, rows), *([""] if causes else []), *causes])
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Return the columns and the cells of each row."""
+        """Return (column names, cells of each row)."""
         headlines = {record.results.headline for record in self.records if record.results}
         metric = headlines.pop() if len(headlines) == 1 else "metric"
         columns = [
@@ -153,7 +153,7 @@ class Comparison:
         ]
 
     def csv(self) -> str:
-        """Build the rows as CSV, with a column for each changed param."""
+        """Return the rows as CSV, with a column for each param that differs."""
         columns = [
             *("name", "started", "status", "cause", "stage", "metric", "value", "low", "high"),
             *("baseline", "log_loss", "seconds", "gates", "certificate", "validation"),
@@ -254,7 +254,7 @@ def _validation(record: ExperimentRecord) -> str:
 
 
 def _from_commit(name: str, commit: str) -> ExperimentRecord:
-    """Build the row of an experiment that only DVC knows."""
+    """Return the record of an experiment that only DVC knows, from its commit."""
     paths = ["params.yaml", *(path.as_posix() for path in (METRICS, GATES, TRAINED, VERIFIED))]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

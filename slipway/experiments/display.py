@@ -23,17 +23,17 @@ class ReportHandler(SimpleHTTPRequestHandler):
 
     def send_head(self):  # type: ignore[no-untyped-def] # as the library declares it
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
-        if host not in _HOSTS:  # a page elsewhere whose name leads here (DNS rebinding)
+        if host not in _HOSTS:  # another site whose name points to this machine (DNS rebinding)
             self.send_error(403, "Use http://127.0.0.1")
             return None
         return super().send_head()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Do not log requests."""
+        """Log nothing."""
 
 
 def write_index() -> Path:
-    """Write the page of experiments and the page of all reports."""
+    """Write the page of experiments and the page of all reports; return the latter's path."""
     comparison = read_comparison()
     if comparison.every:
         files.write_text(REPORTS / "experiments.html", comparison_page(comparison))
@@ -52,7 +52,7 @@ def open_page(page: Path) -> bool:
 
 
 def page_server(port: int) -> ThreadingHTTPServer:
-    """Return a server of the reports on 127.0.0.1; port 0 is a free one."""
+    """Return an HTTP server of the reports on 127.0.0.1; port 0 chooses a free one."""
     handler = functools.partial(ReportHandler, directory=str(REPORTS))
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), handler)

@@ -15,7 +15,7 @@ _LONGEST_CAUSE = 500  # characters
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Build the page, with experiments in the order of the comparison."""
+    """Return the HTML page, with experiments in the order of the comparison."""
     shown, every = len(comparison.records), len(comparison.every)
     subtitle = f"{shown} of {every} experiments" if shown < every else f"{every} experiments"
     sections: list[Html | None]

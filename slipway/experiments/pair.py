@@ -21,7 +21,10 @@ _MIN_ROWS = 2
 
 @dataclass(frozen=True)
 class ExperimentPair:
-    """Two experiments; `answers` are None if DVC stores none, and `remarks` say why."""
+    """Two experiments with their stored predictions.
+
+    An experiment without stored predictions has None in `answers`, and the reason in `remarks`.
+    """
 
     first: ExperimentRecord
     second: ExperimentRecord
@@ -35,7 +38,7 @@ class ExperimentPair:
 
     @cached_property
     def changed(self) -> list[list[str]]:
-        """The keys of params.yaml that differ, with both values; "" if one lacks the key."""
+        """Keys of params.yaml that differ, with both values; "" for a missing key."""
         both = [self.first, self.second]
         return [
             [key, *(as_yaml(one.params[key]) if key in one.params else "" for one in both)]
@@ -53,7 +56,7 @@ class ExperimentPair:
 
     @cached_property
     def shared_ids(self) -> list[str]:
-        """The ids of the test rows of both; empty if they cannot be compared row by row."""
+        """Ids of the test rows that both have; empty if rows cannot be compared."""
         first, second = self.answers
         if first is None or second is None:
             return []
@@ -76,7 +79,7 @@ class ExperimentPair:
 
     @cached_property
     def paired(self) -> dict[str, PairedDifference]:
-        """The differences on the shared test rows, by metric; empty if they are not paired."""
+        """Paired differences on the shared test rows, by metric; empty if there are none."""
         first, second = self.answers
         if self.why_unpaired or first is None or second is None:
             return {}
@@ -148,7 +151,7 @@ def read_pair(comparison: Comparison, names: Sequence[str]) -> ExperimentPair:
     known = {record.name: record for record in comparison.every}
     for name in names:
         if name not in known:
-            find_record(name, list(comparison.every))  # raises, with the names there are
+            find_record(name, list(comparison.every))  # raises an error that lists the known names
     records = [known[name] for name in names]
     found: list[ExperimentAnswers | None] = []
     remarks = []

@@ -20,13 +20,13 @@ from slipway.reports.pages.html_page import (
 from slipway.reports.pages.intervals import IntervalRow, interval_chart
 from slipway.reports.pages.sections.classes import confusion_picture
 
-_MAX_POINTS = 200  # of a curve
+_MAX_POINTS = 200  # drawn of a curve
 _MAX_DOTS = 2000
 _MAX_BARS = 20  # classes
 
 
 def pair_page(pair: ExperimentPair) -> str:
-    """Build the page, without the charts whose predictions or curves are not stored."""
+    """Return the HTML page; charts of predictions or curves that are not stored are left out."""
     first, second = pair.answers
     sections: list[Html | None] = [_results(pair), _params(pair), _curves(pair)]
     if first and second and (first.task, first.classes) == (second.task, second.classes):

@@ -26,28 +26,28 @@ _NUMBERED = re.compile(r"run-(\d+)")
 
 
 class Results(Contract):
-    """The results of a run; None or "" for what its stages did not write."""
+    """The results of a run; None or "" for results that its stages did not write."""
 
-    headline: str  # the metric that models of the task are compared by
+    headline: str  # the metric by which models of the task are compared
     metric: Metric | None
     baseline: float | None
     log_loss: float | None
     gates: Verdict | Literal[""]
-    certificate: str  # its status
-    processes: int | None = None  # of the training, one per device
+    certificate: str  # status of the certificate
+    processes: int | None = None  # number of training processes, one for each device
 
 
 class Validation(Contract):
-    """The score of a search's trial on the validation rows, which its selection reads."""
+    """The validation score of a search's trial, by which the search selects."""
 
     name: str  # of the metric
     epoch: int  # trained so far
     value: float
-    metric: Metric | None  # the same with its interval, once the trial is done
+    metric: Metric | None  # the score with its interval; null until the trial is done
 
 
 class ExperimentRecord(Contract):
-    """One run: the params it started with, its end and its results."""
+    """The record of one run: its params at the start, its status and its results."""
 
     format_version: Literal[1]
     name: str
@@ -55,18 +55,18 @@ class ExperimentRecord(Contract):
     seconds: float | None  # null while it runs, or if it was killed
     status: Literal["running", "done", "failed", "interrupted", "stopped"]
     cause: str  # of a failure or an interruption
-    stage: str | None  # the last one, if not all stages were requested
-    params: dict[str, Any]  # by key, such as "train.epochs"
+    stage: str | None  # the last requested stage; null if all were requested
+    params: dict[str, Any]  # values by key, such as "train.epochs"
     results: Results | None
-    process: int  # of `slipway run` or `slipway search`
-    group: int | None  # of DVC's processes
-    search: str | None = None  # that it is a trial of
-    validation: Validation | None = None  # of a trial
-    host: str = ""  # of a trial's process, if other machines may search in the same folder
+    process: int  # id of the process of `slipway run` or `slipway search`
+    group: int | None  # id of the group of DVC's processes
+    search: str | None = None  # name of the search if this is a trial
+    validation: Validation | None = None  # score of a trial
+    host: str = ""  # machine of a trial, because several machines may search in one folder
 
     @property
     def ended(self) -> str:
-        """The recorded status, or "interrupted" for a running one whose process is gone."""
+        """The status; "interrupted" if the run is recorded as running and its process is gone."""
         is_here = self.host in ("", platform.node())
         is_killed = self.status == "running" and is_here and not files.is_alive(self.process)
         return "interrupted" if is_killed else self.status

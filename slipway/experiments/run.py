@@ -56,7 +56,7 @@ class ExperimentRequest:
         return [word for word in self.words if "=" not in word]
 
     def stage(self, pipeline: Pipeline) -> str | None:
-        """The requested stage; raises ParamsError for an unknown one, or for several."""
+        """Return the requested stage; raises ParamsError for an unknown one, or for several."""
         stages = self.stages
         for stage in stages:
             if stage not in pipeline.outs:

@@ -247,7 +247,7 @@ def load_tokenizer(content: str) -> Any:
 
 
 def joins_pairs(tokenizer: Any) -> bool:
-    """True if a `tokenizers.Tokenizer` puts special tokens between the two texts of a pair."""
+    """Return True if a `tokenizers.Tokenizer` puts special tokens between the texts of a pair."""
     of_one, of_two = map(tokenizer.num_special_tokens_to_add, (False, True))
     return bool(0 < of_one < of_two)
 
@@ -381,5 +381,5 @@ def text_faults(row: Mapping[str, Any], contract: TextContract) -> Iterator[Cell
 
 
 def is_blank(text: str) -> bool:
-    """True for a text without a character besides white space and control characters."""
+    """Return True for a text without a character besides white space and control characters."""
     return not text or _SPACE.fullmatch(text) is not None

@@ -28,7 +28,7 @@ _loaded: dict[str, str] = {}  # package -> its digest when it was imported
 
 
 def code_digest(function: str) -> str:
-    """Hex SHA-256 over names and contents of the function's .py files; runs none of them.
+    """Return the hex SHA-256 of names and contents of the function's .py files, without imports.
 
     Raises ParamsError for a malformed name, UnavailableError if the module does not exist.
     """

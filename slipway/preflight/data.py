@@ -43,14 +43,14 @@ def check_given_split(params: Params) -> None:
 
 
 def _gives_split(params: Params) -> bool:
-    with contextlib.suppress(DataError):  # which `check_data` reports
+    with contextlib.suppress(DataError):  # `check_data` reports the error
         return bool(find_layout(params.data).given)
     return False
 
 
 def check_slices(params: Params) -> None:
     """Raise DataError for a column of `evaluate.slices` that no source has."""
-    may_be_found = params.precompute.transform is not None  # a transform also gives values
+    may_be_found = params.precompute.transform is not None  # a transform may add columns
     if params.evaluate.slices and not may_be_found and not _is_archive(params):
         check_slice_names(params.data, params.evaluate.slices)
 

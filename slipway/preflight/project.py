@@ -53,7 +53,7 @@ def check_project(params: Path = Path("params.yaml"), *, with_search: bool = Fal
 
 
 def repository_mistakes() -> list[str]:
-    """List why DVC cannot run in this folder: no git, and DVC is not configured to work without."""
+    """List why DVC cannot run here: no git repository, and DVC is not set up to work without."""
     if any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
         return []
     configs = [path for path in (Path(".dvc/config"), Path(".dvc/config.local")) if path.is_file()]

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from slipway.training.networks.networks import Network, NetworkSpec
 
 _PACKED, _PASSED = Path("data/packed"), Path(".work/user_code.json")
-_NUM_ROWS = 8  # of a step, and of a graph's largest batch
+_NUM_ROWS = 8  # rows of a tried step, and of the exported graph's largest batch
 
 
 def check_user_code(params: Params) -> None:
     """Try the user's own network, loss and metrics.
 
-    Raises ParamsError, UnavailableError, TrainingError or MetricError with the user's line.
+    Raises ParamsError, UnavailableError, TrainingError or MetricError; the message names the line
+    of the user's code.
     """
     train = params.train
     trained = [
@@ -82,7 +83,7 @@ def _key(params: Params, codes: list[UserCode]) -> str:
 
 
 def _spec(params: Params) -> "NetworkSpec":
-    """Describe the network for the packed data; if there is none yet, by params.yaml."""
+    """Return the spec of the network for the packed data, or by params.yaml if none is packed."""
     from slipway.data.store.packed import read_manifest
     from slipway.training.job import network_spec
 
@@ -100,7 +101,7 @@ def _spec(params: Params) -> "NetworkSpec":
 
 
 def _spec_of_columns(params: Params) -> "NetworkSpec":
-    """Describe the network for synthetic columns; before `clean` the real ones are unknown."""
+    """Return the spec of the network for synthetic columns, because `clean` has not run yet."""
     from slipway.data.store.packed import TargetScale
     from slipway.training.networks.networks import NetworkSpec
 

@@ -1,7 +1,7 @@
 """Finds the bottleneck of a step and candidate settings, and proposes the best combination.
 
-A trial is a short training on a single batch, timed in turns with the current settings: it shows
-how long a step computes with other settings. Changes that affect the learned weights (batch size,
+A trial is a short training with other settings on a single batch, timed in turns with the current
+settings. It shows how long a step computes. Changes that affect the learned weights (batch size,
 number of processes) are reported but never proposed.
 """
 
@@ -23,11 +23,11 @@ class TrialCandidate:
     """Changes to the section train that may shorten a step."""
 
     changes: Mapping[str, Any]
-    learns_otherwise: str = ""  # how the learned weights differ; "" if only by rounding
+    learns_otherwise: str = ""  # the effect on the learned weights; "" for rounding only
 
     @property
     def name(self) -> str:
-        """For example "precision bf16-mixed"."""
+        """The changes in words, such as "precision bf16-mixed"."""
         texts = []
         for key, value in self.changes.items():
             text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -36,7 +36,7 @@ class TrialCandidate:
 
 
 def find_bottleneck(parts_ms: Mapping[Part, float], facts: Facts, *, is_jpeg: bool) -> Bottleneck:
-    """Find the largest part of a step; if it is data loading, find the slowest part of that."""
+    """Return the largest part of a step; for data loading, the slowest part of the loading."""
     compute_ms = parts_ms["forward"] + parts_ms["backward"]
     named = {
         "data": ("spent waiting for its batch", parts_ms["data"]),
@@ -101,11 +101,11 @@ def _precisions(placement: Placement) -> list[str]:
 
 
 class _Loading(NamedTuple):
-    """Settings for loading batches, and the step time expected with them."""
+    """Settings for loading batches, with the expected step time."""
 
     num_workers: int
     step_ms: float
-    saved_ms: float = 0.0  # for each batch, by storing pixels instead of JPEGs
+    saved_ms: float = 0.0  # time saved on each batch by storing pixels instead of JPEGs
 
 
 def propose_settings(

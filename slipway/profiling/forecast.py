@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from slipway.profiling.loader_times import LoaderTimes
 
-MIN_GAIN = 1.05  # changes that gain less are not worth a line in params.yaml
+MIN_GAIN = 1.05  # smallest gain in speed for which a change is proposed
 
 
 @dataclass(frozen=True)
@@ -17,18 +17,18 @@ class Facts:
     """Medians over rounds, in milliseconds per optimizer step of one process."""
 
     step_ms: float
-    data_ms: float  # part of it, waiting for batches
-    compute_ms: float  # a step whose batch is already there
-    compute_processor_ms: float  # processor time of such a step, over all threads
+    data_ms: float  # part of the step that waits for batches
+    compute_ms: float  # a step whose batch is ready
+    compute_processor_ms: float  # processor time of a step whose batch is ready, all threads
     loader: LoaderTimes  # per batch
     num_workers: int
-    num_accumulated: int  # batches per step
-    num_processes: int  # of the training, on this machine
+    num_accumulated: int  # batches per optimizer step
+    num_processes: int  # training processes on this machine
     num_cores: int
 
     @property
     def loader_waits(self) -> bool:
-        """True if making a batch is mostly waiting (for a disk or network), not computing."""
+        """True if making a batch is mostly waiting for a disk or network, not computing."""
         return waits(self.loader.batch_ms[0], self.loader.processor_ms, self.loader.queued_ms)
 
     @property
@@ -48,7 +48,7 @@ def expected_step_ms(
     """Predict the step time.
 
     Args:
-        num_workers: number of loader processes, one of those measured.
+        num_workers: number of loader processes; it must be one of the measured numbers.
         compute_ratio: compute time of a step as a multiple of the current one.
         saved_ms: time saved on each batch.
     """

@@ -16,7 +16,7 @@ _MAX_ROWS = 64
 
 
 class InputPipelineProfile(Contract):
-    """Times of some raw images, and the number of workers that precompute should have."""
+    """Times of a sample of raw images, and the best number of workers for `precompute`."""
 
     num_workers: int  # of precompute
     times: RawTimes | None = None  # null if they could not be measured
@@ -28,7 +28,7 @@ class InputPipelineProfile(Contract):
 
 
 def profile_input_pipeline(params: Params, root: Path) -> InputPipelineProfile:
-    """Time some of the raw images; if they cannot be read, the note has the reason."""
+    """Time a sample of the raw images; if they cannot be read, the note says why."""
     num_workers = params.precompute.num_workers
     limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
     try:

@@ -1,8 +1,8 @@
 """Times the training loader without a training, in this process and with loader processes.
 
-Nothing else computes meanwhile, so these are the shortest waits that a step can have. Reading
-stored rows is timed separately in the trainer's process, each time on other rows, so that no batch
-is cached.
+Nothing else computes at the same time, so these are the shortest times in which a step can get its
+batch. Reading stored rows is timed separately in the trainer's process, each time on different
+rows, so that no batch is cached.
 """
 
 import time
@@ -23,11 +23,11 @@ _MIN_BATCHES, _MIN_SECONDS = 4, 0.3
 
 
 class LoaderTimes(Contract):
-    """One round, in milliseconds per batch of one process."""
+    """Times of one round, in milliseconds per batch of one process."""
 
-    batch_ms: dict[int, float]  # wall clock between batches, by the number of loader processes
-    processor_ms: float  # of all threads, for a batch made in the trainer's process
-    queued_ms: float  # for the same batch, queueing for a core
+    batch_ms: dict[int, float]  # wall-clock time between batches, by number of loader processes
+    processor_ms: float  # processor time of all threads for a batch made in the trainer's process
+    queued_ms: float  # time that this batch waited for a free core
     read_ms: float  # part of `batch_ms[0]`: reading stored rows into memory, and decoding JPEGs
     read_processor_ms: float
     read_queued_ms: float

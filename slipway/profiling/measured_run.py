@@ -1,6 +1,6 @@
 """Starts trainings in separate processes, and times them in turns.
 
-Because they take turns, a noisy machine slows all of them alike. Between its rounds a training only
+A noisy machine slows all of them alike, because they take turns. Between its rounds a training only
 polls for the next request. `slipway.profiling.timed_run` is the code of the measured process.
 """
 
@@ -32,14 +32,14 @@ from slipway.training.distributed.strategies import Placement, place, this_host
 
 COMMAND = (sys.executable, "-m", "slipway.profiling.timed_run")
 _MIN_STEPS, _MAX_STEPS, _ROUND_MS = 3, 50, 1000
-_SHOWN_LINES = 15  # of a failed training's output
-_DECODED_ROWS = 256  # at a time
+_SHOWN_LINES = 15  # last lines shown of a failed training's output
+_DECODED_ROWS = 256  # rows decoded at a time
 Found = TypeVar("Found", bound=Contract)
 
 
 @dataclass(frozen=True)
 class ProfiledProject:
-    """Params and data of the profiled training, and how measured runs are started."""
+    """The params and data of the profiled training, with which measured runs are started."""
 
     params: Params
     packed: Path
@@ -138,7 +138,7 @@ class MeasuredRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the training's process group: it has nothing to save."""
+        """Kill the training's process group; a measured training has nothing to save."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,8 +1,8 @@
 """`slipway profile`: shows how a training step spends its time on this machine and this data.
 
-It measures the training that params.yaml describes, on the packed data, names the bottleneck, and
-proposes changes of params.yaml with their expected gain. `--prove` measures these in turns with the
-current settings; `--apply` writes them to params.yaml if they are faster.
+Measures the training of params.yaml on the packed data, names the bottleneck, and proposes changes
+of params.yaml with their expected gain. `--prove` measures the changes in turns with the current
+settings; `--apply` writes them to params.yaml if they are faster.
 """
 
 import argparse
@@ -52,8 +52,8 @@ from slipway.system.errors import ParamsError, TrainingError
 from slipway.training.batches.batches import cut_step
 
 NUM_ROUNDS = 5
-_BUSY = 0.2  # of a step
-_HOPELESS = 2.0  # times as slow in its first round: the trial ends
+_BUSY = 0.2  # fraction of a step spent queueing for a core that is reported
+_HOPELESS = 2.0  # a trial that is so many times as slow in its first round is ended
 REPORT = Path("reports/profile.json")
 PAGE = Path("reports/profile.html")
 PARAMS = Path("params.yaml")
@@ -315,7 +315,7 @@ def _parser() -> CommandParser:
 
 @quiet_when_unread()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
+    """Run `slipway profile`."""
     given = _parser().parse_args(arguments)
     run_stage(lambda params: _profile(params, given))
 

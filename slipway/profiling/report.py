@@ -25,36 +25,36 @@ class StepAccount(Contract):
     step_ms: Spread
     parts_ms: dict[Part, Spread]
     rows_per_second: float
-    queued_share: float  # of the step, spent queueing for a core, summed over the trainer's threads
+    queued_share: float  # fraction of the step that the trainer's threads queue for a core, summed
 
 
 class Utilisation(Contract):
-    """The operations of a step, beside the machine's own rate of matrix products."""
+    """The operations of a step, compared with the machine's rate of matrix products."""
 
     step_flop: int  # products, convolutions and attention, forward and backward, all processes
-    dtype: str  # of the training's products, such as "bfloat16"
+    dtype: str  # of the training's matrix products, such as "bfloat16"
     num_devices: int  # GPUs; 1 for all cores of the CPU
-    rates: dict[str, float]  # FLOP/s of one device by dtype, products of square matrices
-    fraction: Spread  # of the rate of all devices in `dtype`
+    rates: dict[str, float]  # FLOP/s of one device for products of square matrices, by dtype
+    fraction: Spread  # reached fraction of the rate of all devices in `dtype`
 
 
 class Bottleneck(Contract):
     """The largest part of a step."""
 
     name: str  # "reading", "decoding", "making batches", "copy", "compute", "communication", ...
-    share: float  # of the step
+    share: float  # fraction of the step
     text: str
 
 
 class TrialResult(Contract):
-    """Compute time of a step with other settings, relative to the current ones."""
+    """The compute time of a step with other settings, relative to the current settings."""
 
     name: str
     changes: dict[str, Any]  # of the section train
-    ratio: Spread | None  # null if the trial failed; per row for another batch size
-    note: str  # why it failed, or how the learned weights differ
+    ratio: Spread | None  # null if the trial failed; for another batch size a ratio per row
+    note: str  # reason of a failure, or the effect on the learned weights
     learns_otherwise: bool
-    expected_gain: float  # of a whole step, times as fast; 0 if the trial failed
+    expected_gain: float  # speed of a whole step as a multiple of the current; 0 after a failure
 
     @property
     def median_ratio(self) -> float:
@@ -62,7 +62,7 @@ class TrialResult(Contract):
 
     @property
     def is_faster(self) -> bool:
-        """True if it was faster in every round: on a busy machine a median is often luck."""
+        """True if the trial was faster in every round, because a median is often luck."""
         return self.ratio is not None and self.ratio.high < 1 and not self.learns_otherwise
 
 
@@ -71,7 +71,7 @@ class SettingsProposal(Contract):
 
     changes: dict[str, Any]  # by "section.key"
     expected_step_ms: float
-    expected_gain: float  # times as fast
+    expected_gain: float  # expected speed as a multiple of the current one
     reasons: list[str]
 
 
@@ -84,7 +84,7 @@ class Proof(Contract):
 
     @property
     def error(self) -> float:
-        """Measured gain over expected gain, less 1."""
+        """Measured gain divided by expected gain, minus 1."""
         return self.measured_gain.median / self.expected_gain - 1
 
 
@@ -101,7 +101,7 @@ class ProfileReport(Contract):
     trials: list[TrialResult]
     proposal: SettingsProposal | None
     proof: Proof | None
-    notes: list[str]  # what could not be separated, and other remarks
+    notes: list[str]  # remarks, such as parts of a step that could not be separated
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -119,7 +119,8 @@ def step_account(
     """Summarise rounds of steps.
 
     Args:
-        rounds: give the step, and its parts unless `synchronised` rounds were measured.
+        rounds: rounds that give the time of the step, and of its parts without `synchronised`.
+        synchronised: rounds that waited for the GPU after each part, and give the parts.
         silent: rounds of DDP without communication. The extra time of a backward pass over theirs
             counts as communication.
     """

@@ -1,10 +1,10 @@
 """Splits real training steps into timed parts while Lightning's trainer runs them.
 
-At the end of each part the clock adds the time since the previous end to it, so the parts add up to
-the step. In synchronised rounds on a GPU the clock waits for the device at the end of each part;
-this prevents overlap, so the whole step is timed in other rounds. Under DDP, communication is the
-time of a backward pass with communication, less that of one without; under DeepSpeed it is the time
-inside the collectives. Both include waiting for the slowest process.
+At the end of each part the clock adds the time since the previous end to this part. So the parts
+add up to the step. In synchronised rounds on a GPU the clock also waits for the device there. This
+prevents overlap, so the whole step is timed in other rounds. With DDP, the time of communication is
+the time of a backward pass with communication minus that of one without. With DeepSpeed, it is the
+time inside the collectives. Both include waiting for the slowest process.
 """
 
 import time
@@ -37,17 +37,17 @@ _COLLECTIVES = (
 
 
 class Round(Contract):
-    """Mean of several consecutive steps."""
+    """Mean times of several consecutive steps."""
 
-    step_ms: float  # wall clock
+    step_ms: float  # wall-clock time
     parts_ms: dict[Part, float]
     processor_ms: float  # of all threads of the trainer, without loader processes
-    queued_ms: float  # queueing for a core, summed over the trainer's threads
-    row_length: float  # of the inputs' second axis, such as tokens with their padding
+    queued_ms: float  # time that the trainer's threads waited for a free core, summed
+    row_length: float  # mean length of the inputs' second axis, such as tokens with padding
 
 
 class RoundRequest(Contract):
-    """Settings of a round."""
+    """Settings of the next round."""
 
     num_steps: int
     synchronised: bool = False  # the clock waits for the device at the end of each part
@@ -91,7 +91,7 @@ class Clock:
 
 
 def queued_seconds() -> float:
-    """Return the time this process's threads were ready to run and had no core; 0 outside Linux.
+    """Return the seconds that this process's threads waited for a free core; 0 outside Linux.
 
     It is the second number of /proc/PID/task/TID/schedstat, in nanoseconds (Linux:
     Documentation/scheduler/sched-stats.rst).
@@ -174,7 +174,7 @@ class StepTimer(pl.Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor
     ) -> None:
-        self._clock.end("optimizer")  # old gradients are dropped here
+        self._clock.end("optimizer")  # the optimizer's part includes freeing old gradients
         self._active = "backward"
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -52,12 +52,12 @@ class RunRequest(Contract):
     packed: str
     augmented: str
     root: str
-    fixed_batch: bool  # the same batch in every step, to time a step without its data
-    loader: bool  # time the loader by itself (`slipway.profiling.loader_times`)
+    fixed_batch: bool  # use the same batch in every step, to time a step without data loading
+    loader: bool  # time the loader without a training (`slipway.profiling.loader_times`)
 
 
 class _RepeatedBatch:
-    """A loader that repeats one batch, to time steps without their data."""
+    """A loader that repeats one batch, to time steps without data loading."""
 
     sampler = None
 
@@ -76,8 +76,8 @@ def main(
 ) -> None:
     """Run one measured training.
 
-    Tests slow a part of it: `wrap_batches` wraps the dataset of the loader, `wrap_split` the stored
-    rows.
+    With the arguments tests slow down a part: `wrap_batches` wraps the dataset of the loader,
+    `wrap_split` the stored rows.
     """
     silence_chatter()
     end_with_parent()
@@ -85,7 +85,7 @@ def main(
     request = RunRequest.model_validate(json.loads((folder / "run.json").read_bytes()))
     params = TrainParams.model_validate(request.train)
     paths = replace(
-        PROJECT_PATHS,  # this training writes none of the others
+        PROJECT_PATHS,  # a measured training writes no outputs
         packed=Path(request.packed),
         augmented=Path(request.augmented),
         work=folder / "work",
@@ -149,7 +149,7 @@ class _Rounds:
         self._number = -1
 
     def next_request(self) -> RoundRequest:
-        """Wait for the next request."""
+        """Wait for the next request, and return it."""
         self._number += 1
         path = self._folder / f"request-{self._number}.json"
         while not path.exists():

@@ -1,8 +1,8 @@
-"""The fraction of the machine's own rate of matrix products that a training step reaches.
+"""Measures how close a training step comes to the machine's rate of matrix products.
 
-A step's operations are those of its forward and backward pass that torch's `FlopCounterMode`
-counts: products, convolutions and attention. The rate is that of products of large square matrices
-in the same dtype, measured between the rounds of steps.
+torch's `FlopCounterMode` counts the operations of a step's forward and backward pass: products,
+convolutions and attention. The machine's rate is that of products of large square matrices in the
+same dtype, measured between the rounds of steps.
 """
 
 import time
@@ -21,7 +21,7 @@ from slipway.training.job import network_spec, open_data
 from slipway.training.networks.networks import build_network
 
 _FIRST_SIDE, _MAX_SIDE = 256, 8192
-_LONG_S = 0.02  # a product of this time is large enough
+_LONG_S = 0.02  # seconds of a product that is large enough for the measurement
 _NUM_PRODUCTS = 5
 _DTYPES = {"32-true": "float32", "bf16-mixed": "bfloat16", "16-mixed": "float16"}
 
@@ -31,8 +31,8 @@ def matrix_rate(
 ) -> float:
     """Return the highest rate of products of square matrices, in FLOP/s.
 
-    The side doubles until a product takes 20 ms, is 8192, or does not fit into a GPU's memory. On
-    the CPU all cores compute it.
+    The side of the matrices doubles until a product takes 20 ms, or the side is 8192, or the GPU's
+    memory is full. On the CPU all cores compute the product.
     """
     best, side, num_threads = 0.0, _FIRST_SIDE, torch.get_num_threads()
     torch.set_num_threads(num_cores())
@@ -50,7 +50,7 @@ def matrix_rate(
     finally:
         torch.set_num_threads(num_threads)
         if device == "cuda":
-            torch.cuda.empty_cache()  # the training needs it
+            torch.cuda.empty_cache()  # free the memory for the training
 
 
 def _quickest_product(
@@ -69,7 +69,7 @@ def _quickest_product(
 
 
 def matrix_rates(placement: Placement) -> dict[str, float]:
-    """Measure one device in float32, in bfloat16 and in the dtype of the training, in FLOP/s."""
+    """Return the FLOP/s of one device by dtype: float32, bfloat16 and that of the training."""
     names = dict.fromkeys(["float32", "bfloat16", _DTYPES[placement.precision]])
     device = "cuda" if placement.accelerator == "gpu" else "cpu"
     return {name: matrix_rate(getattr(torch, name), device) for name in names}
@@ -78,11 +78,11 @@ def matrix_rates(placement: Placement) -> dict[str, float]:
 def utilisation(
     placement: Placement, flop: int, rounds: Sequence[Round], rates: Sequence[Mapping[str, float]]
 ) -> Utilisation:
-    """Relate the operations of a step to the rates that were measured after each round.
+    """Return the operations of a step as a fraction of the rates measured after each round.
 
     Args:
-        flop: of a step of all processes.
-        rates: of one device by dtype, in FLOP/s. CPU processes share the machine's cores.
+        flop: operations of a step, over all processes.
+        rates: FLOP/s of one device by dtype. Processes on the CPU share the machine's cores.
     """
     dtype = _DTYPES[placement.precision]
     num_devices = placement.devices if placement.accelerator == "gpu" else 1
@@ -99,7 +99,7 @@ def utilisation(
 
 
 def flop_of_step(project: ProfiledProject, rounds: Sequence[Round]) -> int:
-    """Count the operations of a step of the profiled training; tokens as long as in `rounds`."""
+    """Return the operations of a step of the profiled training; rows are as long as in `rounds`."""
     train = project.params.train
     spec = network_spec(train, open_data(project.packed, project.augmented).manifest)
     length = round(mean(each.row_length for each in rounds))

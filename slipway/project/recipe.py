@@ -57,7 +57,7 @@ class Length(NamedTuple):
     reason: str
 
     def warmup(self) -> float:
-        """The number of epochs in which the learning rate rises."""
+        """Return the number of epochs in which the learning rate rises."""
         return min(2.0, round(self.epochs / 10, 2))
 
 

@@ -193,7 +193,7 @@ def _batches(file: pq.ParquetFile, most: int, names: list[str]) -> Iterator[pa.R
 
 
 def holds_bytes(kind: pa.DataType) -> bool:
-    """True for a column that may hold encoded images: binary, or a struct with `bytes`."""
+    """Return True for a column that may hold encoded images: binary, or a struct with `bytes`."""
     if pa.types.is_struct(kind):
         return bool(kind.get_field_index("bytes") >= 0)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))

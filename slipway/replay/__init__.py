@@ -1,4 +1,4 @@
-"""Runs a logged request through every backend again and reports where answers diverge.
+"""Runs a logged request on every backend again, and reports the backends that diverge.
 
 Changes no model and no log.
 """

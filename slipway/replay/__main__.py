@@ -1,6 +1,7 @@
 """`slipway replay REQUEST_ID`: runs a logged request on every backend and compares them.
 
-Exit code 0: all backends that ran agree with the logged answer. 1: one diverges. 2: not possible.
+Exit codes: 0 if all backends that ran agree with the logged answer, 1 if one diverges, 2 if the
+request cannot be replayed.
 """
 
 import argparse

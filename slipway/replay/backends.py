@@ -55,13 +55,13 @@ _WEIGHTS = ("weights.safetensors", "trees.txt")
 _STATISTICS = "ood_score.safetensors"  # beside the checkpoint
 _BATCH_SIZES = (1, 2, 4, 8)  # to measure how a GPU's answers vary with the batch size
 _NOISE_ROWS = 8
-# Execution, its answer, and by output name how its answers vary with the batch size.
+# Execution, answer, and variation of the answer with the batch size by output name.
 _Answered = tuple[Execution, Answer, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Places:
-    """Locations of the parts that a bundle does not hold."""
+    """Locations of the parts that are not in a bundle."""
 
     checkpoint: Path
     engine: Path
@@ -190,7 +190,7 @@ class Replay:
         return {self._bundle.manifest.output_name: answers.outputs, SCORE_NAME: answers.scores}
 
     def _attempt(self, name: str, execute: Callable[[], _Answered]) -> BackendResult:
-        """Run a backend and compare it with the last exact one before."""
+        """Run a backend, and compare its answer with that of the last exact backend before it."""
         try:
             actual, answer, noise = execute()
         except BundleError as error:
@@ -199,7 +199,7 @@ class Replay:
             return BackendResult(name, "not_executed", detail=str(error).rstrip("."))
         except ImportError as error:
             return BackendResult(name, "not_executed", detail=f"{error.name} is not installed")
-        except (RuntimeError, ValueError) as error:  # torch's, ONNX Runtime's and TensorRT's own
+        except (RuntimeError, ValueError) as error:  # errors of torch, ONNX Runtime and TensorRT
             return BackendResult(name, "diverged", detail=f"it failed: {error}")
         name = f"{name}/{actual.variant}" if name == "tensorrt" else name
         before = self._last_exact()
@@ -246,7 +246,7 @@ class Replay:
         )
 
     def _against_same(self, name: str, answer: Answer, execution: Execution) -> BackendResult:
-        """Compare a service's answer with the same runtime here, or else with another variant."""
+        """Compare a service's answer with the same variant run here, or else another variant."""
         same = next((one for one in self._executed if one.execution == execution), None)
         if same is not None:
             return self._compared(name, answer, same, exact(same.noise))
@@ -290,7 +290,7 @@ def _in_batches(runner: Runner, inputs: NDArray[Any], size: int) -> Answers:
 
 
 def _noise(runner: Runner, inputs: NDArray[Any], answers: Answers, largest: int) -> Answers:
-    """Measure how answers vary with the batch size, for which a GPU has different kernels."""
+    """Return by output the largest variation with the batch size, which changes GPU kernels."""
     differences: tuple[list[float], list[float]] = ([], [])
     for size in (size for size in _BATCH_SIZES if size <= largest):
         for row in range(min(len(inputs), _NOISE_ROWS)):
@@ -301,9 +301,12 @@ def _noise(runner: Runner, inputs: NDArray[Any], answers: Answers, largest: int)
 
 
 def decode_payload(content_type: str, payload: bytes, contract: InputContract) -> NDArray[Any]:
-    """(rows, ...) as the network takes them; DataError if this Slipway refuses the payload.
+    """Decode a payload to (rows, ...) encoded rows of `contract`.
 
-    UnavailableError or IntegrityError if the bundle's own image function is missing or altered.
+    Raises:
+        DataError: this version of Slipway refuses the payload.
+        UnavailableError: the bundle's own image function is missing.
+        IntegrityError: the code of that function was altered.
     """
     if isinstance(contract, ImageContract):
         try:

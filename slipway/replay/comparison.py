@@ -16,7 +16,7 @@ from slipway.artifacts.bundle import OutputContract
 from slipway.artifacts.certificate import Execution
 
 MAX_DIFFERENCE = 1e-5
-_MARGIN = 2.0  # for a difference measured on other rows or batches
+_MARGIN = 2.0  # factor for differences that were measured on other rows or batches
 Answer = Mapping[str, NDArray[np.float32]]  # (rows, ...) by output name
 
 
@@ -42,8 +42,8 @@ class BackendResult:
     status: Literal["reference", "equal", "diverged", "not_executed"]
     reference: str = ""  # the backend it is compared with
     difference: float | None = None  # largest, absolute
-    answered: str = ""  # labels, or values
-    detail: str = ""  # why it diverged or was not executed
+    answered: str = ""  # the labels or values in words
+    detail: str = ""  # reason of a divergence, or of not running
 
 
 def exact(noise: Mapping[str, float]) -> AnswerTolerance:
@@ -143,7 +143,7 @@ def _flipped(
     tolerance: AnswerTolerance,
     output: OutputContract,
 ) -> list[str]:
-    # Labels of several flip at thresholds that differ between variants: probabilities decide.
+    # Multi-label thresholds differ between variants, so only probabilities are compared.
     if output.kind != "probabilities":
         return []
     tie = (

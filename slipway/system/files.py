@@ -24,18 +24,18 @@ PRIVATE = 0o600
 
 
 def sha256_bytes(payload: bytes | memoryview) -> str:
-    """Hex SHA-256 of `payload`."""
+    """Return the hex SHA-256 of `payload`."""
     return hashlib.sha256(payload).hexdigest()
 
 
 def sha256_file(path: Path) -> str:
-    """Hex SHA-256 of a file's content, read in chunks."""
+    """Return the hex SHA-256 of a file's content, read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def md5_file(path: Path) -> str:
-    """Hex MD5 of a file's content, as DVC names it; read in chunks."""
+    """Return the hex MD5 of a file's content, as DVC names it; read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -53,12 +53,12 @@ def read_verified(path: Path, sha256: str) -> bytes:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and fixed spacing: equal values give equal text. Refuses NaN."""
+    """Return JSON with sorted keys and fixed spacing: equal values give equal text. Refuses NaN."""
     return json.dumps(value, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def digest_json(value: Any) -> str:
-    """Hex SHA-256 of the canonical JSON of `value`."""
+    """Return the hex SHA-256 of the canonical JSON of `value`."""
     return sha256_bytes(canonical_json(value).encode())
 
 

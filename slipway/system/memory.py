@@ -12,7 +12,7 @@ def status_bytes(key: str) -> int:
 
 
 def own_bytes() -> int:
-    """Bytes of memory that this process uses, without memory mapped from files; 0 if unknown."""
+    """Return the bytes of memory of this process, without mapped files; 0 if unknown."""
     return status_bytes("RssAnon")
 
 

@@ -25,7 +25,7 @@ from slipway.system.errors import ParamsError
 from slipway.upgrade import renames
 from slipway.upgrade.yaml_edit import TextEdit
 
-_CONFLICT = b"\n<<<<<<< "  # of git
+_CONFLICT = b"\n<<<<<<< "  # git's marker of a merge conflict
 _ARGUMENTS = "train.network_arguments"
 _UNTOUCHED = "Nothing was changed."
 
@@ -36,17 +36,17 @@ class ParamsMigration:
 
     text: str
     content: dict[str, Any]
-    version: int  # that the file had
+    version: int  # of the file before
     renamed: dict[str, str] = field(default_factory=dict)  # new key by old key
     replaced: dict[str, str] = field(default_factory=dict)  # "old -> new" by new key
     added: dict[str, str] = field(default_factory=dict)  # value by key
 
 
 def migrate(path: Path) -> ParamsMigration:
-    """Move a params.yaml to the current version; nothing is written.
+    """Return the migration of a params.yaml to the current version, without writing it.
 
-    ParamsError if the file is of a newer version, has a key that neither the table nor the current
-    version knows, or another mistake: its meaning would be uncertain.
+    Raises ParamsError if the file has a newer version, a key that neither the table nor the current
+    version knows, or another mistake, because its meaning would be uncertain.
     """
     if path.is_file() and _CONFLICT in path.read_bytes():
         raise ParamsError(
@@ -115,7 +115,7 @@ class _Edit(TextEdit):
         self._break = "\r\n" if "\r\n" in text else "\n"
 
     def has(self, key: str) -> bool:
-        """Return True if the text had the key, in a section that it has, before any edit."""
+        """Return True if the original text has the section and the key."""
         section, _, name = key.rpartition(".")
         mapping = self._entry(section)[1] if section else self._root
         return any(inner.value == name for inner, _ in mapping.value)
@@ -165,7 +165,7 @@ class _Edit(TextEdit):
         self._pieces.append((node.start_mark.index, node.end_mark.index, text))
 
     def _entry(self, key: str) -> tuple[Node, Any]:
-        """Return the nodes of a key and of its value, by the names that the text has."""
+        """Return (key node, value node) of a key by its name in the original text."""
         *sections, name = key.split(".")
         node = self._root
         for section in sections:
@@ -175,7 +175,7 @@ class _Edit(TextEdit):
 
 
 def _line(key: str, value: object = ...) -> str:
-    """Write a key, its value and the comment of the embedded params.yaml."""
+    """Return the line of a key with its value and the comment of the embedded params.yaml."""
     text = f"{key.rpartition('.')[2]}:" + (f" {in_one_line(value)}" if value is not ... else "")
     comment = comment_of(key)
     return f"{text} # {comment}" if comment else text

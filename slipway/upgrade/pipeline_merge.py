@@ -1,7 +1,8 @@
 """Three-way merge of the content of dvc.yaml: a former version, the user's file, this version.
 
-Lists such as `outs` are merged by entry, each named by its path; the order is the user's. Nothing
-of the user's file is lost: of two different changes the user's stays, and the conflict is named.
+Lists such as `outs` are merged entry by entry, identified by path; the order is the user's. Nothing
+of the user's file is lost: if both sides changed an entry, the user's change stays and the conflict
+is reported.
 """
 
 import textwrap
@@ -11,27 +12,28 @@ from typing import Any, Final
 from slipway.project.params_text import in_one_line
 
 _ABSENT: Final = object()
-_LONGEST = 100  # characters of a value in a conflict
+_LONGEST = 100  # characters shown of a value in a conflict
 
 
 def merge_pipelines(
     base: Mapping[str, Any], theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the merged content and the conflicts in words.
+    """Return (merged content, conflicts in words).
 
     Args:
-        base: what `theirs` was edited from, or the part that they share with a former version.
-        theirs: the user's.
-        ours: this version's.
+        base: the content from which `theirs` was edited, or its part shared with a former version.
+        theirs: the user's content.
+        ours: the content of this version.
     """
     conflicts: list[str] = []
     return _mappings(base, theirs, ours, "", conflicts), conflicts
 
 
 def shared_part(base: Any, theirs: Any) -> Any:
-    """Return the part of `base` that the user's file also has, if it was edited from another text.
+    """Return the part of `base` that the user's file also has.
 
-    As the base of a merge it adds what is new, and removes only what this version no longer has.
+    It replaces an unknown base of a merge: new parts are added, and only parts that this version no
+    longer has are removed.
     """
     if isinstance(base, dict) and isinstance(theirs, dict):
         return {key: shared_part(base[key], theirs[key]) for key in base if key in theirs}

@@ -39,14 +39,14 @@ _MAX_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class ProjectUpgrade:
-    """The changes of an upgrade, written or proposed."""
+    """The changes of an upgrade, proposed or already written."""
 
     params: ParamsMigration
     patch: str  # unified diff; "" if nothing changes
     pipeline_note: str
     conflicts: list[str]  # of dvc.yaml
-    mentions: list[str]  # of old names in other files, "FILE:LINE: OLD is now NEW"
-    leftovers: list[str]  # files that no stage reads any more
+    mentions: list[str]  # old names in other files, as "FILE:LINE: OLD is now NEW"
+    leftovers: list[str]  # files that no stage reads any longer
     reruns: list[Rerun]
 
     def text(self) -> str:
@@ -85,9 +85,9 @@ class ProjectUpgrade:
 
 
 def upgrade(folder: Path, *, apply: bool) -> ProjectUpgrade:
-    """Move params.yaml and dvc.yaml of a project to this version; written only with `apply`.
+    """Compute the upgrade of a project's params.yaml and dvc.yaml; write it only with `apply`.
 
-    ParamsError or SchemaError for a file that is not understood; then nothing is written.
+    Raises ParamsError or SchemaError for a file that is not understood; nothing is written then.
     """
     params = migrate(folder / _PARAMS)
     before = {_PARAMS: _read(folder / _PARAMS), _PIPELINE: _read(folder / _PIPELINE)}
@@ -116,7 +116,7 @@ def upgrade(folder: Path, *, apply: bool) -> ProjectUpgrade:
 
 
 def _merged(folder: Path, text: str) -> tuple[str, str, list[str]]:
-    """Return the new text of dvc.yaml, what happened to it, and the conflicts."""
+    """Return (new text of dvc.yaml, description of the change, conflicts)."""
     table, ours = renames.table(), pipeline.pipeline_text()
     theirs = text.replace("\r\n", "\n")
     if theirs == ours:
@@ -142,7 +142,7 @@ def _merged(folder: Path, text: str) -> tuple[str, str, list[str]]:
 
 
 def _written(folder: Path, text: str) -> str | None:
-    """Return the text that a dvc.yaml was edited from, if it is known."""
+    """Return the text from which a dvc.yaml was edited; None if it is unknown."""
     record, known = folder / pipeline.RECORD, [pipeline.pipeline_text()]
     if record.is_file() and pipeline.is_unedited(recorded := record.read_text(encoding="utf-8")):
         known.insert(0, recorded)

@@ -1,4 +1,4 @@
-"""Stages that DVC will run again, and why: dvc.lock compared with params, pipeline and code."""
+"""Predicts which stages DVC will run again: compares dvc.lock with params, pipeline and code."""
 
 import re
 from collections.abc import Iterator, Mapping

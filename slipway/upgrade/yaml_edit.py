@@ -1,7 +1,7 @@
-"""Edits of a YAML text by content: only the lines that hold another value are written again.
+"""Edits a YAML text to a new content, and rewrites only lines whose value changed.
 
-ruamel.yaml finds the places. Its round trip would wrap long lists again, and loses the comment
-after a removed entry.
+ruamel.yaml finds the places. Its round trip is not used, because it wraps long lists differently
+and loses the comment after a removed entry.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ def _loaded(text: str) -> Any:
 
 
 class TextEdit:
-    """Replacements in a text, collected by place and made at once."""
+    """Replacements in a text, collected first and then made at once."""
 
     def __init__(self, text: str) -> None:
         self._text = text

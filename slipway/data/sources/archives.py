@@ -65,7 +65,7 @@ def unpacked(data: DataParams, limits: ArchiveLimits) -> DataParams:
 
 
 def is_archive(path: Path) -> bool:
-    """True for a file with the ending of an archive."""
+    """Return True for a file with the ending of an archive."""
     return path.name.lower().endswith(ENDINGS) and path.is_file()
 
 

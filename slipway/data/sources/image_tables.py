@@ -61,17 +61,17 @@ class TablePart(NamedTuple):
 
 
 def is_table_file(name: str) -> bool:
-    """True for the name of a table, by its ending."""
+    """Return True for the name of a table, by its ending."""
     return Path(name).suffix.lower() in TABLES
 
 
 def is_jsonl(path: Path) -> bool:
-    """True for a file of JSON lines, by its ending."""
+    """Return True for a file of JSON lines, by its ending."""
     return path.suffix.lower() in JSON_LINES
 
 
 def is_metadata(path: Path) -> bool:
-    """True for the table of a Hugging Face imagefolder."""
+    """Return True for the table of a Hugging Face imagefolder."""
     return path.stem.lower() == METADATA
 
 

@@ -195,7 +195,7 @@ def cell_text(value: str | float | bool) -> str:
 
 
 def is_row_index(name: str) -> bool:
-    """True if the name is that of a row index or of a marker column written by Slipway."""
+    """Return True if the name is that of a row index or of a marker column written by Slipway."""
     return re.fullmatch(_INDEX_NAME, name) is not None
 
 

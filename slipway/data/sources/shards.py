@@ -41,7 +41,7 @@ def named_split(name: str) -> str | None:
 
 
 def is_parquet(path: Path) -> bool:
-    """True for a Parquet file, by its ending."""
+    """Return True for a Parquet file, by its ending."""
     return path.suffix.lower() in PARQUET
 
 

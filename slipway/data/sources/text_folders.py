@@ -28,7 +28,7 @@ _BLOCK_FILES = 64
 
 
 def is_text_folder(path: Path) -> bool:
-    """True for a folder that `source.find_table` returned and that holds no shards."""
+    """Return True for a folder that `source.find_table` returned and that holds no shards."""
     return path.is_dir() and not table_files(path)
 
 

@@ -47,7 +47,7 @@ USUAL_FORMAT = TextFormat()
 
 
 def is_utf8(encoding: str) -> bool:
-    """True for the names of UTF-8."""
+    """Return True for the names of UTF-8."""
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
 

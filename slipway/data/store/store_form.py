@@ -27,7 +27,7 @@ class StoreForm(Contract):
         return self.network
 
     def is_jpeg(self, split: str) -> bool:
-        """True if a split is stored as JPEG."""
+        """Return True if a split is stored as JPEG."""
         return split == "train" and self.encoding == "jpeg"
 
 

@@ -74,7 +74,7 @@ def leaking_columns(
 
 
 def tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
-    """True if the values of a column, as keys (N,), map one to one to the classes (N,)."""
+    """Return True if the values of a column, as keys (N,), map one to one to the classes (N,)."""
     num_classes, num_keys = int(classes.max()) + 1, len(np.unique(keys))
     if num_keys != num_classes or num_classes < 2 or len(keys) < num_classes * _ROWS_PER_CLASS:
         return False

@@ -144,7 +144,7 @@ def _number(raw: RawColumn) -> ColumnGuess:
 
 
 def counts_rows(raw: RawColumn) -> bool:
-    """True if the cells are integers that increase by one per row, in enough rows."""
+    """Return True if the cells are integers that increase by one per row, in enough rows."""
     if raw.stored not in ("number", "text") or len(raw.codes) < _MIN_COUNTED:
         return False
     return bool((np.diff(typed_column(raw, "number").cells.astype(np.float64)) == 1).all())

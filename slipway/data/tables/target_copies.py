@@ -43,7 +43,7 @@ class ColumnScore(NamedTuple):
     rows: int  # training rows of the score
 
     def is_suspicious(self, *, of_classes: bool) -> bool:
-        """True if the score is as high as that of a near copy of the target."""
+        """Return True if the score is as high as that of a near copy of the target."""
         return self.score >= (_SUSPICIOUS_ACCURACY if of_classes else _SUSPICIOUS_ORDER)
 
     def in_words(self, *, of_classes: bool) -> str:

@@ -80,7 +80,7 @@ def read_column(raw: RawColumn) -> TextColumn:
 
 
 def _is_garbled(text: str) -> bool:
-    """True if some of the text becomes other letters when its bytes are read as UTF-8."""
+    """Return True if some of the text becomes other letters when its bytes are read as UTF-8."""
     for match in re.finditer(r"[\u0080-\uffff]{2,}", text):
         if _GARBLED.search(match.group()):
             for encoding in ("cp1252", "latin-1"):

@@ -63,7 +63,7 @@ def find_similar(
 
 
 def signatures(texts: list[str]) -> Hashes:
-    """(texts, 128) the smallest value of each hash function over the sequences of each text."""
+    """Return (texts, 128): the smallest value of each hash function over a text's sequences."""
     found = np.empty((len(texts), _HASHES), np.uint32)
     begin = 0
     while begin < len(texts):
@@ -128,7 +128,7 @@ def _pairs_of(codes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _similarities(known: Hashes, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(P,) the fraction of equal values."""
+    """Return (P,) the fraction of equal values of each pair."""
     found = np.empty(len(pairs))
     for part in slices(len(pairs), _PAIRS):
         left, right = known[pairs[part, 0]], known[pairs[part, 1]]

@@ -140,7 +140,7 @@ def _terms(text: str) -> set[str]:
 
 
 def _score(inside: int, size: int, rows: int, total: int) -> float:
-    """The log-odds ratio of a term in a class against the others, over its standard error."""
+    """Return the log-odds ratio of a term in a class over its standard error."""
     prior = _PRIOR * rows / total
     has = np.array([inside, rows - inside]) + prior
     lacks = np.array([size - inside, total - size - rows + inside]) + _PRIOR - prior

@@ -78,7 +78,7 @@ def write_trees(model: onnx.ModelProto, network: nn.Module) -> None:
 
 
 def has_trees(graph: bytes) -> bool:
-    """True if the graph computes trees."""
+    """Return True if the graph computes trees."""
     nodes = onnx.load_model_from_string(graph).graph.node
     return any(node.domain == DOMAIN and node.op_type == NODE for node in nodes)
 

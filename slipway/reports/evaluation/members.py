@@ -95,7 +95,7 @@ class StudentScore(Contract):
     speed: Speed
 
     def verdict(self, best: MemberScore) -> str:
-        """The kept gain in words, and the latency beside that of the member `best`."""
+        """Return the kept gain in words, and the latency beside that of the member `best`."""
         ratio = self.speed.latency_ms / best.speed.latency_ms
         slower = f"at {ratio:.2g}x the latency of {best.name}"
         if self.kept is None:

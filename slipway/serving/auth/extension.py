@@ -35,7 +35,7 @@ class AuthSettings(SettingsSection):
     allowed_hosts: Annotated[str, Field(pattern=_HOSTS)] = ""
 
     def host_names(self) -> frozenset[str]:
-        """The names in `allowed_hosts`, in lower case."""
+        """Return the names in `allowed_hosts`, in lower case."""
         return frozenset(name for name in self.allowed_hosts.lower().split(",") if name)
 
 

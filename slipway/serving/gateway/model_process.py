@@ -66,7 +66,7 @@ class ModelProcess:
         return self._session
 
     async def is_ready(self) -> bool:
-        """True if the service says so now."""
+        """Ask the service, and return True if it reports that it is ready."""
         quickly = aiohttp.ClientTimeout(total=1.0)
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self.session.get(f"{self.address}/readyz", timeout=quickly) as answer:
@@ -170,7 +170,7 @@ class ModelProcess:
 
 
 def memory_of(pid: int) -> int:
-    """Memory in bytes of a process and all below it; pages that they share count once."""
+    """Return the bytes of memory of a process and its descendants; shared pages count once."""
     total = 0
     with contextlib.suppress(psutil.Error):
         parent = psutil.Process(pid)

@@ -71,7 +71,7 @@ class Gateway:
     """An ASGI application in front of the services of several models."""
 
     def __init__(self, services: list[ModelProcess], caller_check: CallerCheck | None) -> None:
-        """`caller_check` guards the gateway's own addresses; None admits everybody there."""
+        """Set up the gateway; `caller_check` guards its own addresses, None admits all callers."""
         self._services = {service.model.name: service for service in services}
         self._caller_check = caller_check
         self._registry = CollectorRegistry()

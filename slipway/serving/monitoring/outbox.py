@@ -192,7 +192,7 @@ class Forwarder:
         return True
 
     def _tidy(self) -> None:
-        """Labels wait as long as predictions: those of another service may come after a fault."""
+        """Delete old rows; labels wait as long as predictions, which may come after a fault."""
         limits = self._limits
         with self._shared.transaction() as shared:
             num_unknown = delete_old_labels(

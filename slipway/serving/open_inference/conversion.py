@@ -290,7 +290,7 @@ def _bitmap(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def describe_columns(contract: ColumnContract) -> list[dict[str, Any]]:
-    """One tensor per column."""
+    """Return the description of the input tensors, one for each column."""
     return [
         _described(column.name, _COLUMN_DATATYPES[column.kind][0]) for column in contract.columns
     ]
@@ -305,7 +305,7 @@ def read_columns(
 
 
 def describe_texts(contract: TextContract) -> list[dict[str, Any]]:
-    """One tensor per column."""
+    """Return the description of the input tensors, one for each column."""
     return [_described(name, BYTES) for name in contract.columns]
 
 

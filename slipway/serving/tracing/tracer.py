@@ -133,7 +133,7 @@ class Tracer:
         return is_exported
 
     def _spans(self, traced: _Traced, offset: int) -> list[ReadableSpan]:
-        """The span of the request, and one for each stage. `offset` is that of the clock, in ns."""
+        """Return the span of the request, and of each stage; `offset` is the clock's, in ns."""
         exchange, trace = traced.exchange, traced.exchange.trace
         found = {
             "http.request.method": exchange.method[:_METHOD_CHARACTERS],
@@ -192,5 +192,5 @@ def _context(trace_id: int, span_id: str, is_remote: bool = False) -> SpanContex
 
 
 def _nanoseconds(moment: float, offset: int) -> int:
-    """Perf_counter seconds as nanoseconds since 1970."""
+    """Convert seconds of `time.perf_counter` to nanoseconds since 1970."""
     return int(moment * 1e9) + offset

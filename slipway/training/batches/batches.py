@@ -76,7 +76,7 @@ class TextChanges:
     separator: int | None  # the token between the texts of a pair
 
     def apply(self, rows: NDArray[Any], epoch: int, keys: NDArray[np.uint64]) -> NDArray[Any]:
-        """(B, L) bytes or tokens -> (B, L)"""
+        """Drop words or tokens of (B, L) rows; return (B, L)."""
         for name in text_operations(self.plan):
             drawn = draw_places(self.plan, epoch, keys, rows.shape[1], name)
             if name == "token_dropout":

@@ -7,7 +7,7 @@ from torch import distributed
 
 
 def num_ranks() -> int:
-    """Number of processes in the process group; 1 without a group."""
+    """Return the number of processes in the process group; 1 without a group."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     return 1

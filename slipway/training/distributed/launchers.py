@@ -102,13 +102,13 @@ class LaunchedEnvironment(ClusterEnvironment):
         return self._launch.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Ignored: the launcher decides."""
+        """Do nothing, because the launcher decides."""
 
     def global_rank(self) -> int:
         return self._launch.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Ignored: the launcher decides."""
+        """Do nothing, because the launcher decides."""
 
     def local_rank(self) -> int:
         return self._launch.local_rank

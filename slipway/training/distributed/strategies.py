@@ -134,7 +134,7 @@ def this_host() -> TrainingHost:
 
 
 def requested_setup(params: TrainParams) -> TrainingSetup:
-    """The setup in `params`, "auto" included."""
+    """Return the setup in `params`, "auto" included."""
     devices = params.devices
     return TrainingSetup(
         strategy=params.strategy,
@@ -378,13 +378,13 @@ class _DeepSpeedPrecision(DeepSpeedPrecision):
     """Leaves batches unchanged, and divides the loss by the number of accumulated batches once."""
 
     def convert_input(self, data: Any) -> Any:
-        """Lightning would cast sampling matrices and numeric targets to half precision."""
+        """Return the data unchanged; Lightning would cast numeric targets to half precision."""
         return data
 
     def backward(  # type: ignore[override]
         self, tensor: Tensor, model: pl.LightningModule, optimizer: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Lightning 2.6 has divided the loss already, and DeepSpeed 0.19 would divide it again."""
+        """Run backward without dividing the loss, which Lightning 2.6 has divided already."""
         super().backward(tensor, model, optimizer, *args, scale_wrt_gas=False, **kwargs)
 
 

@@ -65,7 +65,7 @@ class PruningResult:
     metric: PairedDifference  # on the validation rows, from the trained network to this one
 
     def report(self) -> dict[str, Any]:
-        """The content of `reports/prune.json`."""
+        """Return the content of `reports/prune.json`."""
         return {
             "kind": self.manifest.kind,
             "sparsity": self.manifest.sparsity,

@@ -60,7 +60,7 @@ class FoldTraining:
         return int(self.folds.max()) + 1
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the training, for the report."""
+        """Return the settings of the training, for the report."""
         return {
             "folds": self.num_folds,
             "epochs": self.params.epochs,

@@ -19,7 +19,7 @@ from slipway.training.networks.networks import Network
 
 
 def default_device() -> str:
-    """The device of predictions: "cuda" if torch finds a GPU, else "cpu"."""
+    """Return the device of predictions: "cuda" if torch finds a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -200,7 +200,7 @@ def _has_tokens(source: ExportSource) -> bool:
 
 
 def _options(source: ExportSource, target: ScriptTarget) -> tuple[str, ...]:
-    """Options of the installation. The package tokenizers requires a client for downloads."""
+    """Return the options of the installation: tokenizers requires a client for downloads."""
     return ("--no-deps",) if _has_tokens(source) else target.options
 
 
