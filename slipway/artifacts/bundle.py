@@ -64,8 +64,8 @@ class ModelFile(Contract):
     sha256: str
     bytes: int
     precision: Precision
-    meant_for: list[Target]  # where this variant is worth running
-    # Of a pruned network, or with thresholds from an int8 graph's own answers; null: the bundle's.
+    meant_for: list[Target]  # providers on which this variant may be faster or smaller
+    # Own calibration of a pruned network or an int8 graph; null: that of the bundle.
     calibration: Calibration | None
     coverage: Metric | None = None  # as in Bundle, with this calibration
 
@@ -85,24 +85,25 @@ class VariantFigures(Contract):
     """Measured quality of a variant on all validation rows, and its speed on the export machine."""
 
     metric: Metric  # accuracy, or RMSE for a numeric target
-    # Against fp32 on the same rows: accuracy points, or relative growth of the RMSE; gains are < 0.
+    # Loss against fp32 on the same rows: accuracy points, or relative growth of the RMSE. A gain is
+    # negative.
     metric_loss: Metric
-    max_difference: float  # from an answer of fp32
-    num_flipped: int  # rows whose label is not fp32's
+    max_difference: float  # largest difference from an answer of fp32
+    num_flipped: int  # rows whose label differs from fp32's
     outliers: Metric | None = None  # fraction of rows flagged; null without a threshold
-    # Spearman correlation of its OOD scores with fp32's; null if either are all equal.
+    # Spearman correlation of its OOD scores with fp32's; null if either scores are constant.
     score_rank: float | None = None
     # Largest change of an answer with the other rows of the batch; relative for values above 1.
     batch_dependence: float
-    p50_ms: float  # one row
-    p99_ms: float | None  # null with fewer than 100 calls
-    rows_per_second: float  # at `batch_size`, the best one
+    p50_ms: float  # median latency of one row
+    p99_ms: float | None  # 99th percentile; null with fewer than 100 calls
+    rows_per_second: float  # at `batch_size`, the size with the highest throughput
     batch_size: int
     latency: Ratio
     throughput: Ratio
     bytes: int  # of the file
     memory_bytes: int | None  # added to a process by loading and one batch; null if unknown
-    verdict: str  # why it was chosen or not
+    verdict: str  # reason for choosing it or not
 
 
 class Choice(Contract):
@@ -127,7 +128,7 @@ class DataSource(Contract):
 
 
 class Lineage(Contract):
-    """Git revision, params and data that a bundle was made from."""
+    """The origin of a bundle: git revision, params and data."""
 
     git_revision: str | None  # null outside a git work tree
     git_dirty: bool

@@ -2,9 +2,9 @@
 
 Each way is a hop, from the trained network over exported graphs to live HTTP. A hop is compared
 with an earlier one on the test rows. `slipway/stages/verify.py` writes the certificate, and the
-service is not ready without one for its bundle. It names files by digest, so it does not apply to
-other weights. It ends with a digest of itself, which detects damage and edits, but not an author
-who computes the digest again.
+service is not ready without a certificate for its bundle. Files are named by digest, so a
+certificate does not apply to other weights. It ends with a digest of itself, which detects damage
+and edits, but not an edit by somebody who computes the digest again.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from slipway.system.user_code import UserCode
 
 FORMAT_VERSION = 4
 REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")  # hops without which nothing is certified
-_MAX_GATES_SHOWN = 3  # in one message; the certificate has all
+_MAX_GATES_SHOWN = 3  # missed gates in one message; the certificate has all
 
 
 class Execution(Contract):

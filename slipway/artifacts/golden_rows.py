@@ -20,10 +20,10 @@ from slipway.system.errors import BundleError, ParityError
 
 Thresholds = tuple[Sequence[float] | None, Sequence[float] | None]
 FILE = "golden_rows.npz"
-# Relative to an answer near 1: four roundings to fp16's 11 bits, or to half a step of int8; for
-# fp32 the tolerance between torch and ONNX at export.
+# Tolerances relative to an answer near 1. fp16: four roundings to 11 bits; int8: to half a step;
+# fp32: the tolerance between torch and ONNX at export.
 _ROUNDING = {"fp32": 1e-5, "fp16": 4 * 2**-11, "int8": 4 * 2**-8}
-_SLACK = 4.0  # guess: kernels of another provider round in other places
+_SLACK = 4.0  # a guess: kernels of other providers round in other places
 _FALSE_ALARMS = 1e-3  # fraction of starts refused for flips if rows flip independently
 _ADVICE = "Run the certified files on a machine like the certified one, or run `dvc repro` here."
 

@@ -1,4 +1,4 @@
-"""A client of a running service. Its answers have the types of those of a model in this process."""
+"""A client of a running service, which returns the same types as a model in this process."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ from slipway.inputs.multipart import encode_images
 from slipway.system.errors import DataError, SlipwayError, UnavailableError
 
 _BUSY = (429, 502, 503, 504)  # the same request may be answered later
-_FIRST_WAIT_S = 0.2  # doubles with each try, if the service names no time
+_FIRST_WAIT_S = 0.2  # doubles with each try, unless the service sends Retry-After
 _Request = tuple[str, bytes]  # content type and body
 
 

@@ -17,7 +17,7 @@ from slipway.system.cores import num_cores
 from slipway.system.errors import DataError, ImageError
 
 _EXPECTED = "a path, encoded bytes, a PIL image or an array of uint8"
-# Modes that PNG holds without loss; an image of any other mode travels as TIFF.
+# Modes that PNG stores without loss; images of other modes are encoded as TIFF.
 _PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 Given = TypeVar("Given")
 Made = TypeVar("Made")

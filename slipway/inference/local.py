@@ -43,7 +43,7 @@ from slipway.predictor.options import ModelOptions, Provider, Variant
 from slipway.system.cores import num_cores
 from slipway.system.errors import BundleError, DataError, UnavailableError
 
-_TRIES = 3  # to measure the time of a row, because other work can slow down any one of them
+_TRIES = 3  # measurements of a row's time; the quickest counts, because other work may disturb
 
 
 class ItemReader(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# The first two only with evaluate.decision.costs, the last one only of texts.
+# Optional fields: the first two need evaluate.decision.costs, the last one is for texts.
 _OPTIONAL = ("expected_cost", "abstain", "truncated")
 
 

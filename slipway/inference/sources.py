@@ -45,7 +45,8 @@ from slipway.system.errors import CellError, DataError, ImageError
 
 RowContract = TypeVar("RowContract", ColumnContract, TextContract)
 JSON_ROW = "row"  # the column with the text of a JSON line
-# Of a CSV or JSON lines, read at once; the longest row of a CSV. pyarrow reads 32 blocks ahead.
+# Bytes of CSV or JSON lines read at once, which limit the length of a CSV row. pyarrow reads 32
+# blocks ahead.
 _BLOCK_BYTES = 1 << 22
 _BOM_BYTES = 3
 _FILES = pa.schema([("file", pa.string())])
@@ -66,7 +67,7 @@ class Piece:
     `faults` is complete only after all `batches` were consumed.
     """
 
-    carried: pa.Table  # the cells that stand beside the answers; one row for each of the source
+    carried: pa.Table  # cells to copy beside the answers, one row for each row of the source
     batches: Iterator[Batch]
     faults: dict[int, RowFault] = field(default_factory=dict)  # by position in the piece
 
@@ -74,8 +75,8 @@ class Piece:
 class FileSource(Protocol):
     """A file or folder whose rows are read by an input contract. Each kind of input has a class."""
 
-    num_rows: int | None  # None if only reading all of it would tell
-    identity: str  # another one if the content changed
+    num_rows: int | None  # None if the whole source must be read to count them
+    identity: str  # changes with the content
     piece_rows: int  # rows of a piece, unless the caller chooses
     schema: pa.Schema  # of `carried`
 

@@ -24,7 +24,7 @@ from slipway.predictor.selection import select
 from slipway.runtimes.rebuild import answer_golden_rows
 from slipway.system.errors import BundleError
 
-# Batches up to this time run in the event loop: a thread adds 0.2 to 0.5 ms, up to 5 ms if busy.
+# Quicker batches run in the event loop: a thread adds 0.2 to 0.5 ms, and up to 5 ms if it is busy.
 QUICK_S = 0.001
 _NUM_TIMED = 3
 
@@ -72,7 +72,7 @@ def _open_warm(
     run = selection.runner.run if is_on_cpu else padded(selection.runner.run, max_batch_size)
     quick_rows = _warm_up(run, bundle.manifest, max_batch_size)
     if not is_on_cpu:
-        quick_rows = 0  # the event loop must not wait for a GPU
+        quick_rows = 0  # a GPU never runs in the event loop, which would wait for it
     return CertifiedModel(
         bundle, certificate, selection, max_batch_size, run, None, options.num_threads, quick_rows
     )

@@ -26,7 +26,7 @@ class InvalidAnswerError(SlipwayError):
     """The model returned an invalid output: NaN, an infinity, or a wrong shape."""
 
 
-# Most probable class and its probability ("" and 0 without one), and the outlier flag.
+# (most probable class or "", its probability or 0, True for an outlier)
 Counted = tuple[str, float, bool]
 
 

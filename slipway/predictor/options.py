@@ -22,7 +22,7 @@ class ModelOptions:
     rebuilt_engine: Path  # built and certified on this machine
     engine_cache: Path  # of the provider onnxruntime_tensorrt
     num_threads: int  # of ONNX Runtime
-    may_use_one_thread: bool = True  # for a quick model: waking another takes longer
+    may_use_one_thread: bool = True  # quick models are faster on one thread
     provider: Provider = "auto"
     variant: Variant = "auto"
     max_batch_size: Literal["auto"] | int = "auto"

@@ -35,8 +35,8 @@ class Selection:
 
     runner: Runner
     requested: dict[str, str]
-    passed_over: list[str]  # "cuda/fp16: no NVIDIA driver", in the order of preference
-    why: str  # this one was selected
+    passed_over: list[str]  # preferred candidates and reasons, as "cuda/fp16: no NVIDIA driver"
+    why: str  # reason for selecting this candidate
     target_certificate: TargetCertificate | None = None  # of an engine built on this machine
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from slipway.artifacts.bundle import Metric
 
-_LARGEST_IN_FULL = 1e12  # the square of a million
+_LARGEST_IN_FULL = 1e12  # larger numbers are written with an exponent
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:

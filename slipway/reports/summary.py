@@ -1,7 +1,7 @@
 """`python -m slipway.reports.summary`: summarises the last run on one screen.
 
-It reads the files that the stages wrote, and refuses a missing file or a certificate of another
-bundle. The command exits with code 1 if a quality gate was missed or could not be judged.
+Reads the files that the stages wrote. A missing file or a certificate of another bundle is an
+error. The exit code is 1 if a quality gate was missed or could not be judged.
 """
 
 import json
@@ -18,7 +18,7 @@ from slipway.reports.console import baseline_cells, interval, number, text_table
 from slipway.reports.evaluation.record import read_metrics
 from slipway.system.errors import CertificateError, GateMissedError, SchemaError
 
-_FEW_STEPS = 200  # the digits end at 0.99 after 270 steps, and at chance after 36
+_FEW_STEPS = 200  # the digits reach 0.99 after 270 steps, and only chance after 36
 _FEW_TEST_ROWS = 100
 _NOW = """what now
   slipway serve                          start the service; its page is http://127.0.0.1:3000
@@ -45,7 +45,7 @@ def main(root: Path) -> None:
 
 
 def summary(root: Path) -> str:
-    """Build the text for the project in `root`; only reasons are wider than 100 columns."""
+    """Return the summary of the project in `root`; only reasons exceed 100 columns."""
     bundle, certificate = _read(root)
     parts = [
         f"model {bundle.version}, {bundle.manifest.task}, {certificate.status}, "

@@ -18,8 +18,8 @@ from slipway.predictor.explaining import columns, occlusion, pictures, shapley, 
 from slipway.predictor.model import InvalidAnswerError
 from slipway.system.errors import UnavailableError
 
-# Most rows of one explanation; the first that the time allows. With few steps, noise in the
-# measured time rarely changes the explanation.
+# Possible numbers of changed copies; the largest that the time allows is used. There are few steps,
+# so that noise in the measured time rarely changes the explanation.
 ROWS = (1024, 256, 64, 16, 4)
 RunRows = Callable[[NDArray[Any]], Awaitable[NDArray[np.float32]]]  # inputs to (rows, outputs)
 
@@ -27,7 +27,8 @@ RunRows = Callable[[NDArray[Any]], Awaitable[NDArray[np.float32]]]  # inputs to 
 def rows_within(seconds: float, budget_s: float) -> int:
     """Return the number of changed copies to run for an explanation, one of ROWS.
 
-    It is the largest that takes at most `budget_s` if each copy takes `seconds`; else the smallest.
+    It is the largest number that takes at most `budget_s`, if each copy takes `seconds`; the
+    smallest one if none does.
     """
     return next((rows for rows in ROWS if rows * seconds <= budget_s), ROWS[-1])
 
@@ -74,7 +75,7 @@ class ExplainedOutput:
         self._run = run
         self._output = output
         self.own = float(outputs[output])
-        self.num_rows = 0  # run beside the item itself
+        self.num_rows = 0  # changed copies that were run so far
 
     async def __call__(self, inputs: NDArray[Any]) -> NDArray[np.float64]:
         """Run the model on inputs (rows, ...). Returns the explained output of each, (rows,).
@@ -154,7 +155,7 @@ async def explain_row(
     if len(players):
         without_one = columns.blended(vector, baseline, places, ~np.eye(len(players), dtype=bool))
         changes = explained.own - await explained(without_one)
-    # The row itself is the seed, so the same row always gets the same explanation.
+    # The seed is derived from the row, so equal rows always get equal explanations.
     seed = int.from_bytes(hashlib.sha256(vector.tobytes()).digest()[:8])
     planned = shapley.plan(len(players), most_rows, seed)
     contributions = None

@@ -23,7 +23,7 @@ def confusion(evaluation: Evaluation) -> NDArray[np.int64]:
 
 
 class ClassResults:
-    """Predicts the most probable class. `outputs` are (N, K) probabilities."""
+    """Results of N predicted classes; `outputs` are (N, K) probabilities."""
 
     PREDICTION_FIELDS = (
         pa.field("target", pa.string(), nullable=False),  # class names
@@ -37,9 +37,9 @@ class ClassResults:
     def predictions(
         outputs: NDArray[np.float32], thresholds: Sequence[float] | None = None
     ) -> NDArray[np.float64]:
-        """Return the predicted class index of each row, (N,).
+        """Return (N,) the predicted class index of each row.
 
-        That is the most probable class, or the class chosen by a threshold if there is one.
+        It is the most probable class, or the class chosen by the threshold if there is one.
         """
         return np.asarray(decided_classes(outputs, thresholds), np.float64)
 

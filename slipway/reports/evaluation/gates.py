@@ -2,7 +2,7 @@
 
 No gate fails a stage: the results go into a file of their own, and the certificate states whether
 the model may be released. A gate compares the measured value with its bound. The interval and the
-number of rows are recorded as well, because with few rows chance decides.
+number of rows are recorded as well, because with few rows the outcome depends on chance.
 """
 
 from collections.abc import Mapping

@@ -18,20 +18,20 @@ from slipway.system.contract import Contract
 
 _MOST_ROWS, _LEAST_ROWS = 1000, 100
 _SHUFFLES = 3
-_MOST_ANSWERS = 200_000  # of the network, unless that leaves fewer than 100 rows
+_MOST_ANSWERS = 200_000  # network outputs to compute, but at least for 100 rows
 
 Answer = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 class ColumnImportance(Contract):
-    """The loss of the headline metric if a column is shuffled: about 0 for an unused column."""
+    """The loss of the headline metric when a column is shuffled; near 0 for an unused column."""
 
     column: str
     loss: float  # mean over the shuffles: points of the accuracy, or growth of the RMSE
     low: float  # smallest and largest loss of a shuffle
     high: float
     rows: int  # test rows that were shuffled
-    gain: float | None = None  # share in the gain of all splits of boosted trees
+    gain: float | None = None  # boosted trees: the column's fraction of the gain of all splits
 
 
 def permutation_importance(

@@ -1,7 +1,7 @@
 """Finds rows whose label is probably wrong, by confident learning on out-of-fold probabilities.
 
 Northcutt, Jiang and Chuang 2021, "Confident learning: estimating uncertainty in dataset labels", as
-implemented by cleanlab. It only makes proposals; no label is changed here or anywhere else.
+implemented by cleanlab. The result is a list of proposals; no label is changed.
 """
 
 import math
@@ -30,16 +30,16 @@ LABEL_ISSUES = pa.schema(
         pa.field("is_candidate", pa.bool_(), nullable=False),  # probably wrong
     ]
 )
-# The estimate counts well, but rows that the networks get wrong are among the candidates. In a
-# table of 569 rows, as many candidates as estimated found 0.76 to 0.85 of the planted labels; a
-# quarter more found 0.90 to 0.96 (three seeds).
+# The estimated number of wrong labels is good, but the candidates also contain rows that the
+# networks get wrong. In a table of 569 rows, the estimated number of candidates found 0.76 to 0.85
+# of the planted wrong labels; a quarter more found 0.90 to 0.96 (three seeds).
 _SLACK = 1.25
 
 
 class Judgement(NamedTuple):
-    """Verdict of confident learning on N labels."""
+    """The verdict of confident learning on N labels."""
 
-    estimated: int  # number of wrong labels
+    estimated: int  # estimated number of wrong labels
     is_candidate: NDArray[np.bool_]  # (N,) True if probably wrong
 
 
@@ -78,7 +78,7 @@ class LabelIssues:
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """The row numbers, (N,): first candidates, then the others, by rising quality, then id."""
+        """(N,) row numbers: candidates first, then the others; each by rising quality, then id."""
         return np.lexsort((np.array(self.ids), self.quality, ~self.is_candidate))
 
     @property

@@ -14,7 +14,7 @@ from slipway.reports.evaluation.record import Evaluation
 
 
 class LabelResults:
-    """Predicts the labels whose probability reaches their threshold. `outputs` are (N, K)."""
+    """Results of N predicted sets of labels; `outputs` are (N, K) probabilities."""
 
     PREDICTION_FIELDS = (
         pa.field("target", pa.list_(pa.string()), nullable=False),  # labels of the row

@@ -1,8 +1,8 @@
 """Compares an ensemble with its members on test rows: its gain, and rows on which they disagree.
 
-The best member is the one with the lowest validation loss; if it were chosen on test rows, it would
-look better than it is. A student is judged by the fraction of the gain over this member that it
-keeps.
+The best member is the one with the lowest validation loss: chosen on test rows, it would look
+better than it is. A student is judged by the fraction of the ensemble's gain over this member that
+it keeps.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from slipway.reports.evaluation.slice_scores import RowAnswers
 from slipway.system.contract import Contract
 
 ENSEMBLE_NAME = "ensemble"
-_MOST_DISPUTED = 0.1  # of the rows
+_MOST_DISPUTED = 0.1  # fraction of the rows
 _LEAST_ROWS = 20
-ENOUGH_KEPT = 0.8  # of the ensemble's gain, by a student
+ENOUGH_KEPT = 0.8  # fraction of the ensemble's gain that a good student keeps
 
 
 class Speed(Contract):
-    """The speed of an fp32 graph on the CPU of the machine that evaluated."""
+    """The speed of an fp32 graph, on the CPU of the machine that ran `evaluate`."""
 
     latency_ms: float  # median of one row
     rows_per_second: float  # at the fastest batch size up to 64
@@ -49,7 +49,7 @@ class StudentAnswers:
     """The predictions of a student, and of the ensemble that taught it, for the test rows."""
 
     name: str
-    is_served: bool  # in place of the ensemble
+    is_served: bool  # True if it is served in place of the ensemble
     num_bytes: int  # of its weights
     outputs: NDArray[np.float32]  # (N, K)
     ensemble: NDArray[np.float32]  # (N, K)
@@ -72,7 +72,7 @@ class MemberScore(Contract):
     weight: float
     bytes: int
     measured: float  # the headline metric
-    gain: Metric  # of the ensemble over this member; above 0 is better
+    gain: Metric  # gain of the ensemble over this member; positive is better
     speed: Speed
 
     @property
@@ -84,13 +84,13 @@ class MemberScore(Contract):
 
 
 class StudentScore(Contract):
-    """A student beside its ensemble and the best member."""
+    """A student compared with its ensemble and the best member."""
 
     name: str
     is_served: bool
     bytes: int
     measured: float  # the headline metric
-    gain: Metric  # over the best member; above 0 is better
+    gain: Metric  # gain of the student over the best member; positive is better
     kept: float | None  # fraction of the ensemble's gain; null if the ensemble has none
     speed: Speed
 

@@ -11,11 +11,11 @@ from slipway.metrics.number_scores import errors_by_target
 from slipway.metrics.scores import Resampling, TargetErrors
 from slipway.reports.evaluation.record import Evaluation
 
-_NUM_RANGES = 5  # of the target
+_NUM_RANGES = 5  # ranges of the target whose errors are shown separately
 
 
 class NumberResults:
-    """Predicts the value. `outputs` are (N, 1) values."""
+    """Results of N predicted values; `outputs` are (N, 1)."""
 
     PREDICTION_FIELDS = (
         pa.field("target", pa.float64(), nullable=False),

@@ -1,9 +1,9 @@
 """Measures the trained network on the test split, and writes `metrics/evaluate.json`.
 
-The file has the headline numbers as flat keys, because DVC makes a column of each. DVC skips lists,
-so details are in lists: `metrics` has every metric with its interval, `baseline` the same metrics
-of the baseline, and `per_class` every class. If test rows leak from another split, the numbers
-without these rows have names that end in `_without_leaked`.
+The headline numbers are flat keys, because DVC shows each flat key as a column. The details are
+lists, which DVC skips: `metrics` has every metric with its interval, `baseline` the metrics of the
+baseline, and `per_class` every class. If test rows leak from another split, metrics without these
+rows have names that end in `_without_leaked`.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ from slipway.system.contract import Contract
 from slipway.system.errors import MetricError, SchemaError
 from slipway.system.user_code import UserCode
 
-_MIN_ROWS = 2  # R2 is not defined for fewer
+_MIN_ROWS = 2  # R2 is undefined for fewer rows
 
 
 class _NamedMetric(Metric):
@@ -78,7 +78,7 @@ class Evaluation:
     uncertainty: UncertaintyReport | None = None  # None if nothing was calibrated
     baseline: dict[str, float] = field(default_factory=dict)  # metrics of the trivial predictor
     user_metrics: Sequence[UserMetric] = ()
-    importance: Sequence[ColumnImportance] = ()  # of the columns of a table, the largest first
+    importance: Sequence[ColumnImportance] = ()  # of a table's columns, the most important first
     members: MemberComparison | None = None  # None unless several networks answer together
 
     @property

@@ -1,6 +1,6 @@
 """Compares the trained network with the reference model on the same rows.
 
-It measures the gain or loss, and tests if chance explains it.
+The gain or loss is measured, and a test tells if chance explains it.
 """
 
 from collections.abc import Sequence
@@ -27,25 +27,25 @@ class ReferenceAnswers:
     """The predictions of a reference model for the test rows."""
 
     folder: str
-    version: str  # start of the bundle's digest
+    version: str  # first digits of the bundle's digest
     provider: str
     outputs: NDArray[np.float32]  # (N, K) in the order of the network's classes; NaN if refused
-    refused: NDArray[np.bool_]  # (N,) rows that its input contract does not take
-    known: NDArray[np.bool_] | None  # (N,) rows it was trained on or chosen by; None if unknown
-    remark: str  # on the known rows
+    refused: NDArray[np.bool_]  # (N,) True for rows that its input contract refuses
+    known: NDArray[np.bool_] | None  # (N,) its training and validation rows; None if unknown
+    remark: str  # about the known rows
     thresholds: Sequence[float] | None = None  # of its labels, if rows have several
 
 
 class ReferenceComparison(Contract):
-    """An entry in metrics/evaluate.json."""
+    """The comparison with a reference model, as an entry in metrics/evaluate.json."""
 
     folder: str
     version: str
     provider: str
-    difference: PairedDifference  # the trained network less the reference model
-    loss: Metric  # above 0 is worse: fraction of accuracy lost, or relative growth of the RMSE
-    p_value: float  # two-sided, of no difference
-    refused: int  # test rows left out because the reference model does not take them
+    difference: PairedDifference  # the trained network minus the reference model
+    loss: Metric  # positive is worse: lost fraction of accuracy, or relative growth of the RMSE
+    p_value: float  # two-sided, of the hypothesis of no difference
+    refused: int  # test rows left out because the reference model refuses them
     known: int | None  # test rows left out because it was trained on them; null if unknown
     knowledge: str  # remark on the known rows
 

@@ -1,14 +1,13 @@
 """Scores each slice, and finds slices that are significantly worse than the other rows.
 
-It is a permutation test: the losses of all rows (wrong or not, or the squared error) are permuted,
-and the largest standardised mean over all slices is noted each time. A slice is worse if its own
-mean exceeds these maxima too often to be chance: the step-down procedure of Westfall and Young
-(Resampling-Based Multiple Testing, 1993, algorithm 2.8). The probability of calling any slice worse
-by chance stays below 1 - confidence, however many slices there are and however they overlap; it has
-more power than Holm's correction.
+The test is a permutation test. The losses of all rows (wrong or not, or the squared error) are
+permuted many times, and the largest standardised mean over all slices is recorded each time. A
+slice is called worse if its own mean exceeds nearly all of these maxima: the step-down procedure of
+Westfall and Young (Resampling-Based Multiple Testing, 1993, algorithm 2.8). The probability of
+calling any slice worse by chance stays below 1 - confidence, for any number of slices, even if they
+overlap. The procedure has more power than Holm's correction.
 
-Rows count as independent. If many come from one source, group them and read the p-values as too
-small.
+Rows are assumed to be independent. If many rows come from one source, the p-values are too small.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -26,7 +25,7 @@ from slipway.metrics.user_metrics import UserMetric, measure_user_metrics
 from slipway.reports.evaluation.slices import Dimension
 
 _CHUNK_NUMBERS = 1 << 22  # permuted rows held in memory at a time
-_MAX_NAMED = 20  # small slices of one dimension; more are reported as one
+_MAX_NAMED = 20  # small slices listed for one dimension; more are reported as one
 _TIES = 1e-9  # relative: sums of the same losses in another order differ by rounding
 
 

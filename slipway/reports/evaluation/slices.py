@@ -26,7 +26,7 @@ from slipway.system.errors import IntegrityError
 
 MISSING = "missing"
 _QUARTILES = (0.25, 0.5, 0.75)
-_MAX_DISTINCT = 8  # with more distinct numbers these are cut at their quartiles
+_MAX_DISTINCT = 8  # distinct numbers; more are cut at their quartiles
 _DIGITS = (3, 4, 6, 9, 17)  # significant digits of a bound: the fewest that separate the slices
 _MINUTES_PER_DAY = 1440
 _BLOCK_ROWS = 256  # inputs read at a time
@@ -59,7 +59,7 @@ def built_in_dimensions(
     """Return the default dimensions that have more than one value.
 
     Args:
-        rows: with the schema `rows.SPLIT_ROWS`; has every test row, in any order.
+        rows: table with the schema `rows.SPLIT_ROWS` and every test row, in any order.
 
     Raises:
         IntegrityError: a test row is missing in `rows`.
@@ -79,7 +79,7 @@ def built_in_dimensions(
 
 
 def of_column(cells: RawCells) -> Dimension:
-    """Cut by a column of the raw data, by its kind."""
+    """Return the dimension of a column of the raw data; its kind decides how it is cut."""
     if cells.kind == "category":
         return by_category(cells.name, [str(text) for text in cells.values], cells.elsewhere)
     numbers = cells.values.astype(np.float64)
@@ -90,7 +90,7 @@ def of_column(cells: RawCells) -> Dimension:
 
 
 def of_sources(data: DataParams, sources: Sequence[str]) -> list[Dimension]:
-    """Cut by the joined source of each row, if there are several."""
+    """Return the dimension of the joined sources, if there are several; else []."""
     if data.sources is None:
         return []
     names = source_names(data)

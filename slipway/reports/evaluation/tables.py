@@ -18,7 +18,7 @@ from slipway.metrics.scores import wilson_interval
 from slipway.reports.evaluation.record import Evaluation, slice_entries
 from slipway.system import files
 
-# Tools that detect pickles take a file that starts with the word "confidence" for one.
+# Tools that detect pickles mistake a file that begins with the word "confidence" for one.
 _RELIABILITY = ("rows", "confidence", "accuracy", "ideal", "low", "high")
 _SLICE = ("by", "value", "rows", "metric", "measured", "low", "high", "p_value", "is_worse")
 _ROW = [
@@ -40,7 +40,7 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
 
 
 def predictions_schema(task: Task) -> pa.Schema:
-    """Return the columns of the file."""
+    """Return the schema of `predictions.parquet` for a task."""
     return pa.schema([*_ROW, *kind_of(task).target.load_part("results").PREDICTION_FIELDS])
 
 

@@ -14,14 +14,14 @@ from slipway.metrics.scores import wilson_interval
 from slipway.reports.evaluation.uncertainty import UncertaintyReport
 
 _MAX_STEPS = 100
-_DIGITS = 3  # of a threshold; of a confidence, those of its distance from 1
+_DIGITS = 3  # significant digits of a threshold; of its distance from 1 for a confidence
 
 
 @dataclass(frozen=True)
 class ThresholdStep:
     """The rows that remain at a threshold, and their metrics, the headline metric first."""
 
-    threshold: float  # least confidence, or largest OOD score, of an answered row
+    threshold: float  # smallest confidence, or largest OOD score, of an answered row
     rows: int
     fraction: float  # of the test rows
     metrics: dict[str, float]

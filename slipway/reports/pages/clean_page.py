@@ -1,7 +1,7 @@
 """Builds `reports/clean.html`: the samples that were read, refused, flagged and corrected.
 
-The page is made from the record `reports/clean.json` only, so it is the same for images and tables;
-tables have no pictures.
+The page only needs the record `reports/clean.json`, so it is the same for images and tables, except
+for the pictures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from slipway.reports.pages.html_page import (
 )
 
 Pictures = Mapping[str, NDArray[np.uint8]]  # by source, (H, W, 3)
-MAX_PICTURES = 8  # of one rule
+MAX_PICTURES = 8  # shown for one rule
 _MAX_CLASSES = 50
 _SEVERITIES = {"flag": "flagged, and kept", "error": "refused", "duplicate": "refused duplicates"}
 _SIZES = {
@@ -53,7 +53,7 @@ def shown_sources(report: CleanReport) -> list[str]:
 
 
 def clean_page(report: CleanReport, pictures: Pictures) -> str:
-    """Build the page; a source without a picture is shown by its name."""
+    """Return the HTML page; a source without a picture is shown by its name."""
     sections = [
         _totals(report),
         section("Hints", *map(paragraph, report.hints)) if report.hints else None,

@@ -8,10 +8,11 @@ from slipway.reports.pages.html_page import page
 
 
 def data_page(splits: Mapping[str, PackedSplit], manifest: PackedManifest) -> str:
-    """Build the page from the splits by name, with train among them.
+    """Return the HTML page of the splits; train must be among them.
 
-    It reads a bounded number of rows, those with the smallest ids, which is a reproducible random
-    choice. If a kind of input has no part `data_sections`, the page shows only numbers of rows.
+    Only a bounded number of rows is read: those with the smallest ids, which are a reproducible
+    random choice. For a kind of input without the part `data_sections`, the page shows only the
+    numbers of rows.
     """
     counts = ", ".join(f"{len(split):,} {name}" for name, split in splits.items())
     kind = kind_of(manifest.task).input

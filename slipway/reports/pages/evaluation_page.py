@@ -36,8 +36,8 @@ _METRIC_NAMES = {
     "top_k_accuracy": "Top-k accuracy",
     "rmse growth": "RMSE growth",
 }
-_NUM_SHOWN = 12  # rows in a gallery
-_ID_DIGITS = 8  # enough to find a row in predictions.parquet
+_NUM_SHOWN = 12  # rows shown in a gallery
+_ID_DIGITS = 8  # digits shown of an id, enough to find the row in predictions.parquet
 
 
 def evaluation_page(
@@ -48,12 +48,12 @@ def evaluation_page(
     curves: dict[str, list[Series]],
     about: str,
 ) -> str:
-    """Build the page.
+    """Return the HTML page of an evaluation.
 
     Args:
-        inputs: (N, ...) the test rows in the evaluation's order, as `contract` says.
-        curves: lines of the training by name.
-        about: one line that says what was evaluated.
+        inputs: (N, ...) encoded test rows of `contract`, in the order of the evaluation.
+        curves: training curves, lists of lines by name.
+        about: a line that describes the evaluated model.
     """
     scores, uncertainty = evaluation.slices, evaluation.uncertainty
     sections = [

@@ -27,7 +27,7 @@ INDEX = "index.html"
 
 
 def index_page(folder: Path) -> str:
-    """Build the page for the reports in `folder`, where the page itself will be."""
+    """Return the HTML page that links to the reports in `folder`, to be written there."""
     known = [name for name in _REPORTS if (folder / name).is_file()]
     others = [path.name for path in sorted(folder.glob("*.html"))]
     own = [name for name in others if name not in (*_REPORTS, INDEX)]

@@ -15,7 +15,7 @@ _ROWS_FILE = "reports/label_issues.parquet"
 
 
 def page_of_no_audit() -> str:
-    """Build the page for `audit.folds: null`: it states that no audit ran."""
+    """Return the HTML page for `audit.folds: null`, which states that no audit ran."""
     how = (
         "Set audit.folds in params.yaml, for example to 5, and run dvc repro audit: "
         "this trains as many networks, each without one fold."
@@ -27,7 +27,7 @@ def page_of_no_audit() -> str:
 def label_issues_page(
     issues: LabelIssues, inputs: Inputs, contract: InputContract, about: str
 ) -> str:
-    """Build the page.
+    """Return the HTML page of the audited rows.
 
     Args:
         inputs: (N, ...) the audited rows, as `contract` describes them.

@@ -104,7 +104,7 @@ def leaderboard_text(board: Leaderboard) -> str:
 
 
 def leaderboard_page(board: Leaderboard) -> str:
-    """Build the page."""
+    """Return the HTML page of the leaderboard."""
     sections: list[Html | None] = []
     for provider, choice in board.choice.items():
         name, lines = _PROVIDERS[provider], board.lines_on(provider)

@@ -66,7 +66,7 @@ def profile_text(report: Report) -> str:
 
 
 def profile_page(report: Report) -> str:
-    """Build the page from the content of `reports/profile.json`."""
+    """Return the HTML page of the content of `reports/profile.json`."""
     sections = [_account(report), _proposal(report), _loader(report)]
     if report["trials"]:
         shown = table(_TRIAL_COLUMNS, _trial_rows(report), numeric=_TRIAL_COLUMNS[1:3])

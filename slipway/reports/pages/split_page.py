@@ -24,7 +24,7 @@ _COLUMNS = {
 
 
 def split_page(report: dict[str, Any]) -> str:
-    """Build the page from the content of `reports/split.json`."""
+    """Return the HTML page of the content of `reports/split.json`."""
     scores = report.get("column_scores")
     copies, order = report.get("target_copies"), report["leaks"]["time_order"]
     sections = [

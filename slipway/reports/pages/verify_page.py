@@ -1,6 +1,6 @@
 """Builds `reports/verify.html`: the certificate on one page, with pictures of the rows that differ.
 
-The page only shows the verdicts of the certificate: which hops agree, and why others do not.
+The page shows which hops agree according to the certificate, and why the others do not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class HopAnswers:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """The position of each row by its id."""
+        """Position of each row among the test rows, by id."""
         return {row_id: place for place, row_id in enumerate(self.ids)}
 
     def labels_of(self, name: str, rows: Sequence[int]) -> NDArray[np.int64]:
@@ -73,7 +73,7 @@ class HopAnswers:
 
 
 def verify_page(certificate: Certificate, answered: HopAnswers, contract: InputContract) -> str:
-    """Build the page; `contract` describes the inputs."""
+    """Return the HTML page of a certificate; `contract` describes the inputs."""
     hops, has_classes = certificate.hops, kind_of(answered.task).target.has_classes
     compared = [hop for hop in hops if hop.reference and hop.rows]
     shown = [hop for hop in compared if {hop.name, hop.reference} <= answered.outputs.keys()]

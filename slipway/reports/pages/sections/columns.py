@@ -19,8 +19,8 @@ _MOST_ROWS, _MOST_NUMBERS = 50_000, 20_000_000  # read, from the front
 _MOST_COLUMNS = 100
 _MOST_SCORES = 20
 _NUM_BINS, _MOST_CATEGORIES = 24, 24  # bars of a small histogram
-_FREQUENT, _LONGEST = 3, 20  # values, and characters of one
-_LEAST_FRACTION = 0.01  # of the rows that have a frequent value
+_FREQUENT, _LONGEST = 3, 20  # shown frequent values, and characters of each
+_LEAST_FRACTION = 0.01  # smallest fraction of rows with a frequent value
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class ColumnProfile:
     name: str
     kind: str
     missing: int
-    distinct: int  # values, without missing
+    distinct: int  # number of distinct values without missing ones
     bounds: tuple[str, str, str]  # min, median, max
     frequent: str  # values with their fractions of the rows
     bars: list[int]  # rows by bin, or by category
-    score: float | None  # of the prediction of the target by this column alone
+    score: float | None  # how well only this column predicts the target; None if unknown
 
 
 def column_sections(
