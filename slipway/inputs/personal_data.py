@@ -5,11 +5,14 @@ text changes nothing, so the replay of a masked, logged request gives the origin
 postal addresses have no recognisable form and are not found.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from slipway.inputs.texts import PersonalData
+if TYPE_CHECKING:  # exported scripts carry this module without the others
+    from slipway.inputs.texts import PersonalData
 
 IN_WORDS: dict[PersonalData, str] = {
     "email": "an e-mail address",
@@ -19,14 +22,14 @@ IN_WORDS: dict[PersonalData, str] = {
 # The rest of a word that was masked in part is not looked at again.
 _NOT_MASKED = r"(?<!\[email\])(?<!\[phone\])(?<!\[card\])"
 # Letters of ASCII only, since words of some languages stand beside each other without a space.
-_EMAIL = re.compile(
+EMAIL = re.compile(
     rf"(?<![\w.+-]){_NOT_MASKED}[\w.+-]{{1,64}}@[\w-]{{1,63}}(?:\.[\w-]{{1,63}}){{1,8}}", re.ASCII
 )
-_DIGITS = re.compile(
+NUMBER = re.compile(
     rf"(?<![\dA-Za-z_.,+]){_NOT_MASKED}\+?\(?\d(?:[ ()/-]{{0,2}}\d){{6,18}}(?![\dA-Za-z_])"
 )
-_NORTH_AMERICAN = re.compile(r"\(?\d{3}\)?[ -]\d{3}[ -]\d{4}")
-_CHINESE_MOBILE = re.compile(r"1[3-9]\d{9}")
+# Numbers of North America, and of mobile phones in China.
+NATIONAL_FORMS = (re.compile(r"\(?\d{3}\)?[ -]\d{3}[ -]\d{4}"), re.compile(r"1[3-9]\d{9}"))
 _CARD_DIGITS = range(13, 20)
 _PHONE_DIGITS = range(8, 16)  # with the code of the country; ITU-T E.164 has at most 15
 _NATIONAL_DIGITS = range(9, 12)  # that begin with the 0 of trunk calls
@@ -44,7 +47,7 @@ def personal_data(text: str) -> list[Found]:
     """Return all passages with personal data, in order; none overlap."""
     found: list[Found] = []
     end = 0
-    for match in _EMAIL.finditer(text):
+    for match in EMAIL.finditer(text):
         email = Found("email", *match.span())
         found += [*_numbers(text, end, email.begin), email]
         end = email.end
@@ -65,7 +68,7 @@ def mask(text: str, kinds: Collection[PersonalData]) -> str:
 
 def _numbers(text: str, begin: int, end: int) -> Iterator[Found]:
     """Yield the payment cards and phone numbers between two positions of a text."""
-    for match in _DIGITS.finditer(text, begin, end):
+    for match in NUMBER.finditer(text, begin, end):
         written = match.group()
         digits = [int(character) for character in written if character.isdecimal()]
         if _is_card(written, digits):
@@ -91,5 +94,4 @@ def _is_phone(written: str, digits: list[int]) -> bool:
         return len(digits) in _PHONE_DIGITS
     if digits[0] == 0:
         return len(digits) in _NATIONAL_DIGITS
-    is_written_so = (form.fullmatch(written) for form in (_NORTH_AMERICAN, _CHINESE_MOBILE))
-    return any(is_written_so)
+    return any(form.fullmatch(written) for form in NATIONAL_FORMS)

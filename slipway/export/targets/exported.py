@@ -12,6 +12,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,25 +145,14 @@ def exported_contract(contract: InputContract) -> dict[str, Any]:
     """
     content = contract.model_dump(mode="json")
     if isinstance(contract, TextContract):
-        every = range(sys.maxunicode + 1)
-        content["unassigned"] = as_ranges(
-            code for code in every if unicodedata.category(chr(code)) == "Cn"
-        )
+        content["unassigned"] = _unassigned()
     return content
 
 
-def require_plain_texts(contract: TextContract, what: str) -> None:
-    """Raise UnavailableError for texts that `what`, a script or page, cannot prepare."""
-    if contract.masked:
-        found = "masked texts (precompute.mask_personal_data)"
-    elif contract.is_pair:
-        found = "pairs of texts (a tokenizer with a separator of its own)"
-    else:
-        return
-    raise UnavailableError(
-        f"the {what} cannot carry {found}; expected texts without them. Serve the model with "
-        "`slipway serve`."
-    )
+@cache
+def _unassigned() -> list[list[int]]:
+    every = range(sys.maxunicode + 1)
+    return as_ranges(code for code in every if unicodedata.category(chr(code)) == "Cn")
 
 
 def as_ranges(codes: Iterable[int]) -> list[list[int]]:

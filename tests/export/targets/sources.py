@@ -31,6 +31,7 @@ from tests.serving.bundles import (
     text_classifier,
     write_bundle,
 )
+from tests.tokens import bpe
 
 RESAMPLING = Resampling(seed=7, num_samples=50, confidence=0.95)
 
@@ -68,7 +69,18 @@ def table_source(folder: Path, count: int = 20) -> ExportSource:
     return _source(folder, inputs, payloads, "table_classification", row_classifier())
 
 
+PERSONAL = (
+    "mail a.b+c@x-y.co.uk, now", "\u90ae\u7bb1a@b.com\u8c22\u8c22", "call 09061701461.",
+    "+44 (0)20 7946 0958 or 0049 30 123456", "(212) 555-0199 and \u625313812345678\u627e\u6211",
+    "card 4111 1111 1111 1111 ok", "5500-0000-0000-0004", "4111111111111112 2024-01-02 10:20",
+    "0.123456789 or 1,234,567,890", "\u0661" * 12 + " 12345678901234", "a@b or @name or name@",
+    # Digits of other scripts: Arabic, full width, mathematical; and of Unicode 16.
+    "\u0660" + "\u0661" * 9, "\uff10\uff13\uff10\uff11\uff12\uff13\uff14\uff15\uff16\uff17",
+    "\U0001d7ce\U0001d7e1\U0001d7f6\U0001d7d1\U0001d7d2\U0001d7d3\U0001d7d4\U0001d7d5\U0001d7d6",
+    "\U00010d400301234567 0301234567\U00010d41", "😀a@b.co-012 0301234567", "[phone]0301234567",
+)  # fmt: skip
 HOSTILE = (
+    *PERSONAL,
     " Cafe\u0301\x00\t n\u0303 ", "\ufeffmark \u200b", "\ud83d alone \udc00", "😀" * 30,
     "é" * 33 + "漢",
     "a" * 64, "a" * 65, "e" * 62 + "漢", "\u1100\u1161\u11a8 \uac00\u11a8", "\u0f73\u0f71\u0344",
@@ -79,11 +91,34 @@ HOSTILE = (
 )  # fmt: skip
 
 
+def pairs(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of two columns, each text with the next one, and with none."""
+    both = [{"a": one, "b": other} for one, other in zip(texts, [*texts[1:], "last"], strict=True)]
+    return both + [{"b": text} for text in texts[:9]] + [{"a": text} for text in texts[:9]]
+
+
+def roberta() -> str:
+    """A tokenizer like RoBERTa's, from the learned BPE of tests."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(bpe())
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    processor: dict[str, Any] = {
+        "type": "RobertaProcessing",
+        "trim_offsets": True,
+        "add_prefix_space": False,
+    }
+    for name, token in (("cls", "<s>"), ("sep", "</s>")):
+        processor[name] = [token, tokenizer.token_to_id(token)]
+    return json.dumps(json.loads(tokenizer.to_str()) | {"post_processor": processor})
+
+
 def text_source(
     folder: Path, contract: TextContract = TEXTS, graph: Any = None, **changes: Any
 ) -> ExportSource:
-    """A certified model of hostile texts."""
-    rows = [{"text": text} for text in HOSTILE]
+    """A certified model of hostile texts; of pairs of them if it has two columns."""
+    is_pair = len(contract.columns) > 1
+    rows = pairs(HOSTILE) if is_pair else [{"text": text} for text in HOSTILE]
     inputs = encode_texts([read_text(row, contract) for row in rows], contract)
     payloads = [json.dumps(row).encode() for row in rows]
     graph = graph or text_classifier()

@@ -21,19 +21,18 @@ from typing import Any
 from slipway.artifacts.bundle import SCORE_NAME
 from slipway.artifacts.certificate import Certificate, Hop
 from slipway.export.targets.browser.hop import run_browser_hop
+from slipway.export.targets.browser.texts import page_contract, unreadable_part
 from slipway.export.targets.exported import (
     ExportRecord,
     ExportSource,
-    as_ranges,
     exported_contract,
     read_source,
-    require_plain_texts,
     summary,
     write_export,
 )
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract
-from slipway.inputs.texts import TextContract, import_tokenizers
+from slipway.inputs.texts import TextContract
 from slipway.runtimes.runtime import MIN_LENGTH
 from slipway.system import files
 from slipway.system.errors import UnavailableError
@@ -56,15 +55,6 @@ _VERSION_OF = re.compile(r"ONNX Runtime Web v([\w.+-]+)")
 _EXPORTS = re.compile(r"export\s*\{([^}]*)\};?\s*(//# sourceMappingURL=\S*\s*)?$")
 _NEEDED = ("InferenceSession", "Tensor", "env")
 _PACKAGE = f"onnxruntime-web@{VERSION}"
-# Of a tokenizer.json that the page can repeat; null stands for false as well.
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-_PLAIN_MODEL: dict[str, str | None] = {
-    "type": "BPE",
-    **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
-    **dict.fromkeys(("byte_fallback", "ignore_merges")),
-}
-_SURROGATES = (0xD800, 0xDFFF)
-_CODES = 0x34000  # above are no letters and no numbers
 
 
 @dataclass(frozen=True)
@@ -130,46 +120,15 @@ def require_page(source: ExportSource) -> None:
     if isinstance(contract, ImageContract) and contract.transform is not None:
         found = f"the function {contract.transform.function} of precompute.transform"
         fix = "Train without precompute.transform"
-    elif isinstance(contract, TextContract) and not _is_learned_bpe(contract.tokenizer):
-        found = "this tokenizer"
+    elif isinstance(contract, TextContract) and (part := unreadable_part(contract.tokenizer)):
+        found = f"this tokenizer, for {part},"
         fix = "Train with precompute.tokenizer: bpe or null, or serve it with `slipway serve`"
     else:
-        if isinstance(contract, TextContract):
-            require_plain_texts(contract, "page")
         return
     raise UnavailableError(
         f"the page cannot carry {found}: it runs in Python only; expected images, a "
         f"table or texts whose preprocessing is Slipway's own. {fix}."
     )
-
-
-def _is_learned_bpe(content: str | None) -> bool:
-    """Return True without a tokenizer, and for one of the form that `precompute` learns."""
-    if content is None:
-        return True
-    found = json.loads(content)
-    model = {name: found["model"].get(name) for name in _PLAIN_MODEL}
-    return (
-        not any(found.get(name) for name in ("added_tokens", "normalizer", "post_processor"))
-        and {name: (found["pre_tokenizer"] or {}).get(name) for name in _BYTE_LEVEL} == _BYTE_LEVEL
-        and {name: value or None for name, value in model.items()} == _PLAIN_MODEL
-    )
-
-
-def _letters_and_numbers() -> dict[str, list[list[int]]]:
-    """Return the ranges of letters and of numbers by the package tokenizers.
-
-    Its version of Unicode is not that of a browser.
-    """
-    splitter = import_tokenizers().pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-    def joining(first: str) -> list[list[int]]:
-        codes = [code for code in range(_CODES) if not _SURROGATES[0] <= code <= _SURROGATES[1]]
-        text = "".join(f"{first}{chr(code)}\n" for code in codes)
-        begins = {begin for _, (begin, _) in splitter.pre_tokenize_str(text)}
-        return as_ranges(code for at, code in enumerate(codes) if 3 * at + 1 not in begins)
-
-    return {"letters": joining("a"), "numbers": joining("1")}
 
 
 def write_page(folder: Path, source: ExportSource, runtime: WebRuntime) -> None:
@@ -178,9 +137,11 @@ def write_page(folder: Path, source: ExportSource, runtime: WebRuntime) -> None:
         (folder / name).write_bytes((_PAGE / name).read_bytes())
     manifest = source.bundle.manifest
     contract = manifest.input
-    content = exported_contract(contract)
-    if isinstance(contract, TextContract) and contract.tokenizer:
-        content |= _letters_and_numbers()
+    content = (
+        page_contract(contract)
+        if isinstance(contract, TextContract)
+        else exported_contract(contract)
+    )
     model = {
         "version": source.bundle.version,
         "variant": source.variant,

@@ -35,7 +35,6 @@ from slipway.export.targets.exported import (
     compare,
     exported_contract,
     read_source,
-    require_plain_texts,
     summary,
     write_export,
 )
@@ -63,6 +62,7 @@ OPENVINO = ScriptTarget("openvino", "openvino", "2026.4.1", None, ("--no-deps",)
 # What a runtime requires besides numpy, for an installation without the packages' own requirements.
 _NEEDS = {"onnxruntime": ("flatbuffers", "packaging", "protobuf")}
 _SCRIPT = package_files("slipway.export.targets.edge") / "run.py"
+_MASKS = package_files("slipway.inputs") / "personal_data.py"
 _PLATFORM = "aarch64-unknown-linux-gnu"
 _EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 _CONTAINERFILE = """\
@@ -123,15 +123,11 @@ def require_script(source: ExportSource) -> None:
     """Raise UnavailableError for a bundle that the script cannot carry."""
     contract = source.bundle.manifest.input
     if isinstance(contract, ImageContract) and contract.transform is not None:
-        found = f"the function {contract.transform.function} of precompute.transform"
-    else:
-        if isinstance(contract, TextContract):
-            require_plain_texts(contract, "script")
-        return
-    raise UnavailableError(
-        f"the script cannot carry {found}; expected images whose preprocessing is Slipway's "
-        "own. Serve it with `slipway serve`."
-    )
+        raise UnavailableError(
+            f"the script cannot carry the function {contract.transform.function} of "
+            "precompute.transform; expected images whose preprocessing is Slipway's own. Serve it "
+            "with `slipway serve`."
+        )
 
 
 def _require_32_bits(source: ExportSource) -> None:
@@ -164,6 +160,8 @@ def write_files(folder: Path, source: ExportSource, target: ScriptTarget = EDGE)
     """Write script, graph, contract, requirements and recipe."""
     manifest = source.bundle.manifest
     (folder / "run.py").write_bytes(_SCRIPT.read_bytes())
+    if isinstance(manifest.input, TextContract) and manifest.input.masked:
+        (folder / _MASKS.name).write_bytes(_MASKS.read_bytes())
     files.write_bytes(folder / "model.onnx", source.graph())
     facts = {
         "version": source.bundle.version,

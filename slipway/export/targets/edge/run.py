@@ -6,6 +6,7 @@ for tokens tokenizers. It makes no connection.
 """
 
 import argparse
+import importlib.util
 import io
 import json
 import math
@@ -36,6 +37,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 SEPARATOR = "\n"  # between the columns of a row of texts
 TRUNCATED = 0xFF  # the last byte of a text that was cut
 CHARACTERS_PER_BYTE = 4  # that are read of a text
+NO_DIGIT = "\ue000"  # a character of private use
 
 
 class InputError(Exception):
@@ -188,7 +190,8 @@ def text_of(row: Mapping[str, Any], contract: Mapping[str, Any]) -> str:
         raise InputError(
             f"{columns[0]}: found {length} characters, expected at most {most}. Shorten the text."
         )
-    return SEPARATOR.join(_normalised(cell, contract) for cell in cells.values())
+    seen = (_masked(_normalised(cell, contract), contract) for cell in cells.values())
+    return SEPARATOR.join(seen)
 
 
 def _joined(text: str) -> str:
@@ -199,11 +202,37 @@ def _normalised(text: str, contract: Mapping[str, Any]) -> str:
     text, most = _joined(text), CHARACTERS_PER_BYTE * contract["max_bytes"]
     if not text.isascii():
         # Another Python may know, and compose, characters that the training did not.
-        ranges = (f"{chr(low)}-{chr(high)}" for low, high in contract["unassigned"])
-        parts = re.split(f"([{''.join(ranges)}])", SURROGATE.sub("\ufffd", text[:most]))
+        parts = _unknown(contract).split(SURROGATE.sub("\ufffd", text[:most]))
         parts[::2] = [unicodedata.normalize("NFC", part) for part in parts[::2]]
         text = "".join(parts)
     return text[:most]
+
+
+def _unknown(contract: Mapping[str, Any]) -> re.Pattern[str]:
+    ranges = (f"{chr(low)}-{chr(high)}" for low, high in contract["unassigned"])
+    return re.compile(f"([{''.join(ranges)}])")
+
+
+def _masked(text: str, contract: Mapping[str, Any]) -> str:
+    """Replace personal data of the contract's kinds by its kind in brackets."""
+    if not contract["masked"]:
+        return text
+    parts, end = [], 0
+    # A digit that the training's Python did not know is none.
+    for kind, begin, stop in _finder()(_unknown(contract).sub(NO_DIGIT, text)):
+        if kind in contract["masked"]:
+            parts += [text[end:begin], f"[{kind}]"]
+            end = stop
+    return "".join([*parts, text[end:]])
+
+
+@cache
+def _finder() -> Any:
+    """Load personal_data.py beside this script. Python's option -I leaves the folder out."""
+    spec: Any = importlib.util.spec_from_file_location("personal_data", HERE / "personal_data.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.personal_data
 
 
 def bytes_of(text: str, contract: Mapping[str, Any]) -> NDArray[np.uint8]:
@@ -211,7 +240,7 @@ def bytes_of(text: str, contract: Mapping[str, Any]) -> NDArray[np.uint8]:
     size, encoded = contract["max_bytes"], text.encode()
     row = np.zeros(size, np.uint8)
     if len(encoded) > size:
-        encoded = encoded[: size - 1].decode(errors="ignore").encode()
+        encoded = _cut(encoded, size - 1).encode()
         row[-1] = TRUNCATED
     row[: len(encoded)] = np.frombuffer(encoded, np.uint8)
     return row
@@ -219,15 +248,27 @@ def bytes_of(text: str, contract: Mapping[str, Any]) -> NDArray[np.uint8]:
 
 def tokens_of(text: str, contract: Mapping[str, Any], least: int) -> NDArray[np.int32]:
     """Encode a text as (tokens,) int32: each id plus 1, at least `least` of them with padding."""
-    encoded = text.encode()
-    tokenizer = _tokenizer(contract["tokenizer"], contract["max_tokens"])
-    found = tokenizer.encode(encoded[: contract["max_bytes"]].decode(errors="ignore"))
+    encoded, size = text.encode(), contract["max_bytes"]
+    texts = _pair(encoded, size) if contract["is_pair"] else (_cut(encoded, size),)
+    found = _tokenizer(contract["tokenizer"], contract["max_tokens"]).encode(*texts)
     ids = found.ids or [0]
     row = np.zeros(max(least, len(ids)), np.int32)
     row[: len(ids)] = np.array(ids, np.int32) + 1
-    if found.overflowing or len(encoded) > contract["max_bytes"]:
+    if found.overflowing or len(encoded) > size:
         row[0] = -row[0]
     return row
+
+
+def _pair(encoded: bytes, size: int) -> tuple[str, str]:
+    """Divide a pair into its texts. With the separator they have at most `size` bytes."""
+    first, _, second = encoded.partition(SEPARATOR.encode())
+    room = size - len(SEPARATOR)
+    most = min(len(second), max(room - len(first), room // 2))
+    return _cut(first, room - most), _cut(second, most)
+
+
+def _cut(encoded: bytes, size: int) -> str:
+    return encoded[:size].decode(errors="ignore")
 
 
 @cache

@@ -25,9 +25,10 @@ from slipway.export.targets.exported import ExportSource, TargetAnswers, compare
 from slipway.inputs.images import TransformContract
 from slipway.system import files
 from slipway.system.errors import ParityError, UnavailableError
+from tests.encoder_folders import word_piece
 from tests.export.targets.browser.runtimes import CODE, write_stand_in
 from tests.export.targets.sources import image_source, photos, table_source, text_source
-from tests.serving.bundles import CONTRACT, TEXTS, text_classifier, write_bundle
+from tests.serving.bundles import CONTRACT, text_classifier, write_bundle
 from tests.tokens import bpe, token_contract
 
 RunHop = Callable[[Path, ExportSource], tuple[Hop, dict[str, Any]]]
@@ -165,20 +166,20 @@ def test_error_names_what_the_page_cannot_carry(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"cannot carry the function transforms:own of"):
         require_page(image_source(tmp_path / "own", photos(), input=own))
     source = image_source(tmp_path / "images", photos())
-    for number, (contract, found) in enumerate(
+    for number, (content, found) in enumerate(
         [
-            (TEXTS.model_copy(update={"masked": ["email"]}), "masked texts"),
-            (
-                token_contract(tokenizer=bpe().replace('"use_regex":true', '"use_regex":false')),
-                "this tok",
-            ),
+            (bpe().replace('"use_regex":true', '"use_regex":false'), "a ByteLevel pre-tokenizer"),
+            (bpe().replace('"normalizer":null', '"normalizer":{"type":"NFC"}'), "the normalizer N"),
+            (bpe().replace('"type":"BPE"', '"type":"Unigram"'), "a model of the type Unigram"),
         ]
     ):
+        contract = token_contract(tokenizer=content)
         texts = write_bundle(tmp_path / str(number), text_classifier(), input=contract)
-        with pytest.raises(UnavailableError, match=f"cannot carry {found}"):
+        with pytest.raises(UnavailableError, match=f"cannot carry this tokenizer, for {found}"):
             require_page(ExportSource(texts, source.certificate, "fp32", source.rows))
     require_page(text_source(tmp_path / "texts"))
     require_page(text_source(tmp_path / "tokens", input=token_contract()))
+    require_page(text_source(tmp_path / "words", input=token_contract(tokenizer=word_piece())))
     require_page(source)
     require_page(table_source(tmp_path / "table"))
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.export.targets.browser import export
-from slipway.export.targets.exported import exported_contract
-from slipway.inputs.texts import encode_texts, read_text
-from tests.export.targets.sources import HOSTILE
+from slipway.export.targets.browser import texts as page_texts
+from slipway.export.targets.browser.texts import page_contract
+from slipway.inputs.texts import TextContract, encode_texts, read_text
+from tests.encoder_folders import word_piece
+from tests.export.targets.sources import HOSTILE, pairs, roberta
 from tests.sentences import sentences
 from tests.serving.bundles import TEXTS
 from tests.tokens import token_contract
@@ -57,7 +58,7 @@ def test_the_page_reads_hostile_texts_as_we_do_and_refuses_the_same(tmp_path: Pa
         {"other": "x"},
         {"text": "é" * 1001},
     ]
-    found = in_node(tmp_path, exported_contract(TEXTS), [*good, *bad])
+    found = in_node(tmp_path, page_contract(TEXTS), [*good, *bad])
     expected = encode_texts([read_text(row, TEXTS) for row in good], TEXTS)
     for text, row, own in zip(HOSTILE, found, expected, strict=False):
         assert np.array_equal(row, own), text
@@ -65,19 +66,39 @@ def test_the_page_reads_hostile_texts_as_we_do_and_refuses_the_same(tmp_path: Pa
     assert [isinstance(one, str) and "; expected " in one for one in refusals] == [True] * len(bad)
 
 
-def test_the_page_reads_the_tokens_that_the_package_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(export, "_CODES", 0x17000)  # takes seconds for all of them
-    contract = token_contract(max_bytes=256, max_tokens=300)
+def hostile_texts() -> list[str]:
     chance = random.Random(3)
     letters = "aé漢1½٣ '\n_😀\u0301\u200b\ufeff\u02bc\U000113c5\u2028sS"
     texts = [text for _, text in sentences(40, seed=6)]
     texts += ["it's we'll  I'D 'S  12a 3", *HOSTILE]
     texts += ["x" + "".join(chance.choices(letters, k=40)) for _ in range(60)]
-    texts += ["".join(map(chr, range(code, code + 60))) for code in range(0x100, 0x3400, 60)]
-    rows = [{"text": text} for text in texts]
-    facts = exported_contract(contract) | export._letters_and_numbers()
+    return texts + ["".join(map(chr, range(code, code + 60))) for code in range(0x100, 0x3400, 60)]
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [
+        token_contract(max_bytes=256, max_tokens=300),
+        token_contract(max_bytes=200, max_tokens=30, tokenizer=word_piece(), masked=["email"]),
+        token_contract(
+            max_bytes=120, max_tokens=23, tokenizer=word_piece(), columns=["a", "b"], is_pair=True
+        ),
+        token_contract(
+            max_bytes=120, max_tokens=40, tokenizer=roberta(), columns=["a", "b"], is_pair=True
+        ),
+        TEXTS.model_copy(update={"max_bytes": 200, "masked": ["email", "phone", "card"]}),
+        TEXTS.model_copy(update={"columns": ["a", "b"], "masked": ["card"]}),
+    ],
+    ids=["BPE", "WordPiece", "WordPiece of pairs", "BPE of pairs", "masked bytes", "two columns"],
+)
+def test_the_page_reads_texts_and_pairs_as_we_do(
+    contract: TextContract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_CODES", "_ALL_CODES"):
+        monkeypatch.setattr(page_texts, name, 0x17000)  # takes seconds for all of them
+    texts = hostile_texts()
+    rows = pairs(texts) if len(contract.columns) > 1 else [{"text": text} for text in texts]
     expected = encode_texts([read_text(row, contract) for row in rows], contract)
-    for text, row, own in zip(texts, in_node(tmp_path, facts, rows), expected, strict=True):
-        assert np.array_equal(row, own), text
+    found = in_node(tmp_path, page_contract(contract), rows)
+    for given, row, own in zip(rows, found, expected, strict=True):
+        assert np.array_equal(row, own), given

@@ -22,7 +22,10 @@ from slipway.export.targets.edge.export import (
     write_script,
 )
 from slipway.export.targets.exported import ExportRecord, ExportSource
+from slipway.inputs.images import TransformContract
+from slipway.inputs.texts import TextContract
 from slipway.system.errors import ParityError, UnavailableError
+from tests.encoder_folders import word_piece
 from tests.export.targets.sources import (
     image_source,
     photo,
@@ -31,7 +34,7 @@ from tests.export.targets.sources import (
     text_source,
     trained_text_source,
 )
-from tests.serving.bundles import TEXTS, classifier, text_classifier, write_bundle
+from tests.serving.bundles import CONTRACT, TEXTS, classifier, text_classifier, write_bundle
 from tests.tokens import token_contract
 
 MOST_INSTALLED_MB = 150
@@ -57,13 +60,16 @@ def test_a_number_that_was_not_measured_breaks_no_budget() -> None:
 
 
 def test_error_names_what_the_script_cannot_carry(tmp_path: Path) -> None:
-    source = image_source(tmp_path, photos())
+    transform = TransformContract(function="transforms:own", sha256="0" * 64)
+    own = CONTRACT.model_copy(update={"transform": transform})
+    with pytest.raises(UnavailableError, match=r"cannot carry the function transforms:own of .*; "):
+        require_script(image_source(tmp_path / "own", photos(), input=own))
+
+
+def test_the_folder_of_masked_texts_has_what_finds_personal_data(tmp_path: Path) -> None:
     masked = TEXTS.model_copy(update={"masked": ["email"]})
-    texts = write_bundle(tmp_path / "texts", text_classifier(), input=masked)
-    with pytest.raises(
-        UnavailableError, match=r"cannot carry masked texts .*; expected texts with"
-    ):
-        require_script(ExportSource(texts, source.certificate, "fp32", source.rows))
+    write_files(tmp_path, text_source(tmp_path / "masked", masked, input=masked))
+    assert "def personal_data" in (tmp_path / "personal_data.py").read_text()
 
 
 def test_without_uv_the_hop_is_not_executed(
@@ -137,14 +143,24 @@ def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
 @pytest.mark.parametrize(
-    ("name", "target"),
-    [("hashed_ngrams", EDGE), ("small_transformer", EDGE), ("small_transformer", OPENVINO)],
-    ids=["bytes-edge", "tokens-edge", "tokens-openvino"],
+    ("name", "contract", "target"),
+    [
+        ("hashed_ngrams", TEXTS.model_copy(update={"masked": ["email", "card"]}), EDGE),
+        ("small_transformer", token_contract(), EDGE),
+        ("small_transformer", token_contract(), OPENVINO),
+        (
+            "small_transformer",
+            token_contract(
+                tokenizer=word_piece(), columns=["a", "b"], is_pair=True, masked=["phone"]
+            ),
+            OPENVINO,
+        ),
+    ],
+    ids=["masked-edge", "tokens-edge", "tokens-openvino", "masked-pairs-openvino"],
 )
 def test_the_script_answers_hostile_texts_as_the_certified_graph(
-    name: str, target: ScriptTarget, tmp_path: Path
+    name: str, contract: TextContract, target: ScriptTarget, tmp_path: Path
 ) -> None:
-    contract = token_contract() if name == "small_transformer" else TEXTS
     source = trained_text_source(tmp_path / "source", name, contract)
     record = tried(write_script(tmp_path / "out", source, target))
     assert record.certified

@@ -3,12 +3,14 @@
 import io
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from slipway.export.targets.edge import run
 from slipway.export.targets.edge.run import (
     InputError,
     bytes_of,
@@ -18,12 +20,14 @@ from slipway.export.targets.edge.run import (
     tokens_of,
 )
 from slipway.export.targets.exported import exported_contract
+from slipway.inputs import personal_data
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
-from slipway.inputs.texts import encode_texts, read_text
+from slipway.inputs.texts import TextContract, encode_texts, read_text
 from slipway.system.errors import CellError
+from tests.encoder_folders import word_piece
 from tests.export.targets.pngs import chunk, contract_of, every_kind, raw_png
-from tests.export.targets.sources import HOSTILE, photo
+from tests.export.targets.sources import HOSTILE, pairs, photo
 from tests.serving.bundles import COLUMNS, ROW, TEXTS, table_row
 from tests.tokens import token_contract
 
@@ -77,17 +81,29 @@ def test_the_script_refuses_other_formats_and_too_many_pixels() -> None:
         pixels_of(raw_png(0, 8, (200, 200), random.Random(1)), contract)
 
 
-def test_the_script_encodes_hostile_texts_as_we_do_in_bytes_and_in_tokens() -> None:
-    tokens = token_contract()
-    facts = exported_contract(TEXTS)
-    own = exported_contract(tokens)
-    for text in HOSTILE:
-        row = {"text": text}
-        expected = encode_texts([read_text(row, TEXTS)], TEXTS)[0]
-        assert np.array_equal(bytes_of(text_of(row, facts), facts), expected), text
-        found = tokens_of(text_of(row, own), own, 2)
-        expected = encode_texts([read_text(row, tokens)], tokens)[0]
-        assert np.array_equal(found, expected[: len(found)]), text
+@pytest.mark.parametrize(
+    "contract",
+    [
+        TEXTS,
+        TEXTS.model_copy(update={"max_bytes": 200, "masked": ["email", "phone", "card"]}),
+        TEXTS.model_copy(update={"columns": ["a", "b"], "masked": ["phone"]}),
+        token_contract(),
+        token_contract(tokenizer=word_piece(), columns=["a", "b"], is_pair=True),
+    ],
+    ids=["bytes", "masked", "two columns", "tokens", "pairs"],
+)
+def test_the_script_encodes_hostile_texts_and_pairs_as_we_do(
+    contract: TextContract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An exported folder has the script and the module that finds personal data.
+    monkeypatch.setattr(run, "HERE", Path(personal_data.__file__).parent)
+    facts = exported_contract(contract)
+    rows = pairs(HOSTILE) if len(contract.columns) > 1 else [{"text": text} for text in HOSTILE]
+    for row in rows:
+        expected = encode_texts([read_text(row, contract)], contract)[0]
+        text = text_of(row, facts)
+        found = tokens_of(text, facts, 2) if contract.tokenizer else bytes_of(text, facts)
+        assert np.array_equal(found, expected[: len(found)]), row
         assert not expected[len(found) :].any()
 
 
