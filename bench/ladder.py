@@ -1,17 +1,20 @@
 """Measures the gain of each step: packed store, half precision, more processes, ZeRO-2.
 
-`make ladder` (`python -m bench.ladder`) makes JPEGs like photographs. It trains on them naively and
-through Slipway, in turns, with and without an expensive function on each image. It prints and
-writes one table and a picture. Each row names the row that it is compared with. If this machine
-lacks the hardware for a row, the row says so.
+`make ladder` (`python -m bench.ladder`) makes JPEGs like photographs, and frames like those of
+videos. It trains on them naively and through Slipway, in turns, with and without an expensive
+function on each image. It prints and writes one table and a picture. Each row names the row that
+it is compared with. If this machine lacks the hardware for a row, the row says so. `--only NAME`
+measures the rows of one data set, and writes them to a file of its own.
 """
 
+import argparse
 import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +22,18 @@ from typing import Any, Protocol, Self
 
 import matplotlib
 import torch
+from PIL import Image
 
 from bench.conditions import conditions
-from bench.ladder_data import NUM_ROWS, pack_images, write_images
+from bench.ladder_data import (
+    DATA_SETS,
+    NUM_ROWS,
+    cut_out,
+    denoise,
+    pack_images,
+    write_frames,
+    write_images,
+)
 from slipway.profiling.measured_run import MeasuredRun, ProfiledProject
 from slipway.profiling.profile import describe_machine
 from slipway.system import files
@@ -33,11 +45,11 @@ matplotlib.use("svg")
 matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text: a smaller file
 ROOT = Path.cwd()
 SCRATCH = ROOT / ".work/bench/ladder"
-RESULT, FIGURE = ROOT / "bench/results/ladder.md", ROOT / "bench/results/ladder.svg"
+RESULTS = ROOT / "bench/results"
 NUM_ROUNDS = 5
 BATCH_SIZE = 32
 NO_GPU = "not executed: no GPU"
-EXPENSIVE = "bench.ladder_data:denoise"
+FUNCTIONS = {"denoised": denoise, "video": cut_out}
 PUBLISHED = "3.63x by four GPUs, 13.29x by preprocessing once, 21.53x by all together"
 
 
@@ -59,15 +71,15 @@ class Naive:
     It is stopped between its turns, because its workers would load the next batches meanwhile.
     """
 
-    def __init__(self, transform: str) -> None:
+    def __init__(self, data_set: str) -> None:
         self._command = [
             sys.executable,
             "-m",
             "bench.ladder_naive",
-            str(SCRATCH / "images"),
+            str(SCRATCH),
             str(BATCH_SIZE),
             str(num_cores()),
-            transform,
+            data_set,
         ]
 
     def __enter__(self) -> Self:
@@ -141,19 +153,15 @@ class Row:
     name: str
     baseline: str | None
     train: dict[str, Any] | None = None  # None for the naive training
-    transform: bool = False
+    data_set: str = "plain"
     missing: str = ""
     rates: list[float] = field(default_factory=list)
 
     def runner(self) -> Runner:
         """Create the runner, without starting it."""
         if self.train is None:
-            return Naive("denoise" if self.transform else "none")
-        return Ours(
-            self.key,
-            SCRATCH / ("packed denoised" if self.transform else "packed plain"),
-            self.train,
-        )
+            return Naive(self.data_set)
+        return Ours(self.key, SCRATCH / f"packed {self.data_set}", self.train)
 
 
 def rows() -> list[Row]:
@@ -180,15 +188,27 @@ def rows() -> list[Row]:
             "naive denoised",
             f"naive with the expensive function, {num_cores()} workers, fp32, 1 process",
             None,
-            None,
-            True,
+            data_set="denoised",
         ),
         Row(
             "packed denoised",
             "packed store, the function precomputed, fp32, 1 process",
             "naive denoised",
             one,
-            True,
+            "denoised",
+        ),
+        Row(
+            "naive video",
+            f"naive on frames: find and cut out the object, {num_cores()} workers, fp32, 1 process",
+            None,
+            data_set="video",
+        ),
+        Row(
+            "packed video",
+            "packed store of frames, objects cut out once, fp32, 1 process",
+            "naive video",
+            one,
+            "video",
         ),
         Row("bf16", "packed store, bf16-mixed on the CPU, channels_last false", "packed", bf16),
         Row("ddp", "packed store, 2 DDP processes on the CPU", "packed", two),
@@ -232,7 +252,15 @@ def rows() -> list[Row]:
             "all: function precomputed, 1 GPU, ZeRO-2, fp16",
             "naive denoised",
             {**gpu, **zero},
-            True,
+            "denoised",
+            no_gpu,
+        ),
+        Row(
+            "gpu video",
+            "all on frames: objects cut out once, 1 GPU, ZeRO-2, fp16",
+            "naive video",
+            {**gpu, **zero},
+            "video",
             no_gpu,
         ),
     ]
@@ -305,7 +333,7 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
-def draw(ladder: list[Row]) -> None:
+def draw(ladder: list[Row], path: Path) -> None:
     """Draw rows per second as bars on a log scale, with ranges, and the rows that did not run."""
     from matplotlib import pyplot
 
@@ -334,38 +362,55 @@ def draw(ladder: list[Row]) -> None:
     axes.set_xlim(floor, max(max(row.rates) for row in ladder if row.rates) * 6)
     axes.set_xlabel("rows per second")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(FIGURE, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None})
 
 
-def prepare() -> str:
-    """Make the images and both stores; return the cost of packing in words."""
-    write_images(SCRATCH / "images")
+def prepare(names: Iterable[str]) -> str:
+    """Make the images, frames and stores of these data sets; return their costs in words."""
     texts = []
-    for name, transform in {"plain": None, "denoised": EXPENSIVE}.items():
+    for name in names:
+        data_set = DATA_SETS[name]
+        make = write_frames if name == "video" else write_images
+        make(SCRATCH / data_set.folder)
         begin = time.perf_counter()
-        pack_images(SCRATCH / "images", SCRATCH / f"packed {name}", transform)
-        texts.append(
-            f"{time.perf_counter() - begin:.1f} s {'with' if transform else 'without'} the function"
-        )
-    return f"Packing the {sum(NUM_ROWS.values())} images took {' and '.join(texts)}, once."
+        pack_images(SCRATCH / data_set.folder, SCRATCH / f"packed {name}", data_set)
+        texts.append(f"{name} {time.perf_counter() - begin:.1f} s")
+        if name in FUNCTIONS:
+            cost = _processor_ms(FUNCTIONS[name], data_set.folder)
+            texts[-1] += f", of which the function takes {cost:.0f} ms of processor time an image"
+    number = sum(NUM_ROWS.values())
+    return f"Packing the {number} images of each data set, once: {'; '.join(texts)}."
+
+
+def _processor_ms(function: Callable[[Image.Image], Any], folder: str) -> float:
+    """Return the processor time of the function for one image, without decoding it."""
+    images = [Image.open(path).copy() for path in sorted((SCRATCH / folder / "test").rglob("*.*"))]
+    begin = time.process_time()
+    for image in images:
+        function(image)
+    return (time.process_time() - begin) * 1000 / len(images)
 
 
 def main() -> None:
     """Prepare, measure, write."""
-    packing, ladder = prepare(), rows()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=DATA_SETS, help="the rows of this data set")
+    only = parser.parse_args().only
+    packing = prepare([only] if only else DATA_SETS)
+    ladder = [row for row in rows() if only in (None, row.data_set)]
     measure(ladder)
     text = table(ladder)
     print(text)
-    draw(ladder)
+    name = f"ladder_{only}" if only else "ladder"
+    draw(ladder, RESULTS / f"{name}.svg")
     versions = conditions(
         "torch", "torchvision", "pytorch-lightning", "deepspeed", "opencv-python-headless"
     )
-    notes = " ".join(sys.argv[1:])
     body = (
-        f"{text}\n\n![rows per second]({FIGURE.name})\n\n{NOTE}\n\n{packing} "
-        f"{notes}\n\n{describe_machine()}\n\n{versions}"
+        f"{text}\n\n![rows per second]({name}.svg)\n\n{NOTE}\n\n{packing}\n\n"
+        f"{describe_machine()}\n\n{versions}"
     )
-    files.write_text(RESULT, f"# The ladder: what each step gains\n\n{body}\n")
+    files.write_text(RESULTS / f"{name}.md", f"# The ladder: what each step gains\n\n{body}\n")
 
 
 NOTE = f"""JPEGs of 400x300 like photographs, trained at 32 px in batches of {BATCH_SIZE} with
@@ -378,6 +423,12 @@ The naive training is torchvision's `ImageFolder` and `DataLoader` with persiste
 one per core, and a plain loop in fp32. It reads, decodes, transforms and resizes every image in
 every epoch. The expensive function is OpenCV's non-local means denoising (patches of 5 px, a window
 of 11 px), which `precompute.transform` runs once for each image.
+
+The frames are PNGs of 640x360 with one bright polygon on an uneven ground, turned and moved at
+random in each epoch. Their function finds the object with OpenCV's GrabCut in a copy a quarter as
+large, refines the corners of its hull in the frame, blackens everything outside the hull, and crops
+with a margin of 30 % ([video.md](../../docs/how-to/video.md)). Their baseline is the naive training
+that does this for each sample in each epoch.
 
 The figures that were published for such a ladder: {PUBLISHED}. They do not
 multiply either, and are of another machine and other data."""

@@ -1,7 +1,7 @@
 """The first row of `bench.ladder`: plain torchvision training without a framework or preparation.
 
-`python -m bench.ladder_naive IMAGES BATCH_SIZE NUM_WORKERS TRANSFORM` runs a round of steps for
-each line that it reads, and prints its rows per second. TRANSFORM is "none" or "denoise".
+`python -m bench.ladder_naive FOLDER BATCH_SIZE NUM_WORKERS DATA_SET` runs a round of steps for
+each line that it reads, and prints its rows per second. FOLDER has those of all data sets.
 """
 
 import math
@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torchvision import transforms  # type: ignore[import-untyped]
 from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
 
-from bench.ladder_data import NUM_CLASSES, SIZE_PX, denoise
+from bench.ladder_data import DATA_SETS, NUM_CLASSES, SIZE_PX, cut_out, denoise
 from slipway.config.network_arguments import SmallResnetArguments
 from slipway.training.networks.small_resnet import SmallResnet
 from tests.project_params import PROJECT
@@ -25,18 +25,25 @@ FEWEST_BATCHES, MIN_SECONDS = 3, 1.0
 
 
 def loader(
-    images: str, batch_size: int, num_workers: int, transform: str
+    folder: str, batch_size: int, num_workers: int, data_set: str
 ) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
     """Make a loader whose workers read, decode, transform and resize every image in each epoch."""
-    steps = [transforms.Lambda(_denoised)] if transform == "denoise" else []
-    steps += [
+    crops = [
         transforms.Resize((SIZE_PX, SIZE_PX)),
         transforms.RandomCrop(SIZE_PX, padding=4, padding_mode="edge"),
         transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize([0.5] * 3, [0.25] * 3),
     ]
-    dataset = ImageFolder(f"{images}/train", transforms.Compose(steps))
+    steps = {
+        "plain": crops,
+        "denoised": [transforms.Lambda(denoise), *crops],
+        "video": [
+            transforms.Lambda(_cut_out),
+            transforms.RandomAffine(10, (0.05, 0.05), (0.9, 1.1)),
+        ],
+    }[data_set]
+    steps += [transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.25] * 3)]
+    images = f"{folder}/{DATA_SETS[data_set].folder}/train"
+    dataset = ImageFolder(images, transforms.Compose(steps))
     return DataLoader(
         dataset,
         batch_size,
@@ -47,8 +54,8 @@ def loader(
     )
 
 
-def _denoised(image: Image.Image) -> Image.Image:
-    return denoise(image)
+def _cut_out(frame: Image.Image) -> Image.Image:
+    return ImageOps.pad(cut_out(frame)[0], (SIZE_PX, SIZE_PX))
 
 
 def steps(batches: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[int]:
@@ -78,13 +85,9 @@ def steps(batches: DataLoader[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[in
 
 def main() -> None:
     """Run a round for each line on stdin."""
-    images, batch_size, num_workers, transform = (
-        sys.argv[1],
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        sys.argv[4],
-    )
-    training = steps(loader(images, batch_size, num_workers, transform))
+    folder, data_set = sys.argv[1], sys.argv[4]
+    batch_size, num_workers = int(sys.argv[2]), int(sys.argv[3])
+    training = steps(loader(folder, batch_size, num_workers, data_set))
     next(training)
     print("ready", flush=True)
     for _ in sys.stdin:
