@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,49 @@ def test_two_processes_resume_in_turn_under_each_strategy(
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
     segments = read_model_manifest(moved / "artifacts/model").segments
     assert [segment.strategy for segment in segments] == strategies
+
+
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
+    """The folder of the checkpoints in the project `filled`, as a disk of its own."""
+    folder = tmp_path / "filled/.work/train"
+    folder.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", folder]
+    done = subprocess.run(mount, capture_output=True)
+    if done.returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.nightly(seconds=90)
+@pytest.mark.parametrize("strategy", ["deepspeed_stage_3", "fsdp"])
+def test_a_disk_that_fills_during_a_sharded_save_costs_nothing_but_time(
+    tmp_path: Path, small_disk: Path, strategy: str
+) -> None:
+    settings = {
+        "network_arguments": EXACT | {"width": 32},  # a checkpoint takes 1 MB
+        "precision": "32-true",
+        "epochs": 2,
+        "devices": 2,
+        "strategy": strategy,
+    }
+    whole = write_project(tmp_path / "whole", **settings)
+    filled = write_project(tmp_path / "filled", **settings, **EVERY_STEP)
+    assert run_training(whole).returncode == 0
+    failed = run_training(filled)
+    assert failed.returncode == 1
+    said = failed.stdout + failed.stderr
+    assert re.search(r"(disk is full|No space left on device).*Free space", said), said
+    saved = [int(path.parent.name[5:13]) for path in small_disk.glob("*/step-*/checkpoint.json")]
+    assert len(saved) == 2, "two checkpoints fit"
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    resumed = run_training(filled)
+    assert resumed.returncode == 0, resumed.stderr
+    lines = (filled / ".work/log/train.jsonl").read_text().splitlines()
+    starts = [event for event in map(json.loads, lines) if event["event"] == "started"]
+    assert starts[-1]["resumed_step"] == max(saved)
+    assert weights_digest(filled) == weights_digest(whole)
 
 
 def test_resuming_without_the_optimizer_state_would_change_the_result(tmp_path: Path) -> None:
