@@ -72,7 +72,7 @@ from slipway.training.telemetry.progress import (
     progress_bars,
     silence_chatter,
 )
-from slipway.training.telemetry.rank_times import RankTimes
+from slipway.training.telemetry.rank_times import STALL_S, RankTimes, StallWatch
 from slipway.training.telemetry.run_log import RunLog
 from slipway.training.telemetry.telemetry import (
     DataWaitProfiler,
@@ -180,10 +180,13 @@ def _fit(
     trackers = Trackers(job, log) if is_first_process() else None
     telemetry = StepTelemetry(params, context, log, profiler, trackers)
     bars = progress_bars(telemetry)
-    rank_times = []
+    watches: list[pl.Callback] = []
     if placement.world_size > 1:
         every = params.log_every_steps
-        rank_times.append(RankTimes(every, shape.num_accumulated, log, profiler))
+        watches += [
+            RankTimes(every, shape.num_accumulated, log, profiler),
+            StallWatch(job.store.root / "stalled", STALL_S),
+        ]
     trainer = pl.Trainer(
         **step_arguments(params, placement, shape, job.paths.work),
         max_epochs=params.epochs,
@@ -194,7 +197,7 @@ def _fit(
             *averages,
             EpochLines(checkpoints, shape.batch_size, profiler),
             telemetry,
-            *rank_times,
+            *watches,
             meter,
             checkpoints,
             *bars,

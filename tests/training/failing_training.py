@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import slipway.training.assembly
+import slipway.training.run
 from slipway.config.command import run_stage
 from slipway.training.module import TrainingModule
 from stages import train
@@ -34,8 +35,10 @@ FAULTS: dict[str, Callable[[], object]] = {
     "host memory": lambda: torch.empty(1 << 50, dtype=torch.uint8),
     "disk": lambda: _raise(OSError(28, os.strerror(28), "somewhere")),
     "hang": lambda: signal.pause(),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
 RANK, HOW = os.environ["FAIL"].split(":")
+STALL_S = 3.0
 
 
 class FailingModule(TrainingModule):
@@ -48,5 +51,6 @@ class FailingModule(TrainingModule):
 
 if __name__ == "__main__":
     setattr(slipway.training.assembly, "TrainingModule", FailingModule)  # noqa: B010
+    setattr(slipway.training.run, "STALL_S", STALL_S)  # noqa: B010
     sys.argv[0] = __file__
     run_stage(train.run)

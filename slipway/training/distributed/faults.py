@@ -19,6 +19,7 @@ _LOST_RANK = re.compile(
     r"Connection (closed|reset|refused) by peer|Connection was likely closed|Broken pipe"
     r"|remote process exited|gloo.*(Read|Write) error"
 )
+_TIMED_OUT = re.compile(r"Timed out waiting (\d+)ms for (send|recv)")
 _NO_SHARED_MEMORY = re.compile(r"shared memory|unable to (write to|resize|mmap|map) .*torch_")
 _KILLED_LOADER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ?([\d, ]+)\) "
@@ -65,6 +66,12 @@ def explain(error: Exception, who: str) -> Exception:
             f"{who} found no shared memory for its loader processes: {_first_line(text)} "
             "Enlarge /dev/shm (docker run --shm-size, or an emptyDir of medium Memory), or set "
             "train.num_workers 0."
+        )
+    if found := _TIMED_OUT.search(text):
+        return TrainingError(
+            f"{who} waited {int(found[1]) / 60_000:.0f} minutes for another rank, which neither "
+            "answered nor ended. The line `stalled` above names it. Run the same command again to "
+            "resume from the newest checkpoint."
         )
     if is_lost_rank(error):
         return TrainingError(

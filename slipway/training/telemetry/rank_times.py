@@ -1,24 +1,39 @@
-"""Compares the processes of a training with each other, and names a slow one.
+"""Compares the processes of a training with each other, and names a slow or hanging one.
 
 All processes end a step together, so a slow one cannot be seen in the step time. Each process
 therefore measures its own work: waiting for batches, and the forward pass. With FSDP and ZeRO-3 the
 forward pass exchanges weights, so only the waiting can differ.
+
+A hanging process leaves all others waiting in a collective operation until its timeout, half an
+hour later. So each process counts the parts of steps that it has begun, and writes the count to a
+file once it begins no other for minutes. The one with the lowest count hangs.
 """
 
+import os
 import socket
 import statistics
+import sys
+import threading
 import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 
+from slipway.system import files
+from slipway.system.contract import Contract
 from slipway.training.distributed.collectives import gather_objects
 from slipway.training.telemetry.run_log import RunLog
 from slipway.training.telemetry.telemetry import DataWaitProfiler
 
 SLOW_FACTOR = 1.5  # times the median of the other ranks
 SLOW_ROUNDS = 3  # measurements in a row
+STALL_S = 300.0  # without the begin of another part of a step
+_NUM_POLLS = 30  # in that time
+_GRACE = 0.2  # of it, in which the other ranks write their files
 
 
 class RankTime(NamedTuple):
@@ -107,6 +122,139 @@ class RankTimes(pl.Callback):
 
     def _is_due(self, step: int) -> bool:
         return step % self._every == 0
+
+
+class StalledRank(Contract):
+    """A process that has begun no other part of a step for a long time."""
+
+    host: str
+    process: int
+    count: int  # of the parts that it has begun
+    part: str
+    line: str  # of the code that its main thread runs
+
+
+def describe_stall(stalled: Mapping[int, StalledRank], world_size: int, minutes: float) -> str:
+    """Name the ranks that the others wait for.
+
+    Args:
+        stalled: by rank; a rank that is missing has stopped altogether.
+    """
+    missing = [str(rank) for rank in range(world_size) if rank not in stalled]
+    fewest = min(each.count for each in stalled.values())
+    behind = {rank: each for rank, each in stalled.items() if each.count == fewest}
+    if missing:
+        found = f"rank {', '.join(missing)} gives no sign of life, and the other ranks wait for it"
+    else:
+        named = [
+            f"rank {rank} on {each.host} (process {each.process}) in {each.part}, at {each.line}"
+            for rank, each in behind.items()
+        ]
+        waiting = "the other ranks wait for it" if len(behind) < world_size else "no rank is ahead"
+        found = f"{'; '.join(named)}; {waiting}"
+    return (
+        f"no step has ended for {minutes:.0f} minutes: {found}. If that does not end, stop the "
+        "training by two Ctrl-C and run the same command again: it resumes from its newest "
+        "checkpoint."
+    )
+
+
+class StallWatch(pl.Callback):
+    """Names the rank that hangs, once, if no part of a step has begun for `limit_s`.
+
+    Args:
+        folder: shared by all nodes.
+    """
+
+    def __init__(self, folder: Path, limit_s: float) -> None:
+        self._folder, self._limit_s = folder, limit_s
+        self._ended = threading.Event()
+        self._count, self._part, self._begin = 0, "the start", time.monotonic()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._begin = time.monotonic()
+        arguments = trainer.global_rank, trainer.world_size
+        threading.Thread(target=self._watch, args=arguments, daemon=True).start()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._enter(f"waiting for the batch of step {trainer.global_step + 1}")
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._enter(f"the forward pass of step {trainer.global_step + 1}")
+
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: Any, loss: Any) -> None:
+        self._enter(f"the backward pass of step {trainer.global_step + 1}")
+
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._enter(f"the optimizer in step {trainer.global_step + 1}")
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._enter(f"a checkpoint or waiting for a batch after step {trainer.global_step}")
+
+    def on_validation_batch_start(
+        self,
+        trainer: pl.Trainer,
+        pl_module: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._enter(f"the validation after step {trainer.global_step}")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._enter(f"the end of the epoch after step {trainer.global_step}")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self._ended.set()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        self._ended.set()
+
+    def _enter(self, part: str) -> None:
+        self._count, self._part, self._begin = self._count + 1, part, time.monotonic()
+
+    def _watch(self, rank: int, world_size: int) -> None:
+        """Write this rank's file while it stalls; the lowest rank that does so names the others."""
+        own, is_named = self._folder / str(rank), False
+        while not self._ended.wait(self._limit_s / _NUM_POLLS):
+            idle_s = time.monotonic() - self._begin
+            if idle_s < self._limit_s:
+                is_named = False
+                continue
+            try:
+                files.write_text(own, self._describe().model_dump_json())
+                stalled = self._stalled(own)
+            except OSError:  # such as a full disk: the next poll tries again
+                continue
+            if not is_named and idle_s > (1 + _GRACE) * self._limit_s:
+                is_named = True
+                if rank == min(stalled):
+                    text = describe_stall(stalled, world_size, idle_s / 60)
+                    print(f"stalled   {text}", flush=True)
+
+    def _describe(self) -> StalledRank:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        line = traceback.extract_stack(frame)[-1]
+        return StalledRank(
+            host=socket.gethostname(),
+            process=os.getpid(),
+            count=self._count,
+            part=self._part,
+            line=f"{line.filename}:{line.lineno} in {line.name}",
+        )
+
+    def _stalled(self, own: Path) -> dict[int, StalledRank]:
+        """Read the files that are as recent as this rank's, by the clock of the file system."""
+        oldest = own.stat().st_mtime - _GRACE * self._limit_s
+        return {
+            int(path.name): StalledRank.model_validate_json(path.read_bytes())
+            for path in self._folder.iterdir()
+            if path.name.isdigit() and path.stat().st_mtime >= oldest
+        }
 
 
 def _now() -> float:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,14 +166,40 @@ def test_torchrun_ends_all_ranks_and_reports_the_failing_one(
 
 
 @pytest.mark.process
-def test_a_hanging_rank_does_not_count_as_failed(project: Path) -> None:
-    with warm_starts.start([MODULE], project, {**environment(), "FAIL": "1:hang"}) as process:
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "1:hang",
+            r"rank 1 on .* in the forward pass of step 3, at .*failing_training\.py:\d+ in .*; "
+            r"the other ranks wait for it\.",
+        ),
+        pytest.param(
+            "0:hang",
+            r"rank 0 on .* in the forward pass of step 3, .*wait for it",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            "1:stop", r"rank 1 gives no sign of life, and the other", marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            "0:stop", r"rank 0 gives no sign of life, and the other", marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_a_hanging_rank_is_named_and_does_not_count_as_failed(
+    project: Path, fault: str, message: str
+) -> None:
+    with warm_starts.start([MODULE], project, {**environment(), "FAIL": fault}) as process:
         assert process.stdout is not None
-        assert any(line == "failing\n" for line in process.stdout)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(3)
+        lines = iter(process.stdout)
+        assert any(line == "failing\n" for line in lines)
+        watch = threading.Timer(60, process.kill)
+        watch.start()
+        assert any(re.match(f"stalled .*{message}", line) for line in lines)
+        watch.cancel()
+        assert process.poll() is None
         process.kill()
-        process.stdout.read()
 
 
 def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
@@ -217,6 +244,12 @@ def test_lightning_still_starts_the_observer_that_the_watch_replaces() -> None:
         (
             RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:9"),
             "rank 3 lost the connection to another rank",
+        ),
+        (
+            RuntimeError(
+                "[unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"
+            ),
+            "rank 3 waited 30 minutes for another rank, .* The line `stalled` above names it",
         ),
         (
             IntegrityError(

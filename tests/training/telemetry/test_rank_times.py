@@ -1,11 +1,16 @@
-"""A slow rank is named after three measurements in a row."""
+"""A slow rank is named after three measurements in a row, a hanging one after minutes."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from slipway.training.telemetry.rank_times import RankTime, SlowRankFinder
+from slipway.training.telemetry.rank_times import (
+    RankTime,
+    SlowRankFinder,
+    StalledRank,
+    describe_stall,
+)
 from tests.training.conftest import write_project
 from tests.training.real_runs import run_training
 
@@ -37,6 +42,37 @@ def test_a_rank_that_recovers_and_slows_down_again_is_named_again() -> None:
     for own in [(100.0, 200.0)] * 3 + [(100.0, 100.0)] + [(100.0, 200.0)] * 3:
         found.append(finder.add(_times(*own)))
     assert sum(one is not None for one in found) == 2
+
+
+def _stalled(*counts: int) -> dict[int, StalledRank]:
+    return {
+        rank: StalledRank(
+            host=f"node{rank}", process=70 + rank, count=count, part=f"part {count}", line="a.py:1"
+        )
+        for rank, count in enumerate(counts)
+    }
+
+
+def test_the_rank_that_is_behind_is_the_one_that_hangs() -> None:
+    text = describe_stall(_stalled(12, 12, 11, 12), 4, 6.0)
+    assert text.startswith(
+        "no step has ended for 6 minutes: rank 2 on node2 (process 72) in part 11, at a.py:1; the "
+        "other ranks wait for it. "
+    )
+    assert "rank 1" not in text
+    assert text.endswith("it resumes from its newest checkpoint.")
+
+
+def test_ranks_that_are_equally_far_are_all_named() -> None:
+    text = describe_stall(_stalled(12, 12), 2, 6.0)
+    assert "rank 0 on node0" in text
+    assert "rank 1 on node1 (process 71) in part 12, at a.py:1; no rank is ahead" in text
+
+
+def test_a_rank_that_writes_nothing_gives_no_sign_of_life() -> None:
+    found = _stalled(12, 12, 12)
+    del found[1]
+    assert "rank 1 gives no sign of life, and the other ranks wait" in describe_stall(found, 3, 6.0)
 
 
 @pytest.mark.nightly(seconds=60)
