@@ -195,7 +195,7 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
     """The folder of the checkpoints in the project `filled`, as a disk of its own."""
     folder = tmp_path / "filled/.work/train"
     folder.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", str(folder)]
     done = subprocess.run(mount, capture_output=True)
     if done.returncode:
         pytest.skip("only root can mount a small disk")
