@@ -31,6 +31,14 @@ MARKUP = "<img src=x onerror=alert(1)>"
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[LabelDesk]:
     """A desk with two rows, of r-1 by gain and of r-2 at random, that the service answered."""
+    answer_rows(tmp_path)
+    made = open_desk(tmp_path, "anna")
+    yield made
+    made.close()
+
+
+def answer_rows(tmp_path: Path) -> None:
+    """Write a bundle, the log of two requests that it answered, and the queue with both."""
     write_bundle(tmp_path / "bundle", row_classifier(), input=COLUMNS)
     write_requests(tmp_path / "log", {"r-1": [1], "r-2": [2]}, city=MARKUP)
     requests = [one for one in read_requests(tmp_path / "log") if isinstance(one, LoggedRequest)]
@@ -42,10 +50,13 @@ def desk(tmp_path: Path) -> Iterator[LabelDesk]:
     queue = LabelQueue(tmp_path / "state" / QUEUE)
     rows = [QueuedRow(name, 0, time, name == "r-1") for name, time in times.items()]
     queue.add(rows)
+
+
+def open_desk(tmp_path: Path, labeller: str, opinions: int = 1) -> LabelDesk:
+    """Open the desk of one person."""
     manifest = load_bundle(tmp_path / "bundle").manifest
-    made = LabelDesk(queue, tmp_path / "state", tmp_path / "log", manifest, "anna")
-    yield made
-    made.close()
+    queue = LabelQueue(tmp_path / "state" / QUEUE, opinions)
+    return LabelDesk(queue, tmp_path / "state", tmp_path / "log", manifest, labeller)
 
 
 def answer(name: str, truth: Any) -> dict[str, Any]:

@@ -119,11 +119,11 @@ class Tab:
         await self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
 
     async def press(self, key: str) -> None:
-        """Press and release Tab, Enter or the space bar."""
-        text = {"Enter": "\r", " ": " "}.get(key)
+        """Press and release Tab, Enter, the space bar, a letter or a digit."""
+        text = {"Enter": "\r", "Tab": None}.get(key, key)
         common = {
             "key": key,
-            "windowsVirtualKeyCode": _KEYS[key],
+            "windowsVirtualKeyCode": _KEYS.get(key) or ord(key.upper()),
             **({"text": text} if text else {}),
         }
         await self.call(
