@@ -185,10 +185,15 @@ def _loop_that_cannot_compare(params: Params) -> Iterator[str]:
         for key in ("split_column", "split_file", "time_column")
         if getattr(data, key) is not None
     )
-    if loop.start == "served" and not train.network.startswith("timm/"):
+    if loop.start == "served" and (train.network == ENCODER or are_trees(train.network)):
         yield (
-            f"loop.start is 'served', but train.network is {train.network!r}: only 'timm/NAME' can "
-            "start from weights; set loop.start to 'scratch'"
+            f"loop.start is 'served', but train.network is {train.network!r}, which cannot start "
+            "from the served weights; set loop.start to 'scratch'"
+        )
+    if loop.start == "served" and params.ensemble.method is not None:
+        yield (
+            f"loop.start is 'served', but ensemble.method is {params.ensemble.method!r}: the "
+            "members have no single file of weights; set loop.start to 'scratch'"
         )
 
 

@@ -17,7 +17,7 @@ from slipway.config.network_arguments import argument_mistakes
 from slipway.inputs.images import MAX_PIXELS
 from slipway.inputs.texts import PersonalData
 from slipway.kinds.inputs import ENCODER
-from slipway.kinds.registry import Task
+from slipway.kinds.registry import Task, are_trees
 from slipway.system.user_code import NAME
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -399,7 +399,7 @@ class TrainParams(ParamsSection):
     # Passed to the network's constructor.
     network_arguments: Annotated[dict[str, Any], Field(examples=[{"width": 32}])]
     # For timm networks: "hub", or a .safetensors or .pth file. null: fresh weights. For "encoder":
-    # a local Hugging Face folder.
+    # a local Hugging Face folder. For all others but trees: weights.safetensors of a former model.
     pretrained: str | None
     freeze_epochs: NotNegativeInt  # epochs that train only the head of a pretrained network
     # Epochs over which the frozen parts join, the last one first. 0: all at once.
@@ -518,11 +518,21 @@ class TrainParams(ParamsSection):
             )
 
     def _problems_of_networks(self) -> Iterator[str]:
-        if self.pretrained is not None and not self.network.startswith(("timm/", ENCODER)):
-            yield (
-                f"pretrained is {self.pretrained!r}, but network is {self.network!r}: "
-                "only 'timm/NAME' and 'encoder' have pretrained weights"
-            )
+        is_own = not self.network.startswith(("timm/", ENCODER))
+        if self.pretrained is not None and is_own:
+            chosen = f"pretrained is {self.pretrained!r}, but network is {self.network!r}"
+            if are_trees(self.network):
+                yield f"{chosen}: trees start from no weights, set it to null"
+            elif not self.pretrained.endswith(".safetensors"):
+                yield (
+                    f"{chosen}: expected null, or the weights.safetensors of a model that this "
+                    "network was; only 'timm/NAME' and 'encoder' have other pretrained weights"
+                )
+            if self.freeze_epochs:
+                yield (
+                    f"freeze_epochs is {self.freeze_epochs}, but network is {self.network!r}: only "
+                    "'timm/NAME' and 'encoder' have parts to freeze, set it to 0"
+                )
         if self.network == ENCODER and self.pretrained in (None, "hub"):
             yield (
                 f"network is {ENCODER!r}, but pretrained is {as_yaml(self.pretrained)}: expected a "

@@ -51,6 +51,7 @@ from slipway.traffic.selection import collect
 DATA = Path("data/loop")
 WEIGHTS = Path("artifacts/model/weights.safetensors")
 ENGINE = Path("artifacts/engine")
+_MODEL = "model.json"  # beside the weights
 _WEBHOOK_S = 10.0
 DONE: dict[Action, StepName] = {
     "trigger": "triggered", "collect": "collected", "merge": "merged", "train": "trained",
@@ -186,8 +187,10 @@ class LoopProject(ObservedProject):
         known = [WEIGHTS, *sorted(self.folder.glob(f"*/{WEIGHTS.name}"))]
         for path in known:
             if path.is_file() and wanted == files.sha256_file(path):
-                out = DATA / f"{cycle.number:04d}" / f"served{WEIGHTS.suffix}"
+                out = DATA / f"{cycle.number:04d}" / "served" / WEIGHTS.name
                 files.write_bytes(out, path.read_bytes())
+                if (beside := path.with_name(_MODEL)).is_file():
+                    files.write_bytes(out.with_name(_MODEL), beside.read_bytes())
                 return out
         raise LoopError(
             f"loop.start is 'served', but the weights of {bundle.version} are not in {WEIGHTS}; "
@@ -247,6 +250,7 @@ class LoopProject(ObservedProject):
                 shutil.copytree(ENGINE, folder / ENGINE.name)
             if self.loop.start == "served":
                 shutil.copyfile(WEIGHTS, folder / WEIGHTS.name)
+                shutil.copyfile(WEIGHTS.with_name(_MODEL), folder / _MODEL)
             copied = load_bundle(folder / "bundle")
             copied.verify()
             certificate = read_certificate(folder / CERTIFICATE.name)

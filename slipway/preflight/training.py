@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slipway.config.params import Params
 from slipway.config.sections import TrainParams
+from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import kind_of
 from slipway.planning.packages import missing_network
 from slipway.runtimes.compilation import why_no_engine
@@ -25,10 +26,21 @@ def check_network(params: Params) -> None:
     train, is_pruned = params.train, _loses_channels(params)
     if missing_network(train):
         return  # `missing_packages` reports it
+    has_file = train.pretrained is not None and train.network != ENCODER
+    if not train.network.startswith("timm/") and not is_pruned and not has_file:
+        return
+    from slipway.training.networks.initialization import (
+        image_network_spec,
+        initial_network,
+        pretrained_file,
+        without_former_model,
+    )
+
+    pretrained_file(train)
     if not train.network.startswith("timm/") and not is_pruned:
         return
-    from slipway.training.networks.initialization import image_network_spec, initial_network
-
+    # Classes and columns are known after `precompute` only; a former model's weights fit them.
+    train = without_former_model(train)
     network = initial_network(params.seed, train, image_network_spec(params))
     if train.freeze_epochs:
         from slipway.training.networks.frozen_parts import parts_of

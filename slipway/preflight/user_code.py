@@ -125,12 +125,13 @@ def _spec_of_columns(params: Params) -> "NetworkSpec":
 def _check_training(params: Params, spec: "NetworkSpec") -> None:
     import torch
 
-    from slipway.training.networks.initialization import initial_network
+    from slipway.training.networks.initialization import initial_network, without_former_model
     from slipway.training.networks.networks import example_rows
     from slipway.training.recipe.losses import RowLosses
 
     with torch.random.fork_rng(devices=[]):
-        network = initial_network(params.seed, params.train, spec)
+        # The shapes of a former model's weights are those of packed data.
+        network = initial_network(params.seed, without_former_model(params.train), spec)
         rows = torch.rand(example_rows(spec, _NUM_ROWS).shape)
         if spec.input.dtype != np.float32:
             rows = (rows * 255).to(example_rows(spec).dtype)

@@ -37,7 +37,7 @@ from slipway.training.networks.encoders import read_config
 from slipway.training.networks.initialization import (
     initial_network,
     pretrained_file,
-    pretrained_normalisation,
+    start_normalisation,
 )
 from slipway.training.networks.mapped_weights import MappedWeights
 from slipway.training.networks.networks import Network, NetworkSpec, RunSegment
@@ -296,8 +296,8 @@ def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
     mean, std, arguments = manifest.mean, manifest.std, params.network_arguments
     if params.network == ENCODER:
         arguments = {**arguments, "config": read_config(Path(params.pretrained or ""))}
-    elif params.pretrained:
-        mean, std = pretrained_normalisation(params.network, len(mean))
+    else:
+        mean, std = start_normalisation(params, mean, std)
     return NetworkSpec(
         task=manifest.task,
         name=params.network,

@@ -12,6 +12,14 @@ from slipway.system.errors import ParamsError
 from tests.conftest import ROOT
 from tests.loop.cases import SECTION
 
+ENCODER_ARGUMENTS = {
+    "pooling": "mean",
+    "dropout": 0.1,
+    "lora_rank": None,
+    "layer_decay": 0.9,
+    "checkpoint_activations": False,
+}
+
 
 def content(**changes: Any) -> dict[str, Any]:
     """Return the project's params with the section, and other values by "section.key"."""
@@ -35,7 +43,23 @@ def test_params_yaml_may_omit_the_section_loop() -> None:
         ({"split__assignment": "exact"}, r"split\.assignment is 'exact'.*set it to 'stable'"),
         ({"data__split_column": "part"}, r"data\.split_column is 'part'.*set it to null"),
         ({"data__time_column": "day"}, r"data\.time_column is 'day'.*set it to null"),
-        ({"loop__start": "served"}, r"only 'timm/NAME' can start from weights.*'scratch'"),
+        (
+            {
+                "loop__start": "served",
+                "train__network": "encoder",
+                "train__pretrained": "bert",
+                "train__network_arguments": ENCODER_ARGUMENTS,
+            },
+            r"'encoder', which cannot start from the served weights.*'scratch'",
+        ),
+        (
+            {
+                "loop__start": "served",
+                "ensemble__method": "average",
+                "ensemble__members": [{}, {"seed": 8}],
+            },
+            r"ensemble\.method is 'average'.*'scratch'",
+        ),
         (
             {"loop__triggers": {"drift": False, "objective": None, "new_labels": None}},
             "expected at least one trigger",

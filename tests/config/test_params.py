@@ -205,7 +205,11 @@ def test_user_code_is_accepted_for_every_kind_of_task(task: str) -> None:
             "and class indices only: set train.label_smoothing to 0.0",
         ),
         ({"train__class_weights": "balanced"}, "set train.class_weights to null, and do it in"),
-        ({"train__pretrained": "hub"}, "only 'timm/NAME' and 'encoder' have pretrained weights"),
+        ({"train__pretrained": "hub"}, "'timm/NAME' and 'encoder' have other pretrained weights"),
+        (
+            {"train__pretrained": "former/weights.safetensors", "train__freeze_epochs": 1},
+            "'timm/NAME' and 'encoder' have parts to freeze",
+        ),
         ({"evaluate__metrics": ["scores.f1"]}, "evaluate.metrics.0: found 'scores.f1'"),
         ({"evaluate__metrics": ["a:f", "b:f"]}, "metrics names 'f' more than once"),
         (

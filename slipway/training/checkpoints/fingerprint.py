@@ -91,8 +91,10 @@ def take_fingerprint(
     data = {path.as_posix(): files.sha256_file(path) for path in paths}
     if pretrained:
         data["pretrained"] = files.sha256_file(pretrained)
-        if (config := pretrained.with_name("config.json")).is_file():  # of an encoder
-            data["pretrained_config"] = files.sha256_file(config)
+        # The first is an encoder's, the second a former model's.
+        for name, key in (("config.json", "pretrained_config"), ("model.json", "former_model")):
+            if (beside := pretrained.with_name(name)).is_file():
+                data[key] = files.sha256_file(beside)
     data |= further
     return Fingerprint(
         seed=seed,

@@ -1,14 +1,20 @@
 """Builds the initial network, with random or pretrained weights.
 
 Pretrained weights come from a local file, from the hub that timm configures for the network, or for
-an encoder from a local folder. The head is always new. All other weights must fit by name and
+an encoder from a local folder. Their head is always new. All other weights must fit by name and
 shape; timm adapts the first layer to another number of channels. Nothing is unpickled.
+
+Any network but an encoder and trees can also start from the weights.safetensors of a former model,
+head included. All names and shapes must fit. If the former model.json lies beside it, images are
+normalised as in that model.
 """
 
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from slipway.config.params import Params
@@ -18,9 +24,17 @@ from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.networks.encoders import encoder_weights, load_encoder
-from slipway.training.networks.networks import Network, NetworkSpec, build_network
+from slipway.training.networks.networks import (
+    Network,
+    NetworkSpec,
+    build_network,
+    read_model_manifest,
+)
 
+MODEL = "model.json"
 _TIMM = "timm/"
+_BACKBONE = "backbone."  # begins the names of all weights of a model of ours
+_MOST_NAMED = 5
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
@@ -44,8 +58,7 @@ def image_network_spec(params: Params) -> NetworkSpec:
     """
     data, wanted = params.data, params.precompute
     mean, std = [0.5] * wanted.channels, [0.25] * wanted.channels
-    if params.train.pretrained:
-        mean, std = pretrained_normalisation(params.train.network, wanted.channels)
+    mean, std = start_normalisation(params.train, mean, std)
     classes = data.classes or ["one", "two"]
     return NetworkSpec(
         task=data.task,
@@ -92,6 +105,40 @@ def pretrained_file(params: TrainParams) -> Path | None:
     return path
 
 
+def without_former_model(params: TrainParams) -> TrainParams:
+    """Return `params` without the weights of a former model, which was trained on rows of now."""
+    if params.pretrained and is_former_model(Path(params.pretrained)):
+        return params.model_copy(update={"pretrained": None})
+    return params
+
+
+def is_former_model(path: Path) -> bool:
+    """Return True for a file of weights that a training of ours wrote."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return all(name.startswith(_BACKBONE) for name in file.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return False
+
+
+def start_normalisation(
+    params: TrainParams, mean: list[float], std: list[float]
+) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each channel as the initial weights know them.
+
+    Without such weights they are those of the data, `mean` and `std`.
+    """
+    if params.pretrained is None:
+        return mean, std
+    path = Path(params.pretrained)
+    if path.with_name(MODEL).is_file() and is_former_model(path):
+        former = read_model_manifest(path.parent).network
+        return former.mean, former.std
+    if params.network.startswith(_TIMM):
+        return pretrained_normalisation(params.network, len(mean))
+    return mean, std
+
+
 def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], list[float]]:
     """Return the mean and standard deviation of each channel in pretraining, for pixels in [0, 1].
 
@@ -106,13 +153,22 @@ def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], 
 
 
 def load_pretrained(network: Network, path: Path) -> None:
-    """Load the weights in `path` into the backbone, except its head.
+    """Load the weights in `path` into the backbone, except its head; of a former model all.
 
-    Raises ParamsError with the names of all weights that do not fit.
+    Raises ParamsError with the names of the weights that do not fit.
     """
+    if is_former_model(path):
+        _load_former(network, path)
+        return
+    spec = network.spec
+    if not spec.name.startswith(_TIMM):
+        raise ParamsError(
+            f"train.pretrained {str(path)!r} is not the file of a model that Slipway trained, "
+            f"expected weights.safetensors of a training of {spec.name!r}. Name that file, or set "
+            "it to null."
+        )
     import timm
 
-    spec = network.spec
     state = _read(path)
     classifiers = _config(spec.name).classifier or ()
     if isinstance(classifiers, str):
@@ -138,6 +194,26 @@ def load_pretrained(network: Network, path: Path) -> None:
             f"train.pretrained {str(path)!r} does not fit the network {spec.name!r}: {error}"
         ) from error
     _copy_body(donor, network.backbone)
+
+
+def _load_former(network: Network, path: Path) -> None:
+    given, wanted = safetensors.torch.load_file(path), network.state_dict()
+    misfits = [f"{name} is missing" for name in sorted(wanted.keys() - given.keys())]
+    misfits += [f"{name} is not in this network" for name in sorted(given.keys() - wanted.keys())]
+    misfits += [
+        f"{name} has the shape {tuple(given[name].shape)}, expected {tuple(value.shape)}"
+        for name, value in wanted.items()
+        if name in given and given[name].shape != value.shape
+    ]
+    if misfits:
+        further = len(misfits) - _MOST_NAMED
+        more = [f"and {further} further ones"] if further > 0 else []
+        raise ParamsError(
+            f"train.pretrained {str(path)!r} does not fit the network {network.spec.name!r}: "
+            f"{'; '.join([*misfits[:_MOST_NAMED], *more])}. The columns, categories, classes or "
+            "train.network_arguments were others. Start from random weights: train.pretrained: null"
+        )
+    network.load_state_dict(given)
 
 
 def head_tensors(backbone: Any) -> set[int]:

@@ -33,7 +33,11 @@ from slipway.training.job import (
     own_threads,
     placed,
 )
-from slipway.training.networks.initialization import initial_network, pretrained_file
+from slipway.training.networks.initialization import (
+    initial_network,
+    pretrained_file,
+    without_former_model,
+)
 from slipway.training.networks.networks import Network, TrainingSetup
 from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
 from slipway.training.telemetry.progress import silence_chatter
@@ -110,6 +114,8 @@ def plan_folds(
     SchemaError if the packed store holds different rows.
     """
     assert audit.folds is not None, "the stage audits only if audit.folds is set"
+    # A former model was trained on the rows that a fold leaves out.
+    train = without_former_model(train)
     params = train.model_copy(update={"epochs": audit.epochs, **ONE_PROCESS})
     placement = place(placed(params), one_process("an audit", "audit"))
     data = open_data(packed, augmented, verify=False)

@@ -12,13 +12,19 @@ import torch
 from slipway.config.sections import TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.networks.initialization import (
+    initial_network,
     load_pretrained,
     pretrained_file,
     pretrained_normalisation,
+    start_normalisation,
+    without_former_model,
 )
-from slipway.training.networks.networks import Network, build_network
+from slipway.training.networks.networks import Network, build_network, save_model
+from tests.model_manifests import model_manifest
 from tests.project_params import PROJECT
 from tests.training.conftest import CONTRACT, spec
+from tests.training.networks import test_tabm, test_text_networks
+from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 NAME = "resnet10t"
 
@@ -158,3 +164,54 @@ def test_a_network_without_weights_on_the_hub_is_refused() -> None:
         pretrained_file(_params(network="timm/darknet17", pretrained="hub"))
     with pytest.raises(ParamsError, match="no pretrained configuration of 'nothing'"):
         pretrained_file(_params(network="timm/nothing", pretrained="hub"))
+
+
+OWN = """from torch import nn
+class Own(nn.Sequential):
+    def __init__(self, input_shape, num_outputs):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_outputs))
+"""
+
+
+@pytest.mark.parametrize("kind", ["table", "text", "small_resnet", "timm", "own"])
+def test_any_network_starts_from_a_former_model_of_its_shapes_head_included(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write_functions: WriteFunctions,
+    kind: str,
+) -> None:
+    (tmp_path / "code").mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / "code")
+    write_functions("own_network", {"__init__.py": OWN})
+    described = {
+        "table": test_tabm.spec,
+        "text": lambda: test_text_networks.network().spec,
+        "small_resnet": spec,
+        "timm": lambda: _network(3).spec,
+        "own": lambda: spec(name="own_network:Own", arguments={}),
+    }[kind]()
+    torch.manual_seed(3)
+    former = build_network(described)
+    save_model(Path("former"), model_manifest(described), former.state_dict())
+    params = _params(
+        network=described.name,
+        network_arguments=described.arguments,
+        pretrained="former/weights.safetensors",
+    )
+    started = initial_network(7, params, described).state_dict()
+    assert started.keys() == former.state_dict().keys()
+    assert all(torch.equal(started[name], value) for name, value in former.state_dict().items())
+    assert start_normalisation(params, [0.1] * 3, [0.2] * 3) == (described.mean, described.std)
+    assert without_former_model(params).pretrained is None
+
+
+def test_a_former_model_of_other_shapes_is_refused_by_name(tmp_path: Path) -> None:
+    former = build_network(spec(classes=["a", "b", "c"]))
+    path = _file(tmp_path, {**former.state_dict(), "backbone.alien": torch.zeros(1)})
+    with pytest.raises(ParamsError) as error:
+        load_pretrained(build_network(spec()), path)
+    assert "backbone.alien is not in this network" in str(error.value)
+    assert "has the shape (3," in str(error.value)
+    foreign = _file(tmp_path, {"conv.weight": torch.zeros(1)})
+    with pytest.raises(ParamsError, match="is not the file of a model that Slipway trained"):
+        load_pretrained(build_network(spec()), foreign)
