@@ -1,6 +1,7 @@
 """Weights that a network of timm begins with."""
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from slipway.training.networks.initialization import (
     start_normalisation,
     without_former_model,
 )
-from slipway.training.networks.networks import Network, build_network, save_model
+from slipway.training.networks.networks import Network, NetworkSpec, build_network, save_model
 from tests.model_manifests import model_manifest
 from tests.project_params import PROJECT
 from tests.training.conftest import CONTRACT, spec
@@ -183,13 +184,14 @@ def test_any_network_starts_from_a_former_model_of_its_shapes_head_included(
     (tmp_path / "code").mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path / "code")
     write_functions("own_network", {"__init__.py": OWN})
-    described = {
+    makers: dict[str, Callable[[], NetworkSpec]] = {
         "table": test_tabm.spec,
         "text": lambda: test_text_networks.network().spec,
         "small_resnet": spec,
         "timm": lambda: _network(3).spec,
         "own": lambda: spec(name="own_network:Own", arguments={}),
-    }[kind]()
+    }
+    described = makers[kind]()
     torch.manual_seed(3)
     former = build_network(described)
     save_model(Path("former"), model_manifest(described), former.state_dict())
