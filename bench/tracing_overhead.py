@@ -1,28 +1,37 @@
 """Measures the cost of access log and traces: processor time of a worker for each request.
 
-`python -m bench.tracing_overhead` lets an application in this process answer images, in short turns
-with and without access log and traces. The models are a tiny graph, a small network at 28 px and
-resnet18 at 224 px. The cost is the additional time of the event loop's thread, plus the time of the
-threads that write lines and export spans. The base is the time of all threads without both,
-including those of the model. Requests do not come from sockets. HTTP would add the same time to
-both sides, so the relative cost is higher here than in a service. Processor time depends far less
-on other load than request rates do.
+`python -m bench.tracing_overhead` asks models in short turns, with and without access log and
+traces. The models are a tiny graph, a small network at 28 px and resnet18 at 224 px. Processor time
+depends far less on other load than request rates do. There are two tables:
+
+* With HTTP: a service gets requests over 32 connections (bench/tracing_service.py), and all
+  processor time of its worker counts. A user pays this.
+* Without HTTP: an application in this process answers requests that do not come from sockets. HTTP
+  would add the same time to both sides, so the relative cost is higher than in a service.
+
+The threads that write lines and export spans finish the work of earlier turns, so their time is
+taken from all turns together. The base is the time of all threads without both, including those of
+the model.
 """
 
 import asyncio
+import json
 import math
+import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import uvloop
 from starlette.types import Message, Receive, Scope, Send
 
 from bench import serving_models
 from bench.conditions import conditions
+from bench.serving_overhead import Measured, http_request, one_round
+from bench.tracing_service import FILE, ORDER, TURN_S, Turn, seconds_beside
 from slipway.serving.app import Application
 from slipway.serving.extensions import EXTENSIONS, SECTIONS
 from slipway.serving.http.request_body import RequestBody
@@ -32,11 +41,12 @@ from slipway.serving.settings import read_settings
 from slipway.serving.worker import ModelWorker
 from slipway.system import files
 from tests.serving.bundles import certify, picture, write_bundle
+from tests.serving.server import running
 from tests.serving.tracing.test_extension import collector
 
 RESULT = Path("bench/results/tracing_overhead.md")
-THREADS = ("slipway-access-log", "slipway-tracing")
 SETTLE_S = 1.3  # the threads gather for up to a second
+NUM_CONNECTIONS, NUM_FOURS, WARM_UP_S = 32, 60, 3.0
 PACKAGES = ("bentoml", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "orjson")
 CASES: dict[str, dict[str, object]] = {
     "access log of every request": {"access_log_sampling_rate": 1.0},
@@ -71,7 +81,7 @@ class Costs(NamedTuple):
     """Processor time of a request in µs."""
 
     base: float  # all threads, without access log and traces
-    more: tuple[float, float, float]  # added to the event loop: median and 95 % interval
+    more: tuple[float, float, float]  # added to the other threads: median and 95 % interval
     beside: float  # of the threads that write lines and export spans
 
     @property
@@ -115,20 +125,8 @@ async def _turn(application: Application, load: Load) -> tuple[float, float]:
     return ended[0] / load.num_requests * 1e6, ended[1] / load.num_requests * 1e6
 
 
-def _seconds_beside() -> float:
-    """Return the processor seconds so far of the threads that write lines and export spans."""
-    clocks = [
-        time.pthread_getcpuclockid(one.ident)
-        for one in threading.enumerate()
-        if one.name in THREADS and one.ident
-    ]
-    return sum(map(time.clock_gettime, clocks))
-
-
-async def _measure(folder: Path, url: str, sampled: dict[str, object], load: Load) -> Costs:
+def _settings(folder: Path, url: str, sampled: dict[str, object]) -> dict[str, Any]:
     own: dict[str, Any] = {
-        "bundle": folder / "bundle",
-        "certificate": folder / "certificate.json",
         "state": folder / "state",
         "monitoring": "false",
         # Other load on the machine must not be taken for an overload of the service.
@@ -140,6 +138,43 @@ async def _measure(folder: Path, url: str, sampled: dict[str, object], load: Loa
         own["access_log_directory"] = folder / "access"
     if "tracing_sampling_rate" in sampled:
         own["tracing_endpoint"] = url
+    return own
+
+
+def _measure_service(folder: Path, url: str, sampled: dict[str, object], load: Load) -> Costs:
+    os.environ[FILE] = str(folder / "turns.json")
+    target, settings = "bench.tracing_service:Slipway", _settings(folder, url, sampled)
+    with running(folder, target, **settings) as server:
+        server.wait()
+        asked = Measured("", server.url, http_request("/predict", "image/png", load.body))
+        uvloop.run(one_round(asked, NUM_CONNECTIONS, WARM_UP_S + NUM_FOURS * len(ORDER) * TURN_S))
+    turns = [Turn(*one) for one in json.loads((folder / "turns.json").read_text())]
+    asked_in = [place for place, turn in enumerate(turns) if turn.answered]
+    begin = asked_in[0] + math.ceil(WARM_UP_S / TURN_S)
+    begin += -begin % len(ORDER)
+    turns = turns[begin : asked_in[-1] // len(ORDER) * len(ORDER)]
+    bases, differences = [], []
+    for first in range(0, len(turns), len(ORDER)):
+        four = turns[first : first + len(ORDER)]
+        found = {is_on: _per_answer(four, is_on) for is_on in (True, False)}
+        bases.append(found[False])
+        differences.append(found[True] - found[False])
+    beside = sum(turn.beside_s for turn in turns) * 1e6
+    answered = sum(turn.answered for turn in turns if turn.is_on)
+    return Costs(median(bases), _interval(differences), beside / answered)
+
+
+def _per_answer(turns: list[Turn], is_on: bool) -> float:
+    """µs of processor time for each answer, without the threads of the two."""
+    own = [turn for turn in turns if turn.is_on == is_on]
+    return sum(turn.process_s for turn in own) / sum(turn.answered for turn in own) * 1e6
+
+
+async def _measure(folder: Path, url: str, sampled: dict[str, object], load: Load) -> Costs:
+    own = _settings(folder, url, sampled) | {
+        "bundle": folder / "bundle",
+        "certificate": folder / "certificate.json",
+    }
     environment = {f"SLIPWAY_{name.upper()}": str(value) for name, value in own.items()}
     worker = ModelWorker(read_settings(SECTIONS, environment), EXTENSIONS)
     worker.start()
@@ -157,13 +192,13 @@ async def _measure(folder: Path, url: str, sampled: dict[str, object], load: Loa
             await turn(True)  # warm-up
         freeze_gc()
         await asyncio.sleep(SETTLE_S)
-        before, differences, bases = _seconds_beside(), [], []
+        before, differences, bases = seconds_beside(), [], []
         for pair in range(load.num_pairs):
             found = {is_on: await turn(is_on) for is_on in (pair % 2 == 0, pair % 2 == 1)}
             differences.append(found[True][0] - found[False][0])
             bases.append(found[False][1])
         await asyncio.sleep(SETTLE_S)
-        beside = (_seconds_beside() - before) / load.num_requests / load.num_pairs * 1e6
+        beside = (seconds_beside() - before) / load.num_requests / load.num_pairs * 1e6
     finally:
         worker._readers, worker._sampled_readers = on
         await worker.stop()
@@ -188,20 +223,26 @@ def described(what: str, load: Load, costs: Costs) -> str:
     )
 
 
-def main() -> None:
+def table(name: str, loads: tuple[Load, ...], measure: Callable[..., Costs]) -> str:
+    """Measure all cases. `name` is that of the column of the time that is needed more."""
     lines = [
-        "| | Model | base, µs | event loop, µs more (95 % interval) | threads, µs | cost |",
+        f"| | Model | base, µs | {name}, µs more (95 % interval) | threads, µs | cost |",
         "|---|---|---|---|---|---|",
     ]
-    for load in LOADS:
-        for name, sampled in CASES.items():
+    for load in loads:
+        for case, sampled in CASES.items():
             with tempfile.TemporaryDirectory() as temporary, collector() as (url, _):
                 folder = Path(temporary)
                 load.write(folder)
-                costs = asyncio.run(_measure(folder, url, sampled, load))
-            lines.append(described(name, load, costs))
+                costs = measure(folder, url, sampled, load)
+            lines.append(described(case, load, costs))
             print(lines[-1], flush=True)
-    table = "\n".join(lines)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    service = table("process", LOADS[:2], _measure_service)
+    alone = table("event loop", LOADS, lambda *given: asyncio.run(_measure(*given)))
     turns = "; ".join(
         f"{one.name}: {one.together} at a time, {one.num_pairs} pairs of turns of "
         f"{one.num_requests} requests"
@@ -210,9 +251,13 @@ def main() -> None:
     text = (
         "# Overhead of access log and traces\n\n"
         "Processor time of a worker for each request. The base is that of all threads with both "
-        "off, the model's included, but without HTTP and sockets. The cost is that of the event "
-        f"loop and of the threads that write and export, as a share of the base.\n\n{table}\n\n"
-        f"PNGs. {turns}. Turns with and without alternate; monitoring off. "
+        "off, the model's included. The cost is the time that the rest of the process or the event "
+        "loop needs more, and that of the threads that write and export, as a share of the base."
+        f"\n\n## A running service, with HTTP\n\n{service}\n\n"
+        f"{NUM_CONNECTIONS} connections, the client on the same cores; {NUM_FOURS} times four "
+        f"turns of {TURN_S:g} s, two of each.\n\n"
+        f"## Without HTTP and sockets\n\n{alone}\n\n{turns}.\n\n"
+        "PNGs. Turns with and without alternate; monitoring off. "
         f"{conditions(*PACKAGES)}\n"
     )
     files.write_text(RESULT, text)

@@ -253,9 +253,9 @@ class ModelWorker:
                 request.caller,
                 request.started,
                 perf_counter(),
-                request.headers,
                 request.trace,
-            )
+            ),
+            request.headers,
         )
 
     def refused_unread(self, refusal: Refusal, request_id: str) -> None:
@@ -266,8 +266,9 @@ class ModelWorker:
             now = perf_counter()
             self._report(
                 Exchange(
-                    request_id, "", "other", refusal.status, refusal.code, None, now, now, {}, trace
-                )
+                    request_id, "", "other", refusal.status, refusal.code, None, now, now, trace
+                ),
+                {},
             )
 
     def admit(self) -> Place:
@@ -348,7 +349,9 @@ class ModelWorker:
         self.metrics.answer(live.slot)
         if trace is not None:
             trace.num_rows = len(answers)
-            trace.stages += submission.stages(with_decoding=reader is not None)
+            if reader:
+                trace.times[2:] = submission.read_times()
+            trace.times[4:] = submission.answer_times()
         if self.observers.all:
             self.observers.note(
                 (request_id, payload, is_list, submission.inputs, model, rows, answers)
@@ -366,7 +369,7 @@ class ModelWorker:
         ended = perf_counter()
         self._decoded(ended - started)
         if trace is not None:
-            trace.stages.append(("decode", started, ended))
+            trace.times[2:] = (started, ended)
         return decoded
 
     def require_live(self) -> LiveModel:
@@ -375,11 +378,11 @@ class ModelWorker:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
 
-    def _report(self, exchange: Exchange) -> tuple[tuple[str, str], ...]:
-        headers: tuple[tuple[str, str], ...] = ()
+    def _report(self, exchange: Exchange, headers: Headers) -> tuple[tuple[str, str], ...]:
+        further: tuple[tuple[str, str], ...] = ()
         for report in exchange.trace.readers:
-            headers += report(exchange)
-        return headers
+            further += report(exchange, headers)
+        return further
 
     def _shed(self, num_kept: int) -> None:
         """Refuse waiting rows so that about `num_kept` stay.

@@ -62,7 +62,7 @@ async def predict_within_deadline(
                     asked = await asked
                 has_read = perf_counter()
                 if trace is not None:
-                    trace.stages.append(("read", request.started, has_read))
+                    trace.times = [request.started, has_read]
                 answer = await worker.predict_inside(place, asked, request.id, trace)
             encoding = perf_counter()
             response = encode(answer)
@@ -75,7 +75,7 @@ async def predict_within_deadline(
         ) from None
     ended = perf_counter()
     if trace is not None:
-        trace.stages.append(("encode", encoding, ended))
+        trace.times += (encoding, ended)
     worker.metrics.predicted(
         ended - request.started, read_s=has_read - request.started, encode_s=ended - encoding
     )

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from slipway.serving.http.request_body import RequestBody
 from slipway.serving.http.responses import Refusal, Response, error_response
 
 READING = ("GET", "HEAD")
+STAGES = ("read", "decode", "queue", "infer", "encode")  # of a prediction, in this order
 Headers = Mapping[bytes, bytes]  # by lower-case name
 # For everybody who reaches the port; for clients of the model; for those who run the service.
 Access = Literal["open", "caller", "operator"]
@@ -34,12 +35,17 @@ os.register_at_fork(after_in_child=_unused_ids.clear)
 class RequestTrace:
     """Stages, model and number of rows of one request, recorded only if an extension reads them."""
 
-    # Name, begin and end of each part that took place, in perf_counter seconds.
-    stages: list[tuple[str, float, float]] = field(default_factory=list)
+    # Begin and end of the first stages of STAGES, those that took place, in perf_counter seconds.
+    # Extensions keep it for a while, and one list costs half of what a pair for each stage would.
+    times: list[float] = field(default_factory=list)
     model_version: str | None = None  # of the model that answered, or failed to
     num_rows: int | None = None  # answered
     trace_id: str | None = None  # of a distributed trace, from an extension
     readers: "tuple[OnResponse, ...]" = ()  # hooks that get the request when it ended
+
+    def stages(self) -> Iterator[tuple[str, float, float]]:
+        """Yield the name, begin and end of each stage that took place."""
+        return zip(STAGES, self.times[::2], self.times[1::2], strict=False)
 
 
 @dataclass
@@ -70,12 +76,11 @@ class Exchange:
     caller: str | None  # name of the caller's key
     started: float  # perf_counter seconds, like the next
     ended: float
-    headers: Headers  # of the request
     trace: RequestTrace
 
 
 # Returns further headers of the response. Called on the event loop; never waits, never raises.
-OnResponse = Callable[[Exchange], tuple[tuple[str, str], ...]]
+OnResponse = Callable[[Exchange, Headers], tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from slipway.serving.http.responses import ERRORS
+from slipway.serving.http.routes import STAGES
 from slipway.serving.metrics.tallies import CounterTally, GaugeTally, HistogramTally, Tally
 from slipway.serving.metrics.worker_files import WorkersCollector, claim_metric_files, merged
 from slipway.serving.models.model import ServedModel
 from slipway.system.files import is_alive
 
-STAGES = ("read", "decode", "queue", "infer", "encode")
 PREDICTION_ROUTES = ("/predict", "/infer")  # ends of their names
 FLUSH_S = 0.05  # maximum age of an unwritten count
 # Each bound is a series per label and worker: few for the stages, more for the whole prediction,

@@ -77,18 +77,17 @@ class Submission(Generic[Row]):
             self.answer.set_exception(error)
         self.read_seconds = perf_counter() - started
 
-    def stages(self, with_decoding: bool) -> list[tuple[str, float, float]]:
-        """Return the name, begin and end of its stages, as RequestTrace has them.
+    def read_times(self) -> tuple[float, float]:
+        """Return when its rows were decoded: begin and end, in perf_counter seconds."""
+        return self._read_started, self._read_started + self.read_seconds
+
+    def answer_times(self) -> tuple[float, float, float, float]:
+        """Return begin and end of its time in the queue, and those of its batches.
 
         Call it after the request was answered.
         """
-        begun, read = self._started, self._read_started
-        decoding = [("decode", read, read + self.read_seconds)] if with_decoding else []
-        return [
-            *decoding,
-            ("queue", begun - self.queue_seconds, begun),
-            ("infer", begun, begun + self.infer_seconds),
-        ]
+        begun = self._started
+        return begun - self.queue_seconds, begun, begun, begun + self.infer_seconds
 
     def waited(self) -> float:
         """Return the seconds in the queue so far. Valid until the first batch takes a row."""

@@ -93,9 +93,9 @@ class Outbox(Generic[Item]):
 
 
 class LineLog(Generic[Item]):
-    """Writes each item as a line to a folder of segment files, on a thread.
+    """Writes items to a folder of segment files, on a thread. `encode` makes lines of an item.
 
-    `count` receives the number of items by outcome: logged, dropped or failed. Log messages name
+    `count` receives the number of lines by outcome: logged, dropped or failed. Log messages name
     the items `what`. Segments older than `max_age_s` seconds are removed.
     """
 
@@ -119,10 +119,10 @@ class LineLog(Generic[Item]):
             name, self._write, max_items, max_bytes, retry_s, self._tidy_s, end=writer.close
         )
 
-    def put(self, item: Item, num_bytes: int = 0) -> None:
-        """Log an item, or count it as dropped. Never waits, never raises."""
+    def put(self, item: Item, num_bytes: int = 0, num_lines: int = 1) -> None:
+        """Log an item, or count its lines as dropped. Never waits, never raises."""
         if not self._outbox.put(item, num_bytes):
-            self._count("dropped", 1)
+            self._count("dropped", num_lines)
 
     def close(self) -> None:
         """Write the queued items. Waits only seconds, because the disk may hang."""
@@ -164,18 +164,20 @@ class LineLog(Generic[Item]):
             self._report_failure(error)
             return None
         if len(line) > self._writer.segment_bytes:
-            self._count("dropped", 1)
+            self._count("dropped", line.count(b"\n"))
             return None
         return line
 
     def _append(self, chunk: list[bytes]) -> None:
+        lines = b"".join(chunk)
+        num_lines = lines.count(b"\n")
         try:
-            self._writer.append(b"".join(chunk))
+            self._writer.append(lines)
         except Exception as error:
-            self._count("failed", len(chunk))
+            self._count("failed", num_lines)
             self._report_failure(error)
         else:
-            self._count("logged", len(chunk))
+            self._count("logged", num_lines)
             if self._is_failing:
                 logger.info("writing the %s works again in %s", self._what, self._writer.root)
             self._is_failing = False

@@ -46,7 +46,7 @@ class _Traced(NamedTuple):
 
     @property
     def num_spans(self) -> int:
-        return 1 + len(self.exchange.trace.stages)
+        return 1 + len(self.exchange.trace.times) // 2
 
 
 class Tracer:
@@ -75,9 +75,9 @@ class Tracer:
         """Decide about a request that arrived: one that begins a trace, or may continue one."""
         return getrandbits(_DRAW_BITS) < self._bound or b"traceparent" in headers
 
-    def note(self, exchange: Exchange) -> tuple[tuple[str, str], ...]:
+    def note(self, exchange: Exchange, headers: Headers) -> tuple[tuple[str, str], ...]:
         """Trace a request for which `samples` was True. Returns its `traceparent`."""
-        header, parent_id = exchange.headers.get(b"traceparent"), None
+        header, parent_id = headers.get(b"traceparent"), None
         if parent := _read_parent(header):
             trace_id, parent_id, is_sampled = parent
         elif header is None or getrandbits(_DRAW_BITS) < self._bound:
@@ -171,7 +171,7 @@ class Tracer:
                 end_time=_nanoseconds(end, offset),
                 instrumentation_scope=self._scope,
             )
-            for place, (name, begin, end) in enumerate(trace.stages, start=1)
+            for place, (name, begin, end) in enumerate(trace.stages(), start=1)
         ]
         return [whole, *stages]
 

@@ -12,7 +12,7 @@ import pytest
 from slipway.serving.access_log import extension
 from slipway.serving.auth.keys import add_key
 from slipway.serving.http.responses import Refusal
-from slipway.serving.http.routes import is_sampled
+from slipway.serving.http.routes import Exchange, RequestTrace, is_sampled
 from slipway.serving.worker import ModelWorker
 from slipway.traffic.request_log import SegmentWriter, segments
 from tests.serving.bundles import picture, table_row
@@ -119,6 +119,15 @@ def test_the_sample_is_drawn_by_the_id_and_faults_are_always_in_it(
     assert found == [*(name for name in ids if is_sampled(name, 0.3)), "fault"]
 
 
+def test_a_line_of_the_access_log_is_json_whatever_its_texts_are() -> None:
+    trace = RequestTrace([1.0, 1.5, 1.25, 1.5], None, None, "0af7")
+    exchange = Exchange("id", 'GE"T', "/100%s", None, "e\\", "k\n", 1.0, 3.0, trace)
+    line = json.loads(extension.format_line(exchange))
+    texts = [line[name] for name in ("method", "route", "status", "error", "key", "trace_id")]
+    assert texts == ['GE"T', "/100%s", None, "e\\", "k\n", "0af7"]
+    assert (line["total_us"], line["stages_us"]) == (2e6, {"read": 5e5, "decode": 250000})
+
+
 def test_the_access_log_is_off_by_default_and_then_no_request_has_a_trace(
     make_settings: MakeSettings,
 ) -> None:
@@ -161,12 +170,13 @@ def test_a_disk_that_refuses_costs_no_answer_and_is_counted(
 def test_a_full_queue_drops_lines_and_counts_them(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extension, "MAX_WAITING", 2)
+    monkeypatch.setattr(extension, "MAX_WAITING_BYTES", 30_000)  # of one group, not of two
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        for number in range(5):  # in one turn of the event loop, before the thread can take them
-            worker.refused_unread(Refusal("not_ready", "not ready"), f"id-{number}")
-        assert metric(worker, 'slipway_access_log_lines_total{outcome="dropped"}') == 3
+        for number in range(130):  # in one turn of the event loop, before the thread can take them
+            worker.refused_unread(Refusal("not_ready", "not ready"), f"{number:064}")
+        assert metric(worker, 'slipway_access_log_lines_total{outcome="dropped"}') == 64
 
     run(make_settings(access_log_directory=tmp_path / "access"), work)
-    assert len(lines(tmp_path / "access")) == 2
+    found = [int(one["request_id"]) for one in lines(tmp_path / "access")]
+    assert found == [*range(64), 128, 129]

@@ -98,18 +98,23 @@ def test_a_collector_gets_the_span_of_a_request_and_of_each_stage(
     assert ends["read"] <= ends["queue"] <= ends["infer"] <= ends["encode"]
 
 
-def exchange(number: int = 0, status: int = 200, **headers: str) -> Exchange:
-    own = {name.encode(): value.encode() for name, value in headers.items()}
-    trace = RequestTrace([("read", 1.0, 1.5), ("infer", 1.5, 2.0)], "version", 1)
-    return Exchange(f"id-{number}", "POST", "/predict", status, None, None, 1.0, 2.0, own, trace)
+def exchange(number: int = 0, status: int = 200) -> Exchange:
+    trace = RequestTrace([1.0, 1.5, 1.5, 2.0], "version", 1)
+    return Exchange(f"id-{number}", "POST", "/predict", status, None, None, 1.0, 2.0, trace)
 
 
-def traced(rate: float, *exchanges: Exchange) -> tuple[list[str], InMemorySpanExporter]:
-    """The headers of the responses, empty if untraced, and the exporter with the spans."""
+def traced(
+    rate: float, *exchanges: Exchange, given: str | None = None
+) -> tuple[list[str], InMemorySpanExporter]:
+    """The headers of the responses, empty if untraced, and the exporter with the spans.
+
+    All requests have the `traceparent` `given`.
+    """
+    sent = {} if given is None else {b"traceparent": given.encode()}
     exporter = InMemorySpanExporter()
     tracer = Tracer(exporter, "memory", rate, lambda outcome, number: None)
     headers = [
-        dict(tracer.note(one) if tracer.samples(one.headers) else ()).get("traceparent", "")
+        dict(tracer.note(one, sent) if tracer.samples(sent) else ()).get("traceparent", "")
         for one in exchanges
     ]
     tracer.close()
@@ -131,14 +136,13 @@ def traced(rate: float, *exchanges: Exchange) -> tuple[list[str], InMemorySpanEx
     ],
 )
 def test_only_a_valid_traceparent_is_continued(given: str, is_continued: bool) -> None:
-    (header,), exporter = traced(0.0, exchange(traceparent=given))
+    (header,), exporter = traced(0.0, exchange(), given=given)
     assert header.startswith(f"00-{TRACE}-") is is_continued
     assert bool(exporter.get_finished_spans()) is is_continued
 
 
 def test_the_caller_decides_about_its_own_trace_and_the_rate_about_new_ones() -> None:
-    off = exchange(traceparent=f"00-{TRACE}-{PARENT}-00")
-    (header,), exporter = traced(1.0, off)
+    (header,), exporter = traced(1.0, exchange(), given=f"00-{TRACE}-{PARENT}-00")
     assert header.endswith("-00")
     assert exporter.get_finished_spans() == ()
     headers, exporter = traced(0.25, *(exchange(number) for number in range(1000)))
@@ -198,10 +202,10 @@ def test_a_full_queue_drops_requests_and_counts_their_spans(
 
     exporter = HangingExporter()
     tracer = Tracer(exporter, "memory", 1.0, count)
-    tracer.note(exchange())
+    tracer.note(exchange(), {})
     assert exporter.hangs.wait(20)
     for number in range(10):
-        tracer.note(exchange(number))
+        tracer.note(exchange(number), {})
     assert counts == {"dropped": 18}  # of six requests
     exporter.free.set()
     tracer.close()
