@@ -20,7 +20,7 @@ from slipway.data.erasure.rows import FoundRows, find_group
 from slipway.data.sources.raw_tables import column_names
 from slipway.data.sources.text_format import TextFormat
 from slipway.experiments import repository
-from slipway.serving.rollout.history import HISTORY, read_history
+from slipway.serving.rollout.records.database import read_recorded
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import SlipwayError
@@ -135,7 +135,7 @@ def models_of(
             name,
             certificate,
         )
-    for entry in read_history(state / HISTORY):
+    for entry in read_recorded(state).entries:
         if entry.stable is not None:
             served = entry.stable
             add(served.version, "history", served.data, root.name, served.certificate)

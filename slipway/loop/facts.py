@@ -17,7 +17,8 @@ from slipway.loop.label_keys import KeyRecord, key_name, suspicious_keys
 from slipway.loop.machine import CandidateFacts, LoopFacts
 from slipway.loop.triggers import confirmed_drift, enough_labels, missed_objective
 from slipway.serving.rollout.evidence import total
-from slipway.serving.rollout.history import HISTORY, Entry, read_history
+from slipway.serving.rollout.records.database import read_recorded
+from slipway.serving.rollout.records.entries import Entry
 from slipway.serving.rollout.reports import read_reports
 from slipway.serving.rollout.state import read_rollout
 from slipway.serving.rollout.store import settings_of
@@ -152,9 +153,8 @@ class ObservedProject:
         """
         mark = f"{mode} by command: {mark_of(cycle)}"
         version = cycle.detail("trained")["version"]
-        entries = [
-            entry for entry in read_history(self.settings.state / HISTORY) if entry.model == version
-        ]
+        recorded = read_recorded(self.settings.state)
+        entries = [entry for entry in recorded.entries if entry.model == version]
         for place, entry in enumerate(entries):
             if entry.what == "proposed" and entry.reason.startswith(mark):
                 return entries[place:]

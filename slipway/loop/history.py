@@ -9,16 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from slipway.config.command import run_command
-from slipway.serving.rollout.history import (
-    HISTORY,
-    Entry,
-    Served,
-    complete_lines,
-    entry_at,
-    read_history,
-)
+from slipway.serving.rollout.records.database import Recorded, read_recorded
+from slipway.serving.rollout.records.entries import Entry, Served, entry_at, in_time, serving_at
 from slipway.serving.rollout.reports import iso
-from slipway.serving.rollout.state import FILE, RolloutError, name_of, read_rollout
+from slipway.serving.rollout.state import RolloutError, name_of
 from slipway.serving.settings import read_settings
 from slipway.system import files
 from slipway.system.arguments import CommandParser
@@ -69,51 +63,57 @@ def _moment(text: str) -> float:
 def _write_page(state: Path, out: Path) -> None:
     from slipway.loop.history_page import history_page  # imported only here: it needs more packages
 
-    entries = _checked(state)
-    page = history_page(state, entries, _last_digest(state, entries), time.time())
+    recorded = _checked(state)
+    page = history_page(state, recorded.entries, _last_digest(recorded), time.time())
     files.write_text(out, page)
     print(f"wrote {out}")
 
 
 def _print(state: Path, moment: float | None, *, as_json: bool) -> None:
-    entries = _checked(state)
+    recorded = _checked(state)
+    entries = recorded.entries
     if moment is not None:
-        entry = entry_at(entries, moment)
+        ordered = in_time(entries)
+        entry = entry_at(ordered, moment)
         if entry is None:
             raise RolloutError(
-                f"the history begins at {iso(entries[0].time)}, after {iso(moment)}. Name a later "
+                f"the history begins at {iso(ordered[0].time)}, after {iso(moment)}. Name a later "
                 "time."
             )
-        print(entry.model_dump_json(indent=2) if as_json else _described(entries[: entry.number]))
+        print(
+            entry.model_dump_json(indent=2)
+            if as_json
+            else _described(ordered[: ordered.index(entry) + 1])
+        )
     elif as_json:
         print(json.dumps([entry.model_dump(mode="json") for entry in entries], indent=2))
     else:
         print("\n".join(map(_in_one_line, entries)))
-        digest = _last_digest(state, entries)
+        digest = _last_digest(recorded)
         print(f"each line follows the one before; digest of the last: {digest}")
 
 
-def _checked(state: Path) -> list[Entry]:
-    """Return all entries; RolloutError if there are none, or if the last ones are missing."""
-    path = state / HISTORY
-    entries, rollout = read_history(path), read_rollout(state)
-    if not entries:
+def _checked(state: Path) -> Recorded:
+    """Return the history; RolloutError if it has no entries, or if the last ones are missing."""
+    recorded = read_recorded(state)
+    if not recorded.entries:
         raise RolloutError(
-            f"there is no history in {state}. A service writes it when it starts; give this "
-            "command the SLIPWAY_STATE of the service."
+            f"there is no history in {recorded.source}. A service writes it when it starts; give "
+            "this command the SLIPWAY_STATE and SLIPWAY_DATABASE_URL of the service."
         )
-    if missing := rollout.num_events - max(entry.event or 0 for entry in entries):
+    num_events = recorded.rollout.num_events
+    if missing := num_events - max(entry.event or 0 for entry in recorded.entries):
         raise RolloutError(
-            f"{path} lacks the last {missing} of {rollout.num_events} events that {FILE} counts: "
-            f"{HISTORY} was cut, or could not be written. The next change of the rollout adds the "
-            "events that are still known."
+            f"{recorded.source} lacks the last {missing} of {num_events} events that the rollout's "
+            "state counts: it was cut, or could not be written. The next change of the rollout "
+            "adds the events that are still known."
         )
-    return entries
+    return recorded
 
 
-def _last_digest(state: Path, entries: Sequence[Entry]) -> str:
-    """Return the SHA-256 of the last entry's line; later lines of a running service are ignored."""
-    return hashlib.sha256(complete_lines(state / HISTORY)[len(entries) - 1]).hexdigest()
+def _last_digest(recorded: Recorded) -> str:
+    """Return the SHA-256 of the last line, in hex."""
+    return hashlib.sha256(recorded.lines[-1]).hexdigest()
 
 
 def _described(entries: Sequence[Entry]) -> str:
@@ -123,6 +123,7 @@ def _described(entries: Sequence[Entry]) -> str:
     lines = [("served", stable.version)]
     if last.candidate:
         lines.append(("candidate", f"{last.candidate}, {100 * last.share:g} % of the requests"))
+    lines += [("served by", f"{name}, {version}") for name, version in serving_at(entries).items()]
     lines.append(("last entry", _in_one_line(last)))
     for entry in reversed(entries):
         if (entry.what, entry.model) == ("proposed", stable.version):
@@ -140,4 +141,5 @@ def _described(entries: Sequence[Entry]) -> str:
 
 def _in_one_line(entry: Entry) -> str:
     what, by = entry.what.replace("_", " "), f" by {entry.by}" if entry.by else ""
-    return f"{iso(entry.time)}  {entry.model} {what}{by}: {entry.reason}"
+    at = f" on {entry.service}" if entry.service else ""
+    return f"{iso(entry.time)}  {entry.model} {what}{at}{by}: {entry.reason}"

@@ -9,7 +9,7 @@ from slipway.loop.decision_page import PAGE, awaited
 from slipway.loop.decisions import moment, read_request
 from slipway.loop.journal import FOLDER, JOURNAL, Cycle, cycles, read_journal
 from slipway.reports.pages.html_page import Html, commands, page, paragraph, section, table, tiles
-from slipway.serving.rollout.history import Entry, Served
+from slipway.serving.rollout.records.entries import Entry, Served, in_time
 from slipway.serving.rollout.state import name_of
 
 _DIGITS = 12  # shown of a digest; `slipway history --at TIME` prints it in full
@@ -47,12 +47,13 @@ def history_page(state: Path, entries: Sequence[Entry], last_digest: str, now: f
     folder = state / FOLDER
     steps = read_journal(folder / JOURNAL)
     done = cycles(steps)
+    entries = in_time(entries)
     last, periods = entries[-1], served_periods(entries)
     numbers = [
         ("serves", periods[-1].served.version, f"since {moment(periods[-1].begin.time)}"),
         ("candidate", last.candidate or "none", f"{100 * last.share:g} % of the requests"),
-        ("history", f"{len(entries)} lines", "unbroken"),
-        ("loop", f"{len(steps)} lines", "unbroken" if steps else "no journal"),
+        ("history", _lines(len(entries)), "unbroken"),
+        ("loop", _lines(len(steps)), "unbroken" if steps else "no journal"),
     ]
     sections = [
         section(
@@ -75,6 +76,8 @@ def served_periods(entries: Sequence[Entry]) -> list[ServedPeriod]:
     for place, entry in enumerate(entries):
         served = entry.stable or _UNKNOWN
         before = periods[-1] if periods else None
+        if entry.what == "stopped":
+            continue
         if before and before.served == _UNKNOWN and entry.what == "started":
             periods[-1] = replace(before, served=served)  # the model has a name only once it runs
             continue
@@ -164,13 +167,17 @@ def _events(entries: Sequence[Entry]) -> Html:
             _time(entry.time),
             entry.what.replace("_", " "),
             entry.model,
-            entry.by or "the service",
+            entry.by or entry.service or "the service",
             entry.reason,
             f"{100 * entry.share:g} %" if entry.candidate else "",
         ]
         for entry in reversed(entries)
     ]
     return table(columns, rows, ["line", "share"])
+
+
+def _lines(number: int) -> str:
+    return f"{number} line{'s' * (number != 1)}"
 
 
 def _time(seconds: float) -> str:

@@ -1,12 +1,15 @@
 """The PostgreSQL database in which several services share predictions and labels.
 
 Its schema `slipway` has the feedback tables of the SQLite database, and the same SQL runs on both.
-An advisory lock lets only one transaction run at a time: a label and its prediction may arrive from
-two services at once, and the second must see the first.
+Its schema `slipway_rollout` has the rollout and its history. In each schema an advisory lock lets
+only one transaction run at a time: a label and its prediction may arrive from two services at once,
+and the second must see the first.
 """
 
 import os
 import re
+import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -14,13 +17,15 @@ from typing import Any, Protocol
 from slipway.system.errors import UnavailableError
 
 DATABASE_URL = "SLIPWAY_DATABASE_URL"
-_FORMAT = 1  # stored as the comment of the schema
+FEEDBACK, ROLLOUT = "slipway", "slipway_rollout"  # schemas
+_FORMAT = 1  # stored as the comment of each schema
 _CONNECT_S = 5
-_LOCK = 0x736C6970  # number of the advisory lock that all transactions take
+_LOCK = 0x736C6970  # first number of the advisory lock that all transactions in a schema take
 # The timeouts end the transaction of a service that hangs, because it holds up all others.
 _BEGIN = (
-    "SET LOCAL search_path = slipway; SET LOCAL statement_timeout = '20s'; "
-    f"SET LOCAL idle_in_transaction_session_timeout = '20s'; SELECT pg_advisory_xact_lock({_LOCK})"
+    "SET LOCAL search_path = {name}; SET LOCAL statement_timeout = '20s'; "
+    "SET LOCAL idle_in_transaction_session_timeout = '20s'; "
+    f"SELECT pg_advisory_xact_lock({_LOCK}, hashtext('{{name}}'))"
 )
 _NAMED = re.compile(r":(\w+)")
 
@@ -50,17 +55,26 @@ class SharedDatabase:
     Methods raise psycopg.Error.
     """
 
-    def __init__(self, url: str, schema: str) -> None:
-        """Store the address; `schema` is the SQL that creates the tables in SQLite."""
+    def __init__(self, url: str, schema: str, name: str = FEEDBACK) -> None:
+        """Store the address.
+
+        Args:
+            schema: the SQL that creates the tables in SQLite.
+            name: of the schema in PostgreSQL.
+        """
         self._url = url
+        self._name = name
         self._schema = schema.replace(" STRICT, WITHOUT ROWID", "").replace(
             " REAL", " DOUBLE PRECISION"
         )
         self._connection: Any = None
 
     @contextmanager
-    def transaction(self) -> Iterator[PostgresConnection]:
-        """Run a transaction while no other one runs; roll it back on any error."""
+    def transaction(self, limit_s: float | None = None) -> Iterator[PostgresConnection]:
+        """Run a transaction while no other one runs; roll it back on any error.
+
+        After `limit_s` seconds the connection is cut, because a server that hangs never answers.
+        """
         import psycopg
 
         if self._connection is None:
@@ -71,14 +85,20 @@ class SharedDatabase:
                 application_name="slipway",
                 prepare_threshold=None,  # connection poolers do not support prepared statements
             )
+        watchdog = threading.Timer(limit_s or 0, _cut, (self._connection,))
+        watchdog.daemon = True
+        if limit_s is not None:
+            watchdog.start()
         try:
             with self._connection.transaction():
-                self._connection.execute(_BEGIN)
+                self._connection.execute(_BEGIN.format(name=self._name))
                 self._create()
                 yield PostgresConnection(self._connection)
         except BaseException:
             self.close()  # the next transaction opens it again
             raise
+        finally:
+            watchdog.cancel()
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -88,22 +108,31 @@ class SharedDatabase:
 
     def _create(self) -> None:
         found = self._connection.execute(
-            "SELECT obj_description(oid) FROM pg_namespace WHERE nspname = 'slipway'"
+            f"SELECT obj_description(oid) FROM pg_namespace WHERE nspname = '{self._name}'"
         ).fetchone()
         if found == (str(_FORMAT),):
             return
         if found not in (None, (None,)):
             raise UnavailableError(
-                f"the schema slipway of {DATABASE_URL} has format {found[0]!r}, this Slipway has "
-                f"{_FORMAT}. Use the version of Slipway that wrote it, or another database."
+                f"the schema {self._name} of {DATABASE_URL} has format {found[0]!r}, this "
+                f"Slipway has {_FORMAT}. Use the version of Slipway that wrote it, or another "
+                "database."
             )
         if found is None:
-            self._connection.execute("CREATE SCHEMA slipway")
-        self._connection.execute(f"{self._schema} COMMENT ON SCHEMA slipway IS '{_FORMAT}'")
+            self._connection.execute(f"CREATE SCHEMA {self._name}")
+        self._connection.execute(f"{self._schema} COMMENT ON SCHEMA {self._name} IS '{_FORMAT}'")
+
+
+def _cut(connection: Any) -> None:
+    """End the connection under a thread that waits for it."""
+    with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
-def reading_postgres(url: str, schema: str) -> Iterator[PostgresConnection]:
+def reading_postgres(
+    url: str, schema: str, name: str = FEEDBACK, limit_s: float | None = None
+) -> Iterator[PostgresConnection]:
     """Run one transaction, for a command; UnavailableError if the database cannot be used."""
     try:
         import psycopg
@@ -112,14 +141,14 @@ def reading_postgres(url: str, schema: str) -> Iterator[PostgresConnection]:
             f"{DATABASE_URL} is set, but psycopg is missing ({error}). Install it: "
             "pip install 'slipway-ml[postgres]'"
         ) from error
-    database = SharedDatabase(url, schema)
+    database = SharedDatabase(url, schema, name)
     try:
-        with database.transaction() as connection:
+        with database.transaction(limit_s) as connection:
             yield connection
     except psycopg.Error as error:
         raise UnavailableError(
-            f"the database of {DATABASE_URL} cannot be read: {error}. Check that it runs and that "
-            "you may read it."
+            f"the database of {DATABASE_URL} cannot be used: {error}. Check that it runs and that "
+            "you may read and write it."
         ) from error
     finally:
         database.close()

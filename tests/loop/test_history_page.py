@@ -11,7 +11,8 @@ from slipway.loop.decision_page import decision_page
 from slipway.loop.history import main
 from slipway.loop.history_page import served_periods
 from slipway.loop.journal import FOLDER, JOURNAL, append_step
-from slipway.serving.rollout.history import HISTORY, Entry, Served, change_rollout
+from slipway.serving.rollout.history import change_rollout
+from slipway.serving.rollout.records.entries import HISTORY, Entry, Served
 from slipway.serving.rollout.state import Rollout
 from slipway.system import files
 from slipway.traffic.monitoring_records import JudgedWindow

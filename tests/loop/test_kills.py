@@ -25,7 +25,8 @@ from slipway.loop.steps import LoopProject
 from slipway.serving.monitoring.settings import Limits
 from slipway.serving.monitoring.store import Store
 from slipway.serving.rollout import commands
-from slipway.serving.rollout.history import HISTORY, change_rollout, read_history
+from slipway.serving.rollout.history import change_rollout
+from slipway.serving.rollout.records.entries import HISTORY, read_history
 from slipway.serving.rollout.reports import NO_COUNTS, Report, process_started, write_report
 from slipway.serving.rollout.state import read_rollout
 from slipway.serving.settings import Settings

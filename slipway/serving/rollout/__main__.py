@@ -118,7 +118,7 @@ def _finish(settings: Settings, proposed: Rollout, seconds: float) -> None:
         raise RolloutError(f"{last.model} was {outcome}")
     if late:
         slow = "; ".join(
-            f"worker {report.process} serves {report.serving}: {report.problem or 'not yet'}"
+            f"{report.name} serves {report.serving}: {report.problem or 'not yet'}"
             for report in late
         )
         raise RolloutError(

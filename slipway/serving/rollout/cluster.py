@@ -205,7 +205,7 @@ def _propose(state: Path, cluster: Cluster, plan: RolloutPlan, author: Author, n
             "proposed", version, reason, author.name
         )
 
-    change_rollout(state, change)
+    change_rollout(state, change, is_shared=False)
 
 
 def _advance(state: Path, cluster: Cluster, now: float) -> Rollout:
@@ -218,7 +218,9 @@ def _advance(state: Path, cluster: Cluster, now: float) -> Rollout:
     if others:
         reason = f"its Deployment serves {', '.join(sorted(others))} instead"
         return change_rollout(
-            state, lambda now_: now_.ended("rolled_back", reason) if now_.candidate else now_
+            state,
+            lambda now_: now_.ended("rolled_back", reason) if now_.candidate else now_,
+            is_shared=False,
         )
     values = cluster.counters()
     before = _read_counts(state, candidate.id, values)
@@ -242,7 +244,7 @@ def _advance(state: Path, cluster: Cluster, now: float) -> Rollout:
         stable_p95_s=0.0,
         num_latencies=0,
     )
-    return change_rollout(state, lambda rollout: decide(rollout, [report], now))
+    return change_rollout(state, lambda rollout: decide(rollout, [report], now), is_shared=False)
 
 
 def _read_counts(state: Path, candidate: int, values: Mapping[str, float]) -> ClusterCounts:

@@ -1,13 +1,15 @@
 """Commands of operators: deploy, shadow, canary, promote, abort, rollback, reset.
 
-`python -m slipway.serving.rollout` and `POST /rollout` run them. They only use SLIPWAY_STATE, no
-network: they verify and copy a model and write the desired state, which the workers reconcile. If
-no worker runs, `deploy`, `rollback` and `reset` take effect at the next start.
+`python -m slipway.serving.rollout` and `POST /rollout` run them. They use SLIPWAY_STATE, and
+SLIPWAY_DATABASE_URL if several services share the rollout. They verify and copy a model and write
+the desired state, which the workers reconcile. If no worker runs, `deploy`, `rollback` and `reset`
+take effect at the next start.
 """
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from slipway.artifacts.bundle import MANIFEST, load_bundle
@@ -16,6 +18,8 @@ from slipway.predictor.loader import read_certified
 from slipway.serving.rollout.comparison import require_successor
 from slipway.serving.rollout.decision import decide
 from slipway.serving.rollout.history import Author, change_rollout
+from slipway.serving.rollout.records.follower import follow
+from slipway.serving.rollout.records.model_files import publish
 from slipway.serving.rollout.rehearsal import rehearse
 from slipway.serving.rollout.reports import Report, iso, read_reports
 from slipway.serving.rollout.state import (
@@ -40,6 +44,7 @@ from slipway.serving.rollout.store import (
 from slipway.serving.settings import Settings
 from slipway.system import files
 from slipway.system.errors import SlipwayError
+from slipway.traffic.postgres import given_url
 
 _POLL_S = 0.1
 _UNKNOWN = Author("")
@@ -70,7 +75,7 @@ def propose(
             f"the steps are {list(plan.steps)}, "
             "expected rising shares, such as 0.01, 0.05, 0.25, 0.5, 1."
         )
-    with command_lock(settings.state):
+    with _shared_command(settings.state):
         _require_idle(read_rollout(settings.state))
         alive = _alive(settings.state)
         if mode != "deploy" and not alive:
@@ -91,6 +96,9 @@ def propose(
             prune_models(settings.state)
             raise
         replaces = _copy_of_stable(settings, alive)
+        if url := given_url():
+            for new in filter(None, (model, replaces)):
+                publish(url, settings.state, new)
         return _put(
             settings,
             lambda now: _candidate(now, mode, model, replaces=replaces, allowed=allowed, plan=plan),
@@ -105,7 +113,7 @@ def promote(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
     Every worker has a canary in memory already. A shadow is loaded again, with all threads. Raises
     GateMissedError if a shadow missed its quality gates.
     """
-    with command_lock(settings.state):
+    with _shared_command(settings.state):
         candidate = _require_candidate(read_rollout(settings.state))
         if candidate.phase == "preparing":
             raise RolloutError(
@@ -126,7 +134,7 @@ def promote(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
 
 def abort(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
     """End the candidate in any mode. The stable model continues to serve."""
-    with command_lock(settings.state):
+    with _shared_command(settings.state):
         rollout = read_rollout(settings.state)
         if rollout.candidate is None:
             stable = _describe_stable(rollout, _stable_names(settings, rollout))
@@ -151,7 +159,7 @@ def rollback(
     probably meant that candidate. The same holds for a version that the stable model shares with
     the ended candidate; then only the name of the stable model's folder is unambiguous.
     """
-    with command_lock(settings.state):
+    with _shared_command(settings.state):
         rollout = read_rollout(settings.state)
         candidate, names = rollout.candidate, _stable_names(settings, rollout)
         stable = _describe_stable(rollout, names)
@@ -192,7 +200,7 @@ def rollback(
 
 def reset(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
     """Return to SLIPWAY_BUNDLE, and clear the history."""
-    with command_lock(settings.state):
+    with _shared_command(settings.state):
         _require_idle(read_rollout(settings.state))
         return _put(
             settings,
@@ -212,6 +220,7 @@ def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
     """
     deadline = time.monotonic() + seconds
     while True:
+        follow(settings.state)
         reports = read_reports(settings.state)
         # Workers decide. If the last one died, this process has to.
         rollout = change_rollout(
@@ -227,6 +236,14 @@ def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
         if (not is_preparing and not late) or time.monotonic() > deadline:
             return rollout, late
         time.sleep(_POLL_S)
+
+
+@contextmanager
+def _shared_command(state: Path) -> Iterator[None]:
+    """Run one command at a time, on the newest state if several services share it."""
+    with command_lock(state):
+        follow(state, is_locked=True)
+        yield
 
 
 def _verified_copy(

@@ -30,11 +30,11 @@ def decide(rollout: Rollout, reports: Sequence[Report], now: float) -> Rollout:
     concerned = [report for report in reports if report.candidate == candidate.id]
     for report in concerned:
         if report.phase == "refused":
-            return rollout.ended("refused", f"worker {report.process}: {report.reason}")
+            return rollout.ended("refused", f"{report.name}: {report.reason}")
     outcome: Outcome = "refused" if candidate.phase == "preparing" else "rolled_back"
     for report in concerned:
         if not report.stopped and not report.is_alive:
-            return rollout.ended(outcome, f"worker {report.process} died with it")
+            return rollout.ended(outcome, f"{report.name} died with it")
     if candidate.phase == "preparing":
         return _after_preparing(rollout, candidate, reports, now)
     return _while_running(rollout, candidate, concerned, now)
@@ -49,7 +49,7 @@ def _after_preparing(
     if missing or not alive:
         if now - candidate.since <= PREPARE_S:
             return rollout
-        who = f"worker {missing[0].process} has not" if missing else "no worker has"
+        who = f"{missing[0].name} has not" if missing else "no worker has"
         return rollout.ended("refused", f"{who} loaded it within {PREPARE_S:g} s")
     if candidate.mode == "deploy":
         return rollout.ended("swapped", f"all {len(alive)} workers have loaded and checked it")

@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from prometheus_client import Counter, Gauge
@@ -27,7 +28,8 @@ from slipway.serving.rollout.canary import Canary, SeenIds
 from slipway.serving.rollout.comparison import explained_disagreement, require_successor
 from slipway.serving.rollout.decision import decide
 from slipway.serving.rollout.evidence import SHADOWED, Evidence
-from slipway.serving.rollout.history import change_rollout, record_served
+from slipway.serving.rollout.history import change_rollout, record_served, return_alone
+from slipway.serving.rollout.records.follower import Follower, follow
 from slipway.serving.rollout.reports import (
     Phase,
     Report,
@@ -53,8 +55,9 @@ from slipway.serving.rollout.state import (
 from slipway.serving.rollout.store import prune_unless_locked, settings_of
 from slipway.serving.settings import Settings, SettingsSection
 from slipway.serving.worker import ModelWorker
-from slipway.system.errors import SlipwayError
+from slipway.system.errors import SlipwayError, UnavailableError
 from slipway.system.malloc import return_memory_to_os
+from slipway.traffic.postgres import given_url
 
 logger = logging.getLogger("bentoml.slipway")
 
@@ -126,6 +129,14 @@ class _Trial:
     evidence: Evidence = field(default_factory=Evidence)
 
 
+def follow_at_start(state: Path) -> None:
+    """Copy the state that several services share; without the database, the last copy counts."""
+    try:
+        follow(state)
+    except (SlipwayError, OSError) as error:
+        logger.warning("starting with the last known rollout in %s: %s", state, error)
+
+
 class RolloutReconciler:
     """Reconciles one worker with the desired rollout state, and reports its progress."""
 
@@ -149,6 +160,8 @@ class RolloutReconciler:
         self._is_stopped = False
         self.num_reports = 0  # written so far
         self._recorded = ""  # version of SLIPWAY_BUNDLE that the history has
+        self._has_recorded = False  # any start
+        self._follower: Follower | None = None  # of a rollout that several services share
         self._last_error = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -156,6 +169,7 @@ class RolloutReconciler:
         """Return settings for the first model. Raises SlipwayError if that model is missing."""
         if self._settings.accept_draft:  # the verify stage always checks SLIPWAY_BUNDLE
             return self._settings
+        follow_at_start(self._state_folder)
         self._rollout = read_rollout(self._state_folder)
         self._stable, self._initial_revision = self._rollout.stable, self._rollout.revision
         if self._stable:
@@ -195,6 +209,8 @@ class RolloutReconciler:
         if self._task and self._reported:
             try:
                 await asyncio.to_thread(self._write, report)
+                if self._follower:
+                    await asyncio.to_thread(self._follower.close)
             except OSError as error:
                 logger.error(
                     "cannot report to the rollout in %s that this worker stops: %s; "
@@ -242,6 +258,10 @@ class RolloutReconciler:
         await self._follow_candidate()
         await asyncio.to_thread(self._report_changes)
         await self._record_served()
+        if self._follower is None and given_url() is not None:
+            metrics = self._worker.metrics
+            self._follower = Follower(self._state_folder, lambda: metrics.fault("rollout"))
+            self._follower.start()
 
     async def _run(self) -> None:
         await self._worker.loaded()
@@ -264,14 +284,20 @@ class RolloutReconciler:
             await asyncio.sleep(POLL_S)
 
     async def _record_served(self) -> None:
-        """Add to the history that SLIPWAY_BUNDLE is served, once for each version of it."""
-        model = self._worker.model
+        """Add to the history that SLIPWAY_BUNDLE is served, once for each version of it.
+
+        A history that several services share also has the start with a rolled-out model.
+        """
+        model, settings = self._worker.model, self._settings
         if self._stable is not None:
             self._recorded = ""
-        if model is None or self._stable is not None or model.version == self._recorded:
+            if self._has_recorded or given_url() is None:
+                return
+            settings = settings_of(settings, self._stable)  # each service records its start
+        if model is None or model.version == self._recorded:
             return
-        self._recorded = model.version  # before: a failure is logged once
-        bundle, certificate = self._settings.bundle, self._settings.certificate
+        self._recorded, self._has_recorded = model.version, True  # before: a failure is logged once
+        bundle, certificate = settings.bundle, settings.certificate
         await asyncio.to_thread(
             record_served, self._state_folder, model.version, bundle, certificate
         )
@@ -305,7 +331,15 @@ class RolloutReconciler:
             after = decide(rollout, reports, time.time())
             return after.changed(num_logged=after.num_events)
 
-        after = change_rollout(self._state_folder, change)
+        try:
+            after = change_rollout(self._state_folder, change)
+        except UnavailableError:
+            alone = return_alone(
+                self._state_folder, lambda rollout: decide(rollout, reports, time.time())
+            )
+            if alone is None:
+                raise
+            num_logged, after = alone.num_events - 1, alone
         for event in after.events:
             if event.number > num_logged:
                 self._metrics.log(event)

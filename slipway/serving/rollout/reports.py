@@ -2,7 +2,8 @@
 
 Each worker writes its own file, SLIPWAY_STATE/rollout.d/PROCESS-STARTED.json. Commands read these
 files to see the model that each worker serves. Workers read them to sum the candidate's counts, and
-to see if a worker died while it had the candidate.
+to see if a worker died while it had the candidate. Of services that share a rollout through
+SLIPWAY_DATABASE_URL, services.json has the reports of the other ones.
 """
 
 import time
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from slipway.serving.rollout.evidence import Counts, log_evidences, total
 from slipway.serving.rollout.sequential import ALPHA, LOG_THRESHOLD
@@ -19,6 +20,7 @@ from slipway.system import files
 from slipway.system.contract import Contract
 
 FOLDER = "rollout.d"
+OTHERS = "services.json"
 SEEN_IDS_SUFFIX = ".used"
 NO_COUNTS = total([])
 Phase = Literal["none", "preparing", "prepared", "refused"]
@@ -42,15 +44,27 @@ class Report(Contract):
     counts: Counts
     stable_p95_s: float
     num_latencies: int
+    service: str = ""  # that sent the report through the database; "": this one
+    is_live: bool = False  # its process was running, if another service sent the report
 
     @property
     def is_alive(self) -> bool:
         """True if the process of this report is running."""
+        if self.service:
+            return self.is_live and not self.stopped
         return (
             not self.stopped
             and files.is_alive(self.process)
             and process_started(self.process) == self.started
         )
+
+    @property
+    def name(self) -> str:
+        """The worker, for messages."""
+        return f"worker {self.process}" + (f" of {self.service}" if self.service else "")
+
+
+REPORTS = TypeAdapter(list[Report])
 
 
 def process_started(process: int) -> int:
@@ -72,8 +86,25 @@ def write_report(state: Path, report: Report) -> None:
     files.write_json(path, report.model_dump(mode="json"))
 
 
+def write_others(state: Path, reports: list[Report]) -> None:
+    """Write the reports of the other services that share the rollout."""
+    path = state / OTHERS
+    payload = REPORTS.dump_json(reports)
+    if not path.exists() or path.read_bytes() != payload:
+        files.write_bytes(path, payload, files.PRIVATE)
+
+
 def read_reports(state: Path) -> list[Report]:
-    """Return the reports of all workers, stopped ones included.
+    """Return the reports of all workers, those of other services and stopped ones included."""
+    try:
+        others = REPORTS.validate_json((state / OTHERS).read_bytes())
+    except (OSError, ValidationError):
+        others = []
+    return read_own_reports(state) + others
+
+
+def read_own_reports(state: Path) -> list[Report]:
+    """Return the reports of all workers of this service, stopped ones included.
 
     Skips files that another version wrote or that were removed meanwhile.
     """
@@ -91,7 +122,7 @@ def remove_old_reports(state: Path, candidate: int | None) -> None:
 
     Files that concern the present `candidate` stay, because its evidence needs them.
     """
-    for report in read_reports(state):
+    for report in read_own_reports(state):
         if not report.is_alive and (candidate is None or report.candidate != candidate):
             (state / FOLDER / f"{report.process}-{report.started}.json").unlink(missing_ok=True)
     for path in (state / FOLDER).glob(f"*{SEEN_IDS_SUFFIX}"):
@@ -122,6 +153,7 @@ def describe(rollout: Rollout, reports: Sequence[Report]) -> dict[str, Any]:
         "workers": [
             {
                 "process": report.process,
+                **({"service": report.service} if report.service else {}),
                 "serving": report.serving,
                 "candidate": report.phase,
                 "problem": report.problem or report.reason,

@@ -1,22 +1,30 @@
 """Desired state of the rollout, in SLIPWAY_STATE/rollout.json. Every worker reconciles with it.
 
-Only slipway/serving/rollout/history.py changes the file. A file in an unknown format is refused.
+Only slipway/serving/rollout/history.py and records/ change the file. With SLIPWAY_DATABASE_URL it
+is a copy of the state that several services share. A file in an unknown format is refused.
 Without the file the service serves SLIPWAY_BUNDLE. A stable model in the file takes precedence over
 SLIPWAY_BUNDLE, also after a restart.
 """
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
+from slipway.system import files
 from slipway.system.contract import Contract, parse_record
-from slipway.system.errors import SlipwayError
+from slipway.system.errors import LockedError, SlipwayError
 
 FILE = "rollout.json"
 MAX_EVENTS = 50
 MAX_HISTORY = 2  # with the stable model, three copies stay on disk
+_LOCK_WAIT_S = 10.0  # changes take milliseconds
+_LOCK_POLL_S = 0.02
+_threads = threading.Lock()  # the file lock excludes other processes only
 
 Outcome = Literal["swapped", "refused", "rolled_back", "promoted"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the labels of slipway_swaps_total
@@ -196,3 +204,28 @@ def read_rollout(folder: Path) -> Rollout:
     except OSError as error:
         raise RolloutError(f"cannot read {path}: {error}. {fix}") from None
     return parse_record(Rollout, path, payload, RolloutError, fix)
+
+
+def write_rollout(folder: Path, rollout: Rollout) -> None:
+    """Write the state into `folder`, readable by its owner only; within `state_lock`."""
+    text = files.canonical_json(rollout.model_dump(mode="json", by_alias=True))
+    files.write_text(folder / FILE, text, files.PRIVATE)  # because of the secret salt
+
+
+@contextmanager
+def state_lock(folder: Path) -> Iterator[None]:
+    """Let one thread of one process at a time change the files of the rollout in `folder`.
+
+    Raises LockedError if another one holds the lock for seconds.
+    """
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    with _threads:
+        while True:
+            try:
+                with files.lock(folder / "rollout.lock", "a change of the rollout"):
+                    yield
+                return
+            except LockedError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOCK_POLL_S)

@@ -18,7 +18,8 @@ import pytest
 
 from slipway.serving.rollout import commands
 from slipway.serving.rollout.cluster import Cluster, roll_out
-from slipway.serving.rollout.history import HISTORY, Author, read_history
+from slipway.serving.rollout.history import Author
+from slipway.serving.rollout.records.entries import HISTORY, read_history
 from slipway.serving.rollout.state import Rollout, RolloutError, RolloutPlan, read_rollout
 from slipway.serving.settings import Settings
 

@@ -12,15 +12,8 @@ import pytest
 from slipway.artifacts.bundle import load_bundle
 from slipway.loop.history import main
 from slipway.serving.rollout import commands
-from slipway.serving.rollout.history import (
-    HISTORY,
-    Author,
-    Served,
-    change_rollout,
-    entry_at,
-    read_history,
-    record_served,
-)
+from slipway.serving.rollout.history import Author, change_rollout, record_served
+from slipway.serving.rollout.records.entries import HISTORY, Served, entry_at, read_history
 from slipway.serving.rollout.state import EMPTY, Rollout, RolloutError
 from slipway.serving.worker import ModelWorker
 from slipway.system import files

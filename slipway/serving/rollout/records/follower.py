@@ -1,0 +1,164 @@
+"""Follows the rollout that several services share: a thread of each worker, one at a time.
+
+Every second it adds what waited here, stores the reports of this service's workers, and copies the
+state, the models that it names and the other services' reports to SLIPWAY_STATE. Workers reconcile
+with that copy as without a database. While the database is down they keep serving it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+from slipway.serving.rollout.records.database import (
+    TABLES,
+    apply,
+    exchange_reports,
+    missing_models,
+    read_others,
+    settle,
+    shared_transaction,
+)
+from slipway.serving.rollout.records.model_files import (
+    fetch,
+    models_of,
+    publish,
+    remove_unnamed,
+)
+from slipway.serving.rollout.reports import write_others
+from slipway.serving.rollout.state import FILE, Rollout, RolloutError, read_rollout
+from slipway.serving.rollout.store import command_lock
+from slipway.system import files
+from slipway.system.errors import LockedError
+from slipway.traffic.postgres import ROLLOUT, SharedDatabase, given_url
+
+logger = logging.getLogger("bentoml.slipway")
+
+FOLLOW_S = 1.0  # between two rounds
+_MAX_WAIT_S = 30.0  # after failures
+_LIMIT_S = 30.0  # of a transaction
+_TIDY_S = 600.0
+_CLOSE_S = 5.0  # that the end of a worker waits for its last round
+_LOCK = "follower.lock"
+
+
+def follow(folder: Path, *, is_locked: bool = False) -> None:
+    """Copy the shared state here, for a command or before the first model loads.
+
+    Does nothing without SLIPWAY_DATABASE_URL. Raises UnavailableError if the database is down.
+
+    Args:
+        is_locked: the caller holds `command_lock`.
+    """
+    url = given_url()
+    if url is None:
+        return
+    with shared_transaction(url) as connection:
+        rollout, waiting = apply(connection, folder, lambda now: now)
+        write_others(folder, read_others(connection, folder, rollout))
+    _fetch_missing(url, folder, rollout, is_locked=is_locked)
+    settle(folder, rollout, waiting)
+
+
+def _fetch_missing(url: str, folder: Path, rollout: Rollout, *, is_locked: bool) -> None:
+    missing = missing_models(folder, rollout)
+    if not missing:
+        return
+    # No command removes a model that the state here does not name yet.
+    with nullcontext() if is_locked else command_lock(folder):
+        for model in models_of(rollout):
+            if model.folder in missing:
+                fetch(url, folder, model)
+
+
+class Follower:
+    """The thread of one worker. `report_fault` counts a failed round."""
+
+    def __init__(self, state: Path, report_fault: Callable[[], None]) -> None:
+        self._state, self._report_fault = state, report_fault
+        url = given_url()
+        assert url is not None
+        self._url = url
+        self._database = SharedDatabase(url, TABLES, ROLLOUT)
+        self._was_seen = False
+        self._published: set[str] = set()  # folders of models that are in the database
+        self._last_event = read_rollout(state).num_events
+        self._tidied = time.monotonic()
+        self._failures = 0  # in a row
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="slipway-follower", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Report the end of this worker, without waiting for a database that hangs."""
+        self._closing.set()
+        self._thread.join(_CLOSE_S)
+
+    def _work(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._closing.wait(min(_MAX_WAIT_S, FOLLOW_S * 2**self._failures))
+            try:
+                self.work_once()
+            except LockedError:
+                continue  # another worker follows, or a command runs
+            except Exception as error:  # of psycopg, the disk
+                self._failures += 1
+                self._report_fault()
+                if self._failures == 1:
+                    logger.error(
+                        "cannot follow the rollout in SLIPWAY_DATABASE_URL; the models in use "
+                        "continue to serve, and commands are refused: %s: %s",
+                        type(error).__name__,
+                        error,
+                    )
+            else:
+                if self._failures:
+                    logger.info("the rollout in SLIPWAY_DATABASE_URL is followed again")
+                self._failures = 0
+        self._database.close()
+
+    def work_once(self) -> None:
+        """Exchange states and reports with the database; LockedError if another worker does."""
+        with files.lock(self._state / _LOCK, "an exchange with SLIPWAY_DATABASE_URL"):
+            with self._database.transaction(_LIMIT_S) as connection:
+                rollout, waiting = apply(connection, self._state, lambda now: now)
+                others = exchange_reports(connection, self._state, rollout, was_seen=self._was_seen)
+            self._was_seen = True
+            write_others(self._state, others)
+            self._publish_missing(rollout)
+            self._require_newer(rollout)
+            _fetch_missing(self._url, self._state, rollout, is_locked=False)
+            settle(self._state, rollout, waiting)
+            self._log_events(rollout)
+            if time.monotonic() - self._tidied > _TIDY_S:
+                remove_unnamed(self._url, rollout)
+                self._tidied = time.monotonic()
+
+    def _publish_missing(self, rollout: Rollout) -> None:
+        """Store models that only this service has, such as those from before the database."""
+        for model in models_of(rollout):
+            if model.folder not in self._published:
+                publish(self._url, self._state, model)
+                self._published.add(model.folder)
+
+    def _require_newer(self, rollout: Rollout) -> None:
+        own = read_rollout(self._state)
+        if own.revision > rollout.revision:
+            raise RolloutError(
+                f"the rollout in SLIPWAY_DATABASE_URL has revision {rollout.revision}, and "
+                f"{self._state / FILE} has {own.revision}, expected no older one: was the database "
+                "restored? Remove the file to follow the database."
+            )
+
+    def _log_events(self, rollout: Rollout) -> None:
+        """Log the events that another service recorded; only that one counts them."""
+        for event in rollout.events:
+            if event.number > self._last_event:
+                what = event.what.replace("_", " ")
+                logger.info("shared rollout: model %s %s: %s", event.model, what, event.reason)
+        self._last_event = max(self._last_event, rollout.num_events)

@@ -1,0 +1,106 @@
+"""The files of rolled-out models on their way from one service to the others.
+
+Services on one database may share no disk, so the database also holds the copies of the models that
+its rollout names: each file once by its SHA-256, in parts of 4 MiB. A service that gets a model
+checks every digest, and loads it like a copy of its own: bundle, certificate and signature decide.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from slipway.serving.rollout.records.database import database_time, shared_transaction
+from slipway.serving.rollout.state import Model, Rollout, RolloutError
+from slipway.serving.rollout.store import copy_folder, rehearsal_mark
+from slipway.system import files
+
+_PART_BYTES = 4 << 20
+_UNNAMED_S = 3600.0  # that a model stays which no rollout names: a command may be about to
+
+
+def models_of(rollout: Rollout) -> list[Model]:
+    """Return the models that the state names, each once."""
+    candidate = (rollout.candidate.model, rollout.candidate.replaces) if rollout.candidate else ()
+    named = (rollout.stable, *rollout.history, *candidate)
+    return list({model.folder: model for model in named if model}.values())
+
+
+def publish(url: str, state: Path, model: Model) -> None:
+    """Store the copy of a model in the database, unless it is there or this service has none."""
+    place = copy_folder(state, model)
+    with shared_transaction(url) as connection:
+        query = "SELECT 1 FROM models WHERE folder = ?"
+        if connection.execute(query, (model.folder,)).fetchone() or not place.exists():
+            return
+    mark, digests = rehearsal_mark(state, model), {}
+    for path in sorted(place.rglob("*")):
+        if not path.is_file() or path == mark:
+            continue
+        digest = digests[path.relative_to(place).as_posix()] = files.sha256_file(path)
+        with path.open("rb") as file:
+            for part, content in enumerate(iter(lambda: file.read(_PART_BYTES), b"")):
+                with shared_transaction(url) as connection:  # short, so that others take turns
+                    connection.execute(
+                        "INSERT INTO parts VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                        (digest, part, content),
+                    )
+    with shared_transaction(url) as connection:
+        connection.execute(
+            "INSERT INTO models VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (model.folder, database_time(connection), json.dumps(digests)),
+        )
+
+
+def fetch(url: str, state: Path, model: Model) -> None:
+    """Copy a model from the database; RolloutError if it is not there or differs."""
+    place = copy_folder(state, model)
+    with shared_transaction(url) as connection:
+        row = connection.execute(
+            "SELECT files FROM models WHERE folder = ?", (model.folder,)
+        ).fetchone()
+    if row is None:
+        raise RolloutError(
+            f"SLIPWAY_DATABASE_URL has no files of model {model.version}, which the rollout names. "
+            "Start the service that proposed it, or propose it again."
+        )
+    with files.new_directory(place) as folder:
+        for name, digest in json.loads(row[0]).items():
+            path = folder / name
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise RolloutError(f"model {model.version} has the file {name!r}, outside of it.")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _fetch_file(url, path, digest, f"{name} of model {model.version}")
+
+
+def _fetch_file(url: str, path: Path, digest: str, what: str) -> None:
+    found = hashlib.sha256()
+    with path.open("wb") as file:
+        for part in range(1 << 31):
+            with shared_transaction(url) as connection:
+                row = connection.execute(
+                    "SELECT content FROM parts WHERE sha256 = ? AND part = ?", (digest, part)
+                ).fetchone()
+            if row is None:
+                break
+            found.update(row[0])
+            file.write(row[0])
+    if found.hexdigest() != digest:
+        raise RolloutError(
+            f"{what} in SLIPWAY_DATABASE_URL has the SHA-256 {found.hexdigest()}, expected "
+            f"{digest}: it was changed. Propose the model again from its bundle."
+        )
+
+
+def remove_unnamed(url: str, rollout: Rollout) -> None:
+    """Remove the models that the rollout does not name from the database."""
+    with shared_transaction(url) as connection:
+        now, kept, gone = database_time(connection), set[str](), set[str]()
+        for folder, added, text in connection.execute("SELECT * FROM models").fetchall():
+            digests = json.loads(text).values()
+            if folder in rollout.folders or now - added < _UNNAMED_S:
+                kept.update(digests)
+            else:
+                gone.update(digests)
+                connection.execute("DELETE FROM models WHERE folder = ?", (folder,))
+        for digest in gone - kept:
+            connection.execute("DELETE FROM parts WHERE sha256 = ?", (digest,))

@@ -1,0 +1,245 @@
+"""A rollout and a history that several services share through a real PostgreSQL."""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from slipway.loop.history import main
+from slipway.serving.rollout.commands import _candidate
+from slipway.serving.rollout.history import change_rollout, record_served, return_alone
+from slipway.serving.rollout.records.database import (
+    WAITING,
+    add_waiting,
+    read_recorded,
+    read_waiting,
+    service_name,
+    shared_transaction,
+)
+from slipway.serving.rollout.records.follower import Follower
+from slipway.serving.rollout.records.model_files import fetch, publish, remove_unnamed
+from slipway.serving.rollout.reports import (
+    NO_COUNTS,
+    Report,
+    process_started,
+    read_reports,
+    write_report,
+)
+from slipway.serving.rollout.state import EMPTY, Model, Rollout, RolloutError, read_rollout
+from slipway.serving.rollout.store import copy_folder
+from slipway.traffic.postgres import DATABASE_URL
+from tests.serving.monitoring.postgres import Postgres, cluster
+
+VERSION = "0123456789ab"
+NEW, OTHER = (
+    Model(folder=f"{letter * 12}-{letter * 8}", version=letter * 12, digest=letter * 64)
+    for letter in "cd"
+)
+START = "SLIPWAY_BUNDLE is served"
+
+
+def refused(reason: str) -> Callable[[Rollout], Rollout]:
+    return lambda rollout: rollout.with_event("refused", VERSION, reason, "ann")
+
+
+def with_canary(rollout: Rollout) -> Rollout:
+    candidate = _candidate(rollout, "canary", NEW)
+    return rollout.changed(candidate=candidate).with_event("proposed", NEW.version, "new", "ann")
+
+
+def returned(rollout: Rollout) -> Rollout:
+    return rollout.ended("rolled_back", "NaN for a picture")
+
+
+class Service:
+    """The database side of a service with one worker."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        state.mkdir(parents=True)
+        self.name = service_name(state)
+        self.follower = Follower(state, lambda: None)
+        process = os.getpid()
+        self.report = Report(
+            process=process,
+            started=process_started(process),
+            stopped=False,
+            revision=0,
+            serving=VERSION,
+            folder=None,
+            problem="",
+            candidate=None,
+            phase="none",
+            reason="",
+            disagreement=1.0,
+            counts=NO_COUNTS,
+            stable_p95_s=0.0,
+            num_latencies=0,
+        )
+        write_report(state, self.report)
+
+    def starts(self) -> None:
+        record_served(self.state, VERSION, self.state / "bundle", self.state / "certificate.json")
+
+    def follows(self) -> None:
+        self.follower.work_once()
+        self.follower._database.close()  # a killed database breaks its connection anyway
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with cluster() as found:
+        yield found
+
+
+def write_copy(state: Path, model: Model) -> Path:
+    place = copy_folder(state, model)
+    (place / "bundle").mkdir(parents=True)
+    (place / "bundle/model.onnx").write_bytes(os.urandom(5 << 20))  # two parts
+    (place / "certificate.json").write_text("{}")
+    (place / "tried").touch()
+    return place
+
+
+def change_at_once(services: list[Service], changes_each: int) -> None:
+    def change(one: Service) -> None:
+        for number in range(changes_each):
+            change_rollout(one.state, refused(f"{one.state.name} {number}"))
+
+    threads = [threading.Thread(target=change, args=(one,)) for one in services]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    main(list(arguments))
+    return capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_services_share_a_rollout_and_a_chain_which_a_killed_database_neither_forks_nor_repeats(
+    tmp_path: Path,
+    postgres: Postgres,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(DATABASE_URL, postgres.url)
+    monkeypatch.setenv("SLIPWAY_STATE", str(tmp_path / "elsewhere"))
+    first, second = (Service(tmp_path / name) for name in ("first", "second"))
+    for one in (first, second):
+        one.starts()
+        one.starts()  # another worker
+        one.follows()
+    entries = read_recorded(first.state).entries
+    assert [(one.service, one.reason) for one in entries] == [
+        (first.name, START),
+        (second.name, START),
+    ]
+    first.follows()
+    names = [f"worker {os.getpid()}", f"worker {os.getpid()} of {second.name}"]
+    assert [one.name for one in read_reports(first.state) if one.is_alive] == names
+
+    change_at_once([first, second], changes_each=5)
+    entries = read_recorded(first.state).entries
+    assert [one.event for one in entries] == [None, None, *range(1, 11)]
+    assert len({one.reason for one in entries}) == 1 + 10
+
+    write_copy(first.state, NEW)
+    publish(postgres.url, first.state, NEW)
+    change_rollout(first.state, with_canary)
+    second.follows()
+    assert read_rollout(second.state) == read_rollout(first.state)
+
+    postgres.stop()
+    for call in (lambda: change_rollout(first.state, refused("no")), first.follows):
+        with pytest.raises(Exception, match="connect"):
+            call()
+    # Meanwhile a service starts, and one of the others returns from the candidate on its own.
+    third = Service(tmp_path / "third")
+    third.starts()
+    assert return_alone(first.state, lambda rollout: rollout) is None
+    alone = return_alone(first.state, returned)
+    assert alone is not None
+    assert (read_rollout(first.state).candidate, alone.num_logged) == (None, alone.num_events)
+    assert read_rollout(second.state).candidate is not None
+    postgres.start()
+    change_rollout(second.state, refused("later"))
+    for one in (second, first, third, second):
+        one.follows()
+    assert [read_rollout(one.state).candidate for one in (first, second)] == [None, None]
+    assert read_rollout(first.state) == read_rollout(second.state)
+    entries = read_recorded(first.state).entries
+    assert [(one.what, one.event) for one in entries[-4:]] == [
+        ("proposed", 11),
+        ("refused", 12),
+        ("rolled_back", 13),
+        ("started", None),
+    ]
+    assert entries[-2].time == alone.events[-1].time
+
+    # The result of a delivery is lost: the entry is delivered again.
+    draft = entries[0].model_dump(mode="json", exclude={"previous"})
+    add_waiting(first.state, draft | {"what": "stopped", "time": entries[-3].time + 1})
+    waiting = (first.state / WAITING).read_bytes()
+    first.follows()
+    (first.state / WAITING).write_bytes(waiting)
+    first.follows()
+    assert read_waiting(first.state).entries == []
+    assert len(read_recorded(first.state).entries) == len(entries) + 1
+
+    # `--at` goes by time: the candidate was returned before what the chain has first.
+    before = datetime.fromtimestamp(entries[-3].time - 0.001, UTC).isoformat()
+    at = json.loads(shown(capsys, "--at", before, "--json"))
+    assert (at["what"], at["reason"]) == ("rolled_back", "NaN for a picture")
+    printed = shown(capsys, "--at", before)
+    for one in (first, second, third):
+        assert f"served by    {one.name}, {VERSION}" in printed
+    (line,) = postgres.fetch(
+        "SELECT line FROM slipway_rollout.history ORDER BY number DESC LIMIT 1"
+    )[0]
+    assert hashlib.sha256(line.encode()).hexdigest() in shown(capsys)
+
+    with shared_transaction(postgres.url) as connection:
+        connection.execute(
+            "UPDATE history SET line = replace(line, ?, ?) WHERE number = 3", ("ann", "bob")
+        )
+    with pytest.raises(RolloutError, match="DATABASE_URL was changed or damaged: line 4"):
+        read_recorded(first.state)
+
+
+@pytest.mark.process
+def test_files_of_a_model_reach_another_service_only_as_they_were(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    copy = write_copy(first, OTHER)
+    with pytest.raises(RolloutError, match="has no files of model dddddddddddd"):
+        fetch(postgres.url, second, OTHER)
+    publish(postgres.url, first, OTHER)
+    fetch(postgres.url, second, OTHER)
+    names = ["bundle/model.onnx", "certificate.json"]  # `tried` is of one machine
+    got = copy_folder(second, OTHER)
+    found = [path.relative_to(got).as_posix() for path in got.rglob("*") if path.is_file()]
+    assert sorted(found) == names
+    assert all((got / one).read_bytes() == (copy / one).read_bytes() for one in names)
+
+    parts = "SELECT count(*) FROM slipway_rollout.parts"
+    (stored,) = postgres.fetch(parts)
+    remove_unnamed(postgres.url, EMPTY)  # young: a command may be about to name it
+    assert postgres.fetch(parts) == [stored]
+    with shared_transaction(postgres.url) as connection:
+        connection.execute("UPDATE parts SET content = ? WHERE part = 1", (b"changed",))
+    with pytest.raises(RolloutError, match=r"model.onnx of model dddddddddddd .* was changed"):
+        fetch(postgres.url, tmp_path / "third", OTHER)
+    assert not copy_folder(tmp_path / "third", OTHER).exists()
+    with shared_transaction(postgres.url) as connection:
+        connection.execute("UPDATE models SET added = 0")
+    remove_unnamed(postgres.url, EMPTY)
+    assert postgres.fetch(parts) == [(0,)]
