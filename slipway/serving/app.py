@@ -55,7 +55,7 @@ class Application:
         port = port or ("main" if worker.settings.admin_port else "only")
         self._max_drain_s = min(DRAIN_S, worker.settings.request_timeout_s / 4)
         self._drain_queue = DrainQueue(worker.settings.max_connections, 2 * self._max_drain_s)
-        self._all_routes = all_routes(worker)  # of every port
+        self._all_routes = all_routes(worker)  # routes of every port
         self._routes = {
             path: route
             for path, route in self._all_routes.items()
@@ -165,7 +165,7 @@ class Application:
 
     async def _refuse_head(self, refusal: Refusal, scope: Scope, send: Send) -> None:
         request_id = request_id_of(dict(scope["headers"]))
-        detail = refusal.field or refusal.message  # a message about a field may quote it
+        detail = refusal.field or refusal.message  # a message about a field may quote its content
         self._worker.refusals.add(refusal, request_id, scope.get("client"), detail)
         respond = error_shape_of(self._all_routes, scope["path"])
         response = _closing(respond(refusal, request_id))

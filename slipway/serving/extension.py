@@ -28,17 +28,17 @@ class Hooks:
 
     routes: Routes = field(default_factory=dict)
     caller_check: CallerCheck | None = None  # replaces LoopbackOnly
-    select_model: Callable[[], Settings] | None = None  # settings for the first model
+    select_model: Callable[[], Settings] | None = None  # returns the settings for the first model
     on_wrong_answer: Callable[[str], None] | None = None  # takes a model version; any thread
     model_info: Callable[[], dict[str, Any]] | None = None  # further keys of `GET /model`
     status: Mapping[str, StatusPart] = field(default_factory=dict)  # parts of `GET /status`
-    gauges: Sequence[MetricsSource] = ()  # sampled every few seconds
-    on_response: OnResponse | None = None  # gets the requests that ended
-    # Decides for which requests, when they arrive; None: for every one.
+    gauges: Sequence[MetricsSource] = ()  # sources that are sampled every few seconds
+    on_response: OnResponse | None = None  # receives each request that ended
+    # Decides for an arriving request if `on_response` will receive it; None: it receives all.
     samples: Callable[[Headers], bool] | None = None
-    start: Callable[[], None] | None = None  # on the event loop, when loading begins
-    stop: Callable[[], Awaitable[None]] | None = None  # before the model is retired
-    close: Callable[[], Awaitable[None]] | None = None  # after the last answer
+    start: Callable[[], None] | None = None  # called on the event loop when loading begins
+    stop: Callable[[], Awaitable[None]] | None = None  # awaited before the model is retired
+    close: Callable[[], Awaitable[None]] | None = None  # awaited after the last answer
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,8 @@ def text_schema(contract: TextContract) -> dict[str, Any]:
 class InputApi(Protocol):
     """Describes the body of `/predict` for one input contract. Each kind of input has a class."""
 
-    summary: str  # of `/predict`
-    errors: tuple[str, ...]  # that only this kind of input causes
+    summary: str  # summary of `/predict`
+    errors: tuple[str, ...]  # errors that only this kind of input causes
 
     def content(self, max_items: int | None = None) -> dict[str, Any]:
         """Return the JSON Schema of the body by media type, for at most `max_items` items."""

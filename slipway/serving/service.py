@@ -72,7 +72,7 @@ except SettingsError as error:
     # BentoML's commands print this exception without a traceback.
     raise BentoMLConfigException(str(error)) from None
 COLUMNS = _read_columns(_served_bundle(SETTINGS))
-_operator_port: "OperatorPort | None" = None  # of a worker, if there is a second port
+_operator_port: "OperatorPort | None" = None  # this worker's second port, if there is one
 
 
 @functools.cache

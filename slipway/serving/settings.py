@@ -47,7 +47,7 @@ def _parts(value: Any) -> Any:
     return [part for part in value.split(",") if part] if isinstance(value, str) else value
 
 
-# With commas between them, not as JSON.
+# A list of paths, separated by commas and not written as JSON.
 RootedPaths = Annotated[tuple[RootedPath, ...], NoDecode, BeforeValidator(_parts)]
 # The variables of every extension. Those of one that is not installed are ignored.
 EXTENSION_VARIABLES = frozenset(
@@ -106,32 +106,33 @@ class Settings(SettingsSection):
     bundle: RootedPath = Path("artifacts/bundle")
     certificate: RootedPath = Path("artifacts/certificate.json")
     engine: RootedPath = Path("artifacts/engine")
-    rebuilt_engine: RootedPath = Path("artifacts/rebuilt_engine")  # built and certified here
-    engine_cache: RootedPath = Path(".work/engine_cache")  # of the provider onnxruntime_tensorrt
-    # In the Open Inference Protocol.
+    rebuilt_engine: RootedPath = Path("artifacts/rebuilt_engine")  # for an engine built here
+    engine_cache: RootedPath = Path(".work/engine_cache")  # of ONNX Runtime's TensorRT provider
+    # Name of the model in the Open Inference Protocol.
     model_name: Annotated[str, AfterValidator(checked_model_name)] = "slipway"
-    state: RootedPath = Path(".work/serving")  # survives a restart: rollout, monitoring
+    state: RootedPath = Path(".work/serving")  # state that survives a restart: rollout, monitoring
     # Files of public keys, one of which must have signed the bundle. Empty: it needs no signature.
     signers: RootedPaths = ()
-    signer_list: OptionalPath = None  # of keys that expire or were revoked, read at each load
+    signer_list: OptionalPath = None  # lists keys that expire or were revoked; read at each load
     accept_draft: bool = False  # only for the verify stage, which certifies a running service
     provider: Provider = "auto"
     variant: Variant = "auto"
-    # Of ONNX Runtime, per worker. 0 divides the cores among the workers.
+    # ONNX Runtime's threads in each worker. 0 divides the cores among the workers.
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     max_body_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 16 << 20
-    max_items: Annotated[int, Field(ge=1, le=4096)] = 64  # images in one request
-    max_rows: Annotated[int, Field(ge=1, le=65536)] = 1024  # of a table, in one request
+    max_items: Annotated[int, Field(ge=1, le=4096)] = 64  # most images in one request
+    max_rows: Annotated[int, Field(ge=1, le=65536)] = 1024  # most table rows in one request
     max_batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    # Requests in decoding, waiting and running, per worker.
+    # Most requests of one worker that are being decoded, waiting or running.
     max_queue: Annotated[int, Field(ge=1, le=65536)] = 256
-    max_wait_s: Annotated[float, Field(gt=0, le=600)] = 1.0  # of work in the queue after a burst
-    # Per worker. Each takes a file descriptor.
+    # Most seconds of work in the queue after a burst.
+    max_wait_s: Annotated[float, Field(gt=0, le=600)] = 1.0
+    # Most connections of one worker. Each takes a file descriptor.
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = 512
     request_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     idle_timeout_s: Annotated[int, Field(ge=1, le=3600)] = 75  # longer than proxies in front
-    # For the routes of operators. 0: they are on the main port.
+    # Port for the routes of operators. 0: they are on the main port.
     admin_port: Annotated[int, Field(ge=0, le=65535)] = 0
     admin_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     drain_s: Annotated[float, Field(ge=0, le=600)] = 5.0  # from SIGTERM to the end of listening

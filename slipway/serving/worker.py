@@ -73,17 +73,17 @@ class ModelWorker:
         settle: Callable[[], object] = lambda: None,
     ) -> None:
         self.settings = settings
-        self.model_settings = settings  # of the served model
+        self.model_settings = settings  # settings of the served model
         self.metrics = ServiceMetrics()
         self.refusals = RefusalLog()
-        self.reason = LOADING  # for not being ready
+        self.reason = LOADING  # reason for not being ready
         self._settle = settle
         self._live: LiveModel | None = None
         self._loading: asyncio.Task[None] | None = None
         self.observers = Observers()
         self.router: ModelRouter | None = None
-        self.request_log: Path | None = None  # folder of an extension
-        self.is_draining = False  # answers, but is not ready
+        self.request_log: Path | None = None  # set by the extension that logs requests
+        self.is_draining = False  # draining: it still answers, but reports that it is not ready
         self.admission = Admission(settings.max_queue, settings.max_wait_s, num_cores(), self._shed)
         self.metrics.queue_depth(lambda: self.admission.num_requests)
         self._decoded, self._queued, self._inferred = (
@@ -124,7 +124,7 @@ class ModelWorker:
         """Wait until loading the first model has ended, with success or failure."""
         if self._loading:
             await asyncio.wait([self._loading])
-            if self._loading.cancelled():  # the worker stops
+            if self._loading.cancelled():  # the worker was stopped meanwhile
                 raise asyncio.CancelledError
 
     def drain(self) -> None:
@@ -334,7 +334,7 @@ class ModelWorker:
             logger.error("request %s: model %s: %s", request_id, model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         except Exception as error:
-            if submission is None or not submission.num_taken:  # not decoded, or shed
+            if submission is None or not submission.num_taken:  # not decoded, or shed by admission
                 if submission:
                     self.metrics.waited(submission.waited())
                 raise

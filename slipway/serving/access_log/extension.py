@@ -23,8 +23,9 @@ from slipway.traffic.request_log import SegmentWriter
 
 logger = logging.getLogger("bentoml.slipway")
 
-_MAX_REQUESTS, _GATHER_S = 64, 0.05  # whose lines are written at once, and in which time
-_MAX_WAITING, MAX_WAITING_BYTES = 4096, 8 << 20  # of such groups, for the disk
+# Most requests that are gathered for one write, and the time for which they are gathered.
+_MAX_REQUESTS, _GATHER_S = 64, 0.05
+_MAX_WAITING, MAX_WAITING_BYTES = 4096, 8 << 20  # most groups that wait, and their bytes
 _LINE_BYTES = 1024  # more than the longest line
 _FAULT = 500  # from this status on, every request is logged
 _DAY_S = 86400.0
@@ -36,7 +37,7 @@ class AccessLogSettings(SettingsSection):
 
     access_log_directory: OptionalPath = None  # unset or empty: no access log
     access_log_sampling_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
-    access_log_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20  # of the folder, all workers
+    access_log_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20  # folder size, over all workers
     access_log_days: Annotated[float, Field(ge=0, le=36500)] = 0.0  # 0: until the folder is full
 
 

@@ -31,7 +31,7 @@ logger = logging.getLogger("bentoml.slipway")
 
 Role = Literal["caller", "operator"]  # an operator may also do everything that a caller may
 ROLES: tuple[Role, ...] = get_args(Role)
-MAX_KEYS = 1000  # in one file: every request is compared with all of them
+MAX_KEYS = 1000  # most keys in one file: every request is compared with all of them
 MAX_FILE_BYTES = 1 << 20
 LOOK_EVERY_S = 1.0  # between two checks for a change of the file
 MARK = "slipway_"  # prefix of every key, so that secret scanners find leaked keys

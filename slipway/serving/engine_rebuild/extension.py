@@ -28,7 +28,7 @@ from slipway.system.errors import EngineError, SlipwayError
 logger = logging.getLogger("bentoml.slipway")
 
 COMMAND = (sys.executable, "-m", rebuild.__name__)
-_MAX_OUTPUT = 2000  # characters
+_MAX_OUTPUT = 2000  # characters of the output that are kept
 
 
 class RebuildSettings(SettingsSection):
@@ -74,7 +74,7 @@ async def build(settings: Settings, command: Sequence[str] = COMMAND) -> None:
     process = await asyncio.create_subprocess_exec(
         *guarded,
         *paths,
-        cwd=ROOT,  # so that Python finds the library
+        cwd=ROOT,  # so that Python finds Slipway
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

@@ -19,7 +19,7 @@ from slipway.serving.models.batching import MicroBatcher
 
 logger = logging.getLogger("bentoml.slipway")
 
-BATCH_SECONDS = 0.02  # of one batch; about one image of a small network
+BATCH_SECONDS = 0.02  # duration of one batch; about one image of a small network
 _POLL_SECONDS = 0.002
 
 

@@ -25,7 +25,7 @@ from slipway.serving.models.live_model import LiveModel
 from slipway.serving.requests.payload import Payload
 from slipway.system.errors import UnavailableError
 
-_TRIES = 3  # to measure the time of a row, because other work can slow down any one of them
+_TRIES = 3  # measurements of a row's time, because other work can slow down any one of them
 
 
 class Explainer:

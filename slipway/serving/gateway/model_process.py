@@ -16,11 +16,11 @@ from slipway.serving.gateway.models_file import HostedModel
 from slipway.serving.settings import PREFIX
 
 logger = logging.getLogger("slipway.gateway")
-FIRST_DELAY_S, LAST_DELAY_S = 1.0, 60.0  # before the next start
+FIRST_DELAY_S, LAST_DELAY_S = 1.0, 60.0  # pauses before the next start
 STEADY_S = 60.0  # a service that ran so long is started again after the first delay
 MEMORY_CHECK_S = 5.0
-STOP_S = 20.0  # from SIGTERM to SIGKILL, beyond the time for draining
-PATIENCE_S = 5.0  # beyond the deadline that the service keeps by itself
+STOP_S = 20.0  # from SIGTERM to SIGKILL, in addition to the time for draining
+PATIENCE_S = 5.0  # in addition to the service's own deadline
 _REASON_LINES = 3
 
 
@@ -33,7 +33,7 @@ class ModelProcess:
         self.reason = "it is starting"  # why there is no answer, if there is none
         self.num_restarts = 0
         self.memory_bytes = 0
-        self.num_requests = 0  # that it is answering now
+        self.num_requests = 0  # requests that it is answering now
         self._session: aiohttp.ClientSession | None = None
         self._process: asyncio.subprocess.Process | None = None
 

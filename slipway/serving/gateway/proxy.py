@@ -35,7 +35,7 @@ from slipway.serving.http.responses import (
 )
 from slipway.serving.http.routes import Headers, new_request_id, request_id_of
 
-# Of one connection (RFC 9110, section 7.6.1), not of the message.
+# Headers of one connection (RFC 9110, section 7.6.1), not of the message.
 _OF_CONNECTION = frozenset(
     (
         *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),

@@ -21,7 +21,7 @@ GAUGES = {
     "slipway_gpu_memory_total_bytes": "Memory of the GPU.",
     "slipway_gpu_temperature_celsius": "Temperature of the GPU's die.",
 }
-LOST = math.nan  # for a GPU that no longer answers, in place of its last good figures
+LOST = math.nan  # figure of a GPU that no longer answers, in place of its last good figures
 
 
 class GpuMetrics:
@@ -32,7 +32,7 @@ class GpuMetrics:
         self._handles: dict[int, Any] = {}
         self._num_gpus = min(nvml.nvmlDeviceGetCount(), MAX_GPUS)
         self._last: dict[int, dict[str, float]] = {}
-        self._silent: set[int] = set()  # lost GPUs that the log has
+        self._silent: set[int] = set()  # lost GPUs that were logged
         self._gauges = {
             # Every worker sees the same GPUs: the newest figure counts, not a sum.
             name: Gauge(name, text, ["gpu"], multiprocess_mode="livemostrecent", registry=registry)
@@ -82,7 +82,7 @@ class GpuMetrics:
         )
         figures: dict[str, float] = {}
         if utilization is not None:
-            figures["slipway_gpu_utilization_ratio"] = utilization.gpu / 100  # from percent
+            figures["slipway_gpu_utilization_ratio"] = utilization.gpu / 100  # NVML returns percent
         if memory is not None:
             figures |= {
                 "slipway_gpu_memory_used_bytes": float(memory.used),

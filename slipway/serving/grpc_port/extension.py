@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 _SERVICE = "inference.GRPCInferenceService"
 _HEALTH = "grpc.health.v1.Health"  # https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 _HEAD_LENGTH = "inference-header-content-length"
-_OVERHEAD_BYTES = 64 << 10  # of a message beside its tensors
+_OVERHEAD_BYTES = 64 << 10  # most bytes of a message besides its tensors
 _MAX_METADATA_BYTES = 16 << 10
-# Headers that follow from the message, whatever the caller's metadata say.
+# Headers that are derived from the message. Those in the caller's metadata are ignored.
 _OWN_HEADERS = {b"content-length", b"content-type", b"transfer-encoding", b"expect", b"te"}
 _PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "tritonclient")
 _NOT_READY = 503
-# By status of the HTTP form; all others of the caller's are INVALID_ARGUMENT.
+# gRPC codes by HTTP status. Other errors that the caller caused are INVALID_ARGUMENT.
 # https://github.com/grpc/grpc/blob/master/doc/statuscodes.md
 _CODES = {
     401: "UNAUTHENTICATED",
@@ -54,7 +54,7 @@ _CODES = {
 class GrpcSettings(SettingsSection):
     """Settings of the gRPC port: its number and its address."""
 
-    grpc_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: none
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: no gRPC port
     grpc_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
@@ -321,7 +321,7 @@ def _address(settings: Settings) -> tuple[str, int, str] | None:
 def _attach(worker: ModelWorker) -> Hooks:
     if _address(worker.settings) is None:
         return Hooks()
-    port: list[GrpcPort] = []  # made when the routes of all extensions are there
+    port: list[GrpcPort] = []  # created when the routes of all extensions are known
 
     def start() -> None:
         port.append(GrpcPort(worker))

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 
 from slipway.serving.http.responses import Refusal
 
-# By datatype: the field of InferTensorContents with its values, and the dtype of these as bytes.
+# For each datatype: the field of InferTensorContents with its values, and their dtype as bytes.
 _CONTENTS: dict[str, tuple[str, str]] = {
     "BOOL": ("bool_contents", "?"),
     "INT8": ("int_contents", "<i1"),

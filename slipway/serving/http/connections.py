@@ -21,12 +21,12 @@ from slipway.serving.http.refusal_log import Peer
 from slipway.serving.http.responses import RETRY_AFTER, Refusal, Response, response_bytes
 from slipway.serving.http.routes import new_request_id
 
-LINGER_S = 1.0  # for a refused caller to read the reason: a few round trips of a slow line
+LINGER_S = 1.0  # time for a refused caller to read the reason: a few round trips of a slow line
 MAX_LINGERING = 64  # refused connections of a worker that stay open that long
-MIN_IDLE_S = 5.0  # before a connection is closed to make room for another
+MIN_IDLE_S = 5.0  # least idle time before a connection is closed to make room for another
 _TICKS = 10  # checks of each connection within the time-out
-_SLICE_BYTES = 32 << 10  # of a body, parsed at once
-_HEAD_SLICE_BYTES = 2 << 10  # so few pipelined requests are parsed before the first is answered
+_SLICE_BYTES = 32 << 10  # bytes of a body that are parsed at once
+_HEAD_SLICE_BYTES = 2 << 10  # small, so that few pipelined requests are parsed early
 _CONTINUE = b"HTTP/1.1 100 "
 # Without uvicorn's warnings, one for each bad request: callers could fill the disk with them.
 _errors = logging.getLogger("uvicorn.error.slipway")
@@ -52,7 +52,7 @@ class ConnectionLimits:
         self.idle_timeout_s = idle_timeout_s
         self.respond = respond
         self.connections: set[Connection] = set()
-        self.idle: dict[Connection, float] = {}  # since this loop time, the oldest first
+        self.idle: dict[Connection, float] = {}  # idle since this loop time, the oldest first
         self._num_lingering = 0
         self._is_ticking = False
 
@@ -197,13 +197,13 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments)
         self.logger = _errors
         self.timeout_keep_alive = limits.idle_timeout_s
-        self.url = b""  # of the last request, as far as it has arrived
+        self.url = b""  # URL of the last request, as far as it has arrived
         self._limits = limits
-        self._held: bytes | memoryview = b""  # not parsed yet
+        self._held: bytes | memoryview = b""  # bytes that are not parsed yet
         self._previous: Any = None  # cycle before the last one
         self._refusal: Refusal | None = None  # to be sent after the answers to earlier requests
         self._is_at_eof = False
-        self._num_bytes = 0  # of a head that is not complete, chunk extensions or trailers
+        self._num_bytes = 0  # bytes of an incomplete head, chunk extensions or trailers
         self._age = 0  # ticks that a head has taken
         self._num_unsent, self._stalled_ticks = 0, 0
 

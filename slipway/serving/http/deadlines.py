@@ -14,7 +14,7 @@ class Deadlines:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        # The end of each, in seconds of the event loop, oldest first.
+        # The end of each deadline, in seconds of the event loop, oldest first.
         self.running: dict[Deadline, float] = {}
         self.is_armed = False
 

@@ -5,7 +5,7 @@ import logging
 
 from slipway.serving.http.responses import Refusal
 
-MAX_LINES_PER_S = 5  # of one worker
+MAX_LINES_PER_S = 5  # lines that one worker writes
 
 logger = logging.getLogger("bentoml.slipway")
 Peer = tuple[str, int] | None  # address and port; None: unknown
@@ -18,7 +18,7 @@ class RefusalLog:
     """
 
     def __init__(self) -> None:
-        self._num = 0  # in the present second
+        self._num = 0  # refusals in the present second
 
     def add(self, refusal: Refusal, request_id: str, peer: Peer, detail: str) -> None:
         """Log a refusal. Call it on the event loop only."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from starlette.types import Message, Receive
 
-DRAIN_S = 2.5  # limit; a slower client is answered anyway
+DRAIN_S = 2.5  # time limit of draining; a slower client is answered anyway
 DRAIN_BYTES_S = 25e6  # guess: reading at this rate takes about a twentieth of a core
 REFUSAL_BYTES = 16 << 10  # guess: the cost of a refusal without a body, in bytes
 
@@ -21,9 +21,9 @@ class RequestBody:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self.is_requested = False  # somebody waited for it
+        self.is_requested = False  # somebody waited for the body
         self.is_complete = False
-        self.is_drained = False  # nothing more of it will be read
+        self.is_drained = False  # the rest of the body will not be read
         self.num_bytes = 0  # received so far
 
     async def __call__(self) -> Message:

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from starlette.types import Send
 
-# docs/reference/serving.md explains each; a test compares the two.
+# docs/reference/serving.md explains each error; a test compares the two lists.
 ERRORS = {
     "malformed_request": 400,
     "malformed_body": 400,

@@ -19,13 +19,13 @@ from slipway.serving.http.request_body import RequestBody
 from slipway.serving.http.responses import Refusal, Response, error_response
 
 READING = ("GET", "HEAD")
-STAGES = ("read", "decode", "queue", "infer", "encode")  # of a prediction, in this order
-Headers = Mapping[bytes, bytes]  # by lower-case name
+STAGES = ("read", "decode", "queue", "infer", "encode")  # stages of a prediction, in this order
+Headers = Mapping[bytes, bytes]  # values by lower-case name
 # For everybody who reaches the port; for clients of the model; for those who run the service.
 Access = Literal["open", "caller", "operator"]
 
 _VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_ID_BYTES = 8  # of randomness in each request id
+_ID_BYTES = 8  # random bytes in each request id
 _IDS_PER_READ = 256  # reading randomness for each id costs more than the rest of its creation
 _unused_ids: list[str] = []
 os.register_at_fork(after_in_child=_unused_ids.clear)
@@ -38,10 +38,10 @@ class RequestTrace:
     # Begin and end of the first stages of STAGES, those that took place, in perf_counter seconds.
     # Extensions keep it for a while, and one list costs half of what a pair for each stage would.
     times: list[float] = field(default_factory=list)
-    model_version: str | None = None  # of the model that answered, or failed to
-    num_rows: int | None = None  # answered
-    trace_id: str | None = None  # of a distributed trace, from an extension
-    readers: "tuple[OnResponse, ...]" = ()  # hooks that get the request when it ended
+    model_version: str | None = None  # version of the model that answered, or failed to answer
+    num_rows: int | None = None  # number of answered rows
+    trace_id: str | None = None  # id of the distributed trace, set by an extension
+    readers: "tuple[OnResponse, ...]" = ()  # hooks that receive the request when it ended
 
     def stages(self) -> Iterator[tuple[str, float, float]]:
         """Yield the name, begin and end of each stage that took place."""
@@ -61,7 +61,7 @@ class Request:
     started: float  # perf_counter seconds
     caller: str | None = None  # name of the caller's key, once authenticated
     peer: Peer = None
-    trace: RequestTrace | None = None  # None: nobody reads it
+    trace: RequestTrace | None = None  # None: no extension reads it
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Exchange:
     method: str  # empty if it was refused before it was read
     route: str  # a key of the routes, or "other"
     status: int | None  # None: the client disconnected
-    error: str | None  # code
+    error: str | None  # code of the error; None if there was none
     caller: str | None  # name of the caller's key
     started: float  # perf_counter seconds, like the next
     ended: float
@@ -88,21 +88,22 @@ class Operation:
     """Describes a route for the OpenAPI document. Schemas of bodies are by media type."""
 
     summary: str
-    takes: Mapping[str, Any] = field(default_factory=dict)  # of the body; empty: no body
-    answers: Mapping[str, Any] = field(default_factory=dict)  # of `statuses`; of GET with 200
+    takes: Mapping[str, Any] = field(default_factory=dict)  # schemas of the body; empty: no body
+    # Schemas of the answers with `statuses`, or of GET's answer with 200.
+    answers: Mapping[str, Any] = field(default_factory=dict)
     errors: tuple[str, ...] = ()  # codes of ERRORS, in addition to those of every route
-    example: str = ""  # arguments of curl
+    example: str = ""  # arguments of curl that send an example
     statuses: tuple[int, ...] = (200,)
-    requires_body: bool = True  # if it takes one
+    requires_body: bool = True  # False if the body may be omitted
 
 
 @dataclass(frozen=True)
 class ErrorShape:
     """The error format of a protocol, which replaces `error_response`."""
 
-    name: str  # of its schema in the OpenAPI document
+    name: str  # name of its schema in the OpenAPI document
     schema: Mapping[str, Any]
-    respond: Callable[[Refusal, str], Response]  # takes the request id
+    respond: Callable[[Refusal, str], Response]  # from refusal and request id
 
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from slipway.serving.http.responses import Refusal
 
-# {"rows": [{"column": value}]} has 3. With one more, errors can name the column that has a list.
+# {"rows": [{"column": value}]} has 3 levels. With a fourth, errors can name a column with a list.
 MAX_DEPTH = 4
-MAX_DIGITS = 400  # of a number; a double has at most 309 before the decimal point
+MAX_DIGITS = 400  # most digits of a number; a double has at most 309 before the decimal point
 _EXACT_DIGITS = 18
 # A string, even one that never ends. Possessive repeats keep the search linear.
 _TEXT = rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'

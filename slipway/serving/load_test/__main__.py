@@ -34,7 +34,7 @@ CARD, PAGE, APPLIED = (
     Path("reports/capacity.md"),
     Path("serving.env"),
 )
-_CONNECTIONS = 32  # default load
+_CONNECTIONS = 32  # default number of callers
 
 
 class Services:
@@ -45,7 +45,7 @@ class Services:
         self._samples = samples
         self._folder = folder
         self._num_opened = 0
-        self.model: dict[str, Any] = {}  # answer of /model of the last service
+        self.model: dict[str, Any] = {}  # the last service's answer to `GET /model`
 
     @contextmanager
     def __call__(self, candidate: SettingsCandidate) -> Iterator[Bench]:

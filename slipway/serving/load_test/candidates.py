@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slipway.predictor.options import DEFAULT_BATCH_SIZE
 from slipway.serving.settings import Settings
 
-_MAX_WORKERS = 8  # each has its own model
+_MAX_WORKERS = 8  # each worker holds a model of its own
 _SMALL_BATCH = 8
 
 
@@ -48,7 +48,7 @@ def sharings(present: SettingsCandidate, cores: int) -> list[SettingsCandidate]:
     pairs = [
         (present.workers, present.num_threads),
         *shared,
-        (1, max(1, cores // 2)),  # leaves cores to decoding and HTTP
+        (1, max(1, cores // 2)),  # leaves cores for decoding and HTTP
     ]
     return [SettingsCandidate(*pair, present.max_batch_size) for pair in dict.fromkeys(pairs)]
 

@@ -19,8 +19,8 @@ from slipway.system.cores import cpu_model
 
 FORMAT_VERSION = 1
 _PACKAGES = ("bentoml", "numpy", "onnxruntime", "onnxruntime-gpu", "uvicorn", "uvloop")
-_BUSY = 0.5  # load average for each core, before anything was started
-USABLE = 0.7  # of the capacity; the rest is for bursts, other machines and other days
+_BUSY = 0.5  # load average per core before the test above which the machine counts as busy
+USABLE = 0.7  # usable fraction of the capacity; the rest is for bursts, other machines, other days
 _COLUMNS = [
     "workers",
     "threads",

@@ -20,8 +20,8 @@ from slipway.serving.load_test.load import (
 )
 from slipway.serving.load_test.samples import Samples
 
-CLIENT_IS_FULL = 0.9  # of one core; above it the client may be the bottleneck
-_REST_S = 1.0  # after an overload, until the service admits requests normally
+CLIENT_IS_FULL = 0.9  # fraction of one core above which the client may be the bottleneck
+_REST_S = 1.0  # pause after an overload, until the service admits requests normally again
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Figures:
     target_rate: float | None  # requests per second; None in a closed loop
     connections: int | None  # callers of a closed loop
     seconds: float
-    answered: int  # with 200
+    answered: int  # requests answered with status 200
     failed: dict[str, int]  # other answers by status; "no answer" for broken connections
     p50_ms: float | None  # None without any answer
     p95_ms: float | None
     p99_ms: float | None
-    client_share: float  # of one core
+    client_share: float  # the client's processor time, as a fraction of one core
 
     @property
     def rate(self) -> float:

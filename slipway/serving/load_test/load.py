@@ -28,7 +28,7 @@ GIVE_UP_S = 30.0
 class Answer:
     """The answer to one request, with its status, body and times."""
 
-    number: int  # of the request
+    number: int  # number of the request
     due: float  # perf_counter seconds
     seconds: float  # from `due` to the end of the answer
     status: int
@@ -70,7 +70,7 @@ class _Caller(asyncio.Protocol):
         self._received = bytearray()
         self._head: tuple[int, dict[bytes, bytes]] | None = None
         self._answer: asyncio.Future[tuple[int, dict[bytes, bytes], bytes]] | None = None
-        # An answer without a request: the service refused the connection.
+        # An answer before any request: the service refused the connection.
         self._unsolicited: tuple[int, dict[bytes, bytes], bytes] | None = None
         self._has_body = True
         self._answered = 0.0  # time of the last answer, perf_counter
@@ -194,7 +194,7 @@ async def open_loop(
         task.add_done_callback(tasks.discard)
         number += 1
         if number % 8 == 0:
-            await asyncio.sleep(0)  # lets a lagging client read answers
+            await asyncio.sleep(0)  # lets a client that is late read answers
     await asyncio.gather(*tasks)
     callers.close()
     return callers.answers

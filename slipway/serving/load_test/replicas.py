@@ -28,7 +28,7 @@ _MOST_MARGIN = 0.9
 class Sizing:
     """Computes the number of replicas for a load, and their utilisation."""
 
-    rate: float  # requests per second of all
+    rate: float  # requests per second of all replicas together
     carried: float  # requests per second that one replica sustains within the limit
     margin: float  # fraction of `carried` that stays free
 

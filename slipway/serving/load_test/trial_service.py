@@ -32,7 +32,7 @@ from slipway.system.errors import DataError, UnavailableError
 READY_S = 60.0  # time limit of a start
 _STOP_S = 20.0
 _UNUSED = ("KEYS", "DISABLE_AUTH", "ALLOWED_HOSTS", "ADMIN_PORT", "ADMIN_HOST")
-_ALL_READY = "slipway_ready "  # line of the metric
+_ALL_READY = "slipway_ready "  # beginning of the metric's line
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TrialService:
     """A running service whose workers are all ready."""
 
     url: str
-    model: dict[str, Any]  # answer of /model
+    model: dict[str, Any]  # the answer to `GET /model`
 
 
 def served_settings(settings: Settings) -> Settings:

@@ -30,20 +30,20 @@ Open = Callable[[SettingsCandidate], AbstractContextManager[Bench]]
 NUM_ROUNDS = 3
 _WARM_CONNECTIONS = 16
 _MIN_TRIALS, _MAX_TRIALS = 6, 14  # of a candidate
-_TRYING = 0.6  # fraction of the time; the rest is for the rounds
+_TRYING = 0.6  # fraction of the time for trials; the rest is for the rounds
 _MEASUREMENTS = 120  # measured: this many fit into the time
 _SHORTEST_S, _LONGEST_S = 0.3, 5.0
 # A measurement should have 30 requests, and may take four times as long to get them.
 _MIN_REQUESTS, _MAX_EXTENSION = 30, 4.0
 _NUM_FINALISTS = 2
 _ROUND = 2.0  # times the length of a trial: the 99th percentile needs many requests
-_HOPELESS = 0.5  # fraction of the best rate
-_CLEARLY = 1.1  # smaller gains are noise; the earlier candidate wins
-_OVERTIME = 1.25  # times the duration, while no rate was confirmed
+_HOPELESS = 0.5  # fraction of the best rate below which a candidate is abandoned
+_CLEARLY = 1.1  # factor of a clear gain; with less, the earlier candidate wins
+_OVERTIME = 1.25  # limit as a multiple of the duration, while no rate was confirmed
 # Steps of RESOLUTION after the first missed rate; doubled after each further one.
 _STEPS_DOWN = 2
-_FIRST_GUESS = 0.7  # of the closed-loop rate
-_TOO_MUCH = 2.0  # times the closed-loop rate: never sent
+_FIRST_GUESS = 0.7  # first rate to try, as a fraction of the closed-loop rate
+_TOO_MUCH = 2.0  # highest rate that is sent, as a multiple of the closed-loop rate
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Tried:
     rate: float | None = None  # sustained when tried; None if not even the lowest was
     at_load: Figures | None = None
     problem: str = ""  # reason why the trial ended early
-    rounds: list[Figures] = field(default_factory=list)  # at `confirmed`, or at the last tried rate
-    load_rounds: list[Figures] = field(default_factory=list)  # at the goal's load
+    rounds: list[Figures] = field(default_factory=list)  # at `confirmed` or the last tried rate
+    load_rounds: list[Figures] = field(default_factory=list)  # measured at the goal's load
     confirmed: float | None = None  # rate held in most rounds
 
 
@@ -94,7 +94,7 @@ class Outcome:
     goal: Goal
     all_tried: list[Tried]
     best: Tried
-    is_met: bool  # in most rounds
+    is_met: bool  # the goal was met in most rounds
     seconds: float
 
     @property
@@ -113,8 +113,8 @@ class _Finalist:
 
     tried: Tried
     bench: Bench
-    rate: float  # tried next
-    rounds: list[Figures] = field(default_factory=list)  # at that rate
+    rate: float  # rate to try next
+    rounds: list[Figures] = field(default_factory=list)  # rounds measured at that rate
     missed: set[float] = field(default_factory=set)
 
 
@@ -191,7 +191,7 @@ class Tuner:
             with self._open(candidate) as bench:
                 self._search(tried, bench, end)
         except UnavailableError as error:
-            if not self.all_tried:  # the present settings
+            if not self.all_tried:  # the first candidate: the present settings
                 raise
             tried.problem = str(error)
         return tried

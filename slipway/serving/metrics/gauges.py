@@ -16,7 +16,7 @@ logger = logging.getLogger("bentoml.slipway")
 
 SECONDS = 5.0  # a third of Prometheus' usual scrape interval
 _CGROUP = Path("/sys/fs/cgroup")
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and version 1
+_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # in cgroups of version 2 and 1
 _PAGES = Path("/proc/self/statm")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -41,7 +41,7 @@ class Sampler:
         self._failed = failed
         self._seconds = seconds
         self._ended = threading.Event()
-        self._logged: set[int] = set()  # positions of failing sources that the log has
+        self._logged: set[int] = set()  # positions of failing sources that were logged
         self._thread = threading.Thread(target=self._run, name="slipway-sampler", daemon=True)
         self._thread.start()
 

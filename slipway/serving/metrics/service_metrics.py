@@ -57,7 +57,7 @@ _MODEL_LABELS = (
 )
 # BentoML sets it in every worker, before prometheus_client is imported.
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
-# From the server process to its workers. No settings, hence the underscore.
+# Variables that the server process sets for its workers. Not settings, hence the underscore.
 _SERVER_DIRECTORY = "_SLIPWAY_SERVER_DIRECTORY"
 _SERVER_STARTED = "_SLIPWAY_SERVER_STARTED"
 
@@ -325,7 +325,7 @@ def open_server_directory(parent: Path) -> None:
         if leftover.name.isdigit() and not is_alive(int(leftover.name)):
             shutil.rmtree(leftover, ignore_errors=True)
     own = parent / str(os.getpid())
-    shutil.rmtree(own, ignore_errors=True)  # of an earlier process with this id
+    shutil.rmtree(own, ignore_errors=True)  # left by an earlier process with this id
     own.mkdir(parents=True)
     os.environ[_SERVER_DIRECTORY] = str(own)
     os.environ[_SERVER_STARTED] = str(time.time())

@@ -74,7 +74,7 @@ class HistogramTally:
     def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
         self._histogram = histogram
         self._bounds = np.array(bounds, np.float64)
-        self._new: list[float] = []  # in no bucket yet
+        self._new: list[float] = []  # values that are in no bucket yet
         self.observe: Callable[[float], None] = self._new.append
         self._counts = [0] * (len(bounds) + 1)  # the last bucket is above all bounds
         self._flushed_counts = [0] * (len(bounds) + 1)

@@ -35,14 +35,14 @@ logger = logging.getLogger("bentoml.slipway")
 
 KINDS = ("counter", "histogram")
 _INITIAL_BYTES = 1 << 16  # as in prometheus_client
-_HEADER_BYTES = 8  # the number of used bytes, in four of them
+_HEADER_BYTES = 8  # four of them hold the number of used bytes
 _RETRY_S = 1.0
 _used = struct.Struct("i")
 _unclaimed: set[str] = set()  # files without disk space; logged once for all
-_SUM = 0  # in place of a process id
-_SPARE_BYTES = 4096  # in the file of a new sum
+_SUM = 0  # stands in place of a process id
+_SPARE_BYTES = 4096  # spare bytes in the file of a new sum
 _LOCK = "dead_workers.lock"
-_has_failed = False  # the last merge
+_has_failed = False  # True if the last merge failed
 
 
 class ClaimedFile(MmapedDict):
@@ -187,7 +187,7 @@ def _complete_sum(directory: Path, kind: str) -> Path:
 
 
 def _merge(directory: Path, kind: str) -> None:
-    _replace_sum(directory, kind)  # of a killed scraper
+    _replace_sum(directory, kind)  # the sum that a killed scraper left
     old_sum = directory / f"{kind}_{_SUM}.db"
     new = old_sum.with_suffix(".new")
     found = _files_of_dead_workers(directory, kind)

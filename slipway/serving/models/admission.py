@@ -16,13 +16,13 @@ from slipway.serving.http.responses import Refusal
 
 # An efficient batch has this fraction of the throughput of the largest one.
 EFFICIENT = 0.95
-MIN_ITEMS = 8  # always admitted: with fewer, the model would wait for the event loop
-DECAY = 0.98  # of the weight of earlier batches: about the last 50 decide
+MIN_ITEMS = 8  # items that are always admitted: with fewer, the model would wait for the event loop
+DECAY = 0.98  # factor of the weights of earlier batches: about the last 50 decide
 # Batches of one item before the speed is known. The first ones of a process are slow, and single
 # items do not show the gain of larger batches.
 FEW_BATCHES = 8
-WINDOW_S = 0.25  # for measuring the speed of requests, decoding included
-_NEW_SPEED = 0.3  # weight of one window
+WINDOW_S = 0.25  # length of a window that measures the speed of requests, decoding included
+_NEW_SPEED = 0.3  # weight of one window in the measured speed
 _NEW_SIZE = 0.05  # weight of one request in the usual number of items
 # Requests of the usual size that are always admitted: one running, one waiting, others decoding.
 REQUESTS = 8
@@ -124,9 +124,9 @@ class Admission:
         # Requested items, refused ones included, minus those that could have been answered since.
         self._demand = 0.0
         self._demand_at = clock()
-        self._num_refused = 0.0  # items, since the demand last equalled the admitted items
+        self._num_refused = 0.0  # items refused since the demand last equalled the admitted items
         self.num_requests = self.num_items = 0  # admitted and not answered yet
-        self._usual_items = 1.0  # per request
+        self._usual_items = 1.0  # usual items per request
         self._window_began, self._window_items, self._window_least = clock(), 0, 0
         self.max_batch_size = 1
         self.is_overloaded = False

@@ -22,7 +22,7 @@ logger = logging.getLogger("bentoml.slipway")
 
 # A batch in the event loop blocks everybody. A quick one takes at most a tenth of this.
 SLOW_S = 0.02
-_MAX_SLOW = 3  # slow batches in a row; a single one may be caused by the system
+_MAX_SLOW = 3  # slow batches in a row that are allowed; a single one may be caused by the system
 
 _UNREAD: NDArray[Any] = np.empty(0)
 
@@ -60,12 +60,12 @@ class Submission(Generic[Row]):
         self.inputs: NDArray[Any] = _UNREAD  # (rows, ...) once a batch takes some of them
         self.answer = answer
         self.num_taken = 0  # rows that are, or were, in a batch
-        self.read_seconds = 0.0  # 0 if the rows were decoded before
-        self.queue_seconds = 0.0  # until its first batch began
-        self.infer_seconds = 0.0  # from then on; the rows may need several batches
+        self.read_seconds = 0.0  # 0 if the rows were decoded before they were queued
+        self.queue_seconds = 0.0  # time until its first batch began
+        self.infer_seconds = 0.0  # time from then on; the rows may need several batches
         self._read_started = 0.0
-        self._rows: Sequence[Row] = ()  # answered so far
-        self._started = perf_counter()  # of the request, then of its first batch
+        self._rows: Sequence[Row] = ()  # answers so far
+        self._started = perf_counter()  # start of the request, later that of its first batch
 
     def read(self) -> None:
         started = self._read_started = perf_counter()
@@ -135,7 +135,7 @@ class MicroBatcher(Generic[Row]):
         self._max_batch_size = max_batch_size
         self._on_batch = on_batch
         self.quick_rows = quick_rows  # 0 once the model proved slow
-        self._num_slow = 0  # slow batches in a row, in the event loop
+        self._num_slow = 0  # slow batches in a row that ran in the event loop
         self._waiting: deque[Submission[Row]] = deque()
         self._working: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-model")
@@ -221,7 +221,7 @@ class MicroBatcher(Generic[Row]):
         return batch
 
     async def _answer(self, batch: list[_Part]) -> None:
-        if not batch:  # all were cancelled
+        if not batch:  # all requests were cancelled
             return
         started = perf_counter()
         try:

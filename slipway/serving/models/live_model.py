@@ -30,7 +30,7 @@ class LiveModel:
         slot: str = "stable",
     ) -> None:
         self.model = model
-        self.slot = slot  # in a rollout, one of SLOTS
+        self.slot = slot  # one of SLOTS during a rollout
         self.batcher: MicroBatcher[AnsweredRow] = MicroBatcher(
             model.answer_rows, model.max_batch_size, on_batch, model.quick_rows
         )

@@ -29,7 +29,7 @@ class Answered(NamedTuple):
     request_id: str
     payload: Payload
     is_list: bool
-    inputs: NDArray[Any]  # (rows, ...), of the network
+    inputs: NDArray[Any]  # (rows, ...) inputs of the network
     model: ServedModel
     rows: Sequence[AnsweredRow]
     answers: list[dict[str, Any]]
@@ -94,7 +94,7 @@ class Observers:
 
     def __init__(self) -> None:
         self.all: Sequence[Observer] = ()
-        self._answered: list[Noted] = []  # in this turn
+        self._answered: list[Noted] = []  # requests answered in this turn
         self._moment = 0.0  # time before the first of these responses
 
     def add(self, observer: Observer) -> None:

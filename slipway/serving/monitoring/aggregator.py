@@ -19,9 +19,10 @@ from slipway.serving.monitoring.models import MonitoredModel
 from slipway.serving.monitoring.queue import TrafficGroup
 from slipway.serving.monitoring.store import MergeResult, Part
 
-MAX_PREDICTIONS = 20_000  # held while the database is unusable
-FEATURES_BUDGET, RECORDS_BUDGET = 0.005, 0.0025  # of one core: drift features, predictions
-BURST_S = 0.1  # of processor time
+MAX_PREDICTIONS = 20_000  # most predictions that are held while the database is unusable
+# Fractions of one core, for drift features and for predictions.
+FEATURES_BUDGET, RECORDS_BUDGET = 0.005, 0.0025
+BURST_S = 0.1  # processor time that may be spent at once
 # Rows whose features are computed at once: the event loop waits for no longer.
 _CHUNK_ROWS = 64
 _CHUNK_BYTES = 2 << 20
@@ -77,7 +78,7 @@ class TrafficAggregator:
         self._metrics = metrics
         self._part_rows = part_rows  # a window with more rows is merged at once
         self._part = Part(sequence=1)
-        self._frozen: Part | None = None  # handed to the database, result unknown
+        self._frozen: Part | None = None  # part handed to the database, result unknown
         self._features_budget = ProcessorBudget(FEATURES_BUDGET, BURST_S)
         self._records_budget = ProcessorBudget(RECORDS_BUDGET, BURST_S)
         self._random = np.random.default_rng()

@@ -22,10 +22,10 @@ from slipway.traffic.monitoring_records import DATABASE, MIGRATIONS, SCHEMA, SCH
 
 logger = logging.getLogger("bentoml.slipway")
 
-BUSY_S = 1.0  # wait for a lock of another process
+BUSY_S = 1.0  # longest wait for a lock of another process
 _LOCK = "monitoring.lock"
-_SUFFIXES = ("", "-wal", "-shm")  # of SQLite's files
-_MOMENT = "%Y%m%dT%H%M%S.%fZ"  # in the name of a database that was moved aside
+_SUFFIXES = ("", "-wal", "-shm")  # suffixes of SQLite's files
+_MOMENT = "%Y%m%dT%H%M%S.%fZ"  # time in the name of a database that was moved aside
 _ASIDE = re.compile(rf"{re.escape(DATABASE)}\.(\d{{8}}T\d{{6}}\.\d{{6}}Z)(-wal|-shm)?")
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # Per connection; SQLite's default is 2,000. Random ids rarely hit a cached page.
@@ -62,7 +62,7 @@ class Database:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(sqlite3.Error):  # it is discarded either way
+            with suppress(sqlite3.Error):  # the connection is discarded either way
                 connection.close()
 
     def _open(self) -> sqlite3.Connection:

@@ -34,8 +34,8 @@ from slipway.serving.settings import Settings
 
 logger = logging.getLogger("bentoml.slipway")
 
-MAX_LABELS = 1000  # per request
-MAX_WAITING = 32  # requests
+MAX_LABELS = 1000  # most labels of one request
+MAX_WAITING = 32  # most requests that wait for the thread
 # Until a label that came right after its prediction is joined: workers store predictions together.
 JOINS_WITHIN_S = math.ceil(GATHER_S + MERGE_S)
 _MAX_VALUES = 6 * MAX_LABELS + 16  # brackets, commas and strings of MAX_LABELS labels
@@ -68,7 +68,7 @@ class FeedbackReceiver:
         limits = settings.section(MonitoringSettings).limits
         self._store = Store(settings.state, limits)
         self._is_shared = limits.database_url is not None
-        self._max_items = max(settings.max_rows, settings.max_items)  # of a table, of images
+        self._max_items = max(settings.max_rows, settings.max_items)  # for tables, for images
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slipway-feedback")
         self._num_waiting = 0

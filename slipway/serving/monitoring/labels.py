@@ -17,13 +17,13 @@ from slipway.traffic.postgres import SqlConnection
 # Rows per INSERT. Every statement releases the interpreter lock and has to get it back, which
 # delays the event loop more than the work itself.
 ROWS_PER_INSERT = 512
-# Only in the local database: rows for the database that several services share.
+# Exists only in the local database: rows for the database that several services share.
 _OUTBOX = (
     "CREATE TABLE IF NOT EXISTS outbox (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, "
     "num_rows INTEGER NOT NULL, content TEXT NOT NULL) STRICT"
 )
-_MAX_ENTRIES = 200  # read at once
-_REPLACED = (  # by a later label of the same item
+_MAX_ENTRIES = 200  # most entries that are read at once
+_REPLACED = (  # labels replaced by a later label of the same item
     *("names_item", "received", "label", "value", "joined", "model", "answered"),
     *("predicted_label", "predicted_value", "caller"),
 )
@@ -67,8 +67,8 @@ class FeedbackItem:
 class FeedbackResult:
     """The outcome of one feedback item."""
 
-    joined: bool  # to a stored prediction
-    duplicate: bool  # it replaced an earlier label
+    joined: bool  # True if it was joined to a stored prediction
+    duplicate: bool  # True if it replaced an earlier label
     model: str | None = None  # version that predicted; None if unknown
     is_wrong: bool = False  # another label was predicted; False for numbers
 

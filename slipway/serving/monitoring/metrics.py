@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from slipway.serving.metrics.service_metrics import ServiceMetrics
 from slipway.serving.metrics.tallies import HistogramTally
 
-# Of slipway_monitoring_errors_total
+# Labels of slipway_monitoring_errors_total.
 PARTS = ("collect", "features", "state", "judge", "quality", "proposal", "feedback", "database")
 MAX_CLASSES = 50
 MAX_FEATURES = 30
@@ -34,9 +34,9 @@ class GaugeValues:
     features: Sequence[tuple[str, float, float]] = ()
     estimate: Bounds | None = None  # None if it is not valid
     is_estimate_valid: bool | None = None
-    quality: dict[str, Bounds] = field(default_factory=dict)  # by metric
-    num_joined: int = 0  # rows behind `quality`
-    num_waiting: int = 0  # rows for the database of several services
+    quality: dict[str, Bounds] = field(default_factory=dict)  # bounds by metric
+    num_joined: int = 0  # number of rows from which `quality` was measured
+    num_waiting: int = 0  # rows waiting for the database of several services
 
 
 class MonitoringMetrics(Collector):
@@ -81,7 +81,7 @@ class MonitoringMetrics(Collector):
         self.feedback = _children(feedback, "joined", "unknown_request", "duplicate", "invalid")
         metrics.add_fault_parts(*PARTS)
         metrics.register_shared(self)
-        self.fault = metrics.fault  # counts one failure of a part
+        self.fault = metrics.fault  # function that counts one failure of a part
         self._labels: set[str] = set()
 
     def count_classes(self, counts: dict[str, int]) -> None:

@@ -33,7 +33,7 @@ class MonitoredModel:
         contract = bundle.manifest.input
         self.has_classes = bundle.manifest.output.kind == "probabilities"
         self._several = bundle.manifest.output.kind == "label_probabilities"
-        self._indicators: list[int] = []  # columns of an encoded row that are 1 if a number misses
+        self._indicators: list[int] = []  # encoded columns that are 1 if a number is missing
         self._codes: list[int] = []  # columns whose code 0 is a missing category
         if isinstance(contract, ColumnContract):
             self._indicators, self._codes = _missing_columns(contract)

@@ -34,12 +34,12 @@ from slipway.system.disk_faults import disk_fault
 
 logger = logging.getLogger("bentoml.slipway")
 
-GATHER_S = 0.2  # between two rounds
-MERGE_S = 2.0  # between two merges: the most that a killed worker loses, plus one round
-REFRESH_S = 2.0  # gauges and status
+GATHER_S = 0.2  # pause between two rounds
+MERGE_S = 2.0  # time between two merges; a killed worker loses at most this time and one round
+REFRESH_S = 2.0  # time between two updates of gauges and status
 TIDY_S = 60.0
-CLOSE_S = 5.0  # that the end of a worker waits for the thread
-_MAX_MODELS = 8  # whose references stay in memory
+CLOSE_S = 5.0  # longest time that the end of a worker waits for the thread
+_MAX_MODELS = 8  # models whose references stay in memory
 _WINDOW_FRACTION = 4  # a part has at most a quarter of a window, so that windows end on time
 # Label of slipway_monitoring_errors_total for each step. Database errors are always "state".
 _PARTS = {
@@ -81,7 +81,7 @@ class TrafficMonitor:
         self.queue = TrafficQueue()
         self._aggregator = TrafficAggregator(metrics, part_rows)
         self._store = Store(settings.state, self._section.limits)
-        self._models: dict[str, MonitoredModel] = {}  # by key
+        self._models: dict[str, MonitoredModel] = {}  # monitored models by key
         self._failing: dict[str, str] = {}  # reason by step; each was logged
         self._due = {"merge": 0.0, "refresh": 0.0, "tidy": time.monotonic() + TIDY_S}
         self._status: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ class TrafficMonitor:
             "feedback": {"state": "starting"},
         }
         self._closing = threading.Event()
-        self._request_log: Path | None = None  # named in proposals
+        self._request_log: Path | None = None  # folder that proposals name
         self._thread = threading.Thread(target=self._work, name="slipway-monitoring", daemon=True)
 
     def start(self, request_log: Path | None = None) -> None:

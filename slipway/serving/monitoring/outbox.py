@@ -37,10 +37,10 @@ from slipway.traffic.postgres import SharedDatabase, SqlConnection
 
 logger = logging.getLogger("bentoml.slipway")
 
-DELIVER_S = 1.0  # between two deliveries
-MAX_WAIT_S = 30.0  # after failures
+DELIVER_S = 1.0  # pause between two deliveries
+MAX_WAIT_S = 30.0  # longest pause after failures
 TIDY_S = 60.0
-CLOSE_S = 5.0  # that the end of a worker waits for a delivery
+CLOSE_S = 5.0  # longest time that the end of a worker waits for a delivery
 _LOCK = "outbox.lock"
 _BATCH_ROWS = 5000
 _WRITES = "a delivery to SLIPWAY_DATABASE_URL"
@@ -53,7 +53,7 @@ class Delivered:
     num_joined: int = 0
     num_duplicates: int = 0
     num_ambiguous: int = 0
-    wrong_models: list[str] = field(default_factory=list)  # once per label
+    wrong_models: list[str] = field(default_factory=list)  # versions, once per wrong label
 
 
 def deliver(
@@ -80,7 +80,7 @@ def deliver(
             (item.request_id, item.item or 0),
         ).fetchone()
         if stored is not None and stored[0] >= received:
-            continue  # delivered before, or a later label of the item came from another service
+            continue  # the label was delivered before, or another service sent a later one
         try:
             result = insert_label(connection, 0, item, received, joined=now)
         except ItemNeededError:
@@ -115,9 +115,9 @@ class Forwarder:
         self._outbox = Database(settings.state)
         self._store = Store(settings.state, limits)
         self._shared = SharedDatabase(limits.database_url, FEEDBACK_SCHEMA)
-        self._measured: dict[str, float] = {}  # time of the latest label, by model
+        self._measured: dict[str, float] = {}  # time of the latest measured label, by model
         self._tidied = time.monotonic()
-        self._failures = 0  # in a row
+        self._failures = 0  # failed deliveries in a row
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="slipway-outbox", daemon=True)
 
@@ -137,7 +137,7 @@ class Forwarder:
                 self.work_once()
             except LockedError:
                 continue  # another worker delivers
-            except Exception as error:  # of psycopg, SQLite, the disk
+            except Exception as error:  # errors of psycopg, of SQLite or of the disk
                 self._failures += 1
                 self._metrics.fault("database")
                 if self._failures == 1:

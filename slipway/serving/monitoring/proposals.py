@@ -11,7 +11,7 @@ from typing import Any
 from slipway.system import files
 from slipway.traffic.monitoring_records import PROPOSALS
 
-MAX_PROPOSALS = 50  # files; the oldest are removed
+MAX_PROPOSALS = 50  # most proposal files; the oldest are removed
 _MAX_FEATURES = 10
 
 

@@ -12,8 +12,8 @@ from slipway.artifacts.bundle import Bundle, Metric
 from slipway.artifacts.label_sets import labels_in
 from slipway.metrics.scores import Resampling, measure
 
-NUM_JUDGED = 1000  # last labelled items
-# Rows, as in monitoring/rules/alerts.yml. Fewer give bootstrap intervals without width.
+NUM_JUDGED = 1000  # number of last labelled items that are measured
+# Fewest rows, as in monitoring/rules/alerts.yml. Fewer give bootstrap intervals of width 0.
 MIN_COMPARED = 30
 _RESAMPLING = Resampling(seed=7, num_samples=500, confidence=0.95)
 _CLASS_METRICS, _VALUE_METRICS = ("accuracy", "f1_macro"), ("rmse", "mse")

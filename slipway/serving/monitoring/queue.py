@@ -11,19 +11,19 @@ from slipway.serving.models.observers import Answered, Noted, id_of, model_of, r
 from slipway.serving.monitoring.sampling import RequestSampler, RowCounts, RunningCounts, counted
 from slipway.traffic.request_log import REPLAYED
 
-MAX_WAITING = 8192  # requests between two rounds
-MAX_WAITING_BYTES = 64 << 20  # of their payloads and inputs
-RECENT_S = 3.0  # by then, a gathered request is stored, or never will be
+MAX_WAITING = 8192  # most requests between two rounds
+MAX_WAITING_BYTES = 64 << 20  # most bytes of their payloads and inputs
+RECENT_S = 3.0  # after this time, a gathered request is stored or never will be
 
 
 @dataclass
 class TrafficGroup:
     """Requests of one model that were gathered in one round."""
 
-    counts: RowCounts  # of all requests, sampled or not
+    counts: RowCounts  # counts of all requests, sampled or not
     opened: float  # no request was answered before; seconds since 1970
     answered: list[Answered] = field(default_factory=list)  # the sampled requests
-    moments: list[float] = field(default_factory=list)  # time of each
+    moments: list[float] = field(default_factory=list)  # time of each sampled request
 
 
 class TrafficQueue:
@@ -38,14 +38,14 @@ class TrafficQueue:
         self._running: dict[tuple[str, str], RunningCounts] = {}  # by bundle digest and variant
         self._retired: list[RunningCounts] = []
         self._bytes_offered = self._bytes_gathered = 0
-        self._dropped = self._dropped_gathered = 0  # rows
+        self._dropped = self._dropped_gathered = 0  # numbers of dropped rows
         self._gathered_at = time.time()
-        # Numbers of items by request id, of each recent round with its monotonic time.
+        # For each recent round: its monotonic time, and numbers of items by request id.
         self._rounds: deque[tuple[float, dict[str, int]]] = deque()
 
     def offer(self, answered: Sequence[Noted], moment: float) -> None:
         """Queue requests of one model, or drop them. Never waits, never raises."""
-        # One search in all ids takes a fraction of the time of a look at each.
+        # One search in all ids takes a fraction of the time of checking each id.
         if REPLAYED in " ".join(map(id_of, answered)):
             answered = [one for one in answered if not id_of(one).startswith(REPLAYED)]
         sampled, others = self.sampler.divide(answered)

@@ -24,8 +24,8 @@ from slipway.serving.models.observers import Noted, inputs_of, rows_of
 from slipway.serving.monitoring.metrics import CONFIDENCES
 
 _SPARE = 1.5  # sample more than there was time for, so that the rate can rise again
-_MIN_ROWS = 16  # per round
-_COUNTED_AT_ONCE = 512  # rows
+_MIN_ROWS = 16  # fewest rows per round
+_COUNTED_AT_ONCE = 512  # most rows that are counted at once
 _BOUNDS = np.array(CONFIDENCES)
 _NO_BUCKETS = (0,) * (len(CONFIDENCES) + 1)
 
@@ -55,7 +55,7 @@ class RowCounts:
         self.has_labels = bundle.manifest.output.kind == "probabilities"
         self.num_rows = self.num_outliers = 0
         self.labels: Counter[str] = Counter()
-        self.confidences = list(_NO_BUCKETS)  # by the bounds of CONFIDENCES
+        self.confidences = list(_NO_BUCKETS)  # counts by the bounds of CONFIDENCES
         self.confidence_sum = 0.0
         self.inputs: deque[NDArray[Any]] = deque()  # (rows, ...) of each request; tables only
 
@@ -113,10 +113,10 @@ class RunningCounts:
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
         self.totals = RowCounts(bundle, variant)
         self._waiting: deque[Counted] = deque()
-        self._labels: dict[str, int] = {}  # as of the last reading, like the next four
+        self._labels: dict[str, int] = {}  # values at the last reading, like the next four
         self._confidences: Sequence[int] = _NO_BUCKETS
         self._confidence_sum, self._num_outliers, self._num_rows = 0.0, 0, 0
-        self._num_direct = 0  # rows counted by the monitoring thread, which are not in the totals
+        self._num_direct = 0  # rows that the monitoring thread counted, which are not in the totals
         self._num_seen = 0  # rows at the last call of `was_added_to`
 
     def add(self, answered: Sequence[Noted]) -> None:
@@ -178,7 +178,7 @@ class RequestSampler:
 
     def __init__(self) -> None:
         self._rate = 1.0
-        self._num_before = 0  # requests until the next sampled one
+        self._num_before = 0  # requests to skip before the next sampled one
 
     def divide(self, requests: Sequence[Request]) -> tuple[Sequence[Request], Sequence[Request]]:
         """Return the sampled requests, drawn regardless of their content, and the others."""

@@ -23,14 +23,14 @@ class MonitoringSettings(SettingsSection):
     """Drift detection and feedback."""
 
     monitoring: bool = True
-    window_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 1000  # close a drift window
-    # Close a window with fewer rows, if they suffice for a verdict.
+    window_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 1000  # rows of a full window
+    # Age at which a window with fewer rows is closed, if they suffice for a verdict.
     window_minutes: Annotated[float, Field(gt=0, le=44640)] = 60.0
-    # Stored predictions, and as many labels.
+    # Most stored predictions, and most stored labels.
     feedback_rows: Annotated[int, Field(ge=100, le=100_000_000)] = 100_000
-    feedback_days: Annotated[float, Field(gt=0, le=36500)] = 30.0  # until they are deleted
+    feedback_days: Annotated[float, Field(gt=0, le=36500)] = 30.0  # age at which they are deleted
 
-    # PostgreSQL, shared with other services that serve the same models; unset or empty: none.
+    # URL of a PostgreSQL shared by services that serve the same models; unset or empty: none.
     database_url: Annotated[str | None, BeforeValidator(lambda url: url or None)] = None
 
     @field_validator("database_url")
@@ -47,7 +47,7 @@ class MonitoringSettings(SettingsSection):
             ) from None
         try:
             conninfo_to_dict(url)
-        except ProgrammingError:  # its text may have the password
+        except ProgrammingError:  # the text of the error may contain the password
             raise ValueError(
                 "It is no address of PostgreSQL, expected postgresql://USER@HOST/NAME"
             ) from None

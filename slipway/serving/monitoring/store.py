@@ -33,12 +33,12 @@ from slipway.serving.monitoring.labels import (
 from slipway.serving.monitoring.models import MonitoredModel
 from slipway.serving.monitoring.settings import Limits
 
-MAX_WINDOWS = 500  # closed ones, of all models
+MAX_WINDOWS = 500  # most closed windows, over all models
 PENDING_S = 3600.0  # a label waits this long for a prediction that another worker still holds
 _DAY_S = 86400.0
-_MAX_OPEN_S = 7 * _DAY_S  # or ten window lengths
-_HISTORY = 48  # windows in the status
-_MAX_QUALITIES = 50  # models
+_MAX_OPEN_S = 7 * _DAY_S  # longest time that a window stays open, or ten window lengths
+_HISTORY = 48  # number of windows in the status
+_MAX_QUALITIES = 50  # number of models whose measured quality is kept
 
 
 @dataclass
@@ -46,9 +46,9 @@ class Part:
     """Traffic that one worker collected since its last merged part."""
 
     sequence: int
-    windows: dict[str, Window] = field(default_factory=dict)  # by model key
+    windows: dict[str, Window] = field(default_factory=dict)  # windows by model key
     predictions: list[Prediction] = field(default_factory=list)
-    # By model key: no row was answered before; seconds since 1970.
+    # For each model key, a time before which no row was answered; seconds since 1970.
     opened: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -72,7 +72,7 @@ class MergeResult:
 
     closed: list[ClosedWindow] = field(default_factory=list)
     joins: Joins = field(default_factory=Joins)
-    num_dropped: int = 0  # predictions for the database of several services, the oldest
+    num_dropped: int = 0  # oldest predictions for the database of several services
     windows_s: float = 0.0  # processor time of merging and judging windows
     seconds: float = 0.0  # processor time of the whole transaction
     errors: list[Exception] = field(default_factory=list)  # windows closed without a verdict
@@ -320,7 +320,7 @@ def _merge_window(
         try:
             total = model.load(content)
             total.merge(window)
-        except Exception as error:  # of another code version; the new rows are still usable
+        except Exception as error:  # another version wrote it; the new rows are still usable
             result.errors.append(error)
             _close(connection, window_id, time.time(), None, _error_text(error))
         else:

@@ -52,10 +52,10 @@ _COLUMN_DATATYPES = {
     "date": (BYTES,),
     "text": (BYTES,),
 }
-_CONFIG_TYPES = {BYTES: "STRING"}  # others have the same name
+_CONFIG_TYPES = {BYTES: "STRING"}  # other types have the same name
 _COST_DATATYPES = {"expected_cost": "FP32", "abstain": "BOOL"}
 _IMAGE_DIMENSIONS = 4
-_INLINE_VALUES = 1000  # take about a millisecond to write
+_INLINE_VALUES = 1000  # so many values take about a millisecond to write
 _VALUES_BESIDE = 4  # the cost of an item's other outputs, in values
 
 

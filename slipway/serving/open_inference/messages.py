@@ -19,11 +19,11 @@ from slipway.serving.open_inference.tensors import (
 )
 
 HEAD_LENGTH = "inference-header-content-length"  # the header with the length of the JSON head
-MAX_VALUES = 1 << 19  # in JSON; a larger tensor has to be sent as bytes
+MAX_VALUES = 1 << 19  # most values in JSON; a larger tensor has to be sent as bytes
 MAX_TENSORS = 4096
-_MAX_DEPTH = 12  # {"inputs": [{"data": ...}]} has 4, and data may be nested by its shape
+_MAX_DEPTH = 12  # {"inputs": [{"data": ...}]} has 4 levels, and data may be nested by its shape
 _MAX_DIMENSIONS = 8
-_PIECE = 4096  # values, a few milliseconds
+_PIECE = 4096  # values encoded at once, which takes a few milliseconds
 _INPUT_PARAMETERS = {"binary_data_size"}
 _OUTPUT_PARAMETERS = {"binary_data", "classification"}
 _REQUEST_PARAMETERS = {"binary_data_output"}
@@ -96,8 +96,8 @@ class InferRequest:
 
     id: str | None
     inputs: list[Tensor]
-    outputs: list[RequestedOutput] | None  # None: all of them
-    is_binary: bool  # the default for outputs
+    outputs: list[RequestedOutput] | None  # None: all outputs
+    is_binary: bool  # True if outputs are sent as bytes by default
 
 
 def parse_request(body: bytes, head_length: int | None) -> InferRequest:

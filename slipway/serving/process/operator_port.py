@@ -16,7 +16,7 @@ from slipway.serving.app import Application, connection_limits
 from slipway.serving.worker import ModelWorker
 
 _BACKLOG = 128
-_GRACE_S = 5  # for requests in flight when the worker ends
+_GRACE_S = 5  # time for requests in flight when the worker ends
 
 
 class _SecondServer(uvicorn.Server):

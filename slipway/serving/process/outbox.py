@@ -18,10 +18,10 @@ from slipway.traffic.request_log import SegmentWriter
 logger = logging.getLogger("bentoml.slipway")
 
 OUTCOMES = ("logged", "dropped", "failed")
-_GATHER_S = 0.1  # by default, items of this time are delivered together
-_TIDY_S = 600.0  # longest interval with an age limit
-_CHUNK_BYTES = 1 << 20  # written at once
-_CLOSE_S = 5.0  # that the end of a worker waits for its disk
+_GATHER_S = 0.1  # default time in which items are gathered and then delivered together
+_TIDY_S = 600.0  # longest pause between two removals of old segments, with an age limit
+_CHUNK_BYTES = 1 << 20  # most bytes that are written at once
+_CLOSE_S = 5.0  # longest time that the end of a worker waits for its disk
 
 Count = Callable[[str, int], None]  # one of OUTCOMES, number of items
 Item = TypeVar("Item")

@@ -17,7 +17,7 @@ from slipway.system.errors import IntegrityError, UnavailableError
 NAME = "slipway-ml"
 PATTERN = "slipway_ml-*.whl"
 _PACKAGE = Path(__file__).parents[2]
-# The other files of a `.dist-info` are written by the installer.
+# The installer writes the other files of a `.dist-info`.
 _METADATA = ("METADATA", "WHEEL", "entry_points.txt", "licenses")
 
 

@@ -16,8 +16,8 @@ from circus.exc import ConflictError
 
 # Ends a worker without draining. After a SIGINT, BentoML's worker prints "Aborted!".
 END_NOW = signal.SIGHUP
-CHECK_SECONDS = 0.5  # between checks for dead workers
-_RETRY_SECONDS = 0.05  # while circus is busy
+CHECK_SECONDS = 0.5  # time between two checks for dead workers
+_RETRY_SECONDS = 0.05  # pause between two tries while circus is busy
 _MAX_RETRIES = 100
 
 
@@ -33,7 +33,7 @@ class Supervisor(circus.Arbiter):
         check_delay: float,
         **options: Any,
     ) -> None:
-        if not options.get("plugins"):  # they are processes that connect to it
+        if not options.get("plugins"):  # plugins are processes that connect to it
             endpoint, pubsub_endpoint = "inproc://slipway-control", "inproc://slipway-events"
         for watcher in watchers:
             # With one worker, the container ends and its orchestrator restarts it.

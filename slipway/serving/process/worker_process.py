@@ -41,7 +41,7 @@ def set_up_worker_process(worker: ModelWorker) -> None:
     set_switch_interval()
     release_freed_pages()
     drain_on_sigterm(worker)
-    # It logs a warning for every malformed form.
+    # The form parser logs a warning for every malformed form.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 

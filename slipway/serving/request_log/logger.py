@@ -25,9 +25,9 @@ from slipway.traffic.request_log import (
 
 logger = logging.getLogger("bentoml.slipway")
 
-MAX_WAITING = 4096  # requests
-MAX_WAITING_BYTES = 64 << 20  # of their payloads and inputs
-_RETRY_S = 1.0  # after a failure
+MAX_WAITING = 4096  # most requests in the queue
+MAX_WAITING_BYTES = 64 << 20  # most bytes of their payloads and inputs
+_RETRY_S = 1.0  # pause after a failure
 _DAY_S = 86400.0
 
 
@@ -36,7 +36,7 @@ class RequestLogSettings(SettingsSection):
 
     request_log_directory: OptionalPath = None  # unset or empty: no request is logged
     request_log_sampling_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
-    request_log_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # of the folder, all workers
+    request_log_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30  # folder size, over all workers
     request_log_days: Annotated[float, Field(ge=0, le=36500)] = 0.0  # 0: until the folder is full
 
 
@@ -54,7 +54,7 @@ class RequestLogger:
         max_age_s: float | None = None,
     ) -> None:
         self._sampling_rate = sampling_rate
-        self._log: LineLog[tuple[float, Answered]] = LineLog(  # with the time, seconds since 1970
+        self._log: LineLog[tuple[float, Answered]] = LineLog(  # with times in seconds since 1970
             "request log",
             writer,
             lambda item: encode_line(_logged_request(*item)),

@@ -39,7 +39,7 @@ BODY_ERRORS = (
     "deadline_exceeded",
 )
 _WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-_INFLATED_BYTES = 1 << 18  # at once, well under a millisecond
+_INFLATED_BYTES = 1 << 18  # bytes inflated at once, which takes well under a millisecond
 JSON = b"application/json"
 FORM = b"multipart/form-data"
 ACCEPTED = (
@@ -260,7 +260,7 @@ def _too_large(max_bytes: int) -> Refusal:
     return Refusal("body_too_large", f"the body is larger than {limit}; send a smaller one")
 
 
-@functools.lru_cache(256)  # callers repeat it, or choose a new boundary each time
+@functools.lru_cache(256)  # cached because callers may repeat it; bounded because they may not
 def _parsed_content_type(value: bytes | None) -> tuple[bytes, Mapping[bytes, bytes]]:
     return parse_options_header(value)
 
@@ -407,7 +407,7 @@ class FormReader:
         self._parts[-1].headers[self._name.decode("latin-1").lower()] = self._value
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._parts:  # else it is the preamble
+        if self._parts:  # without any part, it is the preamble
             self._parts[-1].content.write(memoryview(data)[start:end])
 
     def on_end(self) -> None:

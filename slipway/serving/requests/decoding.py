@@ -83,7 +83,7 @@ class ImageDecoder:
 
         None for several images, a large one, or one with a user's transform: decode on threads.
         """
-        has_user_function = self._contract.transform is not None  # which may be slow
+        has_user_function = self._contract.transform is not None  # a user's function may be slow
         if len(images) > 1 or has_user_function or not _is_small(images[0]):
             return None
         return lambda: self._pixels(images[0], "image")[np.newaxis]
@@ -114,7 +114,7 @@ def _is_small(image: bytes) -> bool:
         return size[0] * size[1] <= INLINE_PIXELS
     try:
         with Image.open(io.BytesIO(image), formats=FORMATS) as opened:
-            is_part = opened.format in ("AVIF", "HEIF")  # of a larger picture, perhaps
+            is_part = opened.format in ("AVIF", "HEIF")  # the image may be part of a larger picture
             return bool(not is_part and opened.width * opened.height <= INLINE_PIXELS)
     except Exception:
         return True  # decoding will refuse the header

@@ -11,7 +11,7 @@ from slipway.serving.http.routes import Request
 class Payload:
     """The encoded content of one request, before decoding. Treat it as immutable."""
 
-    kind: str  # of the input
+    kind: str  # kind of the input
     items: tuple[bytes, ...]  # encoded images in the caller's order, or one JSON text
 
     @property

@@ -32,8 +32,8 @@ from slipway.system.errors import CellError
 
 RowContract = TypeVar("RowContract", ColumnContract, TextContract)
 INLINE_BYTES = 4 << 10  # longer bodies would block the event loop for milliseconds
-MAX_FAULTS = 100  # the search stops here
-_SHOWN_FAULTS = 3  # named in the error besides the first
+MAX_FAULTS = 100  # number of faults at which the search stops
+_SHOWN_FAULTS = 3  # faults that the error names besides the first
 # Beyond the largest valid body, so that unknown columns are named and not only counted.
 _SPARE_VALUES = 1024
 _FEWER_ROWS = "send fewer rows in each request (SLIPWAY_MAX_ROWS)"

@@ -37,14 +37,14 @@ from slipway.system.contract import Contract, parse_record
 FILE = "cluster.json"
 _ROUTES = "/predict|/v2/models/.+/infer"
 _TIMEOUT_S = 30.0
-_WEIGHTS = 1000  # of both models together
+_WEIGHTS = 1000  # sum of the weights of both models
 
 
 class ClusterCounts(Contract):
     """The content of `cluster.json`: the evidence of one candidate so far."""
 
     format_version: Literal[1]
-    candidate: int  # id of the candidate
+    candidate: int  # id of the candidate that was counted
     last: dict[str, float]  # value of each counter at the last reading
     counts: Counts
 
@@ -122,7 +122,7 @@ def roll_out(
     wait: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.time,
 ) -> Rollout:
-    """Roll the candidate of a cluster out, and return the state after its end.
+    """Roll out the candidate of a cluster, and return the state at the end.
 
     A failed reading or patch is printed and repeated; the share does not grow meanwhile.
     """
@@ -142,8 +142,9 @@ def count(before: ClusterCounts, values: Mapping[str, float], job: str, share: f
     """Return the counts after a reading of all counters; a restarted pod counts from 0 again.
 
     Args:
-        job: of the candidate.
-        share: the candidate's, at most since the last reading. A larger one is less evidence.
+        job: the candidate's job in Prometheus.
+        share: the candidate's largest share since the last reading; too large a share only weakens
+            the evidence.
     """
     errors, requests = [0, 0], [0, 0]
     for labels, value in values.items():
@@ -184,7 +185,7 @@ def _propose(state: Path, cluster: Cluster, plan: RolloutPlan, author: Author, n
     def change(rollout: Rollout) -> Rollout:
         if rollout.candidate is not None:
             if rollout.candidate.name == version:
-                return rollout  # of a killed command
+                return rollout  # a killed command proposed it; continue
             raise RolloutError(
                 f"{rollout.candidate.name} is being rolled out, expected no other candidate. End "
                 "it first: slipway rollout abort"
@@ -212,7 +213,7 @@ def _advance(state: Path, cluster: Cluster, now: float) -> Rollout:
     """Read the counters, and take the next decision."""
     rollout = read_rollout(state)
     candidate = rollout.candidate
-    if candidate is None:  # by `abort` or `promote`
+    if candidate is None:  # `abort` or `promote` ended it
         return rollout
     others = cluster.versions(cluster.candidate) - {candidate.name}
     if others:

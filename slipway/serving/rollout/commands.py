@@ -85,7 +85,7 @@ def propose(
             )
         try:
             model = _verified_copy(settings, mode, bundle, certificate, engine)
-            if not alive:  # otherwise the workers compare
+            if not alive:  # if workers run, they compare
                 _require_successor(settings, model, allowed)
         except SlipwayError as error:
             name, reason = _version(bundle), str(error)
@@ -254,7 +254,7 @@ def _verified_copy(
             f"{bundle.absolute()} is not a bundle: it has no {MANIFEST}. "
             "Name the folder that has it."
         )
-    inside = bundle / "certificate.json"  # of a release
+    inside = bundle / "certificate.json"  # a release has it in the bundle
     beside_it = bundle.parent / "certificate.json"
     certificate = certificate or (inside if inside.is_file() else beside_it)
     beside = bundle.parent / "engine"

@@ -14,9 +14,9 @@ from slipway.serving.rollout.reports import Report, allowed_disagreement
 from slipway.serving.rollout.state import Candidate, Outcome, Rollout
 
 PREPARE_S = 600.0  # guess: enough to load a TensorRT engine, or a large model from a slow disk
-SLOW = 2.0  # times the stable model's 95th percentile is slow, unless the plan sets a bound
+SLOW = 2.0  # a slow answer in 95th percentiles of the stable model, unless the plan has a bound
 FASTEST_SLOW_S = 0.005  # nobody notices a shorter delay
-MIN_LATENCIES = 200  # of the stable model, before they yield a bound
+MIN_LATENCIES = 200  # fewest latencies of the stable model that yield a bound
 
 
 def decide(rollout: Rollout, reports: Sequence[Report], now: float) -> Rollout:

@@ -22,9 +22,9 @@ _NUM_LATENCIES = 1024
 class Counts(Contract):
     """Counts of one worker, or sums over several. Pairs are (candidate, stable model)."""
 
-    events: dict[str, dict[str, tuple[int, int]]]  # by event, by share as text
-    requests: tuple[int, int]  # answered or failed
-    shadowed: dict[str, int]  # by outcome
+    events: dict[str, dict[str, tuple[int, int]]]  # pairs by event, then by share as text
+    requests: tuple[int, int]  # requests that were answered or failed
+    shadowed: dict[str, int]  # number of shadowed requests by outcome
     fault: str  # the candidate's first invalid answer; empty if there was none
 
     def of(self, event: str) -> EventCounts:
@@ -33,7 +33,7 @@ class Counts(Contract):
 
     @property
     def disagreements(self) -> tuple[int, int]:
-        """Numbers of shadowed requests: those with another answer or none, and those that agree."""
+        """Count shadowed requests: those with another answer or none, and those that agree."""
         return self.shadowed["differs"] + self.shadowed["failed"], self.shadowed["agrees"]
 
 
@@ -103,7 +103,7 @@ class Evidence:
         self._requests = [0, 0]
         self._shadowed = dict.fromkeys(SHADOWED, 0)
         self._fault = ""
-        self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)  # of the stable model, seconds
+        self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)  # the stable model's, in s
 
     def request(self, *, of_candidate: bool, seconds: float) -> None:
         """Count a request that one of the models answered or failed."""

@@ -49,7 +49,7 @@ ServerPath = Annotated[
 ]
 
 
-Reason = Annotated[str, Field(max_length=500)]  # for the history
+Reason = Annotated[str, Field(max_length=500)]  # reason for the history
 
 
 class Proposal(Contract):
@@ -199,7 +199,7 @@ def initial_settings(settings: Settings) -> Settings:
 
     Raises SlipwayError if the state is invalid.
     """
-    if settings.accept_draft:  # as RolloutReconciler.initial_settings does
+    if settings.accept_draft:  # RolloutReconciler.initial_settings does the same
         return settings
     follow_at_start(settings.state)
     return settings_of(settings, read_rollout(settings.state).stable)

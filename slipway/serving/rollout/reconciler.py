@@ -62,7 +62,7 @@ from slipway.traffic.postgres import given_url
 logger = logging.getLogger("bentoml.slipway")
 
 POLL_S = 0.25
-_REPORT_S = 1.0  # between two reports that differ only in counts
+_REPORT_S = 1.0  # least time between two reports that differ only in counts
 
 
 class RolloutSettings(SettingsSection):
@@ -125,7 +125,7 @@ class _Trial:
     disagreement: float = 1.0
     live: LiveModel | None = None
     shadow: Shadow | None = None
-    seen_ids: SeenIds | None = None  # of a canary
+    seen_ids: SeenIds | None = None  # request ids that a canary has seen
     evidence: Evidence = field(default_factory=Evidence)
 
 
@@ -150,9 +150,9 @@ class RolloutReconciler:
         self._rollout = EMPTY
         self._stamp: tuple[int, int] | None = None
         self._stable: Model | None = None  # the model that is served
-        self._initial_revision = -1  # of the first load; -1: the state could not be read
+        self._initial_revision = -1  # revision of the first load; -1: the state could not be read
         self._problem = ""
-        self._failed_revision = -1  # at which the stable model last failed to load
+        self._failed_revision = -1  # revision at which the stable model last failed to load
         self._trial: _Trial | None = None
         self._reported: Report | None = None
         self._reported_at = 0.0
@@ -243,7 +243,7 @@ class RolloutReconciler:
             try:
                 self._rollout = await asyncio.to_thread(read_rollout, self._state_folder)
             except SlipwayError:
-                self._stamp = None  # to read it again
+                self._stamp = None  # so that the state is read again
                 raise
         if not self.num_reports:
             rollout = self._rollout

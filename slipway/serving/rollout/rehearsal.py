@@ -19,8 +19,8 @@ from slipway.serving.settings import ROOT, Settings, read_settings
 from slipway.system.errors import SlipwayError
 
 _NICENESS = 10
-_TIMEOUT_S = 600.0  # as PREPARE_S
-_MAX_CHARACTERS = 2000  # of stderr in the error
+_TIMEOUT_S = 600.0  # equal to PREPARE_S
+_MAX_CHARACTERS = 2000  # most characters of stderr in the error
 
 
 def rehearse(settings: Settings) -> None:

@@ -32,13 +32,13 @@ class Report(Contract):
 
     process: int
     started: int  # start of the process in kernel ticks, because process ids are reused
-    stopped: bool  # the worker shut down in order
-    revision: int  # of the state that the worker follows
+    stopped: bool  # True if the worker shut down in order
+    revision: int  # revision of the state that the worker follows
     serving: str | None  # version of its stable model; null: not ready
-    folder: str | None  # of that model's copy; null: SLIPWAY_BUNDLE
+    folder: str | None  # folder of that model's copy; null: SLIPWAY_BUNDLE
     problem: str  # why it does not serve the model of the state; empty: it does
     candidate: int | None  # id of its current or last candidate
-    phase: Phase  # of the candidate
+    phase: Phase  # phase of the candidate
     reason: str  # why the candidate was refused
     disagreement: float  # fraction of answers that may differ from the stable model's
     counts: Counts

@@ -26,7 +26,7 @@ RATIOS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 TESTS = ("errors", "slow", "disagreement", "quality")
 LOG_THRESHOLD = math.log(len(TESTS) / ALPHA)  # Bonferroni correction for the number of tests
 
-# By share: events of the candidate, events of the stable model.
+# For each share: numbers of events of the candidate and of the stable model.
 EventCounts = Mapping[float, tuple[int, int]]
 
 

@@ -30,7 +30,7 @@ from slipway.traffic.request_log import REPLAYED
 
 logger = logging.getLogger("bentoml.slipway")
 
-MAX_WAITING = 32  # requests; a shadow that falls behind drops the others
+MAX_WAITING = 32  # most waiting requests; a shadow that falls behind drops the others
 # Guess: between two values that count as equal, if there is neither a bound nor an interval.
 _RELATIVE_DIFFERENCE = 0.05
 _CLOSE_S = 5.0
@@ -95,7 +95,7 @@ class Shadow:
     def close(self) -> None:
         """End the thread and discard the waiting copies."""
         self._is_closing = True
-        with contextlib.suppress(queue.Full):  # then the thread is awake and sees the flag
+        with contextlib.suppress(queue.Full):  # if full, the thread is awake and sees the flag
             self._waiting.put_nowait(None)
         self._thread.join(_CLOSE_S)
 

@@ -86,9 +86,9 @@ class Candidate(Contract):
     plan: RolloutPlan
     phase: Literal["preparing", "running"]  # preparing: workers load it and send it no request
     since: float  # seconds since 1970
-    returns: bool = False  # by rollback or reset: served before, so it is not compared
-    clears: bool = False  # by reset: afterwards there is nothing to return to
-    step: int = 0  # index of plan.steps
+    returns: bool = False  # True for rollback or reset: served before, so it is not compared
+    clears: bool = False  # True for reset: afterwards there is nothing to return to
+    step: int = 0  # index in plan.steps
     step_since: float = 0.0  # seconds since 1970
     requests_before: int = 0  # requests that the candidate had answered when the step began
     slow_s: float | None = None  # the bound in use
@@ -132,7 +132,7 @@ class Rollout(Contract):
     history: list[Model | None]  # former stable models, the latest last
     candidate: Candidate | None
     events: list[Event]  # the latest last
-    num_events: int  # over all time
+    num_events: int  # number of events over all time
     num_logged: int = Field(alias="num_told")  # events that a worker has counted and logged
 
     def with_event(self, what: EventKind, model: str, reason: str, by: str = "") -> "Rollout":

@@ -23,7 +23,7 @@ from slipway.system.errors import BundleError, LockedError
 
 BUNDLE, CERTIFICATE, ENGINE = "bundle", "certificate.json", "engine"
 _LOCK = "command.lock"
-_PRUNING_S = 1.0  # longer than it takes
+_PRUNING_S = 1.0  # longest wait for a running removal of copies, which takes less
 _threads = threading.Lock()  # the file lock excludes other processes only
 
 

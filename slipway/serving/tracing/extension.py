@@ -23,7 +23,7 @@ _PACKAGE = "opentelemetry.exporter.otlp.proto.http"
 class TracingSettings(SettingsSection):
     """The collector, and the fraction of requests that begin a trace."""
 
-    # URL of the collector's traces; unset or empty: no traces.
+    # URL to which traces are sent; unset or empty: no traces.
     tracing_endpoint: Annotated[HttpUrl | None, BeforeValidator(lambda url: url or None)] = None
     tracing_sampling_rate: Annotated[float, Field(ge=0, le=1)] = 0.01
 
@@ -40,7 +40,7 @@ class TracingSettings(SettingsSection):
 def _is_installed() -> bool:
     try:
         return find_spec(_PACKAGE) is not None
-    except ModuleNotFoundError:  # without any package of OpenTelemetry's exporters
+    except ModuleNotFoundError:  # no exporter of OpenTelemetry is installed
         return False
 
 
@@ -59,7 +59,7 @@ def _attach(worker: ModelWorker) -> Hooks:
 
     from slipway.serving.tracing.tracer import EXPORT_S, Tracer
 
-    # It would log each attempt; the tracer logs the first one that fails.
+    # The exporter would log each attempt; the tracer logs the first one that fails.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     endpoint = str(settings.tracing_endpoint)
     tracer = Tracer(

@@ -23,9 +23,9 @@ from slipway.system.version import installed_version
 
 logger = logging.getLogger("bentoml.slipway")
 
-MAX_WAITING = 8192  # requests
+MAX_WAITING = 8192  # requests in the queue
 GATHER_S = 1.0  # an export takes milliseconds of processor time, however few its spans are
-EXPORT_S = 5.0  # for one export, retries included
+EXPORT_S = 5.0  # time limit of one export, retries included
 _REQUESTS_PER_EXPORT = 128
 _FAULT = 500
 _PARENT = re.compile(
@@ -64,7 +64,7 @@ class Tracer:
         self._is_failing = False
         version = installed_version()
         own = {"service.name": "slipway", "service.version": version}
-        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come before our own.
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence over our own attributes.
         self._resource = Resource.create(own).merge(OTELResourceDetector().detect())
         self._scope = InstrumentationScope("slipway", version)
         self._outbox: Outbox[_Traced] = Outbox(
@@ -72,7 +72,7 @@ class Tracer:
         )
 
     def samples(self, headers: Headers) -> bool:
-        """Decide about a request that arrived: one that begins a trace, or may continue one."""
+        """Return True if an arriving request begins a trace, or may continue the caller's."""
         return getrandbits(_DRAW_BITS) < self._bound or b"traceparent" in headers
 
     def note(self, exchange: Exchange, headers: Headers) -> tuple[tuple[str, str], ...]:
@@ -93,7 +93,7 @@ class Tracer:
         return (("traceparent", f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"),)
 
     def close(self) -> None:
-        """Export what waits; a collector that is down is not waited for."""
+        """Export the queued requests, without waiting for a collector that is down."""
         if self._is_failing:
             self._exporter.shutdown()
             self._outbox.close()
@@ -133,7 +133,7 @@ class Tracer:
         return is_exported
 
     def _spans(self, traced: _Traced, offset: int) -> list[ReadableSpan]:
-        """Return the span of the request, and of each stage; `offset` is the clock's, in ns."""
+        """Return the spans of the request and its stages; `offset` is the clock's, in ns."""
         exchange, trace = traced.exchange, traced.exchange.trace
         found = {
             "http.request.method": exchange.method[:_METHOD_CHARACTERS],
@@ -177,7 +177,7 @@ class Tracer:
 
 
 def _read_parent(header: bytes | None) -> tuple[str, str, bool] | None:
-    """Trace id, span id and whether the caller samples. None without a valid `traceparent`."""
+    """Return trace id, span id and True if the caller samples; None without valid `traceparent`."""
     found = _PARENT.fullmatch(header) if header else None
     if not found:
         return None
