@@ -36,7 +36,7 @@ from slipway.serving.metrics.worker_files import WorkersCollector, claim_metric_
 from slipway.serving.models.model import ServedModel
 from slipway.system.files import is_alive
 
-PREDICTION_ROUTES = ("/predict", "/infer")  # ends of their names
+PREDICTION_ROUTES = ("/predict", "/infer")  # routes that count as predictions end so
 FLUSH_S = 0.05  # maximum age of an unwritten count
 # Each bound is a series per label and worker: few for the stages, more for the whole prediction,
 # whose percentiles are shown.

@@ -103,7 +103,7 @@ def return_alone(folder: Path, decision: Callable[[Rollout], Rollout]) -> Rollou
         )
         add_waiting(folder, end=end)
         after = after.changed(num_logged=after.num_events)
-        write_rollout(folder, after)  # in the same revision: the next one is the database's
+        write_rollout(folder, after)  # revision unchanged: the database assigns the next one
         return after
 
 

@@ -159,8 +159,8 @@ class RolloutReconciler:
         self._writing = threading.Lock()
         self._is_stopped = False
         self.num_reports = 0  # written so far
-        self._recorded = ""  # version of SLIPWAY_BUNDLE that the history has
-        self._has_recorded = False  # any start
+        self._recorded = ""  # version of SLIPWAY_BUNDLE that the history records
+        self._has_recorded = False  # True once this start is in the history
         self._follower: Follower | None = None  # of a rollout that several services share
         self._last_error = ""
         self._task: asyncio.Task[None] | None = None

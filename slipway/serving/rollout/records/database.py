@@ -3,7 +3,7 @@
 All services on one database follow one rollout. A change of its state and the entries of its events
 are one transaction, so no event is lost or recorded twice, and the chain of entries has one end.
 `rollout.json` of each service is a copy, with which it serves while the database is down. What a
-service has to tell meanwhile waits in `rollout.waiting.json`, and joins with its next transaction.
+service has to record meanwhile waits in `rollout.waiting.json` until its next transaction.
 """
 
 import logging
@@ -59,22 +59,22 @@ CREATE TABLE IF NOT EXISTS parts (
 """
 WAITING = "rollout.waiting.json"
 _NAME = "service.name"
-_LIMIT_S = 30.0  # of a transaction
-SILENT_S = 30.0  # without a report: the workers of a service count as stopped
-LOST_S = 60.0  # without a report: the history says that the service stopped
+_LIMIT_S = 30.0  # time limit of a transaction
+SILENT_S = 30.0  # after this time without a report, the workers of a service count as stopped
+LOST_S = 60.0  # after this time without a report, the history says that the service stopped
 
 
 class LocalEnd(Contract):
     """A candidate that this service returned while the database was down."""
 
-    candidate: int  # its id
+    candidate: int  # id of the candidate
     what: Literal["refused", "rolled_back"]
     reason: str
     time: float  # seconds since 1970
 
 
 class WaitingEntry(Contract):
-    """An entry of the history on its way to the database; `key` makes it join once."""
+    """An entry of the history that waits for the database; because of `key` it is added once."""
 
     key: str
     draft: dict[str, Any]
@@ -95,7 +95,7 @@ class Recorded:
     lines: list[bytes]
     entries: list[Entry]
     rollout: Rollout
-    source: str  # for messages
+    source: str  # name of the history in messages
 
 
 def service_name(folder: Path) -> str:
@@ -118,7 +118,7 @@ def read_waiting(folder: Path) -> Waiting:
 
 
 def add_waiting(folder: Path, draft: Draft | None = None, end: LocalEnd | None = None) -> None:
-    """Let an entry, or the end of a candidate, wait for the database; within `state_lock`."""
+    """Store an entry or a candidate's end until the database is up; call within `state_lock`."""
     before = read_waiting(folder)
     entries = list(before.entries)
     if draft is not None:

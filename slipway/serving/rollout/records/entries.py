@@ -20,7 +20,7 @@ from slipway.system import files
 from slipway.system.contract import Contract
 
 HISTORY = "history.jsonl"
-Draft = Mapping[str, Any]  # an entry without its place in the chain
+Draft = Mapping[str, Any]  # fields of an entry, without its place in the chain
 
 
 class Served(Contract):
@@ -42,7 +42,7 @@ class Entry(Contract):
 
     format_version: Literal[1]
     number: int
-    event: int | None  # of the rollout's state; null for the start or end of a service
+    event: int | None  # number of the event in the state; null for the start or end of a service
     time: float  # seconds since 1970
     what: EventKind | Literal["started", "stopped"]
     model: str
@@ -50,9 +50,9 @@ class Entry(Contract):
     reason: str
     stable: Served | None  # null: SLIPWAY_BUNDLE, before a worker has loaded it
     candidate: str | None
-    share: float  # of the live requests, which the candidate answers
+    share: float  # fraction of the live requests that the candidate answers
     previous: str  # SHA-256 of the line before, in hex; "" for the first
-    service: str = ""  # that started or stopped; only in a history that several services share
+    service: str = ""  # service that started or stopped, in a history that several services share
 
 
 def chained(drafts: Iterable[Draft], number: int, last: bytes) -> Iterator[bytes]:
@@ -117,7 +117,7 @@ def serving_at(entries: Sequence[Entry]) -> dict[str, str]:
     """Return the version that each running service serves after the last of `entries`, by name.
 
     Args:
-        entries: of a shared history, by time.
+        entries: entries of a shared history, by time.
     """
     found: dict[str, str] = {}
     for entry in entries:
@@ -144,7 +144,7 @@ def drafts_of(
     """Return an entry for each new event, the latest of `rollout`.
 
     Args:
-        folder: with the copies of the models.
+        folder: the folder with the copies of the models.
         stable: the model that was served before the events.
     """
     drafts: list[Draft] = []

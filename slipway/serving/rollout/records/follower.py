@@ -36,11 +36,11 @@ from slipway.traffic.postgres import ROLLOUT, SharedDatabase, given_url
 
 logger = logging.getLogger("bentoml.slipway")
 
-FOLLOW_S = 1.0  # between two rounds
-_MAX_WAIT_S = 30.0  # after failures
-_LIMIT_S = 30.0  # of a transaction
+FOLLOW_S = 1.0  # pause between two rounds
+_MAX_WAIT_S = 30.0  # longest pause after failures
+_LIMIT_S = 30.0  # time limit of a transaction
 _TIDY_S = 600.0
-_CLOSE_S = 5.0  # that the end of a worker waits for its last round
+_CLOSE_S = 5.0  # longest time that the end of a worker waits for its last round
 _LOCK = "follower.lock"
 
 
@@ -66,7 +66,7 @@ def _fetch_missing(url: str, folder: Path, rollout: Rollout, *, is_locked: bool)
     missing = missing_models(folder, rollout)
     if not missing:
         return
-    # No command removes a model that the state here does not name yet.
+    # The lock keeps commands from removing a model that the state here does not name yet.
     with nullcontext() if is_locked else command_lock(folder):
         for model in models_of(rollout):
             if model.folder in missing:
@@ -83,10 +83,10 @@ class Follower:
         self._url = url
         self._database = SharedDatabase(url, TABLES, ROLLOUT)
         self._was_seen = False
-        self._published: set[str] = set()  # folders of models that are in the database
+        self._published: set[str] = set()  # folders of the models that are in the database
         self._last_event = read_rollout(state).num_events
         self._tidied = time.monotonic()
-        self._failures = 0  # in a row
+        self._failures = 0  # failed rounds in a row
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="slipway-follower", daemon=True)
 
@@ -106,7 +106,7 @@ class Follower:
                 self.work_once()
             except LockedError:
                 continue  # another worker follows, or a command runs
-            except Exception as error:  # of psycopg, the disk
+            except Exception as error:  # errors of psycopg or of the disk
                 self._failures += 1
                 self._report_fault()
                 if self._failures == 1:

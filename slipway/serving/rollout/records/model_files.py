@@ -15,7 +15,7 @@ from slipway.serving.rollout.store import copy_folder, rehearsal_mark
 from slipway.system import files
 
 _PART_BYTES = 4 << 20
-_UNNAMED_S = 3600.0  # that a model stays which no rollout names: a command may be about to
+_UNNAMED_S = 3600.0  # an unnamed model stays so long: a command may be about to name it
 
 
 def models_of(rollout: Rollout) -> list[Model]:
