@@ -1,10 +1,12 @@
 """Measures CPU time per row and memory of the whole stage `clean`, on images, a table and texts.
 
-`python -m bench.growth KIND COUNT` prints one line; KIND is images, table or texts.
+`python -m bench.growth KIND COUNT [ENDING]` prints one line; KIND is images, table or texts. Texts
+are read from a .csv, or from a .parquet or .jsonl file of the same rows.
 `bench.cleaning` runs all of them. The stage is a separate process with one worker in a folder of
 its own. Memory means pages that no file backs.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -55,12 +57,12 @@ def lines() -> Iterator[str]:
             yield f"| whole clean, {count:,} rows, {kind} | {line(kind, count)} |"
 
 
-def line(kind: str, count: int) -> str:
+def line(kind: str, count: int, ending: str = "csv") -> str:
     """Format the time and memory of one count, minus those of a few rows."""
     scratch = ROOT / "tmp"
     scratch.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as name:
-        few, many = (_run(kind, rows, Path(name) / str(rows)) for rows in (_FEWEST, count))
+        few, many = (_run(kind, rows, Path(name) / str(rows), ending) for rows in (_FEWEST, count))
     cpu, held = many[0] - few[0], many[1] - few[1]
     return (
         f"{1e6 * cpu / (count - _FEWEST):.1f} us of a processor a row; {held / 2**20:.0f} MiB "
@@ -68,10 +70,10 @@ def line(kind: str, count: int) -> str:
     )
 
 
-def _run(kind: str, count: int, folder: Path) -> tuple[float, int]:
+def _run(kind: str, count: int, folder: Path, ending: str) -> tuple[float, int]:
     """Return the processor seconds of the stage, and its peak anonymous memory."""
     folder.mkdir()
-    path = _WRITERS[kind](folder, count)
+    path = _rewritten(_WRITERS[kind](folder, count), ending)
     task, target = {
         "images": ("image_classification", "label"),
         "table": ("table_regression", "price"),
@@ -174,8 +176,27 @@ def _write_texts(folder: Path, count: int) -> Path:
     return path
 
 
+def _rewritten(path: Path, ending: str) -> Path:
+    """Write a CSV of texts again as Parquet or JSON lines."""
+    found = path.with_suffix(f".{ending}")
+    if path.suffix != ".csv" or found == path:
+        return path
+    with pyarrow.csv.open_csv(path) as batches:
+        if ending == "parquet":
+            with pq.ParquetWriter(found, batches.schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+        else:
+            with found.open("w") as file:
+                file.writelines(
+                    json.dumps(row) + "\n" for each in batches for row in each.to_pylist()
+                )
+    path.unlink()
+    return found
+
+
 _WRITERS = {"images": _write_images, "table": _write_table, "texts": _write_texts}
 
 
 if __name__ == "__main__":
-    print(line(sys.argv[1], int(sys.argv[2])))
+    print(line(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

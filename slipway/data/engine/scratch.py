@@ -6,6 +6,7 @@ memory.
 """
 
 import ctypes
+import errno
 import hashlib
 import math
 import mmap
@@ -29,7 +30,7 @@ _SLICE_ROWS = 1 << 16
 _BATCH_ROWS = 1 << 14
 _HELD_ROWS = 1 << 12  # of a table that grows by rows
 _BATCH_BYTES = 1 << 26  # Arrow joins no column of text of 2^31 bytes and more into one piece
-_SMALLEST_FILE_BYTES = 1 << 20
+_SMALLEST_FILE_BYTES = 1 << 18
 _MOST_TEXT_BYTES = (1 << 31) - 1  # of a `pa.string()` array
 _NULL = bytes(16)  # in place of a digest
 _32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -72,7 +73,7 @@ def scratch_file() -> IO[bytes]:
 
 
 def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return an uninitialised array, in a file if it is large."""
+    """Return an uninitialised array, in a file if it is large and the system can map one more."""
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if num_bytes < _SMALLEST_FILE_BYTES:
         return np.empty(shape, dtype)
@@ -80,7 +81,12 @@ def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[An
         file.truncate(num_bytes)
         if hasattr(os, "posix_fallocate"):  # a disk that fills up later would kill the process
             os.posix_fallocate(file.fileno(), 0, num_bytes)
-        return np.asarray(_Mapping(file, num_bytes)).view(dtype).reshape(shape)
+        try:
+            return np.asarray(_Mapping(file, num_bytes)).view(dtype).reshape(shape)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            return np.empty(shape, dtype)  # a table of very many columns
 
 
 def store_table(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
@@ -230,6 +236,33 @@ def take(values: NDArray[Any], rows: Rows) -> NDArray[Any]:
     return np.take(values, rows, axis=0, out=found, mode="wrap")
 
 
+def true_rows(flags: NDArray[np.bool_]) -> Rows:
+    """Return `np.flatnonzero(flags)` as a scratch array."""
+    found = scratch_array((int(np.count_nonzero(flags)),), np.int64)
+    begin = 0
+    for part in slices(len(flags)):
+        own = np.flatnonzero(flags[part])
+        found[begin : begin + len(own)] = own + part.start
+        begin += len(own)
+    return found
+
+
+def each_true(flags: NDArray[np.bool_]) -> Iterator[int]:
+    """Yield the numbers of the true rows, with those of one slice in memory."""
+    for part in slices(len(flags)):
+        yield from (np.flatnonzero(flags[part]) + part.start).tolist()
+
+
+def numbers_of(column: pa.ChunkedArray, dtype: type[np.generic]) -> NDArray[Any]:
+    """Return a column without nulls as a scratch array."""
+    found = scratch_array((len(column),), dtype)
+    begin = 0
+    for chunk in column.chunks:
+        found[begin : begin + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
+        begin += len(chunk)
+    return found
+
+
 def order_by(*keys: Keys) -> Rows:
     """Return the row numbers (N,) in the order of several keys (N,) each; N < 2^32.
 
@@ -251,14 +284,16 @@ def order_by(*keys: Keys) -> Rows:
     return packed.view(np.int64)
 
 
-def key_slices(num_rows: int, keys_of: Callable[[slice], Keys]) -> Iterator[slice]:
+def key_slices(
+    num_rows: int, keys_of: Callable[[slice], Keys], size: int = _SLICE_ROWS
+) -> Iterator[slice]:
     """Cut rows sorted by key into slices, without separating rows that have the same key."""
     begin = 0
     while begin < num_rows:
-        end = min(begin + _SLICE_ROWS, num_rows)
+        end = min(begin + size, num_rows)
         last = keys_of(slice(end - 1, end))
         while end < num_rows:
-            is_same = keys_of(slice(end, min(end + _SLICE_ROWS, num_rows))) == last
+            is_same = keys_of(slice(end, min(end + size, num_rows))) == last
             num_same = len(is_same) if is_same.all() else int(np.argmin(is_same))
             end += num_same
             if num_same < len(is_same):

@@ -18,6 +18,14 @@ from pydantic import Field, NonNegativeInt
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.engine.label_sets import label_counts
 from slipway.data.engine.rows import row_numbers
+from slipway.data.engine.scratch import (
+    numbers_of,
+    order_by,
+    scratch_array,
+    slices,
+    take_rows,
+    true_rows,
+)
 from slipway.data.rules.class_names import class_hints
 from slipway.data.rules.result import Cleaned
 from slipway.data.rules.rules import not_checked
@@ -167,26 +175,36 @@ def clean_report(
 
 def summarise_clusters(rows: pa.Table) -> Clusters:
     """Summarise the clusters of kept rows (`rows.ROWS`)."""
-    named = rows.select(["cluster", "source"]).filter(pc.is_valid(rows["cluster"]))
-    named = named.append_column("number", row_numbers(named["source"]))
-    sizes = (
-        named.group_by("cluster")
-        .aggregate([("source", "count")])
-        .sort_by([("source_count", "descending"), ("cluster", "ascending")])
-    )
-    counts = sizes["source_count"]
-    shown = [
-        named.filter(pc.equal(named["cluster"], cluster))
-        .sort_by([("number", "ascending"), ("source", "ascending")])["source"]
-        .slice(0, _MAX_OF_CLUSTER)
-        .to_pylist()
-        for cluster in sizes["cluster"].slice(0, _MAX_CLUSTERS).to_pylist()
-    ]
+    named = true_rows(numbers_of(pc.is_valid(rows["cluster"]), np.bool_))
+    keys = scratch_array((len(named), 2), np.uint64)
+    begin = 0
+    for chunk in rows["cluster"].chunks:
+        ids = bytes.fromhex("".join(chunk.drop_null().to_pylist()))
+        found = np.frombuffer(ids, ">u8").reshape(-1, 2)
+        keys[begin : begin + len(found)] = found
+        begin += len(found)
+    order = order_by(*keys.T)  # by cluster, and within it by id
+    is_new = scratch_array((len(order),), np.bool_)
+    is_new[:1] = True
+    for part in slices(max(0, len(order) - 1)):
+        is_new[1:][part] = (keys[order[1:][part]] != keys[order[:-1][part]]).any(axis=1)
+    begins = np.append(true_rows(is_new), len(order))
+    sizes = np.diff(begins)
+    largest = np.argsort(-sizes, kind="stable")[:_MAX_CLUSTERS]
+
+    def first_sources(place: int) -> list[str]:
+        own = np.sort(named[order[begins[place] : begins[place + 1]]])
+        table = take_rows(rows.select(["source"]), own)
+        table = table.append_column("number", row_numbers(table["source"]))
+        table = table.sort_by([("number", "ascending"), ("source", "ascending")])
+        shown: list[str] = table["source"].slice(0, _MAX_OF_CLUSTER).to_pylist()
+        return shown
+
     return Clusters(
-        count=len(counts),
-        rows=named.num_rows,
-        largest=counts[0].as_py() if len(counts) else 0,
-        examples=shown,
+        count=len(sizes),
+        rows=len(named),
+        largest=int(sizes.max(initial=0)),
+        examples=[first_sources(place) for place in largest.tolist()],
     )
 
 
@@ -199,19 +217,21 @@ def _sizes(rows: pa.Table, characters: ArrayLike | None) -> dict[str, TargetSumm
 
 
 def _rule_counts(findings: pa.Table, meanings: Mapping[str, str]) -> dict[str, RuleCount]:
-    names = sorted(pc.unique(findings["rule"]).to_pylist())
-    by_rule = {name: findings.filter(pc.equal(findings["rule"], name)) for name in names}
-    return {name: _rule_count(table, meanings[name]) for name, table in by_rule.items()}
+    counts = _counts(findings["rule"])
+    return {name: _rule_count(findings, name, counts[name], meanings[name]) for name in counts}
 
 
-def _rule_count(table: pa.Table, meaning: str) -> RuleCount:
-    table = table.append_column("number", row_numbers(table["source"]))
+def _rule_count(findings: pa.Table, rule: str, count: int, meaning: str) -> RuleCount:
     keys = [(name, "ascending") for name in ("number", "source", "detail")]
-    first = table.take(pc.select_k_unstable(table, MAX_EXAMPLES, keys)).to_pylist()
-    examples = [Example(source=row["source"], detail=row["detail"]) for row in first]
-    return RuleCount(
-        count=table.num_rows, severity=first[0]["severity"], meaning=meaning, examples=examples
-    )
+    first: pa.Table | None = None
+    for batch in findings.to_batches():
+        own = pa.Table.from_batches([batch]).filter(pc.equal(batch["rule"], rule))
+        own = own.append_column("number", row_numbers(own["source"]))
+        both = own if first is None else pa.concat_tables([first, own])
+        first = both.take(pc.select_k_unstable(both, MAX_EXAMPLES, keys))
+    rows = first.to_pylist() if first else []
+    examples = [Example(source=row["source"], detail=row["detail"]) for row in rows]
+    return RuleCount(count=count, severity=rows[0]["severity"], meaning=meaning, examples=examples)
 
 
 def _counts(texts: pa.ChunkedArray) -> dict[str, int]:
@@ -221,12 +241,18 @@ def _counts(texts: pa.ChunkedArray) -> dict[str, int]:
 
 def target_summary(targets: ArrayLike, num_bins: int = 30) -> TargetSummary:
     """Summarise (N,) finite numbers, N at least 1."""
-    values = np.asarray(targets, np.float64)
+    given = np.asarray(targets)
+    values, squares = (scratch_array((len(given),), np.float64) for _ in range(2))
+    values[:] = given
+    mean = float(values.mean())
+    np.square(np.subtract(values, mean, out=squares), out=squares)
+    histogram = np.histogram(values, num_bins)[0].tolist()
+    values.sort()
     names = ("min", "p25", "median", "p75", "max")
-    quantiles = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
+    quantiles = np.quantile(values, [0, 0.25, 0.5, 0.75, 1], overwrite_input=True).tolist()
     return TargetSummary(
         **dict(zip(names, quantiles, strict=True)),
-        mean=float(values.mean()),
-        std=float(values.std()),
-        histogram=np.histogram(values, num_bins)[0].tolist(),
+        mean=mean,
+        std=float(np.sqrt(squares.mean())),
+        histogram=histogram,
     )

@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipway.config.sections import CleanParams
 from slipway.data.engine.label_sets import label_counts
 from slipway.data.engine.rows import QUARANTINE
+from slipway.data.engine.scratch import take_rows
 from slipway.data.rules import rules
 from slipway.kinds.registry import Task, kind_of
 from slipway.system.errors import DataError
@@ -50,7 +52,8 @@ class Cleaned:
     def _named_refused(self) -> str:
         """List the first refused samples with their rules, bad ones before duplicates."""
         order = [("severity", "descending"), ("source", "ascending")]
-        rows = self.quarantine.sort_by(order).slice(0, _MAX_SHOWN).to_pylist()
+        first = pc.select_k_unstable(self.quarantine, _MAX_SHOWN, order).to_numpy()
+        rows = take_rows(self.quarantine, first.astype(np.int64)).to_pylist()
         named = ", ".join(f"{row['source']} ({row['rule']})" for row in rows)
         num_others = self.quarantine.num_rows - len(rows)
         return f"{named} and {num_others} more" if num_others else named

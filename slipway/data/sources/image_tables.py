@@ -31,6 +31,7 @@ METADATA = "metadata"  # the stem of the table of a Hugging Face imagefolder
 FILE_NAME = "file_name"  # its column of images
 NOT_AN_OBJECT = "the line is not a JSON object of UTF-8 text"
 _BATCH_ROWS = 64
+_BLOCK_LINES, _BLOCK_CHARACTERS = 1 << 12, 1 << 22  # parsed JSON in memory
 _MAX_SHOWN, _SHOWN_CHARACTERS = 3, 60
 _BUFFER_BYTES = 1 << 20  # read a Parquet file by pages, not by whole row groups
 _IS_TEXT = (
@@ -211,10 +212,24 @@ def json_records(path: Path) -> Iterator[dict[str, Any] | None]:
 
     None for a line that is not a JSON object, is nested too deeply, or has text that is not UTF-8.
     """
+    return itertools.chain.from_iterable(json_blocks(path))
+
+
+def json_blocks(path: Path) -> Iterator[list[dict[str, Any] | None]]:
+    """Yield the lines of a file as `json_records` does, many at a time."""
+    block: list[dict[str, Any] | None] = []
+    num_characters = 0
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for line in file:
-            if line.strip():
-                yield json_record(line)
+            if not line.strip():
+                continue
+            block.append(json_record(line))
+            num_characters += len(line)
+            if len(block) == _BLOCK_LINES or num_characters >= _BLOCK_CHARACTERS:
+                yield block
+                block, num_characters = [], 0
+    if block:
+        yield block
 
 
 def json_record(line: str) -> dict[str, Any] | None:

@@ -8,13 +8,14 @@ file that is unreadable as a whole raises DataError.
 import bisect
 import csv
 import io
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +30,10 @@ from slipway.data.engine.scratch import (
     store_array,
     store_bytes,
     store_table,
+    true_rows,
 )
 from slipway.data.sources.csv_start import START_CHARACTERS, CsvStart, find_csv_start
-from slipway.data.sources.image_tables import NOT_AN_OBJECT, is_jsonl, json_columns, json_records
+from slipway.data.sources.image_tables import NOT_AN_OBJECT, is_jsonl, json_blocks, json_columns
 from slipway.data.sources.samples import GIVEN_SPLIT
 from slipway.data.sources.shards import parquet_errors, shard_splits, table_files
 from slipway.data.sources.text_format import (
@@ -55,6 +57,7 @@ _MIXABLE = frozenset(("text", "number", "boolean", _EMPTY))
 _MAX_SHOWN = 10
 _BLOCK_BYTES = 1 << 22
 _BLOCK_ROWS = 1 << 12
+_BUFFER_BYTES = 1 << 20  # of a Parquet file, in place of whole row groups
 _LONG_CELL_BYTES = 24  # on average: a column of texts, not of names or numbers
 _MAX_BLOCK_BYTES = (1 << 31) - 1
 
@@ -268,14 +271,20 @@ def _read_csv(path: Path, only: Collection[str] | None, encoding: str) -> RawTab
             table = _parse(rows, form, malformed, _MAX_BLOCK_BYTES)
     except pa.ArrowInvalid as error:
         raise _unreadable_csv(path, error) from error
-    is_kept = np.full(table.num_rows + len(malformed), True, np.bool_)
-    is_kept[[number for number, _ in malformed]] = False
     columns = {
         name.strip(): _text_column(name.strip(), table.column(index))
         for index, name in enumerate(names)
         if only is None or name.strip() in only
     }
-    return RawTable(columns, np.flatnonzero(is_kept), malformed)
+    return RawTable(columns, _numbers(table.num_rows + len(malformed), malformed), malformed)
+
+
+def _numbers(num_read: int, malformed: Sequence[tuple[int, str]]) -> NDArray[np.int64]:
+    """Return the numbers of the rows that are not malformed, ascending."""
+    is_kept = scratch_array((num_read,), np.bool_)
+    is_kept[:] = True
+    is_kept[[number for number, _ in malformed]] = False
+    return true_rows(is_kept)
 
 
 class _CsvForm(NamedTuple):
@@ -369,43 +378,72 @@ def _read_parquet(path: Path, only: Collection[str] | None, written: TextFormat)
     splits = shard_splits(paths)
     wanted = None if only is None else [name for name in only if not splits or name != GIVEN_SPLIT]
     with parquet_errors(path):
-        tables = [_read_parquet_file(part, wanted) for part in paths]
+        tables = [_read_parquet_file(part, wanted, written) for part in paths]
         table = pa.concat_tables(tables, promote_options="permissive")
-        table.validate(full=True)  # a damaged file may contain invalid text
-        columns = {
-            name: stored_column(name, _without_lists(name, table[name], written))
-            for name in table.column_names
-        }
+        columns = {name: stored_column(name, table[name]) for name in table.column_names}
     if splits and (only is None or GIVEN_SPLIT in only):
         chunks = [
             pa.array([splits.get(part)] * rows.num_rows, pa.string())
             for part, rows in zip(paths, tables, strict=True)
         ]
         columns[GIVEN_SPLIT] = stored_column(GIVEN_SPLIT, pa.chunked_array(chunks))
-    return RawTable(columns, np.arange(table.num_rows), [])
+    return RawTable(columns, _numbers(table.num_rows, []), [])
 
 
-def _read_parquet_file(path: Path, columns: list[str] | None) -> pa.Table:
-    file = pq.ParquetFile(path, pre_buffer=False)
-    table = file.read(columns=columns, use_threads=False)
-    declared = file.metadata.num_rows
-    if table.num_rows != declared:  # pyarrow does not compare them
-        raise pa.ArrowInvalid(f"it has {table.num_rows} rows, but its metadata declares {declared}")
-    _check_names(path, table.column_names)
-    return table.replace_schema_metadata(None)
+def _read_parquet_file(path: Path, wanted: list[str] | None, written: TextFormat) -> pa.Table:
+    """Read the columns as `_plain_cells`, in batches if the file is large."""
+    file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+    names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
+    _check_names(path, names)
+    metadata = file.metadata
+    groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
+    num_bytes = sum(group.total_byte_size for group in groups)
+    rows_of_a_block = _BLOCK_BYTES * metadata.num_rows // max(1, num_bytes)
+    size = min(max(1, rows_of_a_block), _BLOCK_ROWS)
+    fields = pa.schema([file.schema_arrow.field(name) for name in names])
+    empty = pa.RecordBatch.from_pylist([], fields)
+    schema, num_rows = _plain_cells(empty, written).schema, 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal num_rows
+        for batch in file.iter_batches(size, columns=wanted, use_threads=False):
+            batch.validate(full=True)  # a damaged file may contain invalid text
+            num_rows += batch.num_rows
+            yield _plain_cells(batch, written)
+
+    is_large = num_bytes > _BLOCK_BYTES
+    table = (store_table if is_large else pa.Table.from_batches)(batches(), schema)
+    if num_rows != metadata.num_rows:  # pyarrow does not compare them
+        declared = metadata.num_rows
+        raise pa.ArrowInvalid(f"it has {num_rows} rows, but its metadata declares {declared}")
+    return table
 
 
-def _without_lists(name: str, column: pa.ChunkedArray, written: TextFormat) -> pa.ChunkedArray:
-    return without_lists(column) if written.takes_lists(name) else column
+def _plain_cells(batch: pa.RecordBatch, written: TextFormat) -> pa.RecordBatch:
+    """Return text as `pa.string()`, and lists as JSON text in columns that take them."""
+    names = batch.schema.names
+    columns = zip(names, batch.columns, strict=True)
+    return pa.record_batch(
+        [_plain(cells, written.takes_lists(name)) for name, cells in columns], names
+    )
+
+
+def _plain(cells: pa.Array, takes_lists: bool) -> pa.Array:
+    if pa.types.is_dictionary(cells.type):
+        return _plain(cells.cast(cells.type.value_type), takes_lists)
+    if pa.types.is_large_string(cells.type) or pa.types.is_string_view(cells.type):
+        return cells.cast(pa.string())
+    return list_texts(cells.to_pylist()) if takes_lists and _is_list(cells.type) else cells
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def without_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert a column of lists to JSON text; return any other column unchanged."""
-    is_list = any(
-        is_type(column.type)
-        for is_type in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    )
-    return pa.chunked_array([list_texts(column.to_pylist())]) if is_list else column
+    return pa.chunked_array([list_texts(column.to_pylist())]) if _is_list(column.type) else column
 
 
 def list_texts(cells: Sequence[Any]) -> pa.Array:
@@ -417,21 +455,78 @@ def list_texts(cells: Sequence[Any]) -> pa.Array:
 
 
 def _read_jsonl(path: Path, only: Collection[str] | None, written: TextFormat) -> RawTable:
-    records = list(json_records(path))
-    rows = [record for record in records if record is not None]
-    names = [name for name in json_columns(path) if only is None or name in only]
-    columns = {
-        name: stored_column(name, _cells_of(name, [row.get(name) for row in rows], written))
-        for name in names
-    }
-    numbers = [number for number, record in enumerate(records) if record is not None]
-    malformed = [(number, NOT_AN_OBJECT) for number, record in enumerate(records) if record is None]
-    return RawTable(columns, np.array(numbers, np.int64), malformed)
+    """Read a file block by block: first the types of all columns, then the cells."""
+    kinds: dict[str, set[_JsonKind]] = {}
+    malformed: list[tuple[int, str]] = []
+    num_read = num_blocks = 0
+    for block in json_blocks(path):
+        rows = [record for record in block if record is not None]
+        names = dict.fromkeys(name for row in rows for name in row if only is None or name in only)
+        for name in names:
+            cells = [row.get(name) for row in rows]
+            kinds.setdefault(name, set()).add(_json_kind(cells, written.takes_lists(name)))
+        faults = (place for place, record in enumerate(block) if record is None)
+        malformed += [(num_read + place, NOT_AN_OBJECT) for place in faults]
+        num_read, num_blocks = num_read + len(block), num_blocks + 1
+    chosen = {name: _common_kind(found) for name, found in kinds.items()}
+    while True:
+        try:
+            batches = _json_batches(path, chosen)
+            schema = next(batches).schema if num_blocks else pa.schema([])
+            table = (pa.Table.from_batches if num_blocks < 2 else store_table)(batches, schema)
+            break
+        except _UnlikeCellsError as error:
+            chosen[str(error)] = "texts"
+    columns = {name: stored_column(name, table[name]) for name in table.column_names}
+    return RawTable(columns, _numbers(num_read, malformed), malformed)
 
 
-def _cells_of(name: str, cells: list[Any], written: TextFormat) -> pa.ChunkedArray:
-    has_lists = written.takes_lists(name) and any(isinstance(cell, list) for cell in cells)
-    return pa.chunked_array([list_texts(cells)]) if has_lists else cells_of(cells)
+class _UnlikeCellsError(Exception):
+    """The cells of this column are of different types."""
+
+
+# "texts": cells of different types; "lists": lists that are read as text
+_JsonKind: TypeAlias = pa.DataType | Literal["texts", "lists"]
+
+
+def _json_kind(cells: list[Any], takes_lists: bool) -> _JsonKind:
+    if takes_lists and any(isinstance(cell, list) for cell in cells):
+        return "lists"
+    try:
+        return pa.array(cells).type
+    except (pa.ArrowException, OverflowError):  # an integer of more than 64 bits
+        return "texts"
+
+
+def _common_kind(kinds: set[_JsonKind]) -> _JsonKind:
+    if "lists" in kinds or "texts" in kinds:
+        return "lists" if "lists" in kinds else "texts"
+    schemas = [pa.schema([("cells", kind)]) for kind in kinds]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field("cells").type
+    except pa.ArrowException:
+        return "texts"
+
+
+def _json_batches(path: Path, kinds: Mapping[str, _JsonKind]) -> Iterator[pa.RecordBatch]:
+    """Yield no row, then the rows of each block. _UnlikeCellsError names a column of no kind."""
+    for block in itertools.chain([[]], json_blocks(path)):
+        rows = [record for record in block if record is not None]
+        cells = [
+            _json_cells(name, [row.get(name) for row in rows], kind) for name, kind in kinds.items()
+        ]
+        yield pa.record_batch(cells, [*kinds])
+
+
+def _json_cells(name: str, cells: list[Any], kind: _JsonKind) -> pa.Array:
+    if kind == "lists":
+        return list_texts(cells)
+    if kind == "texts":
+        return pa.array([None if cell is None else str(cell) for cell in cells], pa.string())
+    try:
+        return pa.array(cells, kind)
+    except (pa.ArrowException, OverflowError) as error:
+        raise _UnlikeCellsError(name) from error
 
 
 def cells_of(cells: list[Any]) -> pa.ChunkedArray:
@@ -462,7 +557,9 @@ def stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
         # Not safe: nanoseconds are cut.
         utc = pc.cast(column, pa.timestamp("us", kind.tz and "UTC"), safe=False)
         return _encoded(name, "text", pc.strftime(utc, "%Y-%m-%dT%H:%M:%S"), kind)
-    return RawColumn(name, "other", pa.array([], pa.string()), np.full(len(column), -1), str(kind))
+    codes = scratch_array((len(column),), np.int64)
+    codes[:] = -1
+    return RawColumn(name, "other", pa.array([], pa.string()), codes, str(kind))
 
 
 def _is_beyond_float(column: pa.ChunkedArray) -> bool:

@@ -3,6 +3,8 @@
 from functools import partial
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.rules.report import CleanReport, CleanResult, ColumnSummary, clean_report
 from slipway.data.rules.rules import TABLE_RULES
@@ -64,7 +66,7 @@ def _note(column: ColumnSummary) -> str:
 
 def conflict_hint(table: CleanedTable) -> str:
     """Return advice to flag conflicts if equal inputs have different targets; else ""."""
-    rules = set(table.cleaned.quarantine["rule"].to_pylist())
+    rules = set(pc.unique(table.cleaned.quarantine["rule"]).to_pylist())
     if not rules & {"conflicting_label", "conflicting_target"}:
         return ""
     return (

@@ -9,11 +9,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.engine.rows import ID_DIGITS, ROWS, hex_strings
-from slipway.data.engine.scratch import order_by, scratch_array, slices, store_table, take
+from slipway.data.engine.scratch import (
+    each_true,
+    numbers_of,
+    order_by,
+    scratch_array,
+    slices,
+    store_table,
+    take,
+    take_rows,
+    true_rows,
+)
 from slipway.data.rules.outliers import robust_deviations
 from slipway.data.rules.report import ColumnSummary
 from slipway.data.rules.result import Cleaned
@@ -36,7 +47,7 @@ from slipway.data.tables.files import CELL_TYPES, ID_COLUMN, cell_schema
 from slipway.data.tables.hints import table_hints, written_notes
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.source import first_table, identified_columns, is_out_of_range
-from slipway.data.tables.targets import Annotations, annotate
+from slipway.data.tables.targets import Annotations, CellTexts, annotate
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType
 from slipway.system.errors import DataError
 
@@ -203,7 +214,7 @@ def _read_input(
         if action == "refuse":
             is_refused |= broken
             continue
-        for row in np.flatnonzero(broken).tolist():
+        for row in each_true(broken):
             ledger.correct(row, f"{column.name}: {shown_cell(typed.raw, row)} -> missing")
     if column.required:
         missing = ~present & ~is_refused
@@ -227,8 +238,7 @@ def _refuse_all_missing(inputs: Sequence[_Input], clean: CleanParams, ledger: Le
     present = np.zeros(len(ledger.alive), bool)
     for column in inputs:
         present |= column.present
-    rows = np.flatnonzero(~present & ledger.alive).tolist()
-    verdicts = ((row, "no input has a value") for row in rows)
+    verdicts = ((row, "no input has a value") for row in each_true(~present & ledger.alive))
     ledger.apply(clean.rules.all_missing, "all_missing", verdicts)
 
 
@@ -242,7 +252,8 @@ def find_outliers(
     """Apply the rule `outlier` to the numbers among the inputs and to a numeric target."""
     if clean.rules.outlier is None:
         return
-    alive = ledger.alive.copy()  # the same rows for every column, whatever this rule refuses
+    # The same rows for every column, whatever this rule refuses.
+    alive = take(ledger.alive, np.arange(len(ledger.alive)))
     numbers = [
         (column.typed.raw, column.typed.cells, column.present & alive)
         for column in inputs
@@ -252,9 +263,10 @@ def find_outliers(
         numbers.append((target, annotations.targets, alive))
     threshold = clean.outlier_mad_threshold
     for raw, cells, present in numbers:
-        rows = np.flatnonzero(present)
-        median, deviations = robust_deviations(cells[rows].astype(np.float64))
-        is_far = np.zeros(len(present), bool)
+        rows = true_rows(present)
+        median, deviations = robust_deviations(np.asarray(take(cells, rows), np.float64))
+        is_far = scratch_array((len(present),), np.bool_)
+        is_far[:] = False
         is_far[rows] = deviations > threshold
         expected = f"within {threshold:g} robust deviations of the median {median:g}"
         ledger.apply_to_cells(clean.rules.outlier, raw, is_far, "outlier", expected)
@@ -268,7 +280,7 @@ def _compare(
     ledger: Ledger,
 ) -> tuple[NDArray[np.int64], pa.Table]:
     """Apply the rules for duplicates; return the remaining row numbers by id, and `rows.ROWS`."""
-    alive = np.flatnonzero(ledger.alive)
+    alive = true_rows(ledger.alive)
     found, num_bytes = row_digests(identified_columns(raw), alive)
     digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
     for part in slices(len(alive)):
@@ -276,7 +288,7 @@ def _compare(
     refuse_duplicates(found, alive, ledger, annotations.given_splits)
     keys = [column.keys for column in inputs]
     clusters = apply_equal_input_rules(keys, annotations, digests, clean.rules, ledger)
-    left = np.flatnonzero(ledger.alive)
+    left = true_rows(ledger.alive)
     words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
     order = take(left, order_by(*words.T))
     return order, kept_rows(raw, order, digests, clusters, num_bytes, annotations, ledger)
@@ -286,14 +298,16 @@ def kept_rows(
     raw: RawTable,
     order: NDArray[np.int64],
     digests: NDArray[np.uint8],
-    clusters: dict[int, int],
+    clusters: NDArray[np.int64],
     num_bytes: int,
     annotations: Annotations,
     ledger: Ledger,
 ) -> pa.Table:
-    """Return the rows at `order` as `rows.ROWS`; `clusters` has the first row of each cluster."""
-    names = {row: digests[first].tobytes().hex()[:ID_DIGITS] for row, first in clusters.items()}
-    flags, corrections = _lists(ledger.flags(), order), _lists(ledger.corrections(), order)
+    """Return the rows at `order` as `rows.ROWS`.
+
+    `clusters` (N,) has the first row of each row's cluster, -1 for none.
+    """
+    flags, corrections = _RowTexts(ledger.flags()), _RowTexts(ledger.corrections())
 
     def batches() -> Iterator[pa.RecordBatch]:
         for part in slices(len(order), WRITTEN_ROWS):
@@ -307,38 +321,42 @@ def kept_rows(
                 "time": _taken(annotations.times, rows),
                 "weight": _taken(annotations.weights, rows),
                 "given_split": _taken(annotations.given_splits, rows),
-                "cluster": [names.get(row) for row in rows.tolist()],
+                "cluster": pc.if_else(
+                    pa.array(clusters[rows] >= 0),
+                    hex_strings(digests[clusters[rows], : ID_DIGITS // 2]),
+                    pa.scalar(None, pa.string()),
+                ),
                 "width": pa.nulls(len(rows), pa.int32()),
                 "height": pa.nulls(len(rows), pa.int32()),
                 "bytes": np.full(len(rows), num_bytes),
                 "sha256": hex_strings(digests[rows]),
-                "flags": flags[part],
-                "corrections": corrections[part],
+                "flags": flags.lists(rows),
+                "corrections": corrections.lists(rows),
             }
             yield from pa.table(columns, schema=ROWS).to_batches()
 
     return store_table(batches(), ROWS)
 
 
-def _lists(texts: pa.Table, order: NDArray[np.int64]) -> pa.ListArray:
-    """Return the list of texts of each row in `order`; `texts` is sorted by `row`."""
-    rows = texts["row"].to_numpy()
-    begins = scratch_array((len(order),), np.int64)
-    offsets = scratch_array((len(order) + 1,), np.int32)
-    offsets[0] = 0
-    for part in slices(len(order)):
-        begins[part] = np.searchsorted(rows, order[part])
-        offsets[1:][part] = np.searchsorted(rows, order[part], "right") - begins[part]
-    found = np.flatnonzero(offsets[1:])
-    lengths = offsets[1:][found].astype(np.int64)
-    np.cumsum(offsets, out=offsets)
-    places = np.repeat(begins[found] - offsets[found], lengths) + np.arange(lengths.sum())
-    flat = texts["text"].combine_chunks().take(pa.array(places))
-    return pa.ListArray.from_arrays(offsets, flat)
+class _RowTexts:
+    """The texts of rows, from a table of `row` and `text` that is sorted by `row`."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._texts = table.select(["text"])
+        self._rows = numbers_of(table["row"], np.int64)
+
+    def lists(self, rows: NDArray[np.int64]) -> pa.ListArray:
+        """Return a list of texts for each of `rows`."""
+        begins = np.searchsorted(self._rows, rows)
+        lengths = np.searchsorted(self._rows, rows, "right") - begins
+        offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+        places = np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
+        flat = take_rows(self._texts, places)["text"].combine_chunks()
+        return pa.ListArray.from_arrays(offsets, flat)
 
 
 def _taken(
-    values: NDArray[np.float64] | NDArray[np.object_] | None, order: NDArray[np.int64]
+    values: NDArray[np.float64] | NDArray[np.object_] | CellTexts | None, order: NDArray[np.int64]
 ) -> NDArray[np.generic] | pa.Array:
     return pa.nulls(len(order)) if values is None else values[order]
 

@@ -5,17 +5,23 @@ treated like near duplicates of images: they may be valid repetitions, but must 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.config.sections import RuleParams
-from slipway.data.engine.scratch import key_slices, order_by, scratch_array, slices
+from slipway.data.engine.scratch import (
+    key_slices,
+    order_by,
+    scratch_array,
+    slices,
+    true_rows,
+)
 from slipway.data.rules.rules import IN_ANOTHER_SPLIT
 from slipway.data.sources.shards import MAX_SHOWN, listed
 from slipway.data.tables.ledger import Ledger
-from slipway.data.tables.targets import Annotations
+from slipway.data.tables.targets import Annotations, CellTexts
 
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
 
@@ -24,7 +30,7 @@ def refuse_duplicates(
     digests: NDArray[np.uint8],
     rows: NDArray[np.int64],
     ledger: Ledger,
-    given_splits: NDArray[np.object_] | None = None,
+    given_splits: CellTexts | NDArray[np.object_] | None = None,
 ) -> None:
     """Keep the first of the `rows` with equal `digests`, and refuse the others."""
     for group in _groups(digests.view(np.uint64)[:, 0], lambda index: digests[index].tobytes()):
@@ -42,13 +48,17 @@ def apply_equal_input_rules(
     digests: NDArray[np.uint8],
     rules: RuleParams,
     ledger: Ledger,
-) -> dict[int, int]:
-    """Apply the rules for rows with equal inputs; return the representative of each flagged row."""
-    rows = np.flatnonzero(ledger.alive)
+) -> NDArray[np.int64]:
+    """Apply the rules for rows with equal inputs.
+
+    Returns the representative of each flagged row, (N,), and -1 for other rows.
+    """
+    rows = true_rows(ledger.alive)
     matrix = scratch_array((len(rows), len(inputs)), np.int64)
     for part in slices(len(rows)):
         matrix[part] = np.stack([keys[rows[part]] for keys in inputs], axis=1)
-    clusters: dict[int, int] = {}
+    clusters = scratch_array((len(ledger.alive),), np.int64)
+    clusters[:] = -1
     for group in _groups(_mixed(matrix), lambda index: matrix[index].tobytes()):
         equal = [int(rows[index]) for index in group]
         equal.sort(key=lambda row: digests[row].tobytes())
@@ -66,7 +76,7 @@ def apply_equal_input_rules(
         details = ((row, f"the same inputs as {found}") for row, found in named.items())
         ledger.apply(rules.near_duplicate, "near_duplicate", details)
         if is_flag:
-            clusters |= dict.fromkeys(left, first)
+            clusters[left] = first
     return clusters
 
 
@@ -108,10 +118,9 @@ def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
     return found
 
 
-def _groups(keys: NDArray[np.uint64], identity: Callable[[int], Hashable]) -> list[list[int]]:
-    """Return groups of two or more indices with equal keys and identities, ascending."""
+def _groups(keys: NDArray[np.uint64], identity: Callable[[int], Hashable]) -> Iterator[list[int]]:
+    """Yield groups of two or more indices with equal keys and identities, ascending."""
     order = order_by(keys)
-    groups = []
     for part in key_slices(len(keys), lambda part: keys[order[part]]):
         rows = order[part]
         edges = np.flatnonzero(np.concatenate([[True], keys[rows[1:]] != keys[rows[:-1]], [True]]))
@@ -119,5 +128,4 @@ def _groups(keys: NDArray[np.uint64], identity: Callable[[int], Hashable]) -> li
             equal: dict[Hashable, list[int]] = defaultdict(list)
             for index in rows[edges[begin] : edges[begin + 1]].tolist():
                 equal[identity(index)].append(index)
-            groups += [group for group in equal.values() if len(group) > 1]
-    return groups
+            yield from (group for group in equal.values() if len(group) > 1)

@@ -3,7 +3,7 @@
 A row that breaks several rules is refused under the first; the detail names them all.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,19 @@ from numpy.typing import NDArray
 
 from slipway.config.sections import Action
 from slipway.data.engine.rows import QUARANTINE
-from slipway.data.engine.scratch import ScratchTable, slices
+from slipway.data.engine.scratch import (
+    ScratchTable,
+    each_true,
+    key_slices,
+    numbers_of,
+    order_by,
+    scratch_array,
+    slices,
+    store_table,
+    take,
+    take_rows,
+    true_rows,
+)
 from slipway.data.rules.rules import severity
 from slipway.data.sources.raw_tables import RawColumn
 from slipway.data.tables.cells import shown_cell
@@ -24,17 +36,21 @@ _VERDICTS = pa.schema(
 )
 _CELLS = pa.schema([_ROW, *((name, pa.string()) for name in BAD_CELLS.names[1:])])
 _TEXTS = pa.schema([_ROW, ("text", pa.string())])
+_REFUSED = pa.schema([("number", pa.int64()), ("rule", pa.string()), ("detail", pa.string())])
+_GROUPED_VERDICTS = 1 << 12  # in memory at a time
+_32 = np.uint64(32)
 
 
 class Ledger:
     """Verdicts on the rows 0 to N - 1, whose numbers in the file are `numbers` (N,).
 
-    `name` maps a row number to the row's name in reports. A row without a verdict takes one byte.
+    `name` maps a row number to the row's name in reports. Verdicts are in files.
     """
 
     def __init__(self, numbers: NDArray[np.int64], name: Callable[[int], str] = str) -> None:
         self.numbers, self._name = numbers, name
-        self.alive: NDArray[np.bool_] = np.ones(len(numbers), bool)  # not refused so far
+        self.alive: NDArray[np.bool_] = scratch_array((len(numbers),), np.bool_)
+        self.alive[:] = True  # not refused so far
         self._verdicts, self._bad_cells = ScratchTable(_VERDICTS), ScratchTable(_CELLS)
         self._corrections = ScratchTable(_TEXTS)
 
@@ -53,7 +69,7 @@ class Ledger:
         self, action: Action, raw: RawColumn, broken: NDArray[np.bool_], rule: str, expected: str
     ) -> None:
         """Refuse or flag the rows whose cell is `broken` (N,) bool, and record each such cell."""
-        for row in np.flatnonzero(broken).tolist() if action is not None else ():
+        for row in each_true(broken) if action is not None else ():
             value = shown_cell(raw, row)
             detail = f"{raw.name}: found {value}, expected {expected}"
             self.apply(action, rule, [(row, detail)])
@@ -69,53 +85,62 @@ class Ledger:
 
     def flags(self) -> pa.Table:
         """Return the rules that flag each row, kept or not, as `text` by `row`."""
-        pairs = self._found(is_refused=False).select(["row", "rule"]).group_by(["row", "rule"])
-        found = pairs.aggregate([]).sort_by([("row", "ascending"), ("rule", "ascending")])
-        return pa.table([found["row"], found["rule"]], schema=_TEXTS)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for part in self._by_row(is_refused=False):
+                found = part.select(["row", "rule"]).group_by(["row", "rule"]).aggregate([])
+                found = found.sort_by([("row", "ascending"), ("rule", "ascending")])
+                yield from pa.table([found["row"], found["rule"]], schema=_TEXTS).to_batches()
+
+        return store_table(batches(), _TEXTS)
 
     def quarantine(self, malformed: Iterable[tuple[int, str]]) -> pa.Table:
         """Return the refused and the malformed rows, by rule and number."""
-        by_row = self._found(is_refused=True).group_by("row", use_threads=False)
-        refused = by_row.aggregate([("rule", "first"), ("detail", "list")])
-        found = pa.table(
-            {
-                "number": self.numbers[refused["row"].to_numpy()],
-                "rule": refused["rule_first"],
-                "detail": pc.binary_join(refused["detail_list"], "; "),
-            }
-        )
-        others = [
-            {"number": number, "rule": "malformed_row", "detail": detail}
-            for number, detail in malformed
-        ]
-        found = pa.concat_tables([found, pa.Table.from_pylist(others, found.schema)])
-        found = found.sort_by([("rule", "ascending"), ("number", "ascending")])
-        rules = pc.unique(found["rule"])
-        severities = pa.array(map(severity, rules.to_pylist()), pa.string())
-        return pa.table(
-            {
-                "source": self._sources(found["number"].to_numpy()),
-                "rule": found["rule"],
-                "detail": found["detail"],
-                "severity": severities.take(pc.index_in(found["rule"], rules)),
-            },
-            schema=QUARANTINE,
-        )
+
+        def by_number() -> Iterator[pa.RecordBatch]:
+            for part in self._by_row(is_refused=True):
+                by_row = part.group_by("row", use_threads=False)
+                found = by_row.aggregate([("rule", "first"), ("detail", "list")])
+                numbers = self.numbers[found["row"].to_numpy()]
+                details = pc.binary_join(found["detail_list"], "; ")
+                table = pa.table([numbers, found["rule_first"], details], schema=_REFUSED)
+                yield from table.to_batches()
+            others = [
+                {"number": number, "rule": "malformed_row", "detail": detail}
+                for number, detail in sorted(malformed)
+            ]
+            yield from pa.Table.from_pylist(others, _REFUSED).to_batches()
+
+        found = store_table(by_number(), _REFUSED)
+
+        def by_rule() -> Iterator[pa.RecordBatch]:
+            for rule in sorted(pc.unique(found["rule"]).to_pylist()):
+                for batch in found.to_batches():
+                    yield self._named(batch.filter(pc.equal(batch["rule"], rule)), severity(rule))
+
+        return store_table(by_rule(), QUARANTINE)
 
     def flagged_rows(self) -> pa.Table:
         """Return the rules that kept rows break, as QUARANTINE."""
-        found = self._found(is_refused=False)
-        found = found.filter(pa.array(self.alive[found["row"].to_numpy()]))
-        by_rule = found.group_by(["row", "rule"], use_threads=False)
-        flags = by_rule.aggregate([("detail", "list")]).sort_by("row")
-        return pa.table(
-            {
-                "source": self._sources(self.numbers[flags["row"].to_numpy()]),
-                "rule": flags["rule"],
-                "detail": pc.binary_join(flags["detail_list"], "; "),
-                "severity": pa.repeat(pa.scalar("flag"), flags.num_rows),
-            },
-            schema=QUARANTINE,
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for part in self._by_row(is_refused=False):
+                kept = part.filter(pa.array(self.alive[part["row"].to_numpy()]))
+                by_rule = kept.group_by(["row", "rule"], use_threads=False)
+                flags = by_rule.aggregate([("detail", "list")]).sort_by("row")
+                numbers = self.numbers[flags["row"].to_numpy()]
+                details = pc.binary_join(flags["detail_list"], "; ")
+                table = pa.table([numbers, flags["rule"], details], schema=_REFUSED)
+                yield from (self._named(batch, "flag") for batch in table.to_batches())
+
+        return store_table(batches(), QUARANTINE)
+
+    def _named(self, found: pa.RecordBatch, severity: str) -> pa.RecordBatch:
+        """Return rows of _REFUSED as QUARANTINE."""
+        sources = pa.array(map(self._name, found["number"].to_pylist()), pa.string())
+        severities = pa.repeat(pa.scalar(severity), len(sources))
+        return pa.record_batch(
+            [sources, found["rule"], found["detail"], severities], schema=QUARANTINE
         )
 
     def bad_cell_table(self) -> pa.Table:
@@ -125,9 +150,16 @@ class Ledger:
         sources = self._sources(self.numbers[found["row"].to_numpy()])
         return pa.table([sources, *found.columns[1:]], schema=BAD_CELLS)
 
-    def _found(self, *, is_refused: bool) -> pa.Table:
+    def _by_row(self, *, is_refused: bool) -> Iterator[pa.Table]:
+        """Yield the verdicts by row, those on one row in their order, in parts of whole rows."""
         table = self._verdicts.table()
-        return table.filter(pc.equal(table["is_refused"], is_refused))
+        chosen = true_rows(numbers_of(table["is_refused"], np.bool_) == is_refused)
+        rows = take(numbers_of(table["row"], np.int64), chosen)
+        keys = scratch_array((len(rows),), np.uint64)
+        np.left_shift(rows.view(np.uint64), _32, out=keys)
+        order = order_by(keys)
+        for part in key_slices(len(order), lambda part: keys[order[part]], _GROUPED_VERDICTS):
+            yield take_rows(table, chosen[order[part]])
 
     def _sources(self, numbers: NDArray[np.int64]) -> pa.ChunkedArray:
         names = (

@@ -12,6 +12,7 @@ from slipway.artifacts.label_sets import set_text
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.engine.label_sets import EXPECTED, meant_labels, read_labels
 from slipway.data.engine.rows import SPLITS
+from slipway.data.engine.scratch import each_true, scratch_array, slices, take
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.text_format import NOT_UTF8
 from slipway.data.splits.split_file import read_split_file
@@ -21,22 +22,33 @@ from slipway.kinds.registry import kind_of, task_for
 from slipway.kinds.targets import CLASS, NUMBER
 from slipway.system.errors import DataError
 
-Values = TypeVar("Values", bound=NDArray[Any])
+Values = TypeVar("Values")
 _MANY_CLASSES = 20
 _MAX_DISTINCT_FRACTION = 0.5  # of the rows that have a class; each class needs several
 _SHOWN, _SHOWN_CHARACTERS = 3, 40
 
 
 @dataclass(frozen=True)
+class CellTexts:
+    """The texts of N rows, indexed like an array; None for no text. A row takes no memory."""
+
+    texts: NDArray[np.object_]  # (U,)
+    codes: NDArray[np.int64]  # (N,) index into `texts`; -1 is the last
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self.texts[self.codes[rows]]
+
+
+@dataclass(frozen=True)
 class Annotations:
     """Annotations of N rows, each (N,) or None if absent; undefined for refused rows."""
 
-    labels: NDArray[np.object_] | None  # text: a class, or a set of labels
+    labels: CellTexts | None  # a class, or a set of labels
     targets: NDArray[np.float64] | None
-    groups: NDArray[np.object_] | None
+    groups: CellTexts | None
     times: NDArray[np.float64] | None  # days since 1970 UTC, or the numbers of the column
     weights: NDArray[np.float64] | None
-    given_splits: NDArray[np.object_] | None
+    given_splits: CellTexts | NDArray[np.object_] | None
 
 
 def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger) -> Annotations:
@@ -75,11 +87,11 @@ def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger
 
 def label_sets(
     columns: Sequence[RawColumn], data: DataParams, clean: CleanParams, ledger: Ledger
-) -> NDArray[np.object_]:
-    """Return the text of each row's label set, (N,), from a list column or one column per label."""
+) -> CellTexts:
+    """Return the text of each row's label set, from a list column or one column per label."""
     if isinstance(data.target_column, str):
         return _listed_labels(columns[0], data, clean, ledger)
-    given = np.zeros((len(ledger.alive), len(columns)), bool)
+    given = scratch_array((len(ledger.alive), len(columns)), np.bool_)
     for place, raw in enumerate(columns):
         typed = typed_column(raw, "boolean")
         expected = "true or false for the label"
@@ -88,14 +100,19 @@ def label_sets(
         )
         ledger.apply_to_cells("refuse", raw, typed.cell_states == BAD, "type_violation", expected)
         given[:, place] = typed.cells == 1
-    sets, rows = np.unique(given, axis=0, return_inverse=True)
     names = np.array([raw.name for raw in columns], object)
-    return np.array([set_text(names[own]) for own in sets], object)[rows.reshape(-1)]
+    codes = scratch_array((len(given),), np.int64)
+    known: dict[str, int] = {}
+    for part in slices(len(given)):
+        sets, rows = np.unique(given[part], axis=0, return_inverse=True)
+        own = [known.setdefault(set_text(names[each]), len(known)) for each in sets]
+        codes[part] = np.array(own)[rows.reshape(-1)]
+    return CellTexts(np.array([*known], object), codes)
 
 
 def _listed_labels(
     raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger
-) -> NDArray[np.object_]:
+) -> CellTexts:
     known = frozenset([*(data.classes or []), *data.label_map])
     cells = _texts(raw, known)
     sets: NDArray[np.object_] = np.array([None] * len(cells), object)
@@ -114,16 +131,20 @@ def _listed_labels(
         is_unknown[code] = data.classes is not None and not set(labels) <= set(data.classes)
         if changes:
             corrections[code] = changes
-    ledger.apply_to_cells("refuse", raw, _is_none(cells)[raw.codes], "missing_label", EXPECTED)
+    ledger.apply_to_cells(
+        "refuse", raw, take(_is_none(cells), raw.codes), "missing_label", EXPECTED
+    )
     expected = f"a list of labels, or text with {data.label_separator!r} between them"
-    ledger.apply_to_cells("refuse", raw, is_bad[raw.codes], "type_violation", expected)
-    for row in np.flatnonzero(np.isin(raw.codes, list(corrections))):
+    ledger.apply_to_cells("refuse", raw, take(is_bad, raw.codes), "type_violation", expected)
+    is_corrected = np.zeros(len(cells), bool)
+    is_corrected[list(corrections)] = True
+    for row in each_true(take(is_corrected, raw.codes)):
         for change in corrections[int(raw.codes[row])]:
-            ledger.correct(int(row), change)
+            ledger.correct(row, change)
     expected = f"labels of data.classes: {', '.join(data.classes or ())}"
     action = clean.rules.unknown_label
-    ledger.apply_to_cells(action, raw, is_unknown[raw.codes], "unknown_label", expected)
-    return sets[raw.codes]
+    ledger.apply_to_cells(action, raw, take(is_unknown, raw.codes), "unknown_label", expected)
+    return CellTexts(sets, raw.codes)
 
 
 def _texts(raw: RawColumn, known: frozenset[str]) -> NDArray[np.object_]:
@@ -146,30 +167,29 @@ def label_of(value: str | float | bool) -> str:
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def _labels(
-    raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger
-) -> NDArray[np.object_]:
+def _labels(raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger) -> CellTexts:
     found = _texts(raw, frozenset([*(data.classes or []), *data.label_map]))
     _require_classes(raw, found, data)
-    ledger.apply_to_cells("refuse", raw, _is_none(found)[raw.codes], "missing_label", "a class")
+    is_missing_label = take(_is_none(found), raw.codes)
+    ledger.apply_to_cells("refuse", raw, is_missing_label, "missing_label", "a class")
     garbled = np.array([text is not None and NOT_UTF8 in text for text in found], np.bool_)
     expected = "a class in UTF-8 text"
-    ledger.apply_to_cells("refuse", raw, garbled[raw.codes], "type_violation", expected)
+    ledger.apply_to_cells("refuse", raw, take(garbled, raw.codes), "type_violation", expected)
     meant = np.array([data.label_map.get(text, text) for text in found], object)
-    for row in np.flatnonzero((found != meant)[raw.codes]):
+    for row in each_true(take(np.asarray(found != meant, np.bool_), raw.codes)):
         code = raw.codes[row]
-        ledger.correct(int(row), f"label: {found[code]} -> {meant[code]}")
+        ledger.correct(row, f"label: {found[code]} -> {meant[code]}")
     if data.classes is not None:
         expected = f"one of data.classes: {', '.join(data.classes)}"
         unknown = np.array([text is not None and text not in data.classes for text in meant])
         action = clean.rules.unknown_label
-        ledger.apply_to_cells(action, raw, unknown[raw.codes], "unknown_label", expected)
-    return meant[raw.codes]
+        ledger.apply_to_cells(action, raw, take(unknown, raw.codes), "unknown_label", expected)
+    return CellTexts(meant, raw.codes)
 
 
 def _require_classes(raw: RawColumn, found: NDArray[np.object_], data: DataParams) -> None:
     """Raise DataError if there are too many distinct classes for the number of rows."""
-    present = int((~_is_none(found))[raw.codes].sum())
+    present = int(take(~_is_none(found), raw.codes).sum())
     distinct = len({text for text in found if text is not None})
     if distinct > max(_MANY_CLASSES, _MAX_DISTINCT_FRACTION * present):
         raise DataError(
@@ -193,12 +213,12 @@ def _targets(raw: RawColumn, data: DataParams, ledger: Ledger) -> NDArray[np.flo
     for index in np.flatnonzero(bad):
         is_infinite[index] = _is_infinite(raw.values[int(index)].as_py())
     missing = typed.cell_states == MISSING
-    infinite = is_infinite[raw.codes]
+    infinite = take(is_infinite, raw.codes)
     other = (typed.cell_states == BAD) & ~infinite
     ledger.apply_to_cells("refuse", raw, missing, "missing_target", "a number")
     ledger.apply_to_cells("refuse", raw, infinite, "non_finite_target", "a finite number")
     ledger.apply_to_cells("refuse", raw, other, "not_a_number", "a number")
-    return typed.cells.astype(np.float64)
+    return np.asarray(typed.cells, np.float64)
 
 
 def _examples(raw: RawColumn, wanted: NDArray[np.bool_]) -> str:
@@ -213,10 +233,12 @@ def _is_infinite(value: str | float | bool) -> bool:
         return False
 
 
-def _groups(raw: RawColumn, ledger: Ledger) -> NDArray[np.object_]:
-    groups = _texts(raw, frozenset())[raw.codes]
-    ledger.apply_to_cells("refuse", raw, _is_none(groups), "missing_group", "the name of a group")
-    return groups
+def _groups(raw: RawColumn, ledger: Ledger) -> CellTexts:
+    groups = _texts(raw, frozenset())
+    is_missing_group = take(_is_none(groups), raw.codes)
+    expected = "the name of a group"
+    ledger.apply_to_cells("refuse", raw, is_missing_group, "missing_group", expected)
+    return CellTexts(groups, raw.codes)
 
 
 def _times(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
@@ -233,19 +255,19 @@ def _times(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
     expected = "a date as ISO 8601 text or in data.date_format" if has_dates else "a number"
     ledger.apply_to_cells("refuse", raw, missing, "missing_time", "a date or a number")
     ledger.apply_to_cells("refuse", raw, bad, "bad_time", expected)
-    return typed.cells.astype(np.float64)
+    return np.asarray(typed.cells, np.float64)
 
 
 def _weights(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
     typed = typed_column(raw, "number")
-    weights = typed.cells.astype(np.float64)
+    weights = np.asarray(typed.cells, np.float64)
     bad = (typed.cell_states != GOOD) | (weights < 0)
     ledger.apply_to_cells("refuse", raw, bad, "bad_weight", "a number of at least 0")
     return weights
 
 
-def _splits(raw: RawColumn, ledger: Ledger) -> NDArray[np.object_]:
+def _splits(raw: RawColumn, ledger: Ledger) -> CellTexts:
     named = np.array([text and text.lower() for text in _texts(raw, frozenset())], object)
-    bad = ~np.isin(named, SPLITS)[raw.codes]
+    bad = take(~np.isin(named, SPLITS), raw.codes)
     ledger.apply_to_cells("refuse", raw, bad, "bad_split", " or ".join(SPLITS))
-    return named[raw.codes]
+    return CellTexts(named, raw.codes)

@@ -9,10 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.config.sections import Action, CleanParams, DataParams
-from slipway.data.engine.scratch import scratch_array, slices, store_table, take
+from slipway.data.engine.scratch import (
+    each_true,
+    scratch_array,
+    slices,
+    store_table,
+    take,
+    true_rows,
+)
 from slipway.data.rules.report import (
     CleanReport,
     CleanResult,
@@ -72,7 +80,7 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
     _apply_rules(columns, clean, ledger)
     find_outliers([], annotations, raw.columns[data.target_columns[0]], clean, ledger)
 
-    alive = np.flatnonzero(ledger.alive)
+    alive = true_rows(ledger.alive)
     found, num_bytes = row_digests(identified_columns(raw), alive)
     digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
     for part in slices(len(alive)):
@@ -80,7 +88,7 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
     refuse_duplicates(found, alive, ledger, annotations.given_splits)
     keys = [take(column.keys, column.raw.codes) for column in columns]
     clusters = apply_equal_input_rules(keys, annotations, digests, clean.rules, ledger)
-    clusters |= apply_near_duplicate_rule(columns, clusters, digests, annotations, clean, ledger)
+    apply_near_duplicate_rule(columns, clusters, digests, annotations, clean, ledger)
     order = rows_by_id(digests, ledger)
     several = kind_of(data.task).target.several
     scripts = apply_script_rule(columns, order, clean, ledger)
@@ -104,7 +112,7 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
             clusters,
             passage_hints(profile),
             profile,
-            lengths[order],
+            take(lengths, order),
         )
         return found.model_copy(update={"excerpts": excerpts_of(found, raw, columns)})
 
@@ -136,21 +144,17 @@ def _apply_rules(columns: Sequence[TextColumn], clean: CleanParams, ledger: Ledg
         _apply_personal_rule(column, rules.personal_data, ledger)
     lengths = num_characters(columns)
     names = " and ".join(column.raw.name for column in columns)
-    empty = ((row, f"{names}: no text") for row in np.flatnonzero(lengths == 0).tolist())
+    empty = ((row, f"{names}: no text") for row in each_true(lengths == 0))
     ledger.apply("refuse", "missing_value", empty)
-    for rule, broken, expected in (
-        (
-            "too_short",
-            (lengths > 0) & (lengths < clean.min_characters),
-            f"at least {clean.min_characters}",
-        ),
-        ("too_long", lengths > clean.max_characters, f"at most {clean.max_characters}"),
+    least, most = clean.min_characters, clean.max_characters
+    for action, rule, broken, expected in (
+        (rules.too_short, "too_short", (lengths > 0) & (lengths < least), f"at least {least}"),
+        (rules.too_long, "too_long", lengths > most, f"at most {most}"),
     ):
         details = (
-            (row, f"{lengths[row]:,} characters, expected {expected}")
-            for row in np.flatnonzero(broken).tolist()
+            (row, f"{lengths[row]:,} characters, expected {expected}") for row in each_true(broken)
         )
-        ledger.apply(getattr(rules, rule), rule, details)
+        ledger.apply(action, rule, details)
 
 
 def _apply_personal_rule(column: TextColumn, action: Action, ledger: Ledger) -> None:
@@ -161,16 +165,18 @@ def _apply_personal_rule(column: TextColumn, action: Action, ledger: Ledger) -> 
         + " and ".join(IN_WORDS[kind] for bit, kind in enumerate(PERSONAL) if bits >> bit & 1)
         for bits in range(1 << len(PERSONAL))
     ]
-    rows = np.flatnonzero(found)
-    ledger.apply(action, "personal_data", ((row, words[found[row]]) for row in rows.tolist()))
+    rows = each_true(found.view(np.bool_))
+    ledger.apply(action, "personal_data", ((row, words[found[row]]) for row in rows))
 
 
 def _summaries(raw: RawTable, columns: Sequence[TextColumn]) -> list[ColumnSummary]:
     found = []
     for column in columns:
         lengths = take(column.lengths, column.raw.codes)
-        note = f"characters: median {np.median(lengths):.0f}, most {lengths.max():,}"
-        missing = int((lengths == 0).sum())
+        missing = len(lengths) - int(np.count_nonzero(lengths))
+        longest = lengths.max()
+        median = np.median(lengths, overwrite_input=True)
+        note = f"characters: median {median:.0f}, most {longest:,}"
         found.append(ColumnSummary(name=column.raw.name, kind="text", missing=missing, note=note))
     return found
 
@@ -195,7 +201,7 @@ def _kept_texts(
 
 def _conflict_hint(cleaned: Cleaned) -> str:
     """Suggest to flag conflicts if equal texts have different targets; else return ""."""
-    rules = set(cleaned.quarantine["rule"].to_pylist())
+    rules = set(pc.unique(cleaned.quarantine["rule"]).to_pylist())
     if not rules & {"conflicting_label", "conflicting_target"}:
         return ""
     return (

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slipway.data.engine.scratch import order_by, scratch_array, take
+from slipway.data.engine.scratch import order_by, scratch_array, slices, take, true_rows
 from slipway.data.sources.raw_tables import RawColumn, cell_text
 from slipway.data.sources.text_format import NOT_UTF8
 from slipway.data.tables.ledger import Ledger
@@ -62,8 +62,11 @@ class TextColumn:
 def read_column(raw: RawColumn) -> TextColumn:
     size = len(raw.values) + 1
     lengths, keys = scratch_array((size,), np.int64), scratch_array((size,), np.int64)
-    is_bad, has_control, is_garbled, is_mixed = (np.zeros(size, bool) for _ in range(4))
-    personal = np.zeros(size, np.uint8)
+    flags = [scratch_array((size,), np.bool_) for _ in range(4)]
+    is_bad, has_control, is_garbled, is_mixed = flags
+    personal = scratch_array((size,), np.uint8)
+    for each in (*flags, personal):
+        each[:] = 0
     for code, cell in enumerate(text_cells(raw)):
         text = normalised(cell)
         lengths[code] = len(text)
@@ -104,14 +107,17 @@ def joined_texts(columns: Sequence[TextColumn], rows: NDArray[np.int64]) -> list
 
 
 def num_characters(columns: Sequence[TextColumn]) -> NDArray[np.int64]:
-    lengths = np.zeros(len(columns[0].raw.codes), np.int64)
-    for column in columns:
-        lengths += take(column.lengths, column.raw.codes)
+    """Return the characters of each row's texts, (N,)."""
+    first, *others = columns
+    lengths = take(first.lengths, first.raw.codes)
+    for column in others:
+        for part in slices(len(lengths)):
+            lengths[part] += column.lengths[column.raw.codes[part]]
     return lengths
 
 
 def rows_by_id(digests: NDArray[np.uint8], ledger: Ledger) -> NDArray[np.int64]:
     """Return the rows that no rule refuses, in the order of their ids."""
-    left = np.flatnonzero(ledger.alive)
+    left = true_rows(ledger.alive)
     words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
     return take(left, order_by(*words.T))

@@ -6,7 +6,7 @@ sequences that both have, of those that either has (Jaccard), is estimated by Mi
 agree in one of 32 bands of four values are candidates. The result depends on the set of texts only.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from slipway.config.sections import CleanParams
 from slipway.data.engine.scratch import (
     ScratchSet,
+    each_true,
     key_slices,
     order_by,
     scratch_array,
     scratch_file,
     slices,
+    take,
+    true_rows,
 )
 from slipway.data.images.near_duplicates import DuplicatePairs, cluster_roots
 from slipway.data.tables.ledger import Ledger
@@ -124,12 +127,15 @@ def _similar(known: Hashes, pairs: NDArray[np.int64], min_similarity: float) -> 
 
 
 def _pairs_of(codes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    return np.stack([codes >> _32, codes & _LOW_32], axis=1).astype(np.int64).reshape(-1, 2)
+    pairs = scratch_array((len(codes), 2), np.int64)
+    for part in slices(len(codes)):
+        pairs[part] = np.stack([codes[part] >> _32, codes[part] & _LOW_32], axis=1)
+    return pairs
 
 
 def _similarities(known: Hashes, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return (P,) the fraction of equal values of each pair."""
-    found = np.empty(len(pairs))
+    found = scratch_array((len(pairs),), np.float64)
     for part in slices(len(pairs), _PAIRS):
         left, right = known[pairs[part, 0]], known[pairs[part, 1]]
         found[part] = (left == right).mean(axis=1)
@@ -138,30 +144,41 @@ def _similarities(known: Hashes, pairs: NDArray[np.int64]) -> NDArray[np.float64
 
 def apply_near_duplicate_rule(
     columns: Sequence[TextColumn],
-    equal: Mapping[int, int],
+    clusters: NDArray[np.int64],
     digests: NDArray[np.uint8],
     annotations: Annotations,
     clean: CleanParams,
     ledger: Ledger,
-) -> dict[int, int]:
-    """Apply the rules for nearly equal texts; return the first row of each one's cluster.
+) -> None:
+    """Apply the rules for nearly equal texts, and add them to the clusters.
 
     Args:
-        equal: the first row of each row whose text equals another but for case and white space.
+        clusters: (N,) the first row of those whose texts equal but for case and white space, -1
+            for others; then the first row of each cluster of nearly equal texts, too.
     """
     action = clean.rules.near_duplicate
     if action is None:
-        return {}
+        return
     rows = rows_by_id(digests, ledger)
-    is_compared = num_characters(columns)[rows] >= MIN_CHARACTERS
-    others = [row for row, first in equal.items() if row != first]
-    rows = rows[is_compared & ~np.isin(rows, others)]  # one row of those with equal texts
+    lengths = num_characters(columns)
+    is_compared = scratch_array((len(rows),), np.bool_)
+    for part in slices(len(rows)):
+        own = rows[part]
+        is_single = (clusters[own] < 0) | (clusters[own] == own)  # one row of equal texts
+        is_compared[part] = is_single & (lengths[own] >= MIN_CHARACTERS)
+    rows = take(rows, true_rows(is_compared))
     found = find_similar(
         len(rows), lambda part: joined_texts(columns, rows[part]), clean.near_duplicate_similarity
     )
-    places = np.unique(found.pairs)  # few, even in large sets
-    pairs = np.searchsorted(places, found.pairs).reshape(-1, 2)
-    rows = rows[places]
+    is_paired = scratch_array((len(rows),), np.bool_)
+    is_paired[:] = False
+    for part in slices(len(found.pairs)):
+        is_paired[found.pairs[part]] = True
+    places = true_rows(is_paired)
+    pairs = scratch_array(found.pairs.shape, np.int64)
+    for part in slices(len(pairs)):
+        pairs[part] = np.searchsorted(places, found.pairs[part])
+    rows = take(rows, places)
     _flag_near_conflicts(rows, pairs, annotations, ledger)
     roots = cluster_roots(
         DuplicatePairs(pairs, found.correlations), len(rows), int(ledger.alive.sum()), _STRICTER
@@ -173,13 +190,15 @@ def apply_near_duplicate_rule(
     is_named = (roots >= 0) if action == "flag" else (roots >= 0) & (roots != np.arange(len(roots)))
     details = (
         (int(rows[place]), f"nearly the same text as {ledger.source(int(rows[like[place]]))}")
-        for place in np.flatnonzero(is_named)
+        for place in each_true(is_named)
     )
     ledger.apply(action, "near_duplicate", details)
     if action == "refuse":
-        return {}
-    firsts = {int(rows[place]): int(rows[roots[place]]) for place in np.flatnonzero(roots >= 0)}
-    return firsts | {row: firsts[first] for row, first in equal.items() if first in firsts}
+        return
+    clusters[rows[roots >= 0]] = rows[roots[roots >= 0]]
+    for part in slices(len(clusters)):  # equal texts follow the one that was compared
+        own = clusters[part]
+        clusters[part] = np.where(own < 0, own, clusters[own])
 
 
 def _flag_near_conflicts(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.label_sets import labels_in
 from slipway.config.sections import CleanParams
-from slipway.data.engine.scratch import scratch_array, slices
+from slipway.data.engine.scratch import each_true, scratch_array, slices
 from slipway.data.rules.report import CleanReport, SharedPassage, TextProfile
 from slipway.data.sources.raw_tables import RawTable
 from slipway.data.tables.ledger import Ledger
@@ -240,12 +240,12 @@ def apply_script_rule(
     for part in slices(len(order), BLOCK_ROWS):
         scripts = map(main_script, joined_texts(columns, order[part]))
         found[part] = [names.setdefault(script, len(names)) for script in scripts]
-    counts = dict(zip(names, np.bincount(found, minlength=len(names)).tolist(), strict=True))
+    counts = {script: int(np.count_nonzero(found == place)) for script, place in names.items()}
     for script, count in counts.items():
         if script != NO_SCRIPT and count < _RARE_SCRIPT * len(order):
             detail = f"the script {script}, which {count:,} of {len(order):,} texts are in"
-            rows = order[found == names[script]].tolist()
-            ledger.apply(clean.rules.rare_script, "rare_script", ((row, detail) for row in rows))
+            details = ((int(order[at]), detail) for at in each_true(found == names[script]))
+            ledger.apply(clean.rules.rare_script, "rare_script", details)
     return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
 

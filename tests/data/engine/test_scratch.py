@@ -15,8 +15,10 @@ from slipway.data.engine.scratch import (
     ScratchSet,
     ScratchTable,
     distinct_texts,
+    each_true,
     first_bytes,
     key_slices,
+    numbers_of,
     order_by,
     scratch_array,
     scratch_file,
@@ -25,6 +27,7 @@ from slipway.data.engine.scratch import (
     store_table,
     take,
     take_rows,
+    true_rows,
 )
 
 
@@ -260,3 +263,13 @@ def test_stored_tables_and_scratch_arrays_hold_hardly_any_memory(
 
     assert bytes_a_row("file") < 4
     assert bytes_a_row("memory") > 20, "the twin"
+
+
+def test_true_rows_of_several_slices_are_those_of_numpy() -> None:
+    flags = np.random.default_rng(3).random(150_000) < 0.3
+    rows = np.flatnonzero(flags)
+    assert np.array_equal(true_rows(flags), rows)
+    assert list(each_true(flags)) == rows.tolist()
+    column = pa.chunked_array([pa.array(flags[:70_000]), pa.array(flags[70_000:])])
+    assert np.array_equal(numbers_of(column, np.bool_), flags)
+    assert len(true_rows(flags[:0])) == 0

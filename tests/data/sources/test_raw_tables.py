@@ -9,7 +9,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from slipway.data.sources import image_tables, raw_tables
 from slipway.data.sources.raw_tables import RawColumn, read_raw_table
+from slipway.data.sources.text_format import TextFormat
 from slipway.system.errors import DataError
 from tests.data.raw_files import write_csv
 
@@ -173,3 +175,80 @@ def test_a_table_of_long_texts_is_read_as_a_short_one(
     assert cells(many) == [text.strip() for text in texts]
     assert cells(few) == cells(many)[:30]
     assert cells(tables[1].columns["label"]) == labels
+
+
+@pytest.mark.parametrize("in_lists", [False, True])
+def test_json_lines_in_several_blocks_are_read_as_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_lists: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    both: dict[str, list[object]] = {
+        "numbers": [1, 2, 3, 4.5],
+        "large": [2**53 + 1, 2, 3, 4.5],
+        "larger": [2**70, 2, 3, 4],
+        "mixed": [1, 2, "a", True],
+        "empty": [None, None, None, None],
+        "late": [None, None, " b ", "b"],
+        "flags": [True, False, None, None],
+        "lists": [["a"], ["b", "c"], "d", None],
+        "more": [[1], [], [2.5], None],
+        "objects": [{"a": 1}, {}, {"b": 2}, None],
+    }
+    lines = [
+        json.dumps(dict(zip(both, cells, strict=True)))
+        for cells in zip(*both.values(), strict=True)
+    ]
+    lines.insert(1, "[no object]")
+    (tmp_path / "t.jsonl").write_text("\n\n".join(lines))
+    written = TextFormat(list_columns=None if in_lists else frozenset())
+    whole = read_raw_table(tmp_path / "t.jsonl", written=written)
+    monkeypatch.setattr(image_tables, "_BLOCK_LINES", 2)
+    parts = read_raw_table(tmp_path / "t.jsonl", written=written)
+    assert list(parts.columns) == list(whole.columns) == [*both]
+    for name, column in whole.columns.items():
+        other = parts.columns[name]
+        assert (other.stored, other.arrow_type) == (column.stored, column.arrow_type), name
+        assert cells(other) == cells(column), name
+    assert (
+        parts.malformed == whole.malformed == [(1, "the line is not a JSON object of UTF-8 text")]
+    )
+    assert parts.numbers.tolist() == whole.numbers.tolist() == [0, 2, 3, 4]
+    assert cells(parts.columns["large"])[:2] == ["9007199254740993", "2"]
+    assert read_raw_table(tmp_path / "t.jsonl", ["late"]).columns.keys() == {"late"}
+
+
+def test_a_parquet_file_of_many_row_groups_is_read_as_a_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [None if row % 7 == 0 else f" word {row % 50} " for row in range(400)]
+    table = pa.table(
+        {
+            "large": pa.array(words, pa.large_string()),
+            "view": pa.array(words, pa.string_view()),
+            "coded": pa.array(words).dictionary_encode(),
+            "number": range(400),
+            "lists": [["a"] * (row % 3) for row in range(400)],
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=30)
+    written = TextFormat(list_columns=frozenset(["lists"]))
+    small = read_raw_table(tmp_path / "t.parquet", written=written)
+    monkeypatch.setattr(raw_tables, "_BLOCK_BYTES", 500)
+    large = read_raw_table(tmp_path / "t.parquet", written=written)
+    for name, column in small.columns.items():
+        assert cells(large.columns[name]) == cells(column), name
+        assert large.columns[name].stored == column.stored
+    assert cells(large.columns["view"])[:2] == [None, "word 1"]
+    assert cells(large.columns["lists"])[:2] == ["[]", '["a"]']
+
+
+def test_invalid_text_in_a_later_row_group_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(raw_tables, "_BLOCK_BYTES", 500)
+    texts = pa.array([b"good text"] * 200 + [b"bad \xff"]).view(pa.string())
+    pq.write_table(pa.table({"text": texts}), tmp_path / "t.parquet", row_group_size=50)
+    with pytest.raises(DataError, match="not a readable Parquet file"):
+        read_raw_table(tmp_path / "t.parquet")
