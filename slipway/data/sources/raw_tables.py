@@ -456,7 +456,7 @@ def list_texts(cells: Sequence[Any]) -> pa.Array:
 
 def _read_jsonl(path: Path, only: Collection[str] | None, written: TextFormat) -> RawTable:
     """Read a file block by block: first the types of all columns, then the cells."""
-    kinds: dict[str, set[_JsonKind]] = {}
+    kinds: dict[str, dict[_JsonKind, None]] = {}  # in order of appearance
     malformed: list[tuple[int, str]] = []
     num_read = num_blocks = 0
     for block in json_blocks(path):
@@ -464,7 +464,7 @@ def _read_jsonl(path: Path, only: Collection[str] | None, written: TextFormat) -
         names = dict.fromkeys(name for row in rows for name in row if only is None or name in only)
         for name in names:
             cells = [row.get(name) for row in rows]
-            kinds.setdefault(name, set()).add(_json_kind(cells, written.takes_lists(name)))
+            kinds.setdefault(name, {})[_json_kind(cells, written.takes_lists(name))] = None
         faults = (place for place, record in enumerate(block) if record is None)
         malformed += [(num_read + place, NOT_AN_OBJECT) for place in faults]
         num_read, num_blocks = num_read + len(block), num_blocks + 1
@@ -498,7 +498,7 @@ def _json_kind(cells: list[Any], takes_lists: bool) -> _JsonKind:
         return "texts"
 
 
-def _common_kind(kinds: set[_JsonKind]) -> _JsonKind:
+def _common_kind(kinds: Collection[_JsonKind]) -> _JsonKind:
     if "lists" in kinds or "texts" in kinds:
         return "lists" if "lists" in kinds else "texts"
     schemas = [pa.schema([("cells", kind)]) for kind in kinds]
