@@ -19,9 +19,8 @@ from slipway.system.contract import Contract
 Float = NDArray[np.float64]
 Bins = NDArray[np.intp]
 
-_MAX_COLUMNS = (
-    128  # the bundle stores their square; wider features (a thousand classes) are skipped
-)
+# The bundle stores the square of this number; wider features (a thousand classes) are skipped.
+_MAX_COLUMNS = 128
 _SCALES = np.linspace(0.0, 0.3, 31)  # sizes of a coefficient, in standard deviations of a residual
 # Half-normal prior of the scale. 0.1 means five percentage points if half of the answers are right.
 _PRIOR = np.exp(-0.5 * np.square(_SCALES / 0.1))

@@ -65,7 +65,7 @@ def step_arguments(
     """Make the arguments of `pl.Trainer` that define a step and its device."""
     # Without DeepSpeed the non-finite guard clips.
     clip_norm = params.gradient_clip_norm if placement.zero_stage else None
-    freezes = params.freeze_epochs > 0 or is_user_code(params.network)  # which may skip a layer
+    freezes = params.freeze_epochs > 0 or is_user_code(params.network)  # user code may skip a layer
     return {
         **trainer_arguments(
             placement,

@@ -57,7 +57,7 @@ _STATISTICS_ROWS = 4096  # training rows for the statistics of a soup's BatchNor
 class TrainedMember:
     """A finished member, with its outputs and metrics on the validation rows."""
 
-    name: str  # in reports: "2 tabm, seed 8"
+    name: str  # name in reports: "2 tabm, seed 8"
     network: Network
     manifest: ModelManifest
     paths: Paths
@@ -156,7 +156,7 @@ def _train_member(
     try:
         load_network(own.model)
         print(f"member    {name}: trained before", flush=True)
-    except (SchemaError, IntegrityError):  # not trained, or damaged
+    except (SchemaError, IntegrityError):  # the member is not trained, or damaged
         print(f"member    {name}", flush=True)
         train(member.seed, settings, own)
     return name, own

@@ -74,11 +74,11 @@ class Paths:
     model: Path
     metrics: Path
     live: Path
-    work: Path  # resumable state
+    work: Path  # folder of the resumable state
     tensorboard: Path
-    log: Path  # of all trainings
-    costs: Path  # of the last training
-    root: Path  # of the project, for the digests of its code
+    log: Path  # log of all trainings
+    costs: Path  # costs of the last training
+    root: Path  # root of the project, for the digests of its code
     soft: Path | None = None  # soft answers, from which a student learns
     left_out: LeftOut | None = None  # training rows that a member does not learn from
 
@@ -111,7 +111,7 @@ class TrainingData:
     train: list[PackedSplit]  # the split, and its offline copies if there are any
     val: PackedSplit
     plan: AugmentPlan
-    soft: SoftAnswers | None = None  # of a teacher to the training rows
+    soft: SoftAnswers | None = None  # a teacher's answers to the training rows
 
     @property
     def num_train(self) -> int:
@@ -282,7 +282,7 @@ def open_data(
     rows = [train, copies] if copies else [train]
     if left_out:
         keeps = left_out.keeps(train.keys)
-        originals = [np.arange(len(split)) % len(train) for split in rows]  # of offline copies, too
+        originals = [np.arange(len(split)) % len(train) for split in rows]  # of copies, too
         rows = [
             select([split], np.flatnonzero(keeps[own]), tuple(split.inputs.shape[1:]))
             for split, own in zip(rows, originals, strict=True)

@@ -52,7 +52,7 @@ class TrainingModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.network = network
-        self.epoch_metrics: dict[str, float] = {}  # of the last epoch, equal on every rank
+        self.epoch_metrics: dict[str, float] = {}  # metrics of the last epoch, equal on every rank
         self.nonfinite_guard = NonFiniteGuard(network, params, ids)
         self.optimizer_names: list[str] = []  # names of the weights, in the optimizer's order
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
@@ -206,7 +206,7 @@ class PipelinedModule(TrainingModule):
             return means[-1]
 
         self._pipeline.train_batch(batch.inputs, loss)
-        if not means:  # for the guard, which counts batches in each process
+        if not means:  # the guard counts batches in each process
             self.nonfinite_guard.checked_mean(torch.zeros_like(batch.weights), batch)
         mean = torch.stack(means).mean() if means else batch.weights.new_zeros(())
         # Lightning's own backward pass adds the gradient of the penalty alone.

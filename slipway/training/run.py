@@ -108,7 +108,7 @@ def train(seed: int, params: TrainParams, paths: Paths) -> None:
 
 def _train(job: Job, network: Network, log: RunLog) -> None:
     is_first = is_first_process()
-    num_parameters = count_parameters(network)  # before ZeRO-3 shards them
+    num_parameters = count_parameters(network)  # counted before ZeRO-3 shards them
     if was_started_by_another():
         end_with_parent()
     with files.lock(job.paths.work / "lock", "a training") if is_first else nullcontext():

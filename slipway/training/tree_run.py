@@ -26,7 +26,7 @@ WITHOUT_EFFECT = (
     *("max_skipped_steps", "repeat_every_steps"),
     *("checkpoint_every_epochs", "checkpoint_every_minutes", "log_every_steps"),
 )
-_LINES = 10  # of progress
+_LINES = 10  # lines of progress
 
 
 def train_trees(job: Job, network: Network, log: RunLog) -> None:

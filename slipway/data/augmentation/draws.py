@@ -20,7 +20,7 @@ _YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.
 _YIQ_INVERSE = np.linalg.inv(_YIQ)
 LUMA = _YIQ[0]
 # Width over height; Zhong et al. 2020, "Random erasing data augmentation".
-_PLACE = np.uint64(0xD1B54A32D192ED03)  # between the keys of two places of a sample; odd
+_PLACE = np.uint64(0xD1B54A32D192ED03)  # step between the keys of two places of a sample; odd
 _ERASED_ASPECT = (0.3, 1 / 0.3)
 
 
@@ -206,7 +206,7 @@ class _Numbers:
         return uniform(self._seed, self._epoch, self._keys, stream)
 
     def between(self, low: float, high: float, stream: str) -> NDArray[np.float64]:
-        if low == high:  # as for an operation that is switched off
+        if low == high:  # both are equal for an operation that is switched off
             return np.full(len(self._keys), float(low))
         return low + (high - low) * self.uniform(stream)
 

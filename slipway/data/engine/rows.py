@@ -38,15 +38,15 @@ ROWS = pa.schema(
         # Samples of a group stay in one split. Null without data.group_column.
         pa.field("group", pa.string()),
         pa.field("time", pa.float64()),  # days since 1970 UTC; null without data.time_column
-        pa.field("weight", pa.float64()),  # in the training loss; null without data.weight_column
+        pa.field("weight", pa.float64()),  # in the loss; null without data.weight_column
         # "train", "val" or "test" as the user says; null without data.split_column.
         pa.field("given_split", pa.string()),
         # Smallest id among the near duplicates of the row; null for a row without any.
         pa.field("cluster", pa.string()),
-        pa.field("width", pa.int32()),  # of the upright image; null for a row of a table
+        pa.field("width", pa.int32()),  # width of the upright image; null for a row of a table
         pa.field("height", pa.int32()),
         _required("bytes", pa.int64()),
-        _required("sha256", pa.string()),  # of the encoded image, or of the typed row of a table
+        _required("sha256", pa.string()),  # digest of the encoded image, or of a table's typed row
         _required("flags", pa.list_(pa.string())),  # rules that the row breaks and that only flag
         # Changes to the row: "label: Cat -> cat", "exif: turned by 90".
         _required("corrections", pa.list_(pa.string())),
@@ -56,7 +56,7 @@ SPLIT_ROWS = pa.schema(
     [
         *ROWS,
         _required("split", pa.string()),  # "train", "val" or "test"
-        pa.field("fold", pa.int32()),  # from 0; null for test rows, and without folds
+        pa.field("fold", pa.int32()),  # numbered from 0; null for test rows, and without folds
         # A val or test row with a duplicate, or a row of its group, in another split.
         _required("leaked", pa.bool_()),
     ]
@@ -64,7 +64,7 @@ SPLIT_ROWS = pa.schema(
 PURGED = pa.schema(
     [
         *ROWS,
-        _required("split", pa.string()),  # in which its time lies
+        _required("split", pa.string()),  # split in which its time lies
         # The later split that its group or cluster reaches, the reason for leaving it out.
         _required("reaches", pa.string()),
     ]
@@ -82,8 +82,8 @@ PACKED_ROWS = pa.schema(
         _required("id", pa.string()),
         _required("source", pa.string()),
         _required("target", pa.float64()),  # class index, or the number itself
-        _required("weight", pa.float64()),  # in the training loss; 1 without data.weight_column
-        _required("leaked", pa.bool_()),  # as in SPLIT_ROWS
+        _required("weight", pa.float64()),  # in the loss; 1 without data.weight_column
+        _required("leaked", pa.bool_()),  # the same as in SPLIT_ROWS
     ]
 )
 

@@ -28,11 +28,11 @@ Keys = NDArray[np.uint64]
 _FOLDER = Path(".work/clean")
 _SLICE_ROWS = 1 << 16
 _BATCH_ROWS = 1 << 14
-_HELD_ROWS = 1 << 12  # of a table that grows by rows
+_HELD_ROWS = 1 << 12  # rows of a growing table that are held in memory
 _BATCH_BYTES = 1 << 26  # Arrow joins no column of text of 2^31 bytes and more into one piece
 _SMALLEST_FILE_BYTES = 1 << 18
-_MOST_TEXT_BYTES = (1 << 31) - 1  # of a `pa.string()` array
-_NULL = bytes(16)  # in place of a digest
+_MOST_TEXT_BYTES = (1 << 31) - 1  # most bytes of a `pa.string()` array
+_NULL = bytes(16)  # stands in place of a digest
 _32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -138,7 +138,7 @@ def distinct_texts(chunks: Sequence[pa.Array]) -> tuple[pa.Array, Rows]:
         found = b"".join(_NULL if cell is None else _digest(cell) for cell in cells)
         digests[begin : begin + len(chunk)] = np.frombuffer(found, np.uint64).reshape(-1, 2)
     firsts = _first_equal_rows(digests)
-    numbers = scratch_array((len(firsts) + 1,), np.int64)  # of the distinct texts
+    numbers = scratch_array((len(firsts) + 1,), np.int64)  # numbers of the distinct texts
     offsets = scratch_array((len(firsts) + 1,), np.int32)
     numbers[-1], offsets[0], count = -1, 0, 0
 
@@ -308,7 +308,7 @@ class ScratchTable:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema, self._held = schema, list[tuple[object, ...]]()
         self._file: IO[bytes] | None = None
-        self._writer: Any = None  # `pa.ipc.RecordBatchStreamWriter`
+        self._writer: Any = None  # a `pa.ipc.RecordBatchStreamWriter`
 
     def add(self, *cells: object) -> None:
         """Add a row."""

@@ -52,7 +52,7 @@ class FoundRows:
     """The rows of one table that are to go."""
 
     path: Path
-    sha256: str  # of the table when it was searched
+    sha256: str  # digest of the table when it was searched
     is_found: NDArray[np.bool_]  # (N,) for every row, malformed ones included
     # Rows of too many or too few cells, one of which is the value; counted from 1.
     unclear: list[int] = field(default_factory=list)

@@ -45,12 +45,12 @@ from slipway.kinds.registry import Task, kind_of
 
 _BLOCK_ROWS = 128
 _BLOCK_BYTES = 4 << 20
-_WRITTEN_ROWS = 1 << 14  # in one batch
+_WRITTEN_ROWS = 1 << 14  # rows that one batch writes
 
 
 def check_images(data: DataParams) -> None:
     """Raise DataError if `data.path` is missing or its table lacks a column."""
-    next(iter(sources.read_samples(data, read_files=False)), None)  # all of them would take long
+    next(iter(sources.read_samples(data, read_files=False)), None)  # only one, to be quick
 
 
 def clean_images(data: DataParams, clean: CleanParams) -> CleanResult:

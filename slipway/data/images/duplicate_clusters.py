@@ -53,7 +53,7 @@ def apply_near_duplicate_rule(
 
     roots = cluster_roots(pairs, len(positions), len(rows))
     in_cluster = roots >= 0
-    is_extra = in_cluster & (roots != np.arange(len(roots)))  # all but the first of its cluster
+    is_extra = in_cluster & (roots != np.arange(len(roots)))  # all but a cluster's first
     affected = pa.array(is_extra if action == "refuse" else in_cluster)
     lookalikes = _lookalike_sources(table, pairs, roots).filter(affected)
     details = pc.binary_join_element_wise("looks like ", lookalikes, "")

@@ -28,7 +28,7 @@ from slipway.data.rules.rules import IN_ANOTHER_SPLIT
 from slipway.data.sources.shards import listed
 from slipway.system.errors import DataError
 
-KEPT_FIRST = ("test", "val", "train")  # of copies in several given splits: test stays whole
+KEPT_FIRST = ("test", "val", "train")  # order in which a split keeps its copy: test stays whole
 _MAX_SHOWN = 3
 _PIXEL_BYTES = 16
 

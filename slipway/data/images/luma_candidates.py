@@ -14,8 +14,8 @@ from slipway.data.engine.scratch import key_slices, order_by, scratch_array, sli
 from slipway.data.images.near_duplicates import find_pairs_by_hash
 from slipway.data.images.thumbnails import Thumbnails
 
-_MAX_BITS = 8  # of 64, by which the hashes of a copy may differ
-_MAX_LEVELS = 32  # by which a cell of a copy's thumbnail may differ if most colours are clipped
+_MAX_BITS = 8  # bits of 64 by which the hashes of a copy may differ
+_MAX_LEVELS = 32  # levels by which a cell of a copy's thumbnail may differ if most colours clip
 _FLAT_LEVELS = 8  # a thumbnail of fewer grey levels says too little
 _CHUNK_ROWS = 1 << 12
 _MULTIPLIERS = np.random.default_rng(0).integers(

@@ -32,9 +32,9 @@ from slipway.data.images.quality import THUMBNAIL_PX
 from slipway.data.images.thumbnails import Thumbnails
 from slipway.system.cores import num_cores
 
-MIN_CORRELATION = 0.92  # of thumbnails of the same image (bench/results/cleaning.md)
+MIN_CORRELATION = 0.92  # least correlation of an image's thumbnails (bench/results/cleaning.md)
 _MIN_UNALIGNED = 0.6  # below it hardly any crop aligns two thumbnails (bench/LOG.md)
-MAX_CLUSTER_FRACTION = 0.02  # of all images; a larger cluster is divided
+MAX_CLUSTER_FRACTION = 0.02  # fraction of all images; a larger cluster is divided
 MIN_CLUSTER_LIMIT = 8  # a smaller cluster is never divided
 _STRICTER_CORRELATIONS = (0.96, 0.98, 0.99, 0.995)
 
@@ -44,7 +44,7 @@ _BANDS = 4
 _BAND_BITS = 16
 # Ranks of the least certain bits of a band that are flipped together.
 _FLIPPED = ((), (0,), (1,), (2,), (3,), (0, 1), (0, 2), (1, 2))
-_MAX_BITS = 22  # of the hash that candidates may have to share, in the largest sets
+_MAX_BITS = 22  # bits of the hash that candidates may have to share, in the largest sets
 _MAX_CROWDING = 8.0  # images in a bucket, averaged over images
 _MAX_BUCKET = 24  # candidates for one query; in a larger bucket only the nearest by other bits
 _CHUNK_ROWS = 1 << 12

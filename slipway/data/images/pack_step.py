@@ -43,7 +43,7 @@ def pack_images(params: Params, rows: pa.Table, paths: PackPaths) -> str:
         )
         for _ in progress(packed, "precompute", rows.num_rows):
             pass
-        check_inputs()  # before DVC could remove the packed images
+        check_inputs()  # checked before DVC could remove the packed images
         files.move_directory(work / "store", paths.packed)
     shape = "x".join(map(str, form.network.shape))
     done = f"packed {rows.num_rows} images of {shape} into {paths.packed}, {form.encoding}"

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 THUMBNAIL_PX = 16
-_ROWS_PER_CELL = 4  # of a thumbnail; with 2 the crops of a twentieth are missed four times as often
-_STRIPS = 8  # of three adjacent rows, for the Laplacian; the middle one is a row of the thumbnail
+_ROWS_PER_CELL = 4  # thumbnail rows; with 2, crops of a twentieth are missed four times as often
+_STRIPS = 8  # strips of three adjacent rows for the Laplacian; the middle one is a thumbnail's row
 _SMALLEST_SAMPLED_PX = 8 * THUMBNAIL_PX  # every row of a smaller image is measured
 _SMALLEST_BLURRED_PX = 3  # the Laplacian needs neighbours
 

@@ -29,7 +29,7 @@ class _FurtherColumns(NamedTuple):
     """The columns of an image table that params.yaml does not name; none for class folders."""
 
     cells: dict[str, pa.Array]
-    positions: dict[int, int]  # of each row by its number
+    positions: dict[int, int]  # position of each row by its number
 
     def position_of(self, sample: RawSample) -> int | None:
         number = sample.source.partition(":")[0]

@@ -39,7 +39,7 @@ from slipway.system.errors import DataError
 class _AddedRows:
     """The new rows that are added, and the labels of the base rows."""
 
-    indices: list[int]  # in the new table
+    indices: list[int]  # indices in the new table
     digests: list[bytes]
     labels: list[Label]
     base_labels: list[Label]
@@ -92,7 +92,7 @@ def input_kinds(
     guesses = column_types({name: base.columns[name] for name in inputs}, data.columns)
     kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
     kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
-    return kinds | dict.fromkeys(data.text_columns, "category")  # never numbers or dates
+    return kinds | dict.fromkeys(data.text_columns, "category")  # texts are no numbers or dates
 
 
 def _input_names(data: DataParams, base: RawTable, new: RawTable, new_path: Path) -> list[str]:

@@ -49,7 +49,7 @@ class RuleCount(Contract):
     count: NonNegativeInt
     severity: Literal["error", "duplicate", "flag"]
     meaning: str
-    examples: list[Example]  # at most MAX_EXAMPLES
+    examples: list[Example]  # at most MAX_EXAMPLES of them
 
 
 class TargetSummary(Contract):
@@ -78,7 +78,7 @@ class Clusters(Contract):
     """Near duplicates among the kept images."""
 
     count: NonNegativeInt
-    rows: NonNegativeInt  # in any cluster
+    rows: NonNegativeInt  # rows that are in any cluster
     largest: NonNegativeInt  # rows in one cluster
     examples: list[list[str]]  # sources of the largest clusters, at most four of each
 
@@ -88,7 +88,7 @@ class SharedPassage(Contract):
 
     text: str
     of: str  # the class
-    fraction: float  # of the sampled texts of the class
+    fraction: float  # fraction of the sampled texts of the class
 
 
 class TextProfile(Contract):
@@ -105,15 +105,15 @@ class CleanReport(Contract):
 
     read: NonNegativeInt
     kept: NonNegativeInt
-    refused: dict[str, RuleCount]  # by rule
-    flagged: dict[str, RuleCount]  # by rule
+    refused: dict[str, RuleCount]  # numbers of refused rows by rule
+    flagged: dict[str, RuleCount]  # numbers of flagged rows by rule
     corrections: dict[str, NonNegativeInt]  # rows by correction: {"label: Cat -> cat": 3}
     classes: dict[str, NonNegativeInt] | None  # kept rows by class; null for a numeric target
     target: TargetSummary | None  # null for classes
     checks: list[str]  # the rules that ran
     not_checked: dict[str, str]  # the rules that did not run, with reasons
-    columns: list[ColumnSummary]  # of a table; empty for images
-    hints: list[str] = Field(default_factory=list)  # with lines of params.yaml to paste
+    columns: list[ColumnSummary]  # columns of a table; empty for images
+    hints: list[str] = Field(default_factory=list)  # advice with lines of params.yaml to paste
     sizes: dict[str, TargetSummary] = Field(default_factory=dict)  # of kept images, by quantity
     clusters: Clusters | None = None  # null for tables, and unless near duplicates are flagged
     texts: TextProfile | None = None  # null without texts
@@ -125,7 +125,7 @@ class CleanResult:
     """Cleaned data, and the outputs of the stage that depend on the kind of input."""
 
     cleaned: Cleaned
-    report: Callable[[], CleanReport]  # only for usable data
+    report: Callable[[], CleanReport]  # called only for usable data
     columns_yaml: str
     write: Callable[[Path], None] = lambda folder: None  # further files beside the rows
     notes: Callable[[Path], str] = lambda columns: ""  # for the console; names the columns' file

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from slipway.config.sections import Action, CleanParams, DataParams, RuleParams
 from slipway.kinds.registry import KINDS, kind_of
 
-# Of the annotation columns of a row.
+# Rules of the annotation columns of a row.
 _ANNOTATION_RULES = {
     "malformed_row": "the row has too many or too few columns",
     "missing_label": "no class",

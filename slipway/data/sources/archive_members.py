@@ -23,14 +23,15 @@ from slipway.data.sources.samples import looks_like
 from slipway.system.errors import DataError
 
 CHUNK_BYTES = 1 << 20
-_MOST_HEADER_BYTES = 4 * CHUNK_BYTES  # of a tar's extended header, which tarfile reads at once
+# Most bytes of an extended header of a tar, which tarfile reads at once.
+_MOST_HEADER_BYTES = 4 * CHUNK_BYTES
 _LOOKS = {
     **dict.fromkeys((".zip", ".xlsx"), "a ZIP archive"),
     ".tar": "a tar archive",
     **dict.fromkeys((".xz", ".txz"), "an xz archive"),
     **dict.fromkeys((".bz2", ".tbz2"), "a bzip2 archive"),
 }
-_BLOCK = 512  # of a tar
+_BLOCK = 512  # block size of a tar
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000  # flags of a zip member
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 DAMAGE = (

@@ -36,7 +36,7 @@ from slipway.system.errors import DataError, UnavailableError
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", excel.ENDING)
 FOLDER = Path(".work/archives")
 _MAX_SHOWN = 20
-_MOST_NAME_BYTES = 255  # of one part of a path, on every common file system
+_MOST_NAME_BYTES = 255  # longest part of a path on every common file system
 _MOST_PATH_BYTES = 1024
 
 
@@ -44,7 +44,7 @@ class ArchiveLimits(NamedTuple):
     """The limits of an archive: `clean.max_archive_members` and `clean.max_archive_ratio`."""
 
     max_members: int
-    max_ratio: int  # bytes out over the bytes of the archive
+    max_ratio: int  # largest ratio of unpacked bytes to the archive's bytes
 
 
 def unpacked(data: DataParams, limits: ArchiveLimits) -> DataParams:
@@ -95,7 +95,7 @@ def unpack(path: Path, folder: Path, limits: ArchiveLimits) -> Path:
     if not _is_complete(target):
         listing = folder / "refused.txt"
         _check_disk_space(path, folder, _check_members(path, limits, listing))
-        # Not durable: what a crash costs is unpacked again.
+        # Not flushed to disk: what a crash loses is unpacked again.
         with files.new_directory(target, durable=False) as partial:
             content = partial / "content"
             content.mkdir()

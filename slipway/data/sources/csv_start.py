@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 DELIMITERS = (",", ";", "\t", "|")
-START_CHARACTERS = 1 << 20  # in which a header is searched
+START_CHARACTERS = 1 << 20  # number of characters in which a header is searched
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the line that Excel reads
 
 
 class CsvStart(NamedTuple):
     """The position of the header, and the delimiter."""
 
-    num_lines: int  # before the header: a `sep=` line, comments, empty lines
-    num_bytes: int  # of these lines as UTF-8
+    num_lines: int  # lines before the header: a `sep=` line, comments, empty lines
+    num_bytes: int  # bytes of these lines as UTF-8
     delimiter: str
 
 

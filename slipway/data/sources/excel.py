@@ -14,7 +14,7 @@ from slipway.data.sources.archive_members import too_large
 from slipway.system.errors import DataError, UnavailableError
 
 ENDING = ".xlsx"
-_MOST_ROWS = 1 << 20  # of a sheet of Excel
+_MOST_ROWS = 1 << 20  # most rows of a sheet of Excel
 _ERRORS = frozenset(("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#N/A"))
 
 

@@ -28,7 +28,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 TABLES = (*PARQUET, ".csv", *JSON_LINES)
 TABLE_ENDINGS = "a .csv, .parquet or .jsonl file"
 METADATA = "metadata"  # the stem of the table of a Hugging Face imagefolder
-FILE_NAME = "file_name"  # its column of images
+FILE_NAME = "file_name"  # column with the names of images
 NOT_AN_OBJECT = "the line is not a JSON object of UTF-8 text"
 _BATCH_ROWS = 64
 _BLOCK_LINES, _BLOCK_CHARACTERS = 1 << 12, 1 << 22  # parsed JSON in memory
@@ -47,7 +47,7 @@ class TablePart(NamedTuple):
     """One table of a data set; row numbers continue from the parts before it."""
 
     path: Path
-    prefix: str = ""  # before the names of its images in the data set: "" or "train/"
+    prefix: str = ""  # prefix of its images' names in the data set: "" or "train/"
     split: str | None = None  # given to every row
     origin: str = ""  # the name of the joined source
     # If `split` is None: the split for the first folder of an image's name.
@@ -270,7 +270,7 @@ def _needed_columns(path: Path, data: DataParams, present: Sequence[str]) -> lis
     if is_metadata(path) and image not in present and FILE_NAME in present:
         image = FILE_NAME
     needed = {"image_column": image, **special_columns(data)}
-    if GIVEN_SPLIT not in present:  # then folders or shards give the split
+    if GIVEN_SPLIT not in present:  # without the column, folders or shards give the split
         needed = {key: name for key, name in needed.items() if name != GIVEN_SPLIT}
     problems = [
         f"  data.{key} is {name!r}, {missing_column(name, present)}"
@@ -324,7 +324,7 @@ class _ImageCell(NamedTuple):
     name: str | None  # the path that the cell contains
     payload: bytes = b""
     fault: Fault | None = None
-    path: str | None = None  # of the file to read
+    path: str | None = None  # path of the file to read
 
 
 def image_cell(folder: Path, cell: Any) -> _ImageCell:

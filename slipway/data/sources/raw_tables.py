@@ -57,8 +57,8 @@ _MIXABLE = frozenset(("text", "number", "boolean", _EMPTY))
 _MAX_SHOWN = 10
 _BLOCK_BYTES = 1 << 22
 _BLOCK_ROWS = 1 << 12
-_BUFFER_BYTES = 1 << 20  # of a Parquet file, in place of whole row groups
-_LONG_CELL_BYTES = 24  # on average: a column of texts, not of names or numbers
+_BUFFER_BYTES = 1 << 20  # read at once from a Parquet file, in place of whole row groups
+_LONG_CELL_BYTES = 24  # average size from which a column holds texts, not names or numbers
 _MAX_BLOCK_BYTES = (1 << 31) - 1
 
 
@@ -90,7 +90,7 @@ class RawTable:
     columns: dict[str, RawColumn]
     numbers: NDArray[np.int64]  # (N,) increasing
     malformed: list[tuple[int, str]]  # number, and what was found
-    # Of joined tables and of text files: first number and name.
+    # First number and name of each joined table or text file.
     origins: Sequence[tuple[int, str]] = ()
 
     @property
@@ -253,7 +253,7 @@ def _read_csv(path: Path, only: Collection[str] | None, encoding: str) -> RawTab
         start = start[: start.rfind(b"\n") + 1] or content.to_pybytes()
     (_, begin, delimiter), names = csv_header(path, start, encoding)
     num_quotes -= start[:begin].count(b'"')
-    if num_quotes % 2:  # it would silently swallow every row that follows
+    if num_quotes % 2:  # an open quotation would silently swallow every row that follows
         raise DataError(
             f"data.path {str(path)!r} has a quotation mark that is not closed. "
             "Double each quotation mark inside a quoted cell."
@@ -554,7 +554,7 @@ def stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
     if pa.types.is_date(kind):
         return _encoded(name, "text", pc.strftime(column.cast(pa.timestamp("s")), "%Y-%m-%d"), kind)
     if pa.types.is_timestamp(kind):
-        # Not safe: nanoseconds are cut.
+        # An unsafe cast, because nanoseconds are cut.
         utc = pc.cast(column, pa.timestamp("us", kind.tz and "UTC"), safe=False)
         return _encoded(name, "text", pc.strftime(utc, "%Y-%m-%dT%H:%M:%S"), kind)
     codes = scratch_array((len(column),), np.int64)
@@ -568,7 +568,7 @@ def _is_beyond_float(column: pa.ChunkedArray) -> bool:
 
 
 def _encoded(name: str, stored: Stored, column: pa.ChunkedArray, kind: pa.DataType) -> RawColumn:
-    chunks = column.dictionary_encode().chunks  # all of one dictionary
+    chunks = column.dictionary_encode().chunks  # all chunks have one dictionary
     codes = scratch_array((len(column),), np.int64)
     begin = 0
     for chunk in chunks:

@@ -17,7 +17,7 @@ from slipway.data.engine.rows import ID_DIGITS
 from slipway.system import files
 from slipway.system.errors import DataError
 
-GIVEN_SPLIT = "slipway_split"  # as data.split_column: the names of folders or shards give the split
+GIVEN_SPLIT = "slipway_split"  # data.split_column if names of folders or shards give the split
 _MACOS = "__MACOSX"
 _SIGNATURES = {
     b"\xff\xd8\xff": "a JPEG whose header is damaged",
@@ -57,8 +57,8 @@ class RawSample(NamedTuple):
 
     source: str
     payload: bytes  # the encoded image; empty after a fault, or if it is still to be read
-    label: str | None  # for classes
-    target: float | None  # for a number
+    label: str | None  # the label, if the target is a class
+    target: float | None  # the value, if the target is a number
     group: str | None
     fault: Fault | None
     time: float | None = None  # days since 1970 UTC, or the number that the user orders by

@@ -31,7 +31,7 @@ _PARQUET_FAULTS = (
     OverflowError,
     ValueError,
 )
-READ_ORDER = ("test", "val", "train")  # of equal rows the first is kept: test stays complete
+READ_ORDER = ("test", "val", "train")  # the first of equal rows is kept, so test stays complete
 MAX_SHOWN = 5
 
 

@@ -57,11 +57,11 @@ class Layout(NamedTuple):
     """The layout of a data set on disk, and the split that comes with it."""
 
     root: Path
-    tables: tuple[TablePart, ...] = ()  # in the order of their rows; none for class folders
+    tables: tuple[TablePart, ...] = ()  # tables in the order of their rows; none for class folders
     folders: Mapping[str, str] = {}  # the split of each split folder at the top
     given: Mapping[str, list[str]] = {}  # folders or shards of each split; empty without a split
     joined: Mapping[str, "Layout"] = {}  # the folders of classes that are joined, by name
-    note: str = ""  # for the user: why names that could be splits are not read as such
+    note: str = ""  # tells the user why names that could be splits are not read as such
 
     def class_roots(self) -> list[Path]:
         """Return the folders with one sub-folder per class: `root`, or one per joined source."""

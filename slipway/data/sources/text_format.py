@@ -68,7 +68,7 @@ def utf8_blocks(path: Path, blocks: Iterable[bytes], encoding: str) -> Iterator[
     decoder = codecs.getincrementaldecoder("utf-8-sig" if of_utf8 else encoding)("replace")
     strict = codecs.getincrementaldecoder("utf-8")()
     is_ascii = is_first = True
-    is_valid = not of_utf8  # it could be UTF-8 in place of `encoding`
+    is_valid = not of_utf8  # valid text could be UTF-8 in place of `encoding`
     for block in itertools.chain(blocks, [b""]):
         if of_utf8 and is_first and (wide := _wide_encoding(block)):
             raise DataError(f"data.path {str(path)!r} is not UTF-8. {remedy(path, wide)}")

@@ -10,7 +10,7 @@ from slipway.data.engine.rows import SPLITS
 from slipway.data.splits.leakage import leak_report
 from slipway.data.splits.split import Split, count_classes, count_rows
 
-_NUM_BINS = 30  # of a histogram of the target
+_NUM_BINS = 30  # bins of a histogram of the target
 
 
 def report(split: Split, seed: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _describe(table: pa.Table, name: str, classes: dict[str, list[int]]) -> dict
         described["target"] = {
             "mean": float(targets.mean()),
             "std": float(targets.std()),
-            "low": low,  # of the rows of all splits, like `high`
+            "low": low,  # lowest value over the rows of all splits, like `high`
             "high": high,
             "histogram": np.histogram(targets, _NUM_BINS, (low, high))[0].tolist(),
         }

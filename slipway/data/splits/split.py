@@ -43,7 +43,7 @@ class Split:
     rows: pa.Table  # `rows.SPLIT_ROWS`, by id
     purged: pa.Table  # `rows.PURGED`, by id; empty unless a cut is by time
     leaks: Leaks
-    # As requested; None if the user's own split or fixed times decide.
+    # Requested value; None if the user's own split or fixed times decide.
     fractions: tuple[float, float, float] | None
     unit_sizes: Int  # rows of each unit
     cut: tuple[str, ...] = ()  # what the user's own split lacks, cut from train

@@ -16,8 +16,8 @@ import numpy as np
 from slipway.data.store.store_form import StoreForm
 from slipway.system.errors import UnavailableError
 
-_MARGIN_BYTES = 64 << 20  # for the tables and the file system itself
-_ROW_BYTES = 1 << 10  # of a row in the tables and markers, generously
+_MARGIN_BYTES = 64 << 20  # space for the tables and the file system itself
+_ROW_BYTES = 1 << 10  # generous size of a row in the tables and markers
 _JPEG_HEADER_BYTES = 700
 # Bytes per pixel by quality: more than photographs at 224 px need (bench/results/precompute.md),
 # less than noise needs.

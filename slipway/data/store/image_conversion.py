@@ -40,9 +40,9 @@ _CHUNK_OF_TRANSFORMED = 16
 class RowPlacement(NamedTuple):
     """The position of a row in the store, and the digest of its raw bytes."""
 
-    number: int  # in the table sorted by id
+    number: int  # number in the table sorted by id
     split: str
-    position: int  # in the split
+    position: int  # position in the split
     sha256: str
 
 
@@ -51,7 +51,7 @@ class _Packed(NamedTuple):
 
     source: str
     row: FinishedRow | None = None
-    pixels: NDArray[np.uint8] | None = None  # only if they are not in the store yet
+    pixels: NDArray[np.uint8] | None = None  # set only if they are not in the store yet
     changed: str | None = None  # the difference from the image that was cleaned
     failed: str | None = None  # the error of the user's transform
 

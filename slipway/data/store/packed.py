@@ -43,7 +43,7 @@ class PackPaths:
 
     clean: Path  # written by `clean`
     packed: Path  # the packed store
-    work: Path  # of interrupted runs
+    work: Path  # folder of interrupted runs
 
 
 class Inputs(Protocol):
@@ -81,7 +81,7 @@ class PackedSplitManifest(Contract):
     """The rows and files of one split."""
 
     rows: int
-    shape: list[int]  # of a stored row; training images may be larger than the network's input
+    shape: list[int]  # shape of a stored row; an image may be larger than the network's input
     files: dict[str, str]  # hex SHA-256 by name
 
 
@@ -91,7 +91,7 @@ class PackedManifest(Contract):
     format_version: Literal[3]
     task: Task
     input: AnyInputContract
-    classes: list[str]  # in the order of the class indices; empty for a numeric target
+    classes: list[str]  # classes in the order of their indices; empty for a numeric target
     # Per channel over the training split, pixels scaled to [0, 1]; empty for tables, whose input
     # contract has them.
     mean: list[float]

@@ -43,9 +43,9 @@ from slipway.inputs.user_function import Values
 from slipway.kinds.registry import Task
 from slipway.system import files
 
-_FORMAT = 1  # of the work folder
+_FORMAT = 1  # format version of the work folder
 _MIN_STD = 1 / 255  # one grey level, because a constant channel must not be divided by zero
-_STATISTICS_ROWS = 64  # at a time; 64 rows of 4096 px times 255 squared stay below 2**32
+_STATISTICS_ROWS = 64  # rows summed at once; 64 rows of 4096 px times 255 squared stay below 2**32
 
 
 class _Stored(NamedTuple):

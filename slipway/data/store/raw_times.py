@@ -29,7 +29,7 @@ class RawTimes(Contract):
     decode_ms: float
     transform_ms: float  # 0 without a transform
     resize_ms: float
-    processor_ms: float  # for decoding, the transform and resizing together
+    processor_ms: float  # time for decoding, the transform and resizing together
 
     @property
     def worker_ms(self) -> float:

@@ -20,17 +20,17 @@ from slipway.system.contract import Contract
 
 SHARD_ROWS = 1024
 SHARD_BYTES = 64 << 20
-SHARD_SECONDS = 10.0  # of work that a kill may cost if images are slow
+SHARD_SECONDS = 10.0  # work that a kill may cost if images are slow
 
 
 class FinishedRow(NamedTuple):
     """A row whose pixels are stored, or whose JPEG will be stored with its shard."""
 
-    number: int  # in the table sorted by id
-    num_bytes: int  # of the stored image
-    digest: bytes  # of the stored image, by `digest_of`
+    number: int  # number in the table sorted by id
+    num_bytes: int  # size of the stored image
+    digest: bytes  # digest of the stored image, by `digest_of`
     jpeg: bytes | None  # None if the pixels are already in the store
-    values: Values  # of the transform
+    values: Values  # values of the transform
 
 
 class Shard(Contract):

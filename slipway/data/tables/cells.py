@@ -33,9 +33,9 @@ from slipway.inputs.columns import MAX_CATEGORY_LENGTH, Kind, read_date
 MISSING_WORDS = ("", "na", "n/a", "null", "none", "nan")
 GOOD, MISSING, BAD = 0, 1, 2
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?$"
-DIGEST_BYTES = 32  # SHA-256
+DIGEST_BYTES = 32  # size of a SHA-256
 _CELL_BYTES = 16
-_DIGESTED_ROWS = 1 << 12  # at a time
+_DIGESTED_ROWS = 1 << 12  # rows digested at a time
 _NUMBER_MARK, _TEXT_MARK = 1, 2
 
 

@@ -51,7 +51,7 @@ from slipway.data.tables.targets import Annotations, CellTexts, annotate
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType
 from slipway.system.errors import DataError
 
-WRITTEN_ROWS = 1 << 14  # at a time
+WRITTEN_ROWS = 1 << 14  # rows written at a time
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CleanedTable:
     cleaned: Cleaned
     # ID_COLUMN and the inputs: float64 (dates: days since 1970 UTC), bool or string; may be null.
     cells: pa.Table
-    types: list[ColumnType]  # of the inputs
+    types: list[ColumnType]  # types of the input columns
     ignored: list[str]  # every other column but the target
     ledger: Ledger
     columns: list[ColumnSummary]

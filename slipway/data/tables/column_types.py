@@ -25,7 +25,7 @@ from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType, Kind
 # Fraction of the present cells that are numbers (or dates) in a column of that kind.
 _USUAL_FRACTION = 0.95
 _MAX_FEW = 20  # distinct texts that may be categories in any table
-_MAX_DISTINCT_FRACTION = 0.5  # of the present cells; more distinct texts are ids or free text
+_MAX_DISTINCT_FRACTION = 0.5  # fraction of present cells; more distinct texts are ids or free text
 # Numbers with a decimal comma, or with thousands separators.
 _WRITTEN = (
     r"^[+-]?([0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+|[0-9]+)([.,][0-9]+)?([eE][+-]?[0-9]+)?$"

@@ -27,7 +27,7 @@ BAD_CELLS = pa.schema(
         pa.field("source", pa.string(), nullable=False),
         pa.field("column", pa.string(), nullable=False),
         pa.field("rule", pa.string(), nullable=False),
-        # As in the file; long values are cut.
+        # Values as in the file; long ones are cut.
         pa.field("value", pa.string(), nullable=False),
         # "refuse": the row is in the quarantine; "flag": the row is kept.
         pa.field("action", pa.string(), nullable=False),

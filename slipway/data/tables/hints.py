@@ -22,7 +22,7 @@ from slipway.inputs.columns import Kind
 from slipway.kinds.registry import kind_of
 
 _KINDS: tuple[Kind, ...] = ("number", "date")
-_MIN_FRACTION = 0.5  # of the present cells that are of a kind
+_MIN_FRACTION = 0.5  # least fraction of the present cells that are of a kind
 _MAX_SHOWN = 5
 _MAX_TOKENS = 10  # different cells that may all mean a missing value
 _MAX_CHARACTERS = 20

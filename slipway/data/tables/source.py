@@ -102,7 +102,7 @@ def read_table_of(data: DataParams, only: Collection[str] | None = None) -> RawT
             return read_text_folder(data, only)
         return read_raw_table(path, only, TextFormat.of(data))
     tables = {name: read_table_of(source, only) for name, source in each_source(data).items()}
-    if data.split_column != GIVEN_SPLIT:  # then the names of shards are not splits
+    if data.split_column != GIVEN_SPLIT:  # with another value, names of shards are not splits
         for table in tables.values():
             table.columns.pop(GIVEN_SPLIT, None)
     return join_tables(tables)

@@ -31,7 +31,7 @@ _MIN_ROWS = 20
 _ROWS_PER_CLASS = 10  # with fewer rows a column may separate the classes by chance
 _MOST_ROWS = 100_000  # those with the smallest ids, which is a random choice
 _MOST_REPORTED = 50
-_NEIGHBOURS = 2  # on each side
+_NEIGHBOURS = 2  # neighbours on each side
 
 
 class ColumnScore(NamedTuple):
@@ -55,7 +55,7 @@ class ColumnScore(NamedTuple):
 
 def score_columns(rows: pa.Table, folder: Path) -> list[ColumnScore]:
     """Score each column of the cells in `folder` that has enough rows, the highest score first."""
-    if not (folder / CELLS).exists():  # images
+    if not (folder / CELLS).exists():  # this is a set of images
         return []
     training = _one_of_each_unit(rows.filter(pc.equal(rows["split"], "train")).sort_by("id"))
     training = training.slice(0, _MOST_ROWS)

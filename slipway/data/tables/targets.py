@@ -24,7 +24,7 @@ from slipway.system.errors import DataError
 
 Values = TypeVar("Values")
 _MANY_CLASSES = 20
-_MAX_DISTINCT_FRACTION = 0.5  # of the rows that have a class; each class needs several
+_MAX_DISTINCT_FRACTION = 0.5  # fraction of the rows that have a class; each class needs several
 _SHOWN, _SHOWN_CHARACTERS = 3, 40
 
 

@@ -17,14 +17,14 @@ from slipway.data.texts.source import text_cells
 from slipway.inputs.personal_data import IN_WORDS, personal_data
 from slipway.inputs.texts import SEPARATOR, PersonalData, normalised
 
-BLOCK_ROWS = 1 << 12  # of which the texts are in memory
+BLOCK_ROWS = 1 << 12  # rows whose texts are in memory at once
 PERSONAL: tuple[PersonalData, ...] = tuple(IN_WORDS)
 # White space is no control character here: a text may have lines and tabs. Joiners and variation
 # selectors are parts of letters and emoji.
 _CONTROL = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # of ASCII and Latin-1
-    "\u00ad\u200b\u2060\ufeff\U000e0000-\U000e007f"  # without a width
-    "\u202a-\u202e\u2066-\u2069]"  # that turn the direction
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # control characters of ASCII and Latin-1
+    "\u00ad\u200b\u2060\ufeff\U000e0000-\U000e007f"  # characters without a width
+    "\u202a-\u202e\u2066-\u2069]"  # characters that turn the direction
 )
 # The first two bytes of a character of UTF-8, as letters of Windows-1252 or Latin-1.
 _GARBLED = re.compile(
@@ -33,7 +33,7 @@ _GARBLED = re.compile(
 _GREEK_OR_CYRILLIC = "\u0370-\u03a8\u03aa-\u03bb\u03bd-\u03bf\u03c1-\u03ff\u0400-\u052f"  # no unit
 _MIXED = re.compile(f"[A-Za-z][{_GREEK_OR_CYRILLIC}]|[{_GREEK_OR_CYRILLIC}][A-Za-z]")
 _KEY_BYTES = 8
-_COMPARED_CHARACTERS = 1 << 16  # of a cell
+_COMPARED_CHARACTERS = 1 << 16  # characters of a cell that are compared
 
 
 @dataclass(frozen=True)

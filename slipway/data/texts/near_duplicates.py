@@ -29,7 +29,7 @@ from slipway.data.tables.targets import Annotations
 from slipway.data.texts.columns import TextColumn, joined_texts, num_characters, rows_by_id
 
 MIN_CHARACTERS = 24  # shorter texts have too few sequences to compare
-_STRICTER = (0.8, 0.9, 0.95, 0.98)  # that divide a cluster of too many texts
+_STRICTER = (0.8, 0.9, 0.95, 0.98)  # similarities that divide a cluster of too many texts
 _LENGTH = 4  # characters of a sequence
 _HASHES, _BAND = 128, 4  # the standard error of an estimate is at most 0.044
 _BLOCK_CHARACTERS = 1 << 16  # hashed at a time, and at most compared of a text

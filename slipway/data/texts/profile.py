@@ -26,11 +26,11 @@ from slipway.data.texts.scripts import NO_SCRIPT, main_script
 from slipway.inputs.personal_data import mask
 from slipway.inputs.texts import SEPARATOR
 
-SAMPLE_CHARACTERS = 1 << 20  # of the texts in a sample
+SAMPLE_CHARACTERS = 1 << 20  # characters of the texts in a sample
 _MOST_OF_A_TEXT = 1 << 11  # characters of one text in it
 _MOST_CLASSES = 20
-_MOST_TERMS, _MOST_PASSAGES = 10, 3  # of a class
-_LEAST_ROWS, _LEAST_SCORE = 5, 3.0  # of a term
+_MOST_TERMS, _MOST_PASSAGES = 10, 3  # terms and passages shown for a class
+_LEAST_ROWS, _LEAST_SCORE = 5, 3.0  # fewest rows and lowest score of a shown term
 _PRIOR = 100.0  # rows of each class as in all classes together
 # Scripts without spaces: each letter counts as a word.
 _WIDE = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -38,8 +38,8 @@ _WORD = re.compile(rf"[{_WIDE}]|[^\W{_WIDE}]+")
 _IS_WIDE = re.compile(f"[{_WIDE}]")
 _PASSAGE_BYTES = 24
 _PASSAGE_ROWS, _PASSAGE_FRACTION = 10, 0.05  # the fewest of a class, and of its sampled texts
-_ELSEWHERE = 0.01  # of these, at most in other classes
-_RARE_SCRIPT = 0.01  # of the texts
+_ELSEWHERE = 0.01  # largest fraction of these in other classes
+_RARE_SCRIPT = 0.01  # fraction of the texts
 _EXCERPT_CHARACTERS = 160
 _HALF_ELSEWHERE = 0.2  # of the fraction of texts that have half of it, at most in other classes
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
@@ -107,7 +107,7 @@ def shared_passages(sample: Sequence[SampledText]) -> list[SharedPassage]:
     hashes, rows = hashes[order], rows[order]
     is_new = np.ones(len(hashes), bool)
     is_new[1:] = (hashes[1:] != hashes[:-1]) | (rows[1:] != rows[:-1])
-    hashes, rows = hashes[is_new], rows[is_new]  # each passage once for each text
+    hashes, rows = hashes[is_new], rows[is_new]  # count each passage once for each text
     passages: list[SharedPassage] = []
     for name, size in sizes.items():
         is_own = np.array([name in classes for _, classes in sample])

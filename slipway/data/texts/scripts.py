@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-NO_SCRIPT = "none"  # no letter, only digits, signs and emoji
+NO_SCRIPT = "none"  # texts without letters, only digits, signs and emoji
 _RANGES = {
     "Latin": [(0x41, 0x5A), (0x61, 0x7A), (0xC0, 0x24F), (0x1E00, 0x1EFF), (0xFF21, 0xFF5A)],
     "Greek": [(0x370, 0x3FF), (0x1F00, 0x1FFF)],
@@ -23,7 +23,7 @@ _RANGES = {
 }
 _NAMES = (NO_SCRIPT, *_RANGES)
 _KANA, _HAN = _NAMES.index("Kana"), _NAMES.index("Han")
-_KANA_FRACTION = 0.1  # of the letters of a Japanese text
+_KANA_FRACTION = 0.1  # least fraction of the letters of a Japanese text
 _EDGES = sorted(
     edge
     for index, name in enumerate(_NAMES[1:], 1)

@@ -30,7 +30,7 @@ from slipway.training.augmentation.batch import GREY, samples_per_pixel
 
 Pixels = NDArray[np.uint8]
 _CACHED_BYTES = 2**20  # gathered at a time, so that a part stays in the processor's cache
-_MIN_BYTES = 2**20  # of a batch; threads cost more than they save for a smaller one
+_MIN_BYTES = 2**20  # size of a batch; threads cost more than they save for a smaller one
 
 
 class StoredRows:
@@ -114,7 +114,7 @@ def _move(images: StoredRows, rows: NDArray[np.int64], change: Draw, result: Pix
         cv2.flip(mirrored, 1, dst=mirrored)
     lines = (np.arange(size) - change.shift_px[:, 1:]).clip(0, size - 1)  # (B, size)
     lines = np.where(change.vertical_flip[:, None], size - 1 - lines, lines)
-    # In pixels of all padded lines.
+    # Positions in pixels of all padded lines.
     begins = (place[:, None] * size + lines) * wide.shape[1] + margin - change.shift_px[:, :1]
     # An element is a whole line of a result, which may begin at any pixel of a padded line.
     windows: NDArray[Any] = np.ndarray(

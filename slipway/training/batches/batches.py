@@ -64,7 +64,7 @@ class ImageChanges:
     """Settings of online augmentation."""
 
     plan: AugmentPlan
-    size_px: int  # that the network takes; images may be stored larger
+    size_px: int  # size that the network takes; images may be stored larger
     on_device: bool  # the device gets stored pixels and augments them
 
 
@@ -94,7 +94,7 @@ class StepShape:
     per_device: int
     world_size: int  # processes, or copies of the network, with different rows
     num_accumulated: int
-    num_micro_batches: int = 1  # of a pipeline, in each batch of a process
+    num_micro_batches: int = 1  # micro-batches of a pipeline in each batch of a process
 
     def rows(self, step: int, accumulated: int, rank: int) -> slice:
         """Return the slice of the epoch's order that `rank` reads in one accumulation step."""
@@ -162,7 +162,7 @@ class TrainingBatches(Dataset[Batch]):
         self._changes, self._soft, self._texts = changes, soft, texts
         if changes and changes.plan.is_identity and self._inputs.shape[0] == changes.size_px:
             self._changes = None
-        self._orders: dict[int, NDArray[np.int64]] = {}  # of two epochs at most
+        self._orders: dict[int, NDArray[np.int64]] = {}  # orders of two epochs at most
         self._lengths: NDArray[np.int64] | None = None
         if buckets:
             self._lengths = np.concatenate([_lengths(split.inputs) for split in splits])
@@ -274,7 +274,7 @@ class TrainingBatches(Dataset[Batch]):
         shape, begin = self._shape, group * self._steps_together
         steps = range(begin, min(begin + self._steps_together, self.num_steps))
         order = self._epoch_order(epoch)[begin * shape.batch_size : steps.stop * shape.batch_size]
-        if self._changes and self._changes.plan.mixes:  # with rows of other ranks
+        if self._changes and self._changes.plan.mixes:  # rows are mixed with those of other ranks
             return order
         cut = len(steps), shape.num_accumulated, shape.world_size, shape.per_device
         return order.reshape(cut)[:, :, self._rank].reshape(-1)

@@ -21,8 +21,8 @@ from slipway.data.store.packed import FileSpan, Inputs, file_span, stored_bytes
 from slipway.system.errors import IntegrityError
 
 _BLOCK_BYTES = 8 << 20  # read at a time; a disk with slow seeks then spends its time reading
-_BLOCKS_TOGETHER = 8  # at least, that are shuffled together
-_READ_BYTES = 1 << 20  # of one system call
+_BLOCKS_TOGETHER = 8  # fewest blocks that are shuffled together
+_READ_BYTES = 1 << 20  # bytes read by one system call
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ReadAhead:
     def __init__(self, inputs: Sequence[Inputs], block: int) -> None:
         self._inputs, self._block = list(inputs), block
         self._spans: list[FileSpan | None] = []
-        self._first_blocks = [0]  # of each file
+        self._first_blocks = [0]  # number of each file's first block
         for part in self._inputs:
             begins = range(0, len(part), block)
             spans = [file_span(part, begin, min(begin + block, len(part))) for begin in begins]
@@ -123,7 +123,7 @@ class _Reader:
         self._spans = spans
         self._changed = threading.Condition()
         self._now: frozenset[int] = frozenset()
-        self._wanted: list[int] = []  # in the order of reading
+        self._wanted: list[int] = []  # blocks in the order of reading
         self._ready: set[int] = set()
         self._error: OSError | IntegrityError | None = None
         threading.Thread(target=self._run, name="slipway-read-ahead", daemon=True).start()

@@ -24,7 +24,7 @@ class Distillation:
     """Settings of the loss between a student's outputs and the soft targets."""
 
     temperature: float  # divides the logits of both; 1 for a number
-    fraction: float  # of the loss; the rest is the loss of the rows' own targets
+    fraction: float  # fraction of the loss; the rest is the loss of the rows' own targets
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipway.training.recipe.weight_average import averaged_weights
 
-_PREFIX = "network."  # of the weights inside the Lightning module
+_PREFIX = "network."  # prefix of the weights inside the Lightning module
 _SHARDS = "checkpoint"  # the folder in which Lightning lets DeepSpeed put them
 
 
@@ -24,7 +24,7 @@ class ConsolidatedState:
     """
 
     weights: dict[str, Tensor]  # float32, and buffers
-    # By name of the weight, then of the state: in the shape of the weight, or ().
+    # States by name of the weight, then of the state: in the shape of the weight, or ().
     optimizer: dict[str, dict[str, Tensor]]
     rest: dict[str, Any]  # schedules and callbacks, as the trainer saved them
 
@@ -104,7 +104,7 @@ def _from_shards(folder: Path) -> ConsolidatedState:
         for key, value in (states[0][0] if states[0] else {}).items():
             if value.ndim == 0:
                 whole = dict.fromkeys(trained, value)
-            else:  # without the padding of the last partition
+            else:  # drop the padding of the last partition
                 whole = merge(
                     [
                         [state[key][: len(part)] for state, part in zip(*rank, strict=True)]

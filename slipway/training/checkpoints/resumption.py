@@ -44,7 +44,7 @@ class Resumption(pl.Callback):
         self._steps_per_epoch, self._num_accumulated = steps_per_epoch, num_accumulated
         self.position = checkpoint.position if checkpoint else TrainingPosition(0, 0)
         self.is_exact = bool(checkpoint and checkpoint.segments[-1].has_same_layout(segment))
-        self._state: ConsolidatedState | None = None  # to distribute, if the layout differs
+        self._state: ConsolidatedState | None = None  # state to distribute if the layout differs
 
     @property
     def first_batch(self) -> dict[str, int]:

@@ -134,7 +134,7 @@ class SharedCopyStrategy(DividedStrategy):
     def __init__(self, num_copies: int, model_parallel: int) -> None:
         super().__init__(data_parallel_size=num_copies, tensor_parallel_size=model_parallel)
         self.num_copies, self.model_parallel = num_copies, model_parallel
-        self._is_last_batch = True  # of a step
+        self._is_last_batch = True  # True for the last batch of a step
 
     @property
     def copy_mesh(self) -> DeviceMesh:
@@ -180,7 +180,7 @@ def save_without_data(checkpoint: dict[str, Any], path: Any) -> list[int]:
     """
 
     def empty(tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)  # of memory that is never used
+        return torch.empty(tensor.shape, dtype=tensor.dtype)  # this memory is never used
 
     with torch.serialization.skip_data():
         torch.save(tree_map_only(Tensor, empty, checkpoint), path)

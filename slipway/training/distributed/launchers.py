@@ -18,7 +18,7 @@ from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 
 from slipway.system.errors import UnavailableError
 
-# Not SLIPWAY_...: these are the service's, which refuses unknown ones.
+# Not SLIPWAY_...: such variables belong to the service, which refuses unknown ones.
 RELAUNCH = "TRAIN_LAUNCHER"
 
 
@@ -27,11 +27,11 @@ class Launch:
     """One process started by a launcher, which starts equally many on each node."""
 
     launcher: str  # its name in messages
-    rank: int  # over all nodes
+    rank: int  # rank over all nodes
     local_rank: int
     num_local: int  # processes on this node
     num_nodes: int
-    main_address: str  # of the node of rank 0, where all ranks meet
+    main_address: str  # address of the node of rank 0, where all ranks meet
     main_port: int
 
     @property

@@ -76,8 +76,8 @@ class PipelineStrategy(SharedCopyStrategy):
         super().__init__(num_copies, model_parallel)
         self._num_micro_batches = num_micro_batches
         self._stage: _Stage | None = None
-        self._schedules: dict[tuple[int, bool], Any] = {}  # by rows of a micro-batch
-        self._loss: LossOfRows | None = None  # of the current batch
+        self._schedules: dict[tuple[int, bool], Any] = {}  # schedules by rows of a micro-batch
+        self._loss: LossOfRows | None = None  # loss of the current batch
 
     @property
     def is_divided(self) -> bool:

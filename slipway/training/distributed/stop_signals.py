@@ -18,7 +18,7 @@ from types import FrameType
 
 from slipway.system.errors import UnavailableError
 
-# Not SLIPWAY_...: these are the service's, which refuses unknown ones.
+# Not SLIPWAY_...: such variables belong to the service, which refuses unknown ones.
 PAUSE = "TRAIN_PAUSE_AFTER_EPOCH"
 PAUSED = 75  # EX_TEMPFAIL of sysexits.h: not done, to be run again
 SAVE = 1  # a request to save and go on; all other requests are signal numbers, which are greater

@@ -34,7 +34,7 @@ from slipway.training.networks.networks import Network, TrainingSetup
 
 PrecisionName = Literal["16-mixed", "bf16-mixed", "32-true"]
 _SHARING = ("tensor_parallel", "pipeline")  # processes of a copy of the network, and its rows
-_DIVIDING = ("fsdp", *_SHARING)  # without a loss scale
+_DIVIDING = ("fsdp", *_SHARING)  # strategies without a loss scale
 _DTYPES = {"16-mixed": "float16", "bf16-mixed": "bfloat16", "32-true": "float32"}
 
 
@@ -43,7 +43,7 @@ class TrainingHost:
     """The hardware of this node and the launcher of this process."""
 
     num_gpus: int
-    has_bfloat16: bool  # of the GPUs; True without one, because the CPU computes in it
+    has_bfloat16: bool  # True without a GPU, because the CPU computes in it
     launch: Launch | None  # None if Lightning starts the processes
 
 

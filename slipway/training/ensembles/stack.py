@@ -16,7 +16,7 @@ from slipway.data.store.packed import TargetScale
 from slipway.system.errors import TrainingError
 from slipway.training.ensembles.weights import ChosenWeights
 
-_PULL = 1e-3  # towards equal weights
+_PULL = 1e-3  # strength of the pull towards equal weights
 _STEPS = 200
 _LARGEST_Z = 5.0  # standard errors by which a loss out of fold may be below that of other rows
 

@@ -18,16 +18,16 @@ from slipway.system.errors import ParamsError
 from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.networks.networks import Network, example_rows
 
-_MOST_PROCESSES = 64  # that a message proposes
+_MOST_PROCESSES = 64  # most processes that a message proposes
 
 
 @dataclass(frozen=True)
 class DividedLayer:
     """A linear layer, present in each block, that is divided over processes."""
 
-    name: str  # within a block
+    name: str  # name within a block
     by: Literal["outputs", "inputs"]
-    groups: int  # of these, each of which stays whole: the number of heads, or of columns
+    groups: int  # number of groups that stay whole: of heads, or of columns
     unit: Literal["heads", "columns"] = "columns"
     parts: int = 1  # equal ranges of outputs, of which each process takes its share: 3 for q, k, v
 

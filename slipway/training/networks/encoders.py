@@ -25,7 +25,7 @@ from slipway.training.networks.networks import Network, NetworkSpec, build_netwo
 FAMILIES = (
     *("bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta"),
 )
-# Of a layer, by family: the linear layers that processes can share, see DividedLayer.
+# For each family: the linear layers of a layer that processes can share, see DividedLayer.
 _BERT_LAYERS: list[tuple[str, Literal["outputs", "inputs"], Literal["heads", "columns"], int]] = [
     ("attention.self.query", "outputs", "heads", 1),
     ("attention.self.key", "outputs", "heads", 1),
@@ -133,7 +133,7 @@ class EncoderBackbone(nn.Module):
             if not hasattr(module, "base_layer"):
                 found.append(DividedLayer(name, by, groups, unit, parts))
                 continue
-            # Of an adapter only the side that meets the divided one is divided.
+            # Only that side of an adapter is divided which meets the divided layer.
             adapter = "lora_B" if by == "outputs" else "lora_A"
             for part in ("base_layer", f"{adapter}.default"):
                 found.append(DividedLayer(f"{name}.{part}", by, groups, unit, parts))
@@ -200,12 +200,12 @@ def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
     try:
         described = transformers.AutoConfig.for_model(**config)
         encoder = transformers.AutoModel.from_config(described, attn_implementation="sdpa")
-    except Exception as error:  # of any kind, for a config that does not fit together
+    except Exception as error:  # a config that does not fit together raises any kind of error
         raise ParamsError(
             f"transformers cannot build the encoder described by config.json: {error}"
         ) from error
     if hasattr(encoder, "pooler"):
-        encoder.pooler = None  # it would be a part of the head, which is new
+        encoder.pooler = None  # the pooler would be a part of the head, which is new
     padding = int(described.pad_token_id or 0)
     behind = padding + 1 if described.model_type in _BEHIND_PADDING else 0
     longest, found = described.max_position_embeddings - behind, spec.input.shape[0]

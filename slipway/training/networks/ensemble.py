@@ -32,8 +32,8 @@ class MemberSpec(Contract):
     arguments: dict[str, object]
     mean: list[float]
     std: list[float]
-    label: str  # for reports
-    loss: float  # on the validation rows, for reports
+    label: str  # name in reports
+    loss: float  # loss on the validation rows, for reports
 
 
 class EnsembleArguments(Contract):

@@ -61,7 +61,7 @@ class FreezeCallback(pl.Callback):
         self._parts = parts_of(network)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.apply(trainer.current_epoch)  # for a training that resumes within an epoch
+        self.apply(trainer.current_epoch)  # needed if a training resumes within an epoch
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.apply(trainer.current_epoch)

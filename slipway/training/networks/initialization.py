@@ -243,7 +243,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
     try:
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
-    except Exception as error:  # torch's, pickle's and safetensors' own kinds
+    except Exception as error:  # torch, pickle and safetensors have their own kinds of errors
         raise ParamsError(
             f"train.pretrained {str(path)!r} could not be read as plain weights: {error}. "
             "Save it again with safetensors.torch.save_file(network.state_dict(), path)."

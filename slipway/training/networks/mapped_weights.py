@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from slipway.system.errors import UnavailableError
 
-_RESIDENT_BYTES = 64 * 2**20  # of mapped weights in memory, beside those that an operation uses
+_RESIDENT_BYTES = 64 * 2**20  # mapped weights kept in memory, besides those that an operation uses
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 

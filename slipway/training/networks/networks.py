@@ -47,9 +47,9 @@ class NetworkSpec(Contract):
     # "module:Class", or "ensemble".
     name: str
     arguments: dict[str, Any]
-    classes: list[str]  # in the order of the logits; empty for a numeric target
+    classes: list[str]  # classes in the order of the logits; empty for a numeric target
     input: AnyInputContract
-    mean: list[float]  # per channel, of pixels scaled to [0, 1]; empty for tables
+    mean: list[float]  # mean per channel of pixels scaled to [0, 1]; empty for tables
     std: list[float]
     target_scale: TargetScale | None  # null for classes
 
@@ -75,7 +75,7 @@ class TrainingSetup(Contract):
     world_size: int | Literal["auto"]  # processes over all nodes
     zero_stage: int | None  # null in a request, or without DeepSpeed
     offload: str | None  # "optimizer", "optimizer_and_parameters": kept in the host's memory
-    parameter_dtype: str | None  # in forward and backward; null in a request
+    parameter_dtype: str | None  # dtype in forward and backward; null in a request
     # Processes that share one copy of the network, in tensor_parallel and pipeline; otherwise null.
     model_parallel: int | None = None
 
@@ -90,8 +90,8 @@ class RunSegment(Contract):
     strategy: str
     world_size: int
     per_device: int  # rows of a batch
-    threads: int | None = None  # of each process on a CPU; null on a GPU
-    model_parallel: int | None = None  # as in the setup
+    threads: int | None = None  # threads of each process on a CPU; null on a GPU
+    model_parallel: int | None = None  # same as in the setup
 
     def has_same_layout(self, other: "RunSegment") -> bool:
         """Return True if both segments are equal apart from their first step."""
@@ -114,18 +114,18 @@ class ModelManifest(Contract):
     network: NetworkSpec
     num_parameters: int
     weights_sha256: str
-    epochs: int  # trained
-    stopped_early: bool  # by train.early_stopping_patience
+    epochs: int  # number of trained epochs
+    stopped_early: bool  # True if train.early_stopping_patience ended it
     kept_epoch: int  # whose weights these are, counted from 1
-    metrics: dict[str, float]  # of the kept epoch, on the validation split
+    metrics: dict[str, float]  # metrics of the kept epoch on the validation split
     requested: TrainingSetup
-    actual: TrainingSetup  # at the end
-    segments: list[RunSegment]  # one, unless another process layout resumed it
+    actual: TrainingSetup  # setup at the end of the training
+    segments: list[RunSegment]  # one segment, unless another process layout resumed it
     seed: int
     params: dict[str, Any]  # the train section of params.yaml
     digests: dict[str, str]  # hex SHA-256 of params, packed manifest, augmentation plan and code
     user_code: list[UserCode]  # the user's own network and loss
-    versions: dict[str, str]  # of the packages that trained it
+    versions: dict[str, str]  # versions of the packages that trained it
     git_revision: str | None  # null outside a git work tree
 
 
@@ -141,7 +141,7 @@ class Network(nn.Module):
         self.backbone = backbone
         self.mapped: MappedWeights | None = None  # holds the weights until they are divided
         scale = spec.target_scale or TargetScale(mean=0.0, std=1.0)
-        # Not in the weights: model.json is their only source.
+        # Not stored in the weights: model.json is their only source.
         self.register_buffer("target_mean", torch.tensor(scale.mean), persistent=False)
         self.register_buffer("target_std", torch.tensor(scale.std), persistent=False)
 
@@ -180,7 +180,7 @@ def build_network(spec: NetworkSpec) -> Network:
     """
     make: Callable[[NetworkSpec], Network] = input_kind(spec.input.kind).load_part("network")
     if spec.name == ENSEMBLE:
-        from slipway.training.networks import ensemble  # which imports this module
+        from slipway.training.networks import ensemble  # that module imports this one
 
         make = ensemble.EnsembleNetwork
     network = make(spec)

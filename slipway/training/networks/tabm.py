@@ -45,7 +45,7 @@ class RowEncoding(FeatureEncoding):
         plain = sorted(set(range(len(edges))) - set(wide)) + list(
             range(len(edges), len(edges) + num_indicators)
         )
-        # Not in the weights: the contract in model.json is their only source.
+        # Not stored in the weights: the contract in model.json is their only source.
         self._register("embedded", torch.tensor(wide, dtype=torch.int64))
         self._register(
             "lowest", torch.tensor([edges[index][0] for index in wide], dtype=torch.float32)

@@ -18,10 +18,10 @@ from slipway.training.networks.divided_layers import DividedLayer
 from slipway.training.networks.networks import Network, NetworkSpec, parse_arguments
 from slipway.training.networks.user_network import user_backbone
 
-_PRIME, _MODULUS = 1_000_003, 2**31 - 1  # of the hashes, whose products stay below 2**63
+_PRIME, _MODULUS = 1_000_003, 2**31 - 1  # constants of the hashes, whose products stay below 2**63
 _WORD_BYTES = 32  # a longer word counts by its last bytes
 _MASKED = -1e4  # a score of attention to padding: its weight is 0, and fp16 holds the number
-_EMBEDDING_STD = 0.02  # of a transformer's first embeddings (Devlin et al. 2018)
+_EMBEDDING_STD = 0.02  # deviation of a transformer's first embeddings (Devlin et al. 2018)
 _NO_NGRAM = 0  # the row of the table for positions without an n-gram
 
 
@@ -150,7 +150,7 @@ class SmallTransformer(nn.Module):
         num_values = contract.vocabulary_size + contract.varies_in_length
         self.bytes = nn.Embedding(num_values, width, padding_idx=0)
         with torch.no_grad():
-            # As BERT's: drawn from N(0, 1), the rare values would drown the learned ones.
+            # Drawn as in BERT: drawn from N(0, 1), the rare values would drown the learned ones.
             self.bytes.weight[1:].normal_(std=_EMBEDDING_STD)
         self.patches = nn.Linear(self._patch * width, width)
         self.positions = nn.Parameter(torch.randn(self._num_patches, width) * 0.02)

@@ -48,7 +48,7 @@ class ChannelChain:
     maker: str  # weight of the first layer
     # Tensors whose first dimension are these channels: that weight, its bias, those of a BatchNorm.
     first: tuple[str, ...]
-    size: str  # of `first`: the BatchNorm's scale, else the weight; measures a channel's size
+    size: str  # measures a channel's size: `first`'s BatchNorm scale, else its weight
     reader: str  # weight of the second layer, whose second dimension are these channels
 
 

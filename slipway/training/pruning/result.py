@@ -45,15 +45,15 @@ class PrunedManifest(Contract):
 
     format_version: Literal[2]
     kind: Literal["structured", "magnitude"]
-    network: NetworkSpec  # of the trained model; `widths` says what is narrower
-    sparsity: float  # requested
+    network: NetworkSpec  # the trained model's; `widths` says what is narrower
+    sparsity: float  # requested fraction
     widths: dict[str, Width]  # channels by layer; empty for magnitude
     num_parameters: int
     num_zeros: int  # among them
     pruned_from: str  # hex SHA-256 of the trained model's weights
     weights_sha256: str
     calibration: Calibration
-    epochs: int  # of the fine-tuning
+    epochs: int  # epochs of the fine-tuning
     learning_rate: float
     seed: int
     requested: TrainingSetup

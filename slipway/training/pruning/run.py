@@ -59,8 +59,8 @@ class PruningResult:
     manifest: PrunedManifest
     weights: dict[str, Tensor]
     fitted: FittedCalibration
-    num_parameters: int  # of the trained network
-    # Of the weights: before, after, before_compressed, after_compressed (zlib).
+    num_parameters: int  # parameters of the trained network
+    # Sizes of the weights: before, after, before_compressed, after_compressed (zlib).
     bytes: dict[str, int]
     metric: PairedDifference  # on the validation rows, from the trained network to this one
 

@@ -60,13 +60,13 @@ class NonFiniteGuard:
         # () of the last step before clipping, on the device; None with DeepSpeed
         self.gradient_norm: Tensor | None = None
         self._network, self._params, self._ids = network, params, ids
-        self._buffers: list[Tensor] | None = None  # on the device, known at the first batch
+        self._buffers: list[Tensor] | None = None  # buffers on the device, known at the first batch
         self._saved_buffers: list[Tensor] = []
         self._batches: list[BatchLosses] = []
         self._is_finite = True  # the gradient of the last step, without DeepSpeed
         self._scaler = _LossScaler(None)
         self._window = LossWindow()
-        self._step_loss = 0.0  # of the last step, if spikes are looked for
+        self._step_loss = 0.0  # loss of the last step, if spikes are looked for
         self._spike: str | None = None  # description, if the step is one
         self._rewinds = False
 

@@ -19,7 +19,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from slipway.training.distributed.collectives import num_ranks
 from slipway.training.distributed.shards import divided_from, divided_like, local
 
-_STATE_KEY = "WeightAverage"  # of the callback in the trainer's state
+_STATE_KEY = "WeightAverage"  # key of the callback in the trainer's state
 # DeepSpeed's file of everything that is not sharded.
 _SHARED_STATE = Path("checkpoint/mp_rank_00_model_states.pt")
 

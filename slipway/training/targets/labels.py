@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from slipway.config.sections import TrainParams
 
-# Of Ridnik et al. 2021, "Asymmetric Loss For Multi-Label Classification", for MS-COCO.
+# Values of Ridnik et al. 2021, "Asymmetric Loss For Multi-Label Classification", for MS-COCO.
 _GAMMA_NEGATIVE = 4.0
 _MARGIN = 0.05
 

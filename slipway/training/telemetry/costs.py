@@ -24,10 +24,10 @@ class Costs(Contract):
     run: str  # name of the training's fingerprint
     num_parameters: int
     step_seconds: float  # median over epochs, with waiting for data
-    validation_seconds: float  # of one epoch, median
+    validation_seconds: float  # median over epochs
     peak_bytes: int  # see `telemetry.peak_bytes`
     on_gpu: bool
-    checkpoint_bytes: int  # of the largest checkpoint
+    checkpoint_bytes: int  # size of the largest checkpoint
     model_bytes: int
     board_bytes: int  # TensorBoard files of this training and of its killed attempts
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from slipway.reports.pages.charts import Series
 from slipway.system.errors import SchemaError
 
-_MAX_POINTS = 400  # per line; a picture shows no more
+_MAX_POINTS = 400  # most points of a line; a picture shows no more
 
 
 def read_curves(live: Path) -> dict[str, list[Series]]:

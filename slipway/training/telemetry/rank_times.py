@@ -31,17 +31,17 @@ from slipway.training.telemetry.telemetry import DataWaitProfiler
 
 SLOW_FACTOR = 1.5  # times the median of the other ranks
 SLOW_ROUNDS = 3  # measurements in a row
-STALL_S = 300.0  # without the begin of another part of a step
-_NUM_POLLS = 30  # in that time
-_GRACE = 0.2  # of it, in which the other ranks write their files
+STALL_S = 300.0  # time without the begin of another part of a step
+_NUM_POLLS = 30  # number of polls in that time
+_GRACE = 0.2  # fraction of that time in which the other ranks write their files
 
 
 class RankTime(NamedTuple):
     """Milliseconds per step that a rank spends without waiting for other ranks."""
 
     host: str
-    wait_ms: float  # for batches, mean since the last measurement
-    forward_ms: float  # of all batches of the measured step
+    wait_ms: float  # mean wait for batches since the last measurement
+    forward_ms: float  # sum over all batches of the measured step
 
     @property
     def own_ms(self) -> float:
@@ -129,9 +129,9 @@ class StalledRank(Contract):
 
     host: str
     process: int
-    count: int  # of the parts that it has begun
+    count: int  # number of parts that it has begun
     part: str
-    line: str  # of the code that its main thread runs
+    line: str  # line of code that its main thread runs
 
 
 def describe_stall(stalled: Mapping[int, StalledRank], world_size: int, minutes: float) -> str:

@@ -29,7 +29,7 @@ from slipway.training.telemetry.trackers import Trackers
 
 NEXT_BATCH = "[_TrainingEpochLoop].train_dataloader_next"  # Lightning 2.6; a test notices a rename
 _SHOWN_IMAGES = 64
-_FRAME = 128  # grey level
+_FRAME = 128  # grey level of the frame
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ class StepTelemetry(pl.Callback):
     ) -> None:
         self._params, self._context, self._log = params, context, log
         self._trackers = trackers
-        self._writer: SummaryWriter | None = None  # on rank 0, while it trains
+        self._writer: SummaryWriter | None = None  # exists on rank 0 while it trains
         self._meter, self._measured_from = ThroughputMeter(profiler), 0
         self._learning_rate = 0.0
-        self.latest: dict[str, float] = {}  # of the last written step, for the progress bar
+        self.latest: dict[str, float] = {}  # values of the last written step, for the progress bar
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._measured_from = trainer.global_step
@@ -116,7 +116,7 @@ class StepTelemetry(pl.Callback):
             _write_first_batch(self._writer, pl_module.network)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self._meter.begin()  # without the validation
+        self._meter.begin()  # the validation is not measured
         self._measured_from = trainer.global_step
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:

@@ -26,7 +26,7 @@ from slipway.training.telemetry.run_log import RunLog
 
 _FILE = "trackers.json"
 _SERVER = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-_FINISH_S = 300.0  # of W&B's upload at the end, which waits forever by default
+_FINISH_S = 300.0  # time limit of W&B's upload at the end, which waits forever by default
 
 
 class TrackedRun(Contract):
@@ -127,7 +127,7 @@ def _open_mlflow(job: Job, run_id: str | None) -> MLFlowLogger | WandbLogger:
 
 def _open_wandb(job: Job, run_id: str | None) -> MLFlowLogger | WandbLogger:
     folder = _folder(job)
-    for name in ("CACHE", "CONFIG", "DATA"):  # which are in the user's home by default
+    for name in ("CACHE", "CONFIG", "DATA"):  # these folders are in the user's home by default
         os.environ.setdefault(f"WANDB_{name}_DIR", str(folder / "wandb" / name.lower()))
     import wandb
 
@@ -143,7 +143,7 @@ def _open_wandb(job: Job, run_id: str | None) -> MLFlowLogger | WandbLogger:
             console="off", silent=True, x_disable_stats=True, finish_timeout=_FINISH_S
         ),
     )
-    # As the logger's own init does, which also warns of an argument that it passes itself.
+    # The logger's own init does the same, but warns of an argument that it passes itself.
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)

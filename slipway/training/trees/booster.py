@@ -56,7 +56,7 @@ def fit_trees(
     booster.add_valid(val, "val")
     history: History = []
     while not has_ended(history, params):
-        if booster.update():  # no leaf can be split any more
+        if booster.update():  # True: no leaf can be split any more
             break
         loss, _ = (found[2] for found in booster.eval_train(measure.of(data.train[0])))
         val_loss, headline = (found[2] for found in booster.eval_valid(measure.of(data.val)))

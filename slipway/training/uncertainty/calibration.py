@@ -34,7 +34,7 @@ from slipway.training.uncertainty.ood_score import OODScore, fit_ood_score, seri
 from slipway.training.uncertainty.prediction import predict_raw
 
 _MOST_SHOWN = 5
-_MAX_TRAINING_ROWS = 4096  # for the OOD score; more take time and change little
+_MAX_TRAINING_ROWS = 4096  # most rows for the OOD score; more take time and change little
 
 
 @dataclass(frozen=True)

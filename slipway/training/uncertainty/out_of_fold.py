@@ -52,10 +52,10 @@ class FoldTraining:
     """The inputs that determine out-of-fold predictions."""
 
     seed: int
-    params: TrainParams  # of one fold
+    params: TrainParams  # params of one fold's training
     requested: TrainingSetup
     placement: Placement
-    data: TrainingData  # as in the train stage
+    data: TrainingData  # the same data as in the train stage
     folds: NDArray[np.int64]  # (N,) of the rows of `AUDITED`, one split after the other, from 0
     key: str  # hex digest of all inputs, for the work folder
 
