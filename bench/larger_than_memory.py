@@ -4,9 +4,11 @@
 runs the cases in turns, each in a new process. A control group limits the process and its page
 cache to 1 GiB. A second one slows the disk down to 100 MB/s and 400 reads per second, like a disk
 on a network. Both need root and version 1 of control groups. The file is dropped from the page
-cache (`posix_fadvise`) before each run.
+cache (`posix_fadvise`) before each run. The results are written after each round, so a run that is
+cut off keeps its rounds.
 """
 
+import argparse
 import json
 import os
 import resource
@@ -14,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,10 +31,7 @@ STORED_PX, SIZE_PX, BATCH = 256, 224, 64
 NUM_ROWS = (4 << 30) // (STORED_PX * STORED_PX * 3)
 LIMIT, BUFFER_MIB = 1 << 30, 384
 SLOW_BYTES, SLOW_READS = 100_000_000, 400  # per second
-MAX_SECONDS = 15.0  # of a run
-NUM_ROUNDS = 5
 GROUPS = Path("/sys/fs/cgroup")
-DISK = "254:0"
 
 
 class Case(NamedTuple):
@@ -43,6 +42,8 @@ class Case(NamedTuple):
     is_limited: bool
     is_slow: bool
 
+
+Found = Mapping[Case, list[dict[str, Any]]]
 
 CASES = [
     Case("in memory, shuffled rows", "rows", False, False),
@@ -100,19 +101,22 @@ def control_group(kind: str, limits: dict[str, str]) -> Iterator[Path]:
         folder.rmdir()
 
 
-def run(case: Case) -> dict[str, Any]:
+def run(case: Case, max_seconds: float) -> dict[str, Any]:
     """Run a case in a process within its control groups, and return what it measured."""
     drop() if case.is_limited else warm()
     memory = {"memory.limit_in_bytes": str(LIMIT)} if case.is_limited else {}
+    device = STORE.stat().st_dev
+    disk = f"{os.major(device)}:{os.minor(device)}"
     slow = {
-        "blkio.throttle.read_bps_device": f"{DISK} {SLOW_BYTES}",
-        "blkio.throttle.read_iops_device": f"{DISK} {SLOW_READS}",
+        "blkio.throttle.read_bps_device": f"{disk} {SLOW_BYTES}",
+        "blkio.throttle.read_iops_device": f"{disk} {SLOW_READS}",
     }
     with (
         control_group("memory", memory) as memory_group,
         control_group("blkio", slow if case.is_slow else {}) as disk_group,
     ):
-        command = [sys.executable, "-m", "bench.larger_than_memory", case.order]
+        command = [sys.executable, "-m", "bench.larger_than_memory"]
+        command += ["--inside", case.order, "--seconds", str(max_seconds)]
         joined = {"SLIPWAY_BENCH_GROUPS": f"{memory_group}:{disk_group}"}
         done = subprocess.run(
             command, env=os.environ | joined, check=True, capture_output=True, text=True
@@ -121,7 +125,7 @@ def run(case: Case) -> dict[str, Any]:
     return found
 
 
-def measure(order: str) -> None:
+def measure(order: str, max_seconds: float) -> None:
     """Measure one epoch, or as much as the time allows, in this process."""
     groups = [Path(name) for name in os.environ["SLIPWAY_BENCH_GROUPS"].split(":")]
     for group in groups:
@@ -129,7 +133,7 @@ def measure(order: str) -> None:
     if order == "file":
         begin, count = time.perf_counter(), 0
         with STORE.open("rb", buffering=0) as file:
-            while (part := len(file.read(1 << 23))) and time.perf_counter() - begin < MAX_SECONDS:
+            while (part := len(file.read(1 << 23))) and time.perf_counter() - begin < max_seconds:
                 count += part
         print(json.dumps({"mb_per_second": count / 1e6 / (time.perf_counter() - begin)}))
         return
@@ -142,7 +146,7 @@ def measure(order: str) -> None:
         if now - last > 0.25:
             memory.append(used_bytes(groups[0]))
             last = now
-        if now > MAX_SECONDS:
+        if now > max_seconds:
             break
     seconds = time.perf_counter() - begin
     quarter = max(1, len(memory) // 4)
@@ -193,40 +197,31 @@ def used_bytes(group: Path) -> int:
     return int((group / "memory.usage_in_bytes").read_text())
 
 
-def main() -> None:
-    """Run every case in turns, and write the table."""
-    write_store()
-    rounds: dict[Case, list[dict[str, Any]]] = {case: [] for case in CASES}
-    for number in range(NUM_ROUNDS):
-        for case in CASES:
-            rounds[case].append(run(case))
-            print(number, case.name, rounds[case][-1], flush=True)
+def report(rounds: Found, max_seconds: float, loads: list[float]) -> str:
+    """Format the rounds so far as a page."""
     lines = [
-        "| Case | images/s, median | lowest | highest | MB/s | pages read by faults | "
-        "memory in the second and the last quarter, MB |",
+        "| Case | images/s, median | lowest to highest | MB/s, median | lowest to highest "
+        "| pages read by faults | memory in the second and the last quarter, MB |",
         "|---|---|---|---|---|---|---|",
     ]
     for case, found in rounds.items():
-        rate = statistics.median(one["mb_per_second"] for one in found)
+        rates = _median_and_range(one["mb_per_second"] for one in found)
         if case.order == "file":
-            lines.append(f"| {case.name} | | | | {rate:,.0f} | | |")
+            lines.append(f"| {case.name} | | | {rates} | | |")
             continue
-        images = [one["images_per_second"] for one in found]
+        images = _median_and_range(one["images_per_second"] for one in found)
         faults = statistics.median(one["faults"] for one in found)
         first, last = (max(one[name] for one in found) / 1e6 for name in ("first", "last"))
         memory = f"{first:,.0f}, {last:,.0f}" if case.is_limited else ""
-        lines.append(
-            f"| {case.name} | {statistics.median(images):,.0f} | {min(images):,.0f} | "
-            f"{max(images):,.0f} | {rate:,.0f} | {faults:,.0f} | {memory} |"
-        )
-    medians = {
-        case: statistics.median(one["mb_per_second"] for one in found)
-        for case, found in rounds.items()
-    }
-    in_memory, fast, _, _, slow, _, slow_file = (medians[case] for case in CASES)
+        lines.append(f"| {case.name} | {images} | {rates} | {faults:,.0f} | {memory} |")
+    in_memory, blocks, rows, _, slow_blocks, slow_rows, slow_file = CASES
     note = (
-        f"Shuffled blocks give {fast / in_memory:.0%} of the images/s of the store in memory, and "
-        f"on the slow disk {slow / slow_file:.0%} of its sequential rate."
+        f"Shuffled blocks give {_ratio(rounds, blocks, in_memory, '.0%')} of the images/s of the "
+        f"store in memory, and on the slow disk {_ratio(rounds, slow_blocks, slow_file, '.0%')} of "
+        f"its sequential rate. They are {_ratio(rounds, blocks, rows, '.1f')} times as fast as "
+        "shuffled rows in the same memory, and "
+        f"{_ratio(rounds, slow_blocks, slow_rows, '.1f')} times on the slow disk. Each is the "
+        "median of the rounds' ratios, with the lowest and the highest."
     )
     setting = (
         f"A store of {NUM_ROWS:,} images of {STORED_PX} px, 4 GiB; batches of {BATCH}, random "
@@ -234,18 +229,49 @@ def main() -> None:
         f"The process and its page cache have 1 GiB (control group), of which "
         f"`train.shuffle_buffer_mib` is {BUFFER_MIB}. The file was dropped from the page cache "
         f"before each run. The slow disk is the same one behind a limit of 100 MB/s and "
-        f"{SLOW_READS} reads per second. n = {NUM_ROUNDS} rounds in turns, of one epoch or "
-        f"{MAX_SECONDS:.0f} s; memory is the largest of all rounds."
+        f"{SLOW_READS} reads per second. n = {len(loads)} rounds in turns, of one epoch or "
+        f"{max_seconds:g} s; memory is the largest of all rounds. Load average at the begin of the "
+        f"rounds: {', '.join(f'{load:.1f}' for load in loads)}."
     )
-    text = "\n\n".join(
+    return "\n\n".join(
         ["# A store larger than memory", setting, "\n".join(lines), note, conditions("numpy")]
     )
-    files.write_text(RESULT, text + "\n")
-    print(text)
+
+
+def _median_and_range(values: Iterable[float]) -> str:
+    """Format as two cells of a table."""
+    found = list(values)
+    return f"{statistics.median(found):,.0f} | {min(found):,.0f} to {max(found):,.0f}"
+
+
+def _ratio(rounds: Found, case: Case, other: Case, form: str) -> str:
+    """Format the ratio of the rates of two cases by round."""
+    pairs = zip(rounds[case], rounds[other], strict=True)
+    found = [one["mb_per_second"] / two["mb_per_second"] for one, two in pairs]
+    return f"{statistics.median(found):{form}} ({min(found):{form}} to {max(found):{form}})"
+
+
+def main() -> None:
+    """Run every case in turns, and write the page after each round."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of a run, at most")
+    parser.add_argument("--inside", choices=("rows", "blocks", "file"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside:
+        measure(given.inside, given.seconds)
+        return
+    write_store()
+    rounds: dict[Case, list[dict[str, Any]]] = {case: [] for case in CASES}
+    loads = []
+    for number in range(given.rounds):
+        loads.append(os.getloadavg()[0])
+        for case in CASES:
+            rounds[case].append(run(case, given.seconds))
+            print(number, case.name, rounds[case][-1], flush=True)
+        files.write_text(RESULT, report(rounds, given.seconds, loads) + "\n")
+    print(report(rounds, given.seconds, loads))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        measure(sys.argv[1])
-    else:
-        main()
+    main()
