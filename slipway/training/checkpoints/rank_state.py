@@ -4,7 +4,7 @@ BatchNorm's running statistics and their averages differ between ranks until an 
 each rank sums the losses of its own rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slipway.system import files
+from slipway.system.errors import TrainingError
 from slipway.training.module import TrainingModule
 from slipway.training.recipe.weight_average import WeightAverage
 
@@ -58,10 +59,31 @@ def restore_rank_state(
     }
 
 
+def check_names(saved: Iterable[str], current: Iterable[str]) -> None:
+    """Raise a TrainingError if a checkpoint has other weights or buffers than the network."""
+    only_saved, only_current = set(saved) - set(current), set(current) - set(saved)
+    if not only_saved | only_current:
+        return
+    parts = {"only in the checkpoint": only_saved, "only in the network": only_current}
+    found = "; ".join(
+        f"{where}: {', '.join(sorted(names))}" for where, names in parts.items() if names
+    )
+    raise TrainingError(
+        f"the checkpoint and the network have different weights or buffers ({found}). Expected the "
+        "same names under every strategy and from the first step on. Create every weight and "
+        "buffer in the network's __init__, not in its forward pass; then train from the start."
+    )
+
+
 def _copy(tensors: Mapping[str, Tensor], prefix: str, targets: Mapping[str, Tensor]) -> None:
-    for name, value in tensors.items():
-        if name.startswith(prefix):
-            targets[name.removeprefix(prefix)].copy_(value)
+    saved = {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+    check_names(saved, targets)
+    for name, value in saved.items():
+        targets[name].copy_(value)
 
 
 def _merge(ranks: list[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:

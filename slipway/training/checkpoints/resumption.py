@@ -21,7 +21,7 @@ from slipway.training.checkpoints.consolidation import (
     consolidated_state,
     network_weights,
 )
-from slipway.training.checkpoints.rank_state import restore_rank_state
+from slipway.training.checkpoints.rank_state import check_names, restore_rank_state
 from slipway.training.distributed.shards import load_optimizer
 from slipway.training.networks.networks import Network, RunSegment
 from slipway.training.recipe.weight_average import WeightAverage
@@ -63,8 +63,10 @@ class Resumption(pl.Callback):
         """Load consolidated weights before the strategy shards the network."""
         if self._checkpoint and not self.is_exact:
             self._state = consolidated_state(self._store.state(self.position))
+            weights = network_weights(self._state.weights)
+            check_names(weights, network.state_dict())
             with network.mapped or nullcontext():
-                network.load_state_dict(network_weights(self._state.weights), strict=True)
+                network.load_state_dict(weights, strict=True)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]
