@@ -8,7 +8,7 @@ are not counted, so the hours are a lower bound.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,9 +31,15 @@ from slipway.planning.memory_plan import (
 from slipway.planning.step_memory import parameter_counts, step_flop, trace_step
 from slipway.reports.console import size, text_table
 from slipway.system.errors import ParamsError, SlipwayError, UnavailableError
+from slipway.training.batches.batches import StepShape
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.pipeline import blocks_of_stage
-from slipway.training.distributed.strategies import Placement, TrainingHost, place
+from slipway.training.distributed.strategies import (
+    Placement,
+    TrainingHost,
+    auto_precision,
+    place,
+)
 from slipway.training.job import check_division, step_shape
 from slipway.training.networks.blocks import check_blocks, parallel_blocks
 from slipway.training.networks.divided_layers import narrow, parallel_layers
@@ -53,6 +59,7 @@ STRATEGIES_BY_TRAFFIC = (
 )
 # With these, processes wait for each other's values within a forward or backward pass.
 _WAITING = ("pipeline", "tensor_parallel")
+_OFFLOADING = ("deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
 
 
 @dataclass(frozen=True)
@@ -63,18 +70,19 @@ class GpuType:
     half_rate: float  # fp16 or bf16 on tensor cores
     full_rate: float  # float32 without TF32
     link_rate: float  # GB/s in one direction to the GPUs of the same machine: PCIe or NVLink
+    bus_rate: float  # GB/s in one direction to the host's memory: PCIe
     has_bfloat16: bool = True
 
 
 GPU_TYPES = {
-    "T4": GpuType(16, 65, 8.1, 16, has_bfloat16=False),
-    "L4": GpuType(24, 121, 30.3, 32),
-    "A10": GpuType(24, 125, 31.2, 32),
-    "L40S": GpuType(48, 362, 91.6, 32),
-    "A100-40GB": GpuType(40, 312, 19.5, 300),
-    "A100-80GB": GpuType(80, 312, 19.5, 300),
-    "H100": GpuType(80, 989, 67, 450),
-    "H200": GpuType(141, 989, 67, 450),
+    "T4": GpuType(16, 65, 8.1, 16, 16, has_bfloat16=False),
+    "L4": GpuType(24, 121, 30.3, 32, 32),
+    "A10": GpuType(24, 125, 31.2, 32, 32),
+    "L40S": GpuType(48, 362, 91.6, 32, 32),
+    "A100-40GB": GpuType(40, 312, 19.5, 300, 32),
+    "A100-80GB": GpuType(80, 312, 19.5, 300, 32),
+    "H100": GpuType(80, 989, 67, 450, 64),
+    "H200": GpuType(141, 989, 67, 450, 64),
 }
 
 
@@ -86,19 +94,41 @@ class Setting:
     num_gpus: int
     memory: DeviceMemory
     flop: float  # floating-point operations; a pipeline's idle time counts as operations, too
-    sent_bytes: float
+    sent_bytes: float  # to GPUs of the same copy, if several share one
+    model_parallel: int | None = None  # GPUs that share a copy of the network; None if none do
+    averaged_bytes: float = 0.0  # gradients, sent to the other copies
+    moved_bytes: float = 0.0  # to the host's memory and back, because of offload
+
+    @property
+    def name(self) -> str:
+        """The strategy, and `train.model_parallel` if there are several copies."""
+        if self.model_parallel in (None, self.num_gpus):
+            return self.strategy
+        return f"{self.strategy}, model_parallel {self.model_parallel}"
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of each host that the offloaded state of its GPUs takes."""
+        return self.memory.host * min(self.num_gpus, _GPUS_OF_A_MACHINE)
 
     def step_seconds(self, kind: GpuType, precision: str) -> float:
         """Predict the seconds of one optimizer step on GPUs of type `kind`.
 
         Data parallelism sends gradients while it computes, so the longer of the two times counts.
         With `pipeline` and `tensor_parallel` GPUs wait for each other's values, so the times of
-        computing and sending add up.
+        computing and sending add up. Offload adds the time on the bus, but not that of the CPU.
         """
         rate = kind.full_rate if precision == "32-true" else kind.half_rate
-        link = kind.link_rate if self.num_gpus <= _GPUS_OF_A_MACHINE else _NETWORK_RATE
-        parts = self.flop / (rate * 1e12 * _UTILISATION), self.sent_bytes / (link * 1e9)
-        return sum(parts) if self.strategy in _WAITING else max(parts)
+        computing = self.flop / (rate * 1e12 * _UTILISATION)
+        sending = self.sent_bytes / _link_rate(kind, self.model_parallel or self.num_gpus)
+        if self.strategy in _WAITING:
+            return computing + sending + self.averaged_bytes / _link_rate(kind, self.num_gpus)
+        return max(computing, sending) + self.moved_bytes / (kind.bus_rate * 1e9)
+
+
+def _link_rate(kind: GpuType, num_gpus: int) -> float:
+    """Return the bytes per second that each of `num_gpus` GPUs can send to the others."""
+    return 1e9 * (kind.link_rate if num_gpus <= _GPUS_OF_A_MACHINE else _NETWORK_RATE)
 
 
 @dataclass(frozen=True)
@@ -107,12 +137,13 @@ class GpuChoice:
 
     name: str
     setting: Setting
+    precision: str
     hours: float
     price: float | None  # of the whole training; None if the user gave no hourly price
 
     @property
     def label(self) -> str:
-        return f"{self.setting.num_gpus} x {self.name} with {self.setting.strategy}"
+        return f"{self.setting.num_gpus} x {self.name} with {self.setting.name}"
 
 
 def parse_prices(texts: Sequence[str]) -> dict[str, float]:
@@ -156,20 +187,23 @@ class _Planner:
         self._row_flop = step_flop(network, params, rows) / rows
         self._values = _exchanged_values(network)
 
-    def setting(self, strategy: str, num_gpus: int) -> Setting:
-        """Predict the memory and work of `strategy` on `num_gpus` GPUs of one node.
+    def setting(self, strategy: str, num_gpus: int, model_parallel: int | None) -> Setting:
+        """Predict the memory and work of `strategy` on `num_gpus` GPUs.
 
         Raises SlipwayError if the network or params.yaml rules this setting out.
         """
         params = self._params.model_copy(
             update={
                 "strategy": strategy,
+                "model_parallel": model_parallel,
                 "precision": self._precision,
                 "accelerator": "gpu",
                 "devices": num_gpus,
                 "num_nodes": 1,
             }
         )
+        for problem in params.problems():
+            raise ParamsError(f"train.{problem}")
         placement = place(params, TrainingHost(num_gpus, has_bfloat16=True, launch=None))
         with suppress(UnavailableError):  # no compiler here, but the GPU's machine may have one
             check_execution(params, placement, self._network.spec.task)
@@ -178,20 +212,26 @@ class _Planner:
         check_division(self._network, placement)
         shape = step_shape(params, placement)
         passes = shape.num_accumulated
-        if strategy == "pipeline":
-            return self._pipeline(num_gpus, shape.batch_size, shape.num_micro_batches)
+        if model_parallel:
+            shared = self._pipeline if strategy == "pipeline" else self._shared
+            return self._with_copies(shared(model_parallel, shape), num_gpus)
         rows = shape.per_device * passes  # of each device in one step
-        if strategy == "tensor_parallel":
-            return self._shared(num_gpus, shape.per_device, passes)
         memory = device_memory(
             self._traces_of(shape.per_device, accumulates=passes > 1),
             strategy,
             self._precision,
             num_gpus,
             on_gpu=True,
+            offload=params.offload,
         )
-        sent = self._sent_state(placement, passes)
-        return Setting(strategy, num_gpus, memory, rows * self._row_flop, sent)
+        return Setting(
+            strategy,
+            num_gpus,
+            memory,
+            rows * self._row_flop,
+            self._sent_state(placement, passes),
+            moved_bytes=self._moved_state(placement, passes),
+        )
 
     def _traces_of(self, rows: int, *, accumulates: bool) -> Traces:
         key = (rows, accumulates)
@@ -222,7 +262,32 @@ class _Planner:
         }
         return part * sent[placement.strategy]
 
-    def _shared(self, num_gpus: int, rows: int, passes: int) -> Setting:
+    def _moved_state(self, placement: Placement, passes: int) -> float:
+        """Return the bytes that a process exchanges with the host's memory in a step."""
+        trainable, frozen = parameter_counts(self._network)
+        # Gradients go there; updated weights come back, or all weights for each pass.
+        moved = {
+            None: 0,
+            "optimizer": 2 * trainable,
+            "optimizer_and_parameters": trainable + 2 * (trainable + frozen) * passes,
+        }
+        itemsize = 2 if self._half else 4
+        return itemsize * moved[placement.offload] / placement.world_size
+
+    def _with_copies(self, setting: Setting, num_gpus: int) -> Setting:
+        """Place further copies of a network, which `setting` divides, on `num_gpus` GPUs."""
+        trainable, frozen = parameter_counts(self._network)
+        copies = num_gpus // setting.num_gpus
+        gradients = setting.memory.parameters * trainable / (trainable + frozen)
+        return replace(
+            setting,
+            num_gpus=num_gpus,
+            model_parallel=setting.num_gpus,
+            averaged_bytes=2 * (copies - 1) / copies * gradients,
+        )
+
+    def _shared(self, num_gpus: int, shape: StepShape) -> Setting:
+        rows, passes = shape.per_device, shape.num_accumulated
         part = partial(narrow, num_processes=num_gpus)
         flop = step_flop(self._network, self._params, rows, part) * passes
         memory = trace_share(
@@ -233,17 +298,18 @@ class _Planner:
         sent = values * (2 if self._half else 4)
         return Setting("tensor_parallel", num_gpus, whole_step(memory), flop, sent)
 
-    def _pipeline(self, num_gpus: int, batch_size: int, num_micro_batches: int) -> Setting:
-        network, rows = self._network, batch_size // num_micro_batches
+    def _pipeline(self, num_gpus: int, shape: StepShape) -> Setting:
+        num_micro_batches, own_rows = shape.num_micro_batches, shape.per_device
+        network, rows = self._network, own_rows // num_micro_batches
         stages = [len(blocks_of_stage(network, index, num_gpus)) for index in range(num_gpus)]
         part = partial(keep_stage, index=stages.index(max(stages)), num_stages=num_gpus)
         memory = trace_stage(
-            network, self._params, batch_size, num_micro_batches, num_gpus, self._half
+            network, self._params, own_rows, num_micro_batches, num_gpus, self._half
         )
         # The first micro-batch passes all stages in turn, so each stage idles for the others.
         slots = num_micro_batches + num_gpus - 1
         flop = step_flop(network, self._params, rows, part) * slots
-        sent = 2 * 4 * self._values.passed * batch_size
+        sent = 2 * 4 * self._values.passed * own_rows
         return Setting("pipeline", num_gpus, whole_step(memory), flop, sent)
 
 
@@ -301,24 +367,40 @@ def possible_settings(
     Returns:
         The possible settings, and one message for each strategy that was refused.
     """
-    return _try_each(_Planner(network, params, precision, traces, rows).setting, params.batch_size)
+    predict = _Planner(network, params, precision, traces, rows).setting
+    alone = ("single",) if params.offload is None else _OFFLOADING
+    return _try_each(predict, alone, params.batch_size)
 
 
 def _try_each(
-    predict: Callable[[str, int], Setting], batch_size: int
+    predict: Callable[[str, int, int | None], Setting], alone: Sequence[str], batch_size: int
 ) -> tuple[list[Setting], list[str]]:
-    settings, refusals = [], dict[str, str]()
+    """Predict the strategies `alone` on one GPU, and all strategies on several."""
+    settings, refused, texts = [], set[tuple[str, int | None]](), dict[str, str]()
     num_gpus = 1
     while num_gpus <= min(_MOST_GPUS, batch_size):
-        for strategy in (*STRATEGIES_BY_TRAFFIC, *_WAITING) if num_gpus > 1 else ("single",):
-            if strategy in refusals:
+        layouts = _layouts(num_gpus) if num_gpus > 1 else [(strategy, None) for strategy in alone]
+        for strategy, sharing in layouts:
+            if (strategy, sharing) in refused:
                 continue
             try:
-                settings.append(predict(strategy, num_gpus))
+                settings.append(predict(strategy, num_gpus, sharing))
             except SlipwayError as error:
-                refusals[strategy] = f"{strategy} on {num_gpus} GPUs: {error}"
+                refused.add((strategy, sharing))
+                gpus = f"{num_gpus} GPU{'s' * (num_gpus > 1)}"
+                if sharing and sharing < num_gpus:
+                    gpus += f", {sharing} for each copy"
+                texts.setdefault(strategy, f"{strategy} on {gpus}: {error}")
         num_gpus *= 2
-    return settings, list(refusals.values())
+    return settings, list(texts.values())
+
+
+def _layouts(num_gpus: int) -> list[tuple[str, int | None]]:
+    """List each strategy, with each number of GPUs of a machine that can share a copy, or all."""
+    sizes = [size for size in (2, 4, 8) if size < num_gpus]
+    return [(strategy, None) for strategy in STRATEGIES_BY_TRAFFIC] + [
+        (strategy, size) for strategy in _WAITING for size in (*sizes, num_gpus)
+    ]
 
 
 def choose_gpus(
@@ -327,25 +409,35 @@ def choose_gpus(
     """List each setting on each type of GPU whose memory is large enough for it.
 
     For each type, settings are ordered by their number of GPUs, then by their hours. `prices` are
-    per GPU and hour, by type.
+    per GPU and hour, by type. `precision` may be "auto", for settings in half precision.
     """
     found = []
     for name, kind in GPU_TYPES.items():
-        if precision == "bf16-mixed" and not kind.has_bfloat16:
-            continue
         fitting = [
-            _choice(name, setting, num_steps * setting.step_seconds(kind, precision), prices)
+            _choice(name, setting, chosen, num_steps * setting.step_seconds(kind, chosen), prices)
             for setting in settings
             if setting.memory.total <= _USABLE * kind.memory_gb * 1e9
+            for chosen in _possible_precision(kind, setting.strategy, precision)
         ]
         found += sorted(fitting, key=lambda choice: (choice.setting.num_gpus, choice.hours))
     return found
 
 
-def _choice(name: str, setting: Setting, seconds: float, prices: Mapping[str, float]) -> GpuChoice:
+def _possible_precision(kind: GpuType, strategy: str, precision: str) -> list[str]:
+    """Return the precision of a training on GPUs of type `kind`, or nothing if there is none."""
+    if precision == "auto":
+        host = TrainingHost(1, has_bfloat16=kind.has_bfloat16, launch=None)
+        chosen: str = auto_precision(host, "gpu", strategy, [])
+        return [] if chosen == "32-true" else [chosen]  # which takes more memory than was planned
+    return [] if precision == "bf16-mixed" and not kind.has_bfloat16 else [precision]
+
+
+def _choice(
+    name: str, setting: Setting, precision: str, seconds: float, prices: Mapping[str, float]
+) -> GpuChoice:
     hours = seconds / 3600
     price = prices[name] * hours * setting.num_gpus if name in prices else None
-    return GpuChoice(name, setting, hours, price)
+    return GpuChoice(name, setting, precision, hours, price)
 
 
 def describe_choices(choices: Sequence[GpuChoice], prices: Mapping[str, float]) -> str:
@@ -362,14 +454,20 @@ def describe_choices(choices: Sequence[GpuChoice], prices: Mapping[str, float]) 
         [
             choice.name,
             str(choice.setting.num_gpus),
-            choice.setting.strategy,
+            choice.setting.name,
+            choice.precision,
             size(choice.setting.memory.total),
             f"{choice.hours:,.2f}",
             "" if choice.price is None else f"{choice.price:,.2f}",
         ]
         for choice in smallest.values()
     ]
-    columns = ["smallest setting", "GPUs", "strategy", "memory of each", "hours", "price"]
+    columns = ["smallest setting", "GPUs", "strategy", "precision", "memory of each"]
+    columns += ["hours", "price"]
+    if any(choice.setting.host_bytes for choice in choices):
+        columns.append("memory of each host")
+        for row, choice in zip(rows, smallest.values(), strict=True):
+            row.append(size(choice.setting.host_bytes))
     lines = [text_table(columns, rows, "  ")]
     fastest = min(choices, key=lambda choice: choice.hours)
     lines.append(f"fastest   {fastest.label}, {fastest.hours:,.2f} hours")

@@ -98,7 +98,10 @@ def _strategy_table(memory: PlannedMemory, placement: Placement) -> str:
             )
             for precision in _PRECISIONS
         ]
-        rows.append([strategy, *(size(plan.total) for plan in plans)])
+        name = strategy
+        if placement.model_parallel and strategy in ("tensor_parallel", "pipeline"):
+            name += f", {placement.num_readers} copies" * (placement.num_readers > 1)
+        rows.append([name, *(size(plan.total) for plan in plans)])
     return text_table(["tensors on each device", "fp32", "bf16", "fp16"], rows, "  ")
 
 
@@ -123,11 +126,11 @@ def describe_gpus(plan: ResourcePlan, params: Params, prices: Mapping[str, float
             "note      the smallest settings of GPUs need the packed store: run `dvc repro augment`"
         )
     train = params.train
-    precision = "bf16-mixed" if train.precision == "auto" else train.precision
+    half = "bf16-mixed" if train.precision == "auto" else train.precision
     settings, refusals = possible_settings(
-        plan.network, train, precision, plan.memory.traces, plan.shape.per_device
+        plan.network, train, half, plan.memory.traces, plan.shape.per_device
     )
-    choices = choose_gpus(settings, precision, plan.steps_per_epoch * train.epochs, prices)
+    choices = choose_gpus(settings, train.precision, plan.steps_per_epoch * train.epochs, prices)
     lines = [describe_choices(choices, prices), *(f"refused   {text}" for text in refusals)]
     return "\n".join(lines)
 

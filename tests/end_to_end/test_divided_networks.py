@@ -53,6 +53,7 @@ def test_a_network_trained_in_parts_is_certified(tmp_path: Path, strategy: str) 
     manifest = project.path / "artifacts/model/model.json"
     model = json.loads(manifest.read_bytes())
     assert (model["actual"]["strategy"], model["actual"]["world_size"]) == (strategy, 2)
+    assert model["actual"]["model_parallel"] == (None if strategy == "fsdp" else 2)
     certificate = read_certificate(project.path / "artifacts/certificate.json")
     assert certificate.status == "certified"
     # The file that names the strategy is one that the certificate covers.

@@ -1,5 +1,6 @@
 """Measures the memory of real steps of a small transformer that two processes divide.
 
+With more processes, each two of them share a copy, except with `fsdp`.
 `torchrun --nproc_per_node 2 -m tests.planning.measured_shards STRATEGY WIDTH LAYERS ROWS`
 prints as JSON, on rank 0, the bytes that torch's profiler saw allocated at the peak, and the
 plan's.
@@ -11,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.profiler import ProfilerActivity, profile
 
 from slipway.planning.memory_plan import device_memory, trace_all
 from slipway.training.distributed.collectives import gather_objects
+from slipway.training.distributed.divided import average_gradients
 from slipway.training.distributed.pipeline import _Stage
 from slipway.training.distributed.shards import local
 from slipway.training.distributed.tensor_parallel import share_layers
@@ -33,7 +35,10 @@ NUM_MICRO_BATCHES = 2  # of a pipeline
 
 
 def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, int]:
-    """Return predicted and allocated bytes of the one of two processes that takes most."""
+    """Return predicted and allocated bytes of the process that takes most."""
+    world_size = distributed.get_world_size()
+    names = "copies", "shared"
+    mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=names)
     built = network(
         "small_transformer", width=width, num_layers=num_layers, num_heads=4, patch=4, dropout=0.0
     )
@@ -45,7 +50,7 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         model_parallel=2,
         num_micro_batches=NUM_MICRO_BATCHES,
     )
-    predicted = device_memory(traces, strategy, "32-true", 2, on_gpu=False)
+    predicted = device_memory(traces, strategy, "32-true", world_size, on_gpu=False)
     losses = RowLosses(built, PROJECT.train)
     texts = torch.randint(1, 200, (rows, 64), dtype=torch.uint8)
     targets = torch.zeros(rows, dtype=torch.int64)
@@ -56,15 +61,21 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         loss.backward()
 
     if strategy == "pipeline":
-        gradients = _pipeline(built, texts, targets, losses)
+        gradients = _pipeline(built, texts, targets, losses, mesh["shared"])
     elif strategy == "tensor_parallel":
-        share_layers(built, init_device_mesh("cpu", (2,)))
+        share_layers(built, mesh["shared"])
     else:
         for module in (*parallel_blocks(built), built):
             fully_shard(module, reshard_after_forward=True)
     optimizer: Any = optimizer_and_schedule(built, PROJECT.train, 1)["optimizer"]
-    gradients()
-    optimizer.step()
+
+    def step() -> None:
+        gradients()
+        if world_size > 2 and strategy != "fsdp":
+            average_gradients(built, mesh["copies"])
+        optimizer.step()
+
+    step()
     parts = [local(weight) for weight in built.parameters()]
     held = sum(3 * part.nbytes for part in parts)  # weight and two moments
     built.zero_grad()
@@ -73,22 +84,23 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         for weight in built.parameters():
             weight.grad = torch.zeros_like(weight)
         # Only one step: it also misses that a thread of gloo frees a buffer.
-        gradients()
-        optimizer.step()
+        step()
     allocated = max(gather_objects(held + peak_of_events(profiler)))
     return {"predicted": predicted.total, "allocated": allocated}
 
 
-def _pipeline(built: Network, texts: Tensor, targets: Tensor, losses: RowLosses) -> Any:
+def _pipeline(
+    built: Network, texts: Tensor, targets: Tensor, losses: RowLosses, mesh: DeviceMesh
+) -> Any:
     """Keep this process's stage; return a function that makes the gradients of a step."""
-    rank = distributed.get_rank()
+    rank = mesh.get_local_rank()
     stage = _Stage(built, rank, 2)
     for name, weight in built.named_parameters():
         if name not in stage.own_names:
             weight.data = weight.data.new_empty((0, *weight.shape[1:]))
     examples = stage.examples(len(texts) // NUM_MICRO_BATCHES)
     schedule = Schedule1F1B(
-        PipelineStage(stage, rank, 2, torch.device("cpu"), *examples),
+        PipelineStage(stage, rank, 2, torch.device("cpu"), *examples, group=mesh.get_group()),
         NUM_MICRO_BATCHES,
         lambda answers, own: losses(answers, own).mean(),
     )

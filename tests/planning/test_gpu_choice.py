@@ -101,7 +101,7 @@ def test_tensor_parallel_and_pipeline_are_proposed_only_for_networks_that_can_be
     built = network("small_transformer", width=64, num_layers=2, num_heads=2)
     params = PROJECT.train.model_copy(update={"batch_size": 4})
     found, refusals = possible_settings(built, params, "32-true", traces(10**6), rows=4)
-    sizes = {(each.strategy, each.num_gpus) for each in found}
+    sizes = {(each.name, each.num_gpus) for each in found}
     assert {("tensor_parallel", 2), ("pipeline", 2), ("ddp", 4)} <= sizes
     assert not sizes & {("tensor_parallel", 4), ("pipeline", 4)}
     by_name = {each.strategy: each for each in found if each.num_gpus == 2}
@@ -113,11 +113,58 @@ def test_tensor_parallel_and_pipeline_are_proposed_only_for_networks_that_can_be
     assert shared.memory.parameters < 0.8 * copied.memory.parameters
     # Two sums in each direction of each block: 17 positions of 64 values, 4 rows, float32.
     assert shared.sent_bytes == 2 * 4 * (17 * 64) * 4 * 4
+    # Two copies, which average the gradients of each process's part.
+    assert {(f"{name}, model_parallel 2", 4) for name in ("tensor_parallel", "pipeline")} <= sizes
+    copies = next(each for each in found if each.name == "tensor_parallel, model_parallel 2")
+    assert copies.memory.parameters == shared.memory.parameters
+    assert copies.averaged_bytes == pytest.approx(shared.memory.parameters)
+    assert (copies.sent_bytes, copies.flop) == (shared.sent_bytes / 2, shared.flop / 2)
     refused = " ".join(refusals)
     assert "tensor_parallel on 4 GPUs" in refused
     assert "share the 2 heads" in refused
     assert "pipeline on 4 GPUs" in refused
     assert "only 2 blocks" in refused
+
+
+def test_copies_send_values_within_a_machine_and_only_gradients_between_machines() -> None:
+    memory = device_memory(traces(10**8), "ddp", "bf16-mixed", 2, on_gpu=True)
+    kind = GPU_TYPES["H100"]
+    whole = Setting("tensor_parallel", 64, memory, 0, 1e9, model_parallel=64)
+    copies = Setting("tensor_parallel", 64, memory, 0, 1e9, 8, averaged_bytes=1e9)
+    assert (whole.name, copies.name) == ("tensor_parallel", "tensor_parallel, model_parallel 8")
+    assert whole.step_seconds(kind, "bf16-mixed") == pytest.approx(1 / 12.5)
+    assert copies.step_seconds(kind, "bf16-mixed") == pytest.approx(1 / 450 + 1 / 12.5)
+
+
+def test_auto_is_fp16_on_a_t4_and_leaves_out_strategies_without_a_loss_scale() -> None:
+    choices = choose_gpus(settings(traces(10**8)), "auto", 1, {})
+    found = {(each.name, each.setting.strategy): each.precision for each in choices}
+    assert found["T4", "single"] == found["T4", "ddp"] == "16-mixed"
+    assert ("T4", "fsdp") not in found
+    assert (found["H100", "single"], found["H100", "ddp"]) == ("bf16-mixed", "16-mixed")
+    assert found["H100", "fsdp"] == "bf16-mixed"
+
+
+@pytest.mark.process
+def test_offload_is_planned_with_deepspeed_and_refused_by_name_with_other_strategies() -> None:
+    built = network("small_transformer", width=64, num_layers=2, num_heads=2)
+    changes = {"batch_size": 2, "strategy": "deepspeed_stage_2", "offload": "optimizer"}
+    params = PROJECT.train.model_copy(update=changes)
+    found, refusals = possible_settings(built, params, "16-mixed", traces(10**6), rows=2)
+    assert {(each.strategy, each.num_gpus) for each in found} == {
+        (f"deepspeed_stage_{stage}", num_gpus) for stage in (1, 2, 3) for num_gpus in (1, 2)
+    }
+    one, two = (each for each in found if each.strategy == "deepspeed_stage_2")
+    # 16 bytes of each parameter in one host; gradients go there and weights come back in fp16.
+    assert one.host_bytes == 16 * 10**6
+    assert two.host_bytes == pytest.approx(16 * built.num_parameters, rel=0.01)
+    assert one.moved_bytes == 2 * two.moved_bytes == 2 * 2 * built.num_parameters
+    kind = GPU_TYPES["H100"]
+    assert one.step_seconds(kind, "16-mixed") > one.moved_bytes / (64e9)
+    assert [text.split()[0] for text in refusals] == ["ddp", "fsdp", "pipeline", "tensor_parallel"]
+    assert all("offload is 'optimizer', which needs" in text for text in refusals)
+    text = describe_choices(choose_gpus(found, "auto", 1, {}), {})
+    assert "memory of each host" in text
 
 
 def test_strategies_without_a_loss_scale_are_refused_in_fp16() -> None:

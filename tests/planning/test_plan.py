@@ -248,12 +248,22 @@ def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage() -> None:
 
 
 @pytest.mark.nightly(seconds=40)
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "pipeline"])
+@pytest.mark.parametrize(
+    ("strategy", "num_processes"),
+    [
+        ("fsdp", 2),
+        ("tensor_parallel", 2),
+        ("pipeline", 2),
+        ("tensor_parallel", 4),  # two copies
+        ("pipeline", 4),
+    ],
+)
 def test_the_planned_memory_of_sharded_strategies_is_close_to_that_of_real_steps(
-    strategy: str,
+    strategy: str, num_processes: int
 ) -> None:
     shards = ["tests.planning.measured_shards", strategy, "512", "8", "8"]
-    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
+    processes = f"--nproc_per_node={num_processes}"
+    launcher = ["torch.distributed.run", "--standalone", processes, "-m"]
     done = run_fresh([*launcher, *shards], ROOT, environment(), 300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

@@ -153,24 +153,25 @@ class SharedCopyStrategy(DividedStrategy):
     def post_backward(self, closure_loss: Tensor) -> None:
         super().post_backward(closure_loss)
         if self._is_last_batch and self.num_copies > 1:
-            self._average_gradients()
+            average_gradients(self.network, self.device_mesh["data_parallel"])
 
-    @torch.no_grad()
-    def _average_gradients(self) -> None:
-        """Replace each gradient by its mean over the copies.
 
-        A weight without a gradient gets zeros: another copy may have used it, and would wait.
-        """
-        group = self.device_mesh["data_parallel"].get_group()
-        gradients = []
-        for weight in self.network.parameters():
-            if weight.requires_grad and weight.numel():  # otherwise another process has it
-                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                gradients.append(local(weight.grad))
-        sums = [distributed.all_reduce(each, group=group, async_op=True) for each in gradients]
-        for pending in sums:
-            pending.wait()
-        torch._foreach_div_(gradients, self.num_copies)
+@torch.no_grad()
+def average_gradients(network: Network, copies: DeviceMesh) -> None:
+    """Replace each gradient by its mean over the processes that hold the same part of a copy.
+
+    A weight without a gradient gets zeros: another copy may have used it, and would wait.
+    """
+    gradients = []
+    for weight in network.parameters():
+        if weight.requires_grad and weight.numel():  # otherwise another process has it
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            gradients.append(local(weight.grad))
+    group = copies.get_group()
+    sums = [distributed.all_reduce(each, group=group, async_op=True) for each in gradients]
+    for pending in sums:
+        pending.wait()
+    torch._foreach_div_(gradients, copies.size())
 
 
 def save_without_data(checkpoint: dict[str, Any], path: Any) -> list[int]:

@@ -271,7 +271,7 @@ def _precision(
     params: TrainParams, host: TrainingHost, accelerator: str, strategy: str, reasons: list[str]
 ) -> PrecisionName:
     if params.precision == "auto":
-        return _auto_precision(host, accelerator, strategy, reasons)
+        return auto_precision(host, accelerator, strategy, reasons)
     if params.precision == "16-mixed" and strategy in _DIVIDING:
         raise UnavailableError(
             f"train.precision is '16-mixed', but strategy {strategy!r} has no loss scaling, "
@@ -293,9 +293,10 @@ def _precision(
     return params.precision
 
 
-def _auto_precision(
+def auto_precision(
     host: TrainingHost, accelerator: str, strategy: str, reasons: list[str]
 ) -> PrecisionName:
+    """Choose the precision of "auto", and add why to `reasons`."""
     if accelerator == "cpu":
         reasons.append("precision 32-true: training on the cpu")
         return "32-true"
