@@ -2,14 +2,17 @@
 
 The queue contains ids and labels; the inputs stay in the request log. A part of the rows is drawn
 at random from all logged rows without a label, and their labels count like those of callers. The
-other rows have the highest expected gain. They are harder than the usual traffic, so their labels
+other rows are drawn by their expected gain: of many rows that are alike in it, a batch of the very
+best would show the same few kinds. They are harder than the usual traffic, so their labels
 are marked: they are used for training but not to estimate quality.
 """
 
 import json
+import math
 import random
 import sqlite3
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +50,7 @@ _MOST_ALIKE = 0.8  # Jaccard index; rows that are more similar count as near cop
 _CHARACTERS = 5  # length of the pieces into which a text is divided
 _LONG_TEXT = 40  # characters; shorter texts are compared as a whole
 _CANDIDATES = 20  # rows that are compared for each row that is chosen
+_SHARPNESS = 4.0  # a row with half of another's gain is drawn 16 times less often
 _SIDE = 8  # an image is compared by a pattern of 8 x 8 pixels
 
 
@@ -210,14 +214,14 @@ def choose(
     random_fraction: float,
     seed: int | None = None,
 ) -> list[QueuedRow]:
-    """Choose rows to label: some at random, the others by expected gain and without near copies.
+    """Choose rows to label: some at random, the others drawn by expected gain, without near copies.
 
     Args:
         items: logged rows without a label; no two have the same content.
         read: returns the contents of the rows with the given keys.
         num_rows: number of rows to choose.
         random_fraction: fraction of `num_rows` to draw at random, from 0 to 1.
-        seed: seed of the random draw and of the order; None for a new one each time.
+        seed: seed of both draws and of the order; None for a new one each time.
 
     Returns:
         At most `num_rows` rows in random order.
@@ -225,7 +229,12 @@ def choose(
     generator = random.Random(seed)
     num_random = min(len(items), round(num_rows * random_fraction))
     drawn = generator.sample(range(len(items)), num_random)
-    rest = sorted(set(range(len(items))) - set(drawn), key=lambda place: -gain(items[place]))
+    # The largest sums of log-weight and Gumbel noise are a draw without replacement by weight.
+    order = [
+        _SHARPNESS * math.log(max(one, 1e-12)) - math.log(-math.log(1 - generator.random()))
+        for one in gains(items)
+    ]
+    rest = sorted(set(range(len(items))) - set(drawn), key=lambda place: -order[place])
     wanted = num_rows - num_random
     candidates = [items[place] for place in rest[: wanted * _CANDIDATES]]
     # Near copies of the drawn rows are left out, too, because they teach little.
@@ -242,12 +251,18 @@ def choose(
     return rows
 
 
-def gain(item: LoggedItem) -> float:
-    """Return the expected gain of a label: the answer's normalised entropy, from 0 to 1.
+def gains(items: Sequence[LoggedItem]) -> list[float]:
+    """Return the expected gain of each label, from 0 to 1: the ambiguity of the answer.
 
-    For a numeric target, which has no probabilities, the OOD score is returned.
+    Numbers have no probabilities. Theirs is the fraction of rows with at most the same OOD score.
     """
-    return item.ood_score if item.entropy is None else item.entropy
+    scores = sorted(item.ood_score for item in items)
+    return [
+        bisect_right(scores, item.ood_score) / len(items)
+        if item.ambiguity is None
+        else item.ambiguity
+        for item in items
+    ]
 
 
 def _given(opinions: dict[str, str | None]) -> dict[str, str]:

@@ -41,9 +41,9 @@ class LoggedItem:
     ood_score: float
     is_ood: bool
     drifted: bool  # True in a window that drifted
-    # Entropy of the probabilities, divided by its maximum; for several labels that of the least
-    # certain label. None for a number.
-    entropy: float | None = None
+    # 1 less the distance between the two largest probabilities; of several labels, the largest of
+    # these for a label and its absence. None for a number.
+    ambiguity: float | None = None
 
     @property
     def error(self) -> float:
@@ -177,7 +177,7 @@ def _items(
                 ood_score=float(answer["ood_score"]),
                 is_ood=bool(answer["is_ood"]),
                 drifted=in_drift,
-                entropy=_entropy(answer) if has_classes else None,
+                ambiguity=_ambiguity(answer) if has_classes else None,
             )
 
 
@@ -192,16 +192,12 @@ def _doubt(answer: Mapping[str, Any]) -> float:
     return float(1 - max(probabilities))
 
 
-def _entropy(answer: Mapping[str, Any]) -> float:
-    probabilities = np.array(list(answer["probabilities"].values()))
+def _ambiguity(answer: Mapping[str, Any]) -> float:
+    probabilities = sorted(answer["probabilities"].values(), reverse=True)
     if "labels" in answer:
-        return float(max(_bits(np.array([one, 1 - one])) for one in probabilities))
-    return float(_bits(probabilities) / np.log2(max(2, len(probabilities))))
-
-
-def _bits(probabilities: NDArray[np.float64]) -> float:
-    positive = probabilities[probabilities > 0]
-    return float(-(positive * np.log2(positive)).sum())
+        return float(1 - min(abs(2 * one - 1) for one in probabilities))
+    first, *others = probabilities
+    return float(1 - first + (others[0] if others else 0.0))
 
 
 def request_contents(request: LoggedRequest, contract: InputContract) -> dict[int, Content]:

@@ -1,5 +1,6 @@
 """The label queue: choice of rows, opinions, disagreement and undo."""
 
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -7,17 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.traffic.label_queue import LabelQueue, QueuedRow, choose
-from slipway.traffic.selection import Content, Key, LoggedItem
+from slipway.traffic.label_queue import LabelQueue, QueuedRow, choose, gains
+from slipway.traffic.selection import Content, Key, LoggedItem, _ambiguity
 
 ROW = QueuedRow("a", 0, 1.0, by_gain=True)
 OTHER = QueuedRow("b", 0, 2.0, by_gain=False)
 
 
-def items(*entropies: float) -> list[LoggedItem]:
+def items(*ambiguities: float) -> list[LoggedItem]:
     return [
-        LoggedItem((f"r{number}", 0, 1.0), "v", str(number), None, "x", 0, 0, False, False, entropy)
-        for number, entropy in enumerate(entropies)
+        LoggedItem((f"r{number}", 0, 1.0), "v", str(number), None, "x", 0, 0, False, False, one)
+        for number, one in enumerate(ambiguities)
     ]
 
 
@@ -44,10 +45,23 @@ def different(number: int) -> Content:
     return {"a": number, "b": 2 * number, "c": f"c{number}"}
 
 
-def test_the_most_uncertain_rows_are_chosen_for_labelling() -> None:
-    rows = chosen(items(0.1, 0.9, 0.5, 0.7), [different(number) for number in range(4)], 2, 0.0)
-    assert {row.request_id for row in rows} == {"r1", "r3"}
+def test_rows_between_two_classes_are_drawn_for_labelling_but_not_only_the_very_best() -> None:
+    found = items(*(number / 400 for number in range(400)))
+    rows = chosen(found, [different(number) for number in range(400)], 100, 0.0)
+    places = sorted(int(row.request_id[1:]) for row in rows)
     assert all(row.by_gain for row in rows)
+    assert 290 < np.mean(places) < 345  # a weight of place**4; the best 100 have the mean 350
+    assert places[0] < 300
+
+
+def test_the_gain_is_the_margin_of_an_answer_or_the_rank_of_an_ood_score() -> None:
+    answer = {"probabilities": {"a": 0.5, "b": 0.3, "c": 0.2}}
+    assert _ambiguity(answer) == pytest.approx(0.8)
+    assert _ambiguity(answer | {"labels": ["a"]}) == pytest.approx(1.0)
+    (classified,) = items(0.8)
+    numbers = [replace(classified, ambiguity=None, ood_score=score) for score in (7.0, 1.0, 5.0)]
+    assert gains([classified]) == [0.8]
+    assert gains(numbers) == pytest.approx([1.0, 1 / 3, 2 / 3])
 
 
 def test_rows_drawn_at_random_ignore_the_gain_and_are_marked() -> None:
@@ -72,7 +86,7 @@ def test_only_one_of_several_near_copies_is_chosen_for_labelling(kind: str) -> N
         ],
         "images": [smooth_picture(1, "PNG"), smooth_picture(1, "JPEG"), smooth_picture(2, "PNG")],
     }
-    rows = chosen(items(0.9, 0.8, 0.2), contents[kind], 2, 0.0)
+    rows = chosen(items(0.9, 0.01, 0.0001), contents[kind], 2, 0.0)
     assert sorted(row.request_id for row in rows) == ["r0", "r2"]
 
 
