@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from slipway.artifacts.bundle import Lineage
+from slipway.experiments.records import ExperimentRecord
 from slipway.loop.__main__ import advance, open_project
 from slipway.loop.journal import JOURNAL, LoopError, append_step
 from slipway.loop.steps import LoopProject
 from slipway.serving.settings import Settings
 from slipway.system import files
-from slipway.system.errors import LockedError
+from slipway.system.errors import LockedError, UnavailableError
+from slipway.traffic.postgres import DATABASE_URL
 from tests.conftest import ROOT
-from tests.loop.cases import loop_params
+from tests.loop.cases import loop_params, write_steps
 from tests.project_params import PROJECT
+from tests.serving.bundles import COLUMNS, row_classifier, write_bundle
 
 
 @pytest.fixture
@@ -47,6 +51,35 @@ def test_the_loop_refuses_a_clock_that_was_set_back(project: LoopProject) -> Non
     append_step(project.folder / JOURNAL, 1, "triggered", {}, 10_000.0)
     with pytest.raises(LoopError, match=r"The clock|the clock says .* Set the clock"):
         advance(project, clock=lambda: 9_000.0)
+
+
+def test_a_store_that_is_down_stops_the_loop_with_its_reason_and_records_nothing(
+    project: LoopProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "bundle", row_classifier(), input=COLUMNS)
+    served = project.settings.model_copy(update={"bundle": tmp_path / "bundle"})
+    monkeypatch.setenv(DATABASE_URL, "postgresql://nobody@127.0.0.1:1/none")
+    with pytest.raises(UnavailableError, match="SLIPWAY_DATABASE_URL"):
+        advance(LoopProject(project.params, served, tmp_path))
+    assert not (project.folder / JOURNAL).exists()
+
+
+def test_a_candidate_of_unknown_data_is_refused_and_not_copied(
+    project: LoopProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cycle = write_steps(project.folder, {"triggered": {}, "merged": {"path": "next.parquet"}})
+    lineage = Lineage(
+        git_revision=None,
+        git_dirty=False,
+        params={"data": {"path": "next.parquet"}},
+        data=None,
+        digests={},
+    )
+    write_bundle(tmp_path / "artifacts/bundle", row_classifier(), input=COLUMNS, lineage=lineage)
+    with pytest.raises(LoopError, match=r"digest of the data of \w+ is unknown, expected one"):
+        project._copied_candidate(cycle, ExperimentRecord.model_construct(name="loop-1-1"))
+    assert not project.place(1).exists()
 
 
 def hold_lock(path: Path, is_held: Event, is_over: Event) -> None:
