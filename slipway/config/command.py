@@ -15,7 +15,7 @@ from slipway.system.telemetry import switch_off_telemetry
 if TYPE_CHECKING:
     from slipway.config.params import Params
 
-# As in env.sh, for `dvc repro` outside a clone. OpenMP reads it when a stage imports torch.
+# The same as in env.sh, for `dvc repro` outside a clone. OpenMP reads it when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 WRITTEN = tuple(Path(name) for name in ("data", "artifacts", "metrics", "reports", ".work"))

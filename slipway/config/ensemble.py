@@ -15,7 +15,7 @@ from slipway.kinds.registry import are_trees
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code
 
-# By key of the section train: the values that one process fulfils.
+# For each key of the section train: the values that one process fulfils.
 _ONE_PROCESS: Mapping[str, tuple[Any, ...]] = {
     "strategy": ("auto", "single"),
     "devices": ("auto", 1),
@@ -54,15 +54,16 @@ class StudentParams(OwnParams):
 
     # Divides the logits of teacher and student in the loss; null for a number.
     temperature: Annotated[float, Field(gt=0)] | None
-    soft_fraction: Annotated[float, Field(gt=0, le=1)]  # of the loss; the rest is of the targets
-    served: bool  # in place of the ensemble
+    # Fraction of the loss; the rest is the loss of the rows' own targets.
+    soft_fraction: Annotated[float, Field(gt=0, le=1)]
+    served: bool  # True: in place of the ensemble
 
 
 class EnsembleParams(ParamsSection):
     """Several models whose answers or weights are combined, and by which method."""
 
     method: Literal["average", "vote", "greedy", "stack", "soup"] | None  # null: one model
-    # Of the trainings of each member, for stack; else of the training rows, for without_fold.
+    # Folds of each member's trainings, for stack; else of the training rows, for without_fold.
     folds: Annotated[int, Field(ge=2)] | None
     members: Annotated[list[MemberParams], Field(examples=[[{}, {"seed": 8}]])]
     student: Annotated[StudentParams, Field(examples=[_STUDENT])] | None
@@ -121,7 +122,7 @@ class _Content(ParamsSection):
 class MemberSettings:
     """Name, seed and section `train` of one member, and the fold of training rows it lacks."""
 
-    name: str  # for reports: "tabm, seed 8"
+    name: str  # name in reports: "tabm, seed 8"
     seed: int
     train: TrainParams
     without_fold: int | None = None

@@ -18,7 +18,7 @@ class TriggerParams(ParamsSection):
     """The reasons to train again. Each one is enough."""
 
     drift: bool  # two windows in a row that drifted in the same feature
-    # By metric of the feedback; the whole interval has to lie outside. null: no trigger.
+    # Bounds by metric of the feedback; the whole interval has to lie outside. null: no trigger.
     objective: Annotated[dict[str, Gate], Field(min_length=1, examples=[_GATE])] | None
     new_labels: Positive | None  # labels received since the last cycle; null: no trigger
 
@@ -50,7 +50,7 @@ class LoopParams(ParamsSection):
 
     triggers: TriggerParams
     min_labels: Annotated[int, Field(ge=20)]  # labelled answers since the trigger, to begin with
-    pause_days: NotNegative  # after the end of a cycle
+    pause_days: NotNegative  # pause after the end of a cycle
     start: Literal["scratch", "served"]  # served: from the served model's weights
     # On old test rows: accuracy points, or relative growth of the RMSE.
     max_forgetting: NotNegative
@@ -59,7 +59,7 @@ class LoopParams(ParamsSection):
     min_keys: Positive  # API keys that the recent labels must come from
     trusted_keys: list[str]  # whose labels count, however they differ from those of other keys
     shadow_requests: Positive | None  # answered before the request; null: no shadow
-    decision_days: PositiveFloat  # until the request expires
+    decision_days: PositiveFloat  # time until the request expires
     # Public keys (PEM), one of which must have signed the decision; []: a name is enough.
     approvers: list[str]
     # Receives each request for a decision as JSON.

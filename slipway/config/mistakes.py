@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 _NAMES = {int: "a whole number", float: "a number", str: "text"}
 _BOUNDS = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off", "none")
-_NO_TEXT = (*_TRUE, *_FALSE, "null", "y", "n")  # to a reader of YAML 1.1
+_NO_TEXT = (*_TRUE, *_FALSE, "null", "y", "n")  # not text to a reader of YAML 1.1
 _OTHER_NAMES = {"fp16": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
 
 

@@ -63,7 +63,7 @@ class TabmArguments(NetworkArguments):
     num_blocks: Annotated[int, Field(ge=1, le=16)]  # layers of each
     width: Annotated[int, Field(ge=8, le=4096)]  # of a layer
     dropout: Annotated[float, Field(ge=0, lt=1)]  # after each layer
-    embedding_size: Annotated[int, Field(ge=1, le=256)]  # of one number
+    embedding_size: Annotated[int, Field(ge=1, le=256)]  # values that embed one number
     # Pieces of the range of a number, at most; precompute.num_quantiles is the other bound.
     num_bins: Annotated[int, Field(ge=1, le=1024)]
 
@@ -76,9 +76,9 @@ class LightgbmArguments(NetworkArguments):
         "bagging_fraction: 0.8, lambda_l2: 1.0, max_bin: 255 }"
     )
 
-    num_leaves: Annotated[int, Field(ge=2, le=4096)]  # of a tree, at most
+    num_leaves: Annotated[int, Field(ge=2, le=4096)]  # most leaves of a tree
     max_depth: Annotated[int, Field(ge=1, le=256)] | None  # null: as deep as the leaves allow
-    min_data_in_leaf: Annotated[int, Field(ge=1)]  # rows
+    min_data_in_leaf: Annotated[int, Field(ge=1)]  # fewest rows of a leaf
     feature_fraction: Annotated[float, Field(gt=0, le=1)]  # of the columns, drawn for each tree
     bagging_fraction: Annotated[float, Field(gt=0, le=1)]  # of the rows, drawn for each tree
     lambda_l2: Annotated[float, Field(ge=0)]  # penalty of large values in leaves

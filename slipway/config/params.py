@@ -70,7 +70,7 @@ _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")
 class Params(ParamsSection):
     """The content of `params.yaml`, checked: a typed section for each of its keys."""
 
-    version: Literal[1]  # of the format of this file
+    version: Literal[1]  # version of this file's format
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     data: DataParams
     clean: CleanParams

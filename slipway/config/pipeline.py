@@ -15,7 +15,7 @@ from slipway.system import files
 from slipway.system.assets import asset
 from slipway.system.errors import SchemaError
 
-RECORD = ".slipway/pipeline.yaml"  # in the project; DVC would read one that is named dvc.yaml
+RECORD = ".slipway/pipeline.yaml"  # in the project; DVC would read a file that is named dvc.yaml
 _HEAD = "# Written by Slipway. `slipway upgrade` renews this file unless somebody edited it.\n"
 _OUR_CODE = ("slipway/", "stages/", "serving/")
 _DIGEST = "# SHA-256 of the other lines: {}\n"

@@ -50,15 +50,16 @@ class Seal:
     """The inputs of one run of a stage: its params, code and data."""
 
     stage: str
-    params: dict[str, Any]  # by key, as `dvc.yaml` lists them: "seed", "data.task", "train"
+    params: dict[str, Any]  # params by key, as `dvc.yaml` lists them: "seed", "data.task", "train"
     kinds: list[TaskKind]  # whose parts count as code
     named: dict[str, list[str]]  # the user's own code, by the key of params.yaml that names it
     code: dict[str, str]  # hex digest by path
-    inputs: dict[str, dict[str, str]]  # per dependency: digest of sizes, times and inodes by folder
+    # For each dependency, digests of sizes, times and inodes by folder.
+    inputs: dict[str, dict[str, str]]
     # The raw data that the first stage reads, as in dvc.lock: hex MD5 of a table or an archive,
     # number and total size of the files in a folder.
     data: dict[str, str | dict[str, int]]
-    before: list[str]  # stages
+    before: list[str]  # stages that run before
 
     def check(self) -> None:
         """Raise SealError if params, code or inputs changed since the stage began."""
@@ -112,7 +113,7 @@ class _Locked(BaseModel):
     outs: list[_LockedPath] = []
 
 
-_open: list[Seal] = []  # of the stage that this process runs
+_open: list[Seal] = []  # seals of the stage that this process runs
 
 
 @contextmanager

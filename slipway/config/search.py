@@ -20,11 +20,11 @@ _FORMS = ("choice", "range", "log_range")
 class DimensionParams(ParamsSection):
     """The values to try for one key of params.yaml."""
 
-    choice: Values | None = None  # one of these
+    choice: Values | None = None  # one of these values
     range: Bounds | None = None  # any number between these
     log_range: Bounds | None = None  # the same, evenly over the orders of magnitude
-    step: int | float | None = None  # of a range: low, low + step, ...
-    # Only while other keys have one of these values; else the key keeps the value in params.yaml.
+    step: int | float | None = None  # step of a range: low, low + step, ...
+    # Searched only while other keys have one of these values; else the value in params.yaml stays.
     when: Annotated[dict[str, Values], Field(examples=[{"train.optimizer": ["sgd"]}])] | None = None
 
     @property
@@ -56,7 +56,7 @@ class BudgetParams(ParamsSection):
 
     trials: Positive | None
     epochs: Positive | None  # trained by all trials together
-    minutes: PositiveFloat | None  # after them no trial starts
+    minutes: PositiveFloat | None  # minutes after which no trial starts
 
     def problems(self) -> Iterator[str]:
         if self.trials is self.epochs is self.minutes is None:
@@ -66,7 +66,7 @@ class BudgetParams(ParamsSection):
 class HalvingParams(ParamsSection):
     """Early stopping by asynchronous successive halving (ASHA, Li et al. 2018)."""
 
-    reduction: Annotated[int, Field(ge=2)]  # of this many trials at a rung, the best goes on
+    reduction: Annotated[int, Field(ge=2)]  # the best of so many trials at a rung goes on
     first_rung: Positive  # epochs; each further rung has `reduction` times as many
 
 
@@ -74,7 +74,7 @@ class SearchParams(ParamsSection):
     """A search for better values of params.yaml."""
 
     method: Literal["grid", "random", "tpe", "gp"]
-    metric: Annotated[str, Field(examples=["accuracy"])]  # on validation rows, or loss
+    metric: Annotated[str, Field(examples=["accuracy"])]  # a metric on validation rows, or loss
     direction: Literal["maximize", "minimize"]
     budget: BudgetParams
     halving: HalvingParams | None  # null: every trial has all epochs

@@ -205,7 +205,7 @@ class RuleParams(ParamsSection):
 
     near_duplicate: Action  # flag: its cluster stays in one split; refuse: one row per cluster
     conflicting_label: Action  # equal images or rows with different classes or targets
-    unknown_label: Action  # not in data.classes
+    unknown_label: Action  # a label that is not in data.classes
     wrong_extension: Action
     too_small: Action
     constant_image: Action
@@ -244,14 +244,14 @@ class CleanParams(ParamsSection):
     # Near duplicates share at least this fraction of their sequences of four characters.
     near_duplicate_similarity: Annotated[float, Field(ge=0.5, le=1)]
     constant_std: NotNegative  # grey levels of 255; a smaller deviation is a constant_image
-    blur_variance: NotNegative  # of the Laplacian, in grey levels squared; less is blurred
+    blur_variance: NotNegative  # variance of the Laplacian, in grey levels squared; less is blurred
     dark_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; a darker mean is too_dark
     bright_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; above it is too_bright
     max_aspect: Annotated[float, Field(ge=1)]  # longer side over shorter side
     # Distance from the median in robust standard deviations (1.4826 MAD) that makes an outlier.
     outlier_mad_threshold: PositiveFloat
-    min_characters: Positive  # of a text; fewer break too_short
-    max_characters: Positive  # of a text; more break too_long
+    min_characters: Positive  # fewest characters of a text; fewer break too_short
+    max_characters: Positive  # most characters of a text; more break too_long
     max_archive_members: Positive
     max_archive_ratio: Positive  # unpacked bytes over packed bytes of a whole archive
     rules: RuleParams
@@ -297,12 +297,12 @@ class PrecomputeParams(ParamsSection):
     channels: Literal[1, 3]  # 1 grey, 3 RGB
     resize_mode: Literal["stretch", "crop", "pad"]  # turns an oblong image into a square
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
-    # Of the packed pixels. jpeg takes about an eighth of the disk, is lossy and slower to read.
+    # Format of the packed pixels. jpeg is lossy, slower to read, and takes an eighth of the disk.
     encoding: Literal["raw", "jpeg"]
     jpeg_quality: Annotated[int, Field(ge=1, le=100)]  # without effect for raw
     transform: str | None  # your function "package.module:function" on each decoded image
     num_workers: NotNegativeInt  # decoding processes; 0: one per core
-    # Of a table column; rarer ones count as unknown. The limit is fp16's exact integers (2048).
+    # Most categories of a column; rarer ones count as unknown. Beyond 2048 fp16 is inexact.
     max_categories: Annotated[int, Field(ge=1, le=2000)]
     num_quantiles: Annotated[int, Field(ge=2, le=256)]  # bins of a numeric column's embedding
     # Bytes of a text in UTF-8 that the network sees; longer texts are cut, and answers say so.
@@ -348,10 +348,10 @@ class AugmentParams(ParamsSection):
     saturation: Fraction  # without effect for grey images
     hue: Annotated[float, Field(ge=0, le=0.5)]  # turn of the colour circle; not for grey images
     erasing: Fraction  # probability that a rectangle is filled with grey
-    erasing_area: Range  # of that rectangle, as a fraction of the image
+    erasing_area: Range  # area of that rectangle, as a fraction of the image
     mixup_alpha: NotNegative  # beta distribution of the blend of two images; 0: no mixup
     cutmix_alpha: NotNegative  # beta distribution of the pasted area; 0: no cutmix
-    mix_probability: Fraction  # of a row to be mixed; without effect if both alphas are 0
+    mix_probability: Fraction  # for each row; without effect if both alphas are 0
     forbid: list[Operation]  # operations that would change the label; using one fails the stage
     offline_copies: NotNegativeInt  # augmented copies of each training row, written to disk
     token_dropout: Fraction  # texts with a tokenizer: probability that a token is left out
@@ -429,7 +429,7 @@ class TrainParams(ParamsSection):
     step_epochs: Positive | None  # epochs between multiplications by step_factor; only for step
     step_factor: OpenFraction | None  # only for step
     gradient_clip_norm: PositiveFloat | None
-    ema_decay: OpenFraction | None  # of the moving average of the weights, per step
+    ema_decay: OpenFraction | None  # decay of the moving average of the weights, per step
     strategy: Literal[
         "auto",
         "single",
@@ -456,7 +456,7 @@ class TrainParams(ParamsSection):
     # Action for a step whose loss lies 6 standard deviations above that of the last 128 steps.
     # rewind: back to the newest checkpoint as well. null: none.
     on_loss_spike: Literal["skip", "rewind"] | None
-    max_skipped_steps: NotNegativeInt  # of the whole run; one more fails it
+    max_skipped_steps: NotNegativeInt  # skipped steps of the whole run; one more fails it
     repeat_every_steps: Positive | None  # a repeated step must give equal bits; null: never
     # true: an operation without a deterministic kernel fails; warn: it runs, with a warning.
     deterministic: Literal["warn"] | bool
@@ -562,7 +562,7 @@ class AuditParams(ParamsSection):
 
     # Networks to train, each without one fold of the rows of train and val. null: no search.
     folds: Annotated[int, Field(ge=2)] | None
-    # Of each network. Fewer than train.epochs, because long training memorises wrong labels.
+    # Epochs of each network. Fewer than train.epochs, because long training memorises wrong labels.
     epochs: Positive
 
 
@@ -579,7 +579,7 @@ class Gate(ParamsSection):
             yield f"min {self.min:g} is above max {self.max:g}"
 
 
-# By metric.
+# Gates by metric.
 Gates = Annotated[dict[str, Gate], Field(examples=[{"accuracy": {"min": 0.9, "max": None}}])]
 
 
@@ -615,11 +615,11 @@ class MeasuringParams(ParamsSection):
 
     batch_size: Positive
     bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
-    confidence: OpenFraction  # of the intervals
+    confidence: OpenFraction  # confidence of the intervals
     calibration: Literal["temperature"] | None  # of probabilities, fitted on validation rows
     # Two classes: a threshold, chosen on validation rows. null: the most probable class.
     decision: Rule | None
-    coverage: OpenFraction  # of prediction sets and intervals
+    coverage: OpenFraction  # coverage of prediction sets and intervals
     ood_fraction: OpenFraction  # of ordinary rows that may be flagged as out of distribution
 
 
@@ -627,7 +627,7 @@ class EvaluateParams(MeasuringParams):
     """Measurements on the test split, and the requirements for a release."""
 
     metrics: list[UserName]  # your own functions, besides the built-in metrics
-    top_k: Positive  # of top_k_accuracy; without effect for a numeric target or fewer classes
+    top_k: Positive  # k of top_k_accuracy; without effect for a numeric target or fewer classes
     gates: Gates  # a model that misses one is neither served nor released
     # Columns of the user's table that also cut the test rows into slices. Class, size, brightness
     # and group are always slices.
@@ -654,8 +654,8 @@ class PruneParams(ParamsSection):
     # structured: removes whole channels; magnitude: sets single weights to zero.
     kind: Literal["structured", "magnitude"] | None
     sparsity: OpenFraction  # of the channels of each layer that can spare some, or of all weights
-    epochs: Positive  # of the fine-tune
-    learning_rate: PositiveFloat  # of the fine-tune at its start; it falls to zero
+    epochs: Positive  # epochs of the fine-tune
+    learning_rate: PositiveFloat  # learning rate at the start of the fine-tune; it falls to zero
 
 
 class GoalParams(ParamsSection):
@@ -703,7 +703,7 @@ class CompileParams(ParamsSection):
 class VerifyParams(ParamsSection):
     """Allowed differences between the backends of the certificate."""
 
-    max_difference: PositiveFloat  # torch to ONNX fp32 and ONNX to HTTP: absolute, on the outputs
+    max_difference: PositiveFloat  # of outputs: torch to ONNX fp32, and ONNX to HTTP
     max_metric_loss: dict[Variant, NotNegative]  # accuracy points, or relative growth of the RMSE
     batch_seconds: PositiveFloat  # limit for the repetition of fp32 in each small batch size
     timing_rounds: Positive  # latency is the median of this many calls
@@ -712,7 +712,7 @@ class VerifyParams(ParamsSection):
 class EdgeParams(ParamsSection):
     """Limits of `slipway export edge`; null is no limit."""
 
-    max_folder_mb: PositiveFloat | None  # of the written files
-    max_installed_mb: PositiveFloat | None  # of the packages that run.py needs
-    max_memory_mb: PositiveFloat | None  # of the process at its peak
+    max_folder_mb: PositiveFloat | None  # size of the written files
+    max_installed_mb: PositiveFloat | None  # size of the packages that run.py needs
+    max_memory_mb: PositiveFloat | None  # peak memory of the process
     max_latency_ms: PositiveFloat | None  # median for one row, on the machine that exports

@@ -19,7 +19,7 @@ class Pipeline:
 
     params: dict[str, list[str]]
     deps: dict[str, list[str]]
-    outs: dict[str, list[str]]  # metrics included
+    outs: dict[str, list[str]]  # outputs by stage, metrics included
     metrics: dict[str, list[str]]
 
     def before(self, stage: str) -> list[str]:

@@ -14,7 +14,7 @@ from slipway.kinds.targets import TargetKind
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code
 
-# By key of the section train: the values that request nothing of gradient steps or devices.
+# For each key of the section train: values that request nothing of gradient steps or devices.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "strategy": ("auto", "single"),
     "precision": ("auto", "32-true"),

@@ -32,7 +32,7 @@ MAX_CATEGORY_LENGTH = 256
 _SECONDS_PER_DAY = 86400
 _SHOWN_CATEGORIES = 8
 _BLOCK_ROWS = 1 << 14
-_EXPONENT_FROM = 1e9  # from here on, examples show whole numbers in short form too
+_EXPONENT_FROM = 1e9  # from this number on, examples show whole numbers in short form too
 
 
 class ColumnType(Contract):
@@ -50,11 +50,11 @@ class Column(ColumnType):
 
     # Training rows have missing or unknown values: they are allowed and have an indicator.
     has_missing: bool
-    categories: list[str]  # by code - 1; code 0 is missing or unknown
+    categories: list[str]  # categories by code - 1; code 0 is missing or unknown
     mean: float  # dates: days since 1970 UTC; booleans: 0 and 1; 0 for categories
     std: float  # above 0; 1 for categories
     fill: float  # the median, which replaces missing values; 0 for categories
-    quantiles: list[float]  # increasing, of numbers and dates, for networks that bin their inputs
+    quantiles: list[float]  # increasing; of numbers and dates, for networks that bin their inputs
     # Only rows outside the training split have missing or unknown values: these become `fill`, or
     # code 1.
     imputed: bool = False
@@ -108,7 +108,7 @@ class Column(ColumnType):
 class ColumnLayout:
     """A contract's parameters as arrays, so that numpy encodes all columns in a few calls."""
 
-    names: list[str]  # of the numbers, booleans and dates
+    names: list[str]  # names of the columns of numbers, booleans and dates
     fills: NDArray[np.float64]  # (numeric,) like the next two
     means: NDArray[np.float64]
     stds: NDArray[np.float64]

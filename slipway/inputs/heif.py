@@ -23,7 +23,7 @@ class _Sequence(NamedTuple):
     """The sequence header of an AV1 stream, which its frame headers refer to."""
 
     size: tuple[int, int]  # width and height, unless a frame overrides them
-    largest: tuple[int, int]  # that a frame can override them with
+    largest: tuple[int, int]  # largest size with which a frame can override them
     is_still: bool  # frames cannot override the size
     screen_tools: int = 0
     integer_vectors: int = 0

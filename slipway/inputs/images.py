@@ -33,7 +33,7 @@ _JPEG, _START_OF_SCAN, _METADATA = b"\xff\xd8", b"\xda", b"\xe1"
 _PLAIN_COLOURS = ("Gray", "YCbCr", "RGB")  # Pillow decodes others (CMYK, YCCK)
 # libjpeg-turbo may fail to decode the chroma of other subsamplings.
 _PLAIN_SUBSAMPLINGS = ("444", "422", "420", "440", "411")
-_ORIENTATION = 0x0112  # EXIF tag
+_ORIENTATION = 0x0112  # EXIF tag of the orientation
 _BITS_PER_SAMPLE, _SAMPLES_PER_PIXEL, _SAMPLE_FORMAT = 0x0102, 0x0115, 0x0153  # TIFF tags
 _READ_NUMBERS = ("unsigned integers of 8 bits", "unsigned integers of 16 bits")
 _EXPECTED = "expected unsigned integers of 8 or 16 bits: scale it to 16 bits and save it again"
@@ -90,7 +90,7 @@ class ImageContract(InputContract):
 class DecodedImage(NamedTuple):
     """An upright Pillow image and metadata of its file."""
 
-    image: Image.Image  # of mode 1, L, LA, RGB, RGBA, I or I;16
+    image: Image.Image  # image of mode 1, L, LA, RGB, RGBA, I or I;16
     image_format: str  # one of FORMATS
     orientation: int  # EXIF, 1 to 8; already applied to the image
 
@@ -223,7 +223,7 @@ def decode_with_pillow(payload: bytes, max_pixels: int) -> DecodedImage:
     image_format = _FORMAT_OF.get(str(image.format), str(image.format))
     try:
         orientation, upright = _upright(image, image_format)
-    except MemoryError:  # not the image's fault
+    except MemoryError:  # running out of memory is not the image's fault
         raise
     except Exception as error:
         raise ImageError(
@@ -311,7 +311,7 @@ def _open(payload: bytes, max_pixels: int) -> Image.Image:
     if has_too_much_text(payload):
         limit = f"the limit of {MAX_TEXT_BYTES} bytes; save it without metadata"
         raise ImageError("undecodable", f"its text and colour profiles exceed {limit}")
-    if payload[4:12] == _AVIF_FILM:  # its first frame is a picture as well
+    if payload[4:12] == _AVIF_FILM:  # the first frame of a film is a picture as well
         payload = payload[:4] + _AVIF + payload[12:]
     try:
         image = Image.open(io.BytesIO(payload), formats=FORMATS)
@@ -383,7 +383,7 @@ def _is_upright(payload: bytes) -> bool:
         if marker == _METADATA:
             return _orientation_is_upright(payload)
         position += 2 + int.from_bytes(payload[position + 2 : position + 4])
-    return False  # unusual header
+    return False  # the header is unusual
 
 
 def _orientation_is_upright(payload: bytes) -> bool:

@@ -31,8 +31,8 @@ NUMBER = re.compile(
 # Numbers of North America, and of mobile phones in China.
 NATIONAL_FORMS = (re.compile(r"\(?\d{3}\)?[ -]\d{3}[ -]\d{4}"), re.compile(r"1[3-9]\d{9}"))
 _CARD_DIGITS = range(13, 20)
-_PHONE_DIGITS = range(8, 16)  # with the code of the country; ITU-T E.164 has at most 15
-_NATIONAL_DIGITS = range(9, 12)  # that begin with the 0 of trunk calls
+_PHONE_DIGITS = range(8, 16)  # digits with the code of the country; ITU-T E.164 has at most 15
+_NATIONAL_DIGITS = range(9, 12)  # digits of a number that begins with the 0 of trunk calls
 
 
 class Found(NamedTuple):

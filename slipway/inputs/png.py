@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from slipway.system.errors import ImageError
 
 _FILE_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_SIGNATURE = _FILE_SIGNATURE + b"\0\0\0\rIHDR"  # with length and type of the first chunk
+_SIGNATURE = _FILE_SIGNATURE + b"\0\0\0\rIHDR"  # followed by length and type of the first chunk
 _HEAD = Struct(">16sII5sI")  # signature, width, height, key of _MODES, checksum
 _SIZE = Struct(">16sII")  # the first three of these
 _CHECKED = slice(12, _HEAD.size - 4)  # bytes covered by the checksum
@@ -30,8 +30,8 @@ _MODES = {b"\x08\0\0\0\0": "L", b"\x08\x02\0\0\0": "RGB"}
 _HARMLESS = {b"gAMA": 4, b"pHYs": 9, b"sRGB": 1}  # lengths of chunks that change no pixel
 MAX_TEXT_BYTES = 4 << 20  # decompressed, of all chunks of _TEXT in a file
 _TEXT = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
-_MAX_RATIO = 1032  # of a zlib stream
-MAX_CHUNKS = 10_000  # besides those of pixels: each one takes a microsecond
+_MAX_RATIO = 1032  # largest ratio of a zlib stream
+MAX_CHUNKS = 10_000  # most chunks besides those of pixels: each one takes a microsecond
 _PIXELS, _SMALL_BYTES = b"IDAT", 64
 
 
@@ -102,15 +102,15 @@ def has_too_much_text(payload: bytes) -> bool:
 
 def _text_bytes(kind: bytes, content: bytes, most: int) -> int:
     """Return the decompressed size of a text or profile chunk in bytes, counted up to `most`."""
-    _, _, rest = content.partition(b"\0")  # after the keyword
+    _, _, rest = content.partition(b"\0")  # the rest after the keyword
     stream = rest[1:]
     if kind == b"iTXt":
-        stream = rest[2:].partition(b"\0")[2].partition(b"\0")[2]  # after two more texts
+        stream = rest[2:].partition(b"\0")[2].partition(b"\0")[2]  # two texts precede it
     if kind == b"tEXt" or (kind == b"iTXt" and rest[:1] == b"\0"):
         return len(content)
     try:
         return len(content) + len(zlib.decompressobj().decompress(stream, most))
-    except zlib.error:  # at an unknown place
+    except zlib.error:  # the damage is at an unknown place
         return len(content) + min(_MAX_RATIO * len(stream), most)
 
 

@@ -29,8 +29,8 @@ from slipway.inputs.contract import InputContract, listed_rows
 from slipway.system.errors import BundleError, CellError, ParamsError, UnavailableError
 
 PersonalData = Literal["email", "phone", "card"]  # slipway/inputs/personal_data.py finds it
-TRUNCATED = 0xFF  # no byte of UTF-8
-SEPARATOR = "\n"  # between the columns of a row; a normalised text has none
+TRUNCATED = 0xFF  # a value that is no byte of UTF-8
+SEPARATOR = "\n"  # stands between the columns of a row; a normalised text has none
 _SPACE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
@@ -50,10 +50,10 @@ class TextContract(InputContract):
 
     kind: Literal["texts"]
     columns: list[str]  # the texts of a row, joined in this order
-    max_bytes: int  # of a row
-    max_characters: int | None  # of a row; a longer one is refused
+    max_bytes: int  # most bytes of a row
+    max_characters: int | None  # most characters of a row; a longer one is refused
     tokenizer: str | None = None  # the content of a `tokenizer.json`; null: the row is bytes
-    max_tokens: int | None = None  # of a row; null for bytes
+    max_tokens: int | None = None  # most tokens of a row; null for bytes
     is_pair: bool = False  # the tokenizer joins the two columns, instead of SEPARATOR
     # Personal data that a text shows only as its kind in brackets.
     masked: list[PersonalData] = Field(default_factory=list)

@@ -27,7 +27,7 @@ class ArchiveSample(NamedTuple):
     """The root of the unpacked files, the number of files in each folder below it, and remarks."""
 
     root: Path
-    num_files: Counter[str]  # by the folder's path relative to `root`; "." for the top
+    num_files: Counter[str]  # files by the folder's path relative to `root`; "." for the top
     notes: tuple[str, ...]
 
 
@@ -56,7 +56,7 @@ def sample_archive(path: Path, folder: Path) -> ArchiveSample:
             num_bytes += _write(member, folder / inside)
     root = folder
     entries = visible_entries(folder)
-    while len(entries) == 1 and entries[0].is_dir() and root == folder:  # as the stages do
+    while len(entries) == 1 and entries[0].is_dir() and root == folder:  # the stages do the same
         root = Path(entries[0].path)
     top = str(root.relative_to(folder))
     below = Counter(

@@ -36,11 +36,11 @@ _BIRTH = re.compile(r"birth|dob\b|born")
 _MIN_ROWS_PER_GROUP = 1.2
 _MIN_GROUPS = 8
 _MIN_DATES = 10
-_MOST_CLASSES = 20  # of a column of whole numbers
+_MOST_CLASSES = 20  # most classes of a column of whole numbers
 _SEPARATOR: str = LABELS.settings["data.label_separator"]
-_MOSTLY, _SOMETIMES = 0.9, 0.1  # of the rows
-_ROWS_PER_CLASS = 8  # on average; with fewer a column holds no classes
-_FREE_TEXT_CHARACTERS = 25  # on average
+_MOSTLY, _SOMETIMES = 0.9, 0.1  # fractions of the rows
+_ROWS_PER_CLASS = 8  # average rows; with fewer a column holds no classes
+_FREE_TEXT_CHARACTERS = 25  # average length from which a column holds free text
 _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")  # scripts of short texts
 
 
@@ -102,7 +102,7 @@ class SampledColumn:
             return False
         texts = list(self.counts)[:1000]
         wide = sum(len(_WIDE.findall(text)) for text in texts)
-        letters = sum(map(len, texts)) + 3 * wide  # one of these says as much as some letters
+        letters = sum(map(len, texts)) + 3 * wide  # a wide character says as much as some letters
         has_spaces = sum(text.count(" ") >= 2 for text in texts) + wide
         return letters / len(texts) >= _FREE_TEXT_CHARACTERS and has_spaces > len(texts) / 2
 

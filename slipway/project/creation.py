@@ -19,7 +19,7 @@ from slipway.project.recipe import proposed_search
 from slipway.system import files
 from slipway.system.errors import ParamsError, UnavailableError
 
-_FILES = ("params.yaml", "dvc.yaml")  # with one of them a folder is a project
+_FILES = ("params.yaml", "dvc.yaml")  # a folder with one of them is a project
 _IGNORED = """\
 # state of tools; safe to delete when nothing runs
 .venv

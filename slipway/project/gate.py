@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-_DEVIATIONS = 2.0  # of the measured value above the baseline: about 97.5 % of cases
+_DEVIATIONS = 2.0  # deviations of the measured value above the baseline: about 97.5 % of cases
 _RARE = 0.2  # a gate on accuracy above 1 - this would say nothing of the rare classes
 _STEP = 0.001
-_ROOM = 0.5  # of the way from the baseline to 1; a gate beyond it would refuse good models
+_ROOM = 0.5  # fraction of the way from the baseline to 1; a gate beyond it would refuse good models
 
 
 class ProposedGate(NamedTuple):

@@ -14,7 +14,7 @@ _MOST_BYTES = 1 << 28
 _MOST_SECONDS = 10.0
 _ASPECT_TOLERANCE = 0.05
 _USUAL_FRACTION = 0.9
-_GREY_LEVELS = 6  # by which the channels of a grey JPEG may differ
+_GREY_LEVELS = 6  # levels by which the channels of a grey JPEG may differ
 _DARK = 1 << 14  # of the 65,536 values of a 16-bit image
 _MAX_NAMED = 3
 

@@ -38,7 +38,7 @@ from slipway.project.summary import DataSummary, ImageSample
 from slipway.project.table_sample import holds_bytes, sample_tables, without
 from slipway.system.errors import DataError
 
-_USUAL_FRACTION = 0.9  # of the cells of a column of image names
+_USUAL_FRACTION = 0.9  # fraction of the cells of a column that are image names
 _MOST_GROUPS = 20  # of a Parquet file
 _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy", ".npz")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from slipway.runtimes.runtime import why_no_cuda_driver
 from slipway.system.cores import num_cores
 
-_FLOPS_PER_CORE = 30e9  # of a convolution in float32, beside some other load
+_FLOPS_PER_CORE = 30e9  # speed of a convolution in float32, beside some other load
 _FLOPS_OF_GPU = 4e12
-_FASTER_BF16 = 2.0  # with AMX
+_FASTER_BF16 = 2.0  # factor with AMX
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from slipway.system.errors import ParamsError
 
-FOLDER = "weights"  # of the project: weights/resnet18.a1_in1k.safetensors
-_NAME = "resnet18.a1_in1k"  # of timm: small, with BatchNorm, for all runtimes
+FOLDER = "weights"  # folder of the project: weights/resnet18.a1_in1k.safetensors
+_NAME = "resnet18.a1_in1k"  # timm's name of a small network with BatchNorm, for all runtimes
 _REPOSITORY, _FILE, _LICENCE = f"timm/{_NAME}", "model.safetensors", "Apache-2.0"
 _TIMEOUT_S = 3.0
 _ENDINGS = (".safetensors", ".pth")
@@ -61,6 +61,6 @@ def _reachable_bytes() -> int | None:
         return None
     try:
         metadata = get_hf_file_metadata(hf_hub_url(_REPOSITORY, _FILE), timeout=_TIMEOUT_S)
-    except Exception:  # each layer of the client has its own kinds
+    except Exception:  # each layer of the client has its own kinds of errors
         return None
     return metadata.size or 0

@@ -30,9 +30,9 @@ from slipway.project.pretrained import Weights
 from slipway.project.summary import DataSummary
 from slipway.project.task_choice import Question, TaskChoice, choose
 
-_WIDTH = 100  # of a terminal
+_WIDTH = 100  # width of a terminal
 _SMALL = 5_000  # rows, below which the classes are cut at exact fractions
-_MIN_CLASS_ROWS = 7  # with fewer a class misses in a split
+_MIN_CLASS_ROWS = 7  # with fewer, a class is missing from a split
 _FEW_CLASS_ROWS = 20
 _MUCH_MISSING = 0.4
 _IMBALANCE = 10
@@ -63,7 +63,7 @@ class ProjectProposal:
     """
 
     params: Mapping[str, Any]
-    reasons: Mapping[str, str]  # by "section.key", in the order of the file
+    reasons: Mapping[str, str]  # reasons by "section.key", in the order of the file
     questions: tuple[Question, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was sampled

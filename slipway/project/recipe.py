@@ -31,7 +31,7 @@ _SMALL_RESNET_FLOPS = 92e3 / 32**2  # per pixel and squared width, forward
 _USUAL_EPOCHS = {"scratch": 40, "pretrained": 12, "table": 40, "text": 8}
 _MOST_EPOCHS = 100
 _TEXT_STEPS = 150
-_WHOLE_TEXTS = 0.99  # of the texts, which are not cut
+_WHOLE_TEXTS = 0.99  # fraction of the texts that are not cut
 _TEXT_STEP, _MOST_TEXT_BYTES = 64, 2048
 _HASHED_NGRAMS = {
     "buckets": 131072,
@@ -41,11 +41,11 @@ _HASHED_NGRAMS = {
     "lowercase": True,
     "dropout": 0.0,
 }
-_TABLE_EFFICIENCY = 0.35  # of small matrices, beside convolutions
+_TABLE_EFFICIENCY = 0.35  # speed of small matrices relative to convolutions
 _FEWEST_EPOCHS_OF_TABM = 8
 _TREES_PAGE = "docs/how-to/trees.md"
 _SEARCH_TRIALS, _SEARCH_REDUCTION, _SEARCH_RUNGS = 12, 3, 9
-_WIDTH_STEP = 16  # of small_resnet
+_WIDTH_STEP = 16  # step between widths of small_resnet
 _SIDES = re.compile(r"(^|[^a-z])(left|right)([^a-z]|$)", re.IGNORECASE)
 
 

@@ -28,11 +28,11 @@ from slipway.data.sources.raw_tables import (
 from slipway.data.sources.shards import is_parquet, parquet_errors
 from slipway.data.sources.text_format import TextFormat, as_utf8
 
-_SAMPLE_BYTES = 4_000_000  # of a text file; larger ones would leave scratch files
+_SAMPLE_BYTES = 4_000_000  # bytes read of a text file; more would leave scratch files
 _PIECES = 16
 _MOST_ROWS, _MOST_CELLS = 50_000, 2_000_000
 _MOST_GROUPS = 20
-_COUNTED_BYTES = 1 << 28  # of the lines of a text file
+_COUNTED_BYTES = 1 << 28  # bytes of a text file whose lines are counted
 _CHUNK_BYTES = 1 << 22
 # Encodings that can fail, so that reading without an error is evidence.
 _ENCODINGS = ("utf-8", "windows-1252", "gb18030", "shift_jis")
@@ -41,7 +41,7 @@ _GB = "gb18030"
 # languages two such letters are rarely neighbours.
 _USUAL_CHINESE = re.compile(rb"[\xb0-\xd7][\xa1-\xfe]")
 _BEYOND_ASCII = re.compile(rb"[\x80-\xff]")
-_MOST_ARE_CHINESE = 0.7  # of the bytes beyond ASCII; others are punctuation and rare characters
+_MOST_ARE_CHINESE = 0.7  # part of the bytes beyond ASCII; others are punctuation or rare characters
 
 
 class TableSample(NamedTuple):

@@ -10,7 +10,7 @@ import platform
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-_WITHOUT_SATURATION = ("amx_int8", "avx512_vnni", "avx_vnni")  # Linux's names
+_WITHOUT_SATURATION = ("amx_int8", "avx512_vnni", "avx_vnni")  # as Linux names them
 
 
 def int8_instructions(machine: str | None = None, information: str | None = None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-SMALL = 1 << 20  # bytes; below it a file does not pay
+SMALL = 1 << 20  # bytes below which a file does not pay
 _PIECE = 1 << 20  # bytes that are searched at once, in half a millisecond
 # The key of a TensorProto's external_data that has the file's name: every reference has it.
 _ELSEWHERE = b"location"
@@ -27,7 +27,7 @@ def path_or_bytes(model: bytes) -> Iterator[str | bytes]:
     with ExitStack() as open_files:
         try:
             path = _written(model, open_files)
-        except OSError:  # forbidden by a sandbox or a sysctl (`vm.memfd_noexec`), or over a limit
+        except OSError:  # a sandbox, a sysctl (`vm.memfd_noexec`) or a limit forbids it
             open_files.close()
             path = ""
         yield path if path and Path(path).exists() else model

@@ -22,7 +22,7 @@ from slipway.system.errors import EngineError
 from slipway.system.parent_death import end_with
 
 OLDEST = (10, 13)  # the first release for CUDA 13, as the `gpu` extra requires
-_PRECISIONS = ["fp4", "int4", "fp8", "int8", "bf16", "fp16", "fp32"]  # lowest first
+_PRECISIONS = ["fp4", "int4", "fp8", "int8", "bf16", "fp16", "fp32"]  # lowest precision first
 _DATA_TYPES = {
     "FLOAT": "fp32",
     "HALF": "fp16",
@@ -45,7 +45,7 @@ class BuildRequest:
     model: bytes
     input_name: str
     row_shape: tuple[int, ...]  # height, width, channels of an image; the width of a table's row
-    precision: str  # of the graph: "fp32", "fp16", "int8"
+    precision: str  # precision of the graph: "fp32", "fp16", "int8"
     profile: Profile
     workspace_bytes: int
     timing_cache: bytes = b""
@@ -221,7 +221,7 @@ def _check_version(trt: Any) -> None:
 def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else types are hidden
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # without it, types are hidden
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.workspace_bytes)
     _restore_timings(config, request.timing_cache)
     batches = (request.profile.smallest, request.profile.optimal, request.profile.largest)

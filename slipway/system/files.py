@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from slipway.system.errors import IntegrityError, LockedError
 
-_DEFAULT_MODE = 0o666  # before the umask
+_DEFAULT_MODE = 0o666  # mode before the umask
 PRIVATE = 0o600
 
 

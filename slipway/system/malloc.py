@@ -14,7 +14,7 @@ own, which grow without a copy and are returned when freed.
 
 import ctypes
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 _BLOCK_BYTES = 32 << 20  # the maximum of glibc; larger blocks always come from the system
 _TRIM_BYTES = 256 << 20
 # Larger blocks come from the system. Smaller ones, such as most decoded images, are reused faster.

@@ -27,7 +27,7 @@ _NOT_THE_USERS = tuple(
 class UserCode(Contract):
     """A part of a model that is the user's own code."""
 
-    key: str  # of params.yaml: "train.network"
+    key: str  # key of params.yaml: "train.network"
     name: str  # "package.module:name"
     sha256: str  # hex, of the project's files that it reaches
 
