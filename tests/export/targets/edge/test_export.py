@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from onnx import helper
 
 from slipway.config.sections import EdgeParams
 from slipway.export.targets.edge.export import (
@@ -34,7 +33,7 @@ from tests.export.targets.sources import (
     text_source,
     trained_text_source,
 )
-from tests.serving.bundles import CONTRACT, TEXTS, classifier, text_classifier, write_bundle
+from tests.serving.bundles import CONTRACT, TEXTS, classifier, write_bundle
 from tests.tokens import token_contract
 
 MOST_INSTALLED_MB = 150
@@ -113,15 +112,6 @@ def test_the_script_answers_as_the_certified_graph_in_an_environment_of_its_own(
     assert record.facts["installed_mb"] < MOST_INSTALLED_MB
 
 
-def test_error_names_hashed_ngrams_which_openvino_computes_in_32_bits(tmp_path: Path) -> None:
-    graph = text_classifier()
-    graph.graph.node.append(helper.make_node("Mod", ["bytes", "bytes"], ["rest"]))
-    source = text_source(tmp_path / "source", graph=graph)
-    with pytest.raises(UnavailableError, match=r"hashed n-grams: it computes .* 32 bits, expected"):
-        write_script(tmp_path / "openvino", source, OPENVINO)
-    assert not (tmp_path / "openvino").exists()
-
-
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
 def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path) -> None:
@@ -146,6 +136,7 @@ def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path
     ("name", "contract", "target"),
     [
         ("hashed_ngrams", TEXTS.model_copy(update={"masked": ["email", "card"]}), EDGE),
+        ("hashed_ngrams", TEXTS, OPENVINO),
         ("small_transformer", token_contract(), EDGE),
         ("small_transformer", token_contract(), OPENVINO),
         (
@@ -156,7 +147,13 @@ def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path
             OPENVINO,
         ),
     ],
-    ids=["masked-edge", "tokens-edge", "tokens-openvino", "masked-pairs-openvino"],
+    ids=[
+        "masked-edge",
+        "bytes-openvino",
+        "tokens-edge",
+        "tokens-openvino",
+        "masked-pairs-openvino",
+    ],
 )
 def test_the_script_answers_hostile_texts_as_the_certified_graph(
     name: str, contract: TextContract, target: ScriptTarget, tmp_path: Path
