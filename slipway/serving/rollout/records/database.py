@@ -301,7 +301,7 @@ def exchange_reports(
     """Store the reports of this service's workers, and return those of the other services.
 
     Args:
-        was_seen: this service reported before, so that it is back if its row is gone.
+        was_seen: this process reported before, so that it is back if it counted as lost.
     """
     name, now = service_name(folder), database_time(connection)
     own = read_own_reports(folder)
@@ -310,11 +310,14 @@ def exchange_reports(
         [one.model_copy(update={"service": name, "is_live": one.is_alive}) for one in own]
     ).decode()
     rows = connection.execute("SELECT name, seen, serving, reports FROM services").fetchall()
-    before = {row[0]: row for row in rows}
-    if name in before and before[name][2] and not serving:
-        _append_stop(connection, rollout, name, before[name][2], time.time(), "no worker serves")
-    elif name not in before and was_seen and serving:
-        _append_return(connection, rollout, name, serving)
+    served_before = next((row[2] for row in rows if row[0] == name), None)
+    if not serving or (served_before is None and was_seen):
+        last = last_entry(connection, name)
+        if last is not None and last.what == "started" and not serving:
+            model = served_before or last.model
+            _append_stop(connection, rollout, name, model, time.time(), "no worker serves")
+        elif last is not None and last.what == "stopped" and serving:
+            _append_return(connection, rollout, name, serving, last.stable)
     connection.execute(
         "INSERT INTO services VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
         "seen = excluded.seen, serving = excluded.serving, reports = excluded.reports",
@@ -368,10 +371,10 @@ def _append_stop(
     append(connection, [(secrets.token_hex(16), draft | {"stable": last and last.stable})])
 
 
-def _append_return(connection: SqlConnection, rollout: Rollout, name: str, model: str) -> None:
-    """Record that a service reports again after it counted as lost."""
-    before = last_entry(connection, name)
-    stable = before.stable if before else None
+def _append_return(
+    connection: SqlConnection, rollout: Rollout, name: str, model: str, stable: Served | None
+) -> None:
+    """Record that a service reports again after it counted as lost; it served `stable` then."""
     if stable is None or stable.version != model:
         stable = Served(version=model)
     draft = service_draft(rollout, "started", name, model, time.time(), "it reports again")

@@ -206,6 +206,20 @@ def test_services_share_a_rollout_and_a_chain_which_a_killed_database_neither_fo
     )[0]
     assert hashlib.sha256(line.encode()).hexdigest() in shown(capsys)
 
+    # The second service is silent for a minute, and comes back; the third one ends.
+    with shared_transaction(postgres.url) as connection:
+        connection.execute("UPDATE services SET seen = seen - 61 WHERE name = ?", (second.name,))
+    third.follows()
+    second.follows()
+    write_report(third.state, third.report.model_copy(update={"stopped": True}))
+    third.follows()
+    entries = read_recorded(first.state).entries
+    assert [(one.what, one.service, one.reason) for one in entries[-3:]] == [
+        ("stopped", second.name, "it has not reported for 60 s"),
+        ("started", second.name, "it reports again"),
+        ("stopped", third.name, "no worker serves"),
+    ]
+
     with shared_transaction(postgres.url) as connection:
         connection.execute(
             "UPDATE history SET line = replace(line, ?, ?) WHERE number = 3", ("ann", "bob")
