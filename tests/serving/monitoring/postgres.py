@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +110,33 @@ def cluster(parent: Path | None = None) -> Iterator[Postgres]:
     finally:
         found.stop()
         shutil.rmtree(folder)
+
+
+@contextmanager
+def small_cluster() -> Iterator[tuple[Postgres, Path]]:
+    """Start a cluster on a disk of 80 MB, and return both; skipped without the right to mount."""
+    disk = Path(tempfile.mkdtemp(prefix="slipway-disk-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=80m,mode=755", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        disk.rmdir()
+        pytest.skip("no right to mount a file system here")
+    try:
+        with cluster(disk) as postgres:
+            yield postgres, disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+        disk.rmdir()
+
+
+@contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Leave no free block on `disk` during the block."""
+    filler = disk / "filler"
+    with filler.open("wb") as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+            file.flush()
+    try:
+        yield
+    finally:
+        filler.unlink()

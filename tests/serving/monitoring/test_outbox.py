@@ -2,11 +2,9 @@
 
 import re
 import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ from slipway.traffic.monitoring_records import read_ground_truth, read_joined_la
 from slipway.traffic.postgres import DATABASE_URL
 from tests import plain_http
 from tests.serving.monitoring.monitored import monitored_bundle, pictures
-from tests.serving.monitoring.postgres import cluster
+from tests.serving.monitoring.postgres import cluster, filled, small_cluster
 from tests.serving.server import Server, running, until
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/none"  # nothing listens there
@@ -239,29 +237,15 @@ def test_two_services_answer_and_share_feedback_while_the_database_is_killed_and
 def test_rows_that_a_full_database_refuses_are_delivered_later(
     service: Callable[[str, str], Service],
 ) -> None:
-    disk = Path(tempfile.mkdtemp(prefix="slipway-disk-"))
-    mount = ["mount", "-t", "tmpfs", "-o", "size=80m,mode=755", "none", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode != 0:
-        disk.rmdir()
-        pytest.skip("no right to mount a file system here")
-    try:
-        with cluster(disk) as postgres:
-            one = service("full", postgres.url)
-            one.predict("first")
-            one.forwarder.work_once()
-            filler = disk / "filler"
-            with filler.open("wb") as file, suppress(OSError):
-                while True:
-                    file.write(bytes(1 << 16))
-                    file.flush()
+    with small_cluster() as (postgres, disk):
+        one = service("full", postgres.url)
+        one.predict("first")
+        one.forwarder.work_once()
+        with filled(disk):
             one.predict(*(f"{'x' * 50}-{number}" for number in range(900)))
             with pytest.raises(Exception, match="No space left"):
                 one.forwarder.work_once()
             assert one.store.num_waiting() == 900
-            filler.unlink()
-            one.forwarder.work_once()
-            assert postgres.fetch("SELECT count(*) FROM slipway.predictions") == [(901,)]
-            assert one.store.num_waiting() == 0
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-        disk.rmdir()
+        one.forwarder.work_once()
+        assert postgres.fetch("SELECT count(*) FROM slipway.predictions") == [(901,)]
+        assert one.store.num_waiting() == 0

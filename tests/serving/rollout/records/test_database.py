@@ -32,8 +32,9 @@ from slipway.serving.rollout.reports import (
 )
 from slipway.serving.rollout.state import EMPTY, Model, Rollout, RolloutError, read_rollout
 from slipway.serving.rollout.store import copy_folder
+from slipway.system.errors import UnavailableError
 from slipway.traffic.postgres import DATABASE_URL
-from tests.serving.monitoring.postgres import Postgres, cluster
+from tests.serving.monitoring.postgres import Postgres, cluster, filled, small_cluster
 
 VERSION = "0123456789ab"
 NEW, OTHER = (
@@ -257,3 +258,34 @@ def test_files_of_a_model_reach_another_service_only_as_they_were(
         connection.execute("UPDATE models SET added = 0")
     remove_unnamed(postgres.url, EMPTY)
     assert postgres.fetch(parts) == [(0,)]
+
+
+def change_often(service: Service) -> None:
+    """Change the state until the database needs another block."""
+    for _ in range(1000):
+        change_rollout(service.state, refused("x" * 400))
+
+
+@pytest.mark.nightly(seconds=20)
+def test_change_that_a_full_database_refuses_leaves_no_trace_and_entries_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_cluster() as (small, disk):
+        monkeypatch.setenv(DATABASE_URL, small.url)
+        one = Service(tmp_path / "one")
+        one.follows()
+        before = change_rollout(one.state, refused("first"))
+        with filled(disk):
+            one.starts()
+            with pytest.raises(UnavailableError, match="No space left"):
+                change_often(one)
+            recorded = read_recorded(one.state)
+            assert recorded.rollout == read_rollout(one.state)
+        change_rollout(one.state, refused("last"))
+        entries = read_recorded(one.state).entries
+        assert entries[0].reason == "first"
+        assert entries[-1].reason == "last"
+        num_events = read_rollout(one.state).num_events
+        assert [one.event for one in entries if one.event] == list(range(1, num_events + 1))
+        assert sum(entry.what == "started" for entry in entries) == 1
+        assert num_events > before.num_events
