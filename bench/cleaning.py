@@ -152,7 +152,7 @@ def rate(count: int, seconds: list[float]) -> str:
 
 
 def spread(values: list[float], form: str) -> str:
-    """Format median and range."""
+    """Format the median and the range of the values."""
     return (
         f"{form.format(statistics.median(values))} ({form.format(min(values))} to "
         f"{form.format(max(values))})"

@@ -39,7 +39,7 @@ async def draw(library: Path, sources: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the command."""
+    """Draw the diagrams of all pages."""
     sources = [source for page in PAGES for source in DIAGRAM.findall(page.read_text())]
     PICTURES.mkdir(exist_ok=True)
     asyncio.run(draw(Path(sys.argv[1]), sources))

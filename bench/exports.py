@@ -93,7 +93,7 @@ def measure_jpegs(folder: Path, runtime: Path) -> str:
 
 
 def main() -> None:
-    """Run the command."""
+    """Measure the exports and write the results."""
     runtime = Path(sys.argv[-1]).absolute()
     if sys.argv[1] == "jpeg":
         name, text = "exports_jpeg", measure_jpegs(Path(sys.argv[2]), runtime)

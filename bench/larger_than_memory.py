@@ -35,7 +35,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 class Case(NamedTuple):
-    """A row of the tables."""
+    """A row of the tables: an order of reading, with or without limits."""
 
     name: str
     order: str  # rows, blocks, or file for a plain read

@@ -92,7 +92,7 @@ class LabelledRows:
 
 @dataclass
 class Outcome:
-    """The result of one stream."""
+    """Counts of what the loop did on one stream of traffic."""
 
     trainings: int = 0
     requests: int = 0

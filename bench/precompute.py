@@ -139,7 +139,7 @@ def look_through(rows: pa.Table) -> None:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Return the seconds of `work`."""
+    """Return the seconds that `work` takes."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin

@@ -161,7 +161,7 @@ async def count_steps(replayer: Replayer) -> Counter[str]:
 
 
 def described(steps: dict[bool, Counter[str]], times: Times) -> str:
-    """Format the tables."""
+    """Format the measured times as Markdown tables."""
     num_predictions = NUM_COUNTED * NUM_CONNECTIONS
     lines = ["| | without monitoring | with monitoring | ratio |", "|---|---|---|---|"]
     totals = [steps[is_monitored].total() / num_predictions for is_monitored in (False, True)]

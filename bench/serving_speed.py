@@ -62,7 +62,7 @@ PEER_PACKAGES = ("litserve", "fastapi", "starlette", "uvicorn", "onnxruntime")
 
 @dataclass
 class Case:
-    """One model and its requests."""
+    """A model, the request that it is sent, and the rounds of the measurement."""
 
     title: str
     write: Callable[[Path], LoadedBundle]

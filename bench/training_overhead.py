@@ -48,7 +48,7 @@ ROUND_SECONDS = 0.7
 
 @dataclass(frozen=True)
 class Case:
-    """The training data."""
+    """The size of one case's training data."""
 
     name: str
     size_px: int

@@ -94,7 +94,7 @@ async def take_export(page: Path, image: Path) -> None:
 
 
 def main() -> None:
-    """Run the command."""
+    """Take the pictures of the tutorial that the arguments name."""
     name, project = sys.argv[1], Path(sys.argv[2]).absolute()
     if name == "a-better-model":
         asyncio.run(take_members(name, project / "reports/evaluate.html"))

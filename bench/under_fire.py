@@ -34,7 +34,7 @@ GOOD = http_request(
 
 @dataclass
 class Outcome:
-    """The counts of one service."""
+    """Counts of the answers of one service, and the growth of its memory."""
 
     name: str
     generated: Counter[int]

@@ -1,4 +1,4 @@
-"""`slipway version`."""
+"""The command `slipway version`."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""`slipway predict` and `slipway serve`."""
+"""The commands that answer requests: `slipway predict` and `slipway serve`."""
 
 import dataclasses
 import json

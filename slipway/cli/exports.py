@@ -1,4 +1,4 @@
-"""`slipway export browser` and the other places."""
+"""The commands `slipway export PLACE`, such as `slipway export browser`."""
 
 from collections.abc import Callable
 from functools import wraps

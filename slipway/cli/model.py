@@ -1,4 +1,4 @@
-"""`slipway export` and `slipway release`."""
+"""The commands for a finished model: `slipway export` and `slipway release`."""
 
 from pathlib import Path
 

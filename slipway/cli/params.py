@@ -1,4 +1,4 @@
-"""`slipway check` and `slipway set`."""
+"""The commands for params.yaml: `slipway check` and `slipway set`."""
 
 from pathlib import Path
 

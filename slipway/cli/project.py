@@ -1,4 +1,4 @@
-"""`slipway init`."""
+"""The command `slipway init`, which creates a project."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`slipway search`."""
+"""The command `slipway search`."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`slipway upgrade`."""
+"""The command `slipway upgrade`."""
 
 import sys
 from pathlib import Path

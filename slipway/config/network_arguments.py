@@ -34,7 +34,7 @@ class NetworkArguments(BaseModel):
 
 
 class SmallResnetArguments(NetworkArguments):
-    """`train.network_arguments` of `small_resnet`."""
+    """The keys of `train.network_arguments` for the network `small_resnet`."""
 
     EXAMPLE: ClassVar[str] = (
         "{ width: 32, blocks: [1, 1, 1], dropout: 0.0, stochastic_depth: 0.0, "
@@ -52,7 +52,7 @@ class SmallResnetArguments(NetworkArguments):
 
 
 class TabmArguments(NetworkArguments):
-    """`train.network_arguments` of `tabm`."""
+    """The keys of `train.network_arguments` for the network `tabm`."""
 
     EXAMPLE: ClassVar[str] = (
         "{ num_submodels: 16, num_blocks: 2, width: 128, dropout: 0.1, embedding_size: 32, "
@@ -86,7 +86,7 @@ class LightgbmArguments(NetworkArguments):
 
 
 class HashedNgramsArguments(NetworkArguments):
-    """`train.network_arguments` of `hashed_ngrams`."""
+    """The keys of `train.network_arguments` for the network `hashed_ngrams`."""
 
     EXAMPLE: ClassVar[str] = (
         "{ buckets: 131072, width: 16, word_ngrams: 2, byte_ngrams: [3, 4, 5, 6], "
@@ -112,7 +112,7 @@ class HashedNgramsArguments(NetworkArguments):
 
 
 class SmallTransformerArguments(NetworkArguments):
-    """`train.network_arguments` of `small_transformer`."""
+    """The keys of `train.network_arguments` for the network `small_transformer`."""
 
     EXAMPLE: ClassVar[str] = "{ width: 96, num_layers: 2, num_heads: 4, patch: 4, dropout: 0.1 }"
 
@@ -132,7 +132,7 @@ class SmallTransformerArguments(NetworkArguments):
 
 
 class EncoderArguments(NetworkArguments):
-    """`train.network_arguments` of `encoder`."""
+    """The keys of `train.network_arguments` for the network `encoder`."""
 
     EXAMPLE: ClassVar[str] = (
         "{ pooling: mean, dropout: 0.1, lora_rank: null, layer_decay: 0.9, "

@@ -29,7 +29,7 @@ class ReportHandler(SimpleHTTPRequestHandler):
         return super().send_head()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
+        """Drop the server's log line of each request."""
 
 
 def write_index() -> Path:

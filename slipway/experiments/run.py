@@ -47,7 +47,7 @@ class ExperimentRequest:
 
     @property
     def assignments(self) -> list[str]:
-        """The arguments KEY=VALUE."""
+        """The arguments of the form KEY=VALUE."""
         return [word for word in self.words if "=" in word]
 
     @property

@@ -30,7 +30,7 @@ class LoopError(SlipwayError):
 
 
 class LoopStep(Contract):
-    """A line of the journal."""
+    """A line of the loop's journal: one step of a cycle."""
 
     format_version: Literal[1]
     number: int

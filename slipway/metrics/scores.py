@@ -27,7 +27,7 @@ _CHUNK_NUMBERS = 1 << 22  # resamples are drawn in chunks of about this many num
 
 @dataclass(frozen=True)
 class Resampling:
-    """Settings of bootstrap intervals."""
+    """Settings of bootstrap intervals: seed, number of resamples and confidence."""
 
     seed: int
     num_samples: int

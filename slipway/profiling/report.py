@@ -67,7 +67,7 @@ class TrialResult(Contract):
 
 
 class SettingsProposal(Contract):
-    """A patch of params.yaml."""
+    """Proposed changes of params.yaml, with their expected gain and the reasons."""
 
     changes: dict[str, Any]  # by "section.key"
     expected_step_ms: float
@@ -89,7 +89,7 @@ class Proof(Contract):
 
 
 class ProfileReport(Contract):
-    """The whole report."""
+    """The content of the report that `slipway profile` writes."""
 
     machine: str
     runs_as: str
@@ -105,7 +105,7 @@ class ProfileReport(Contract):
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Summarise at least one value."""
+    """Return the median and range of one or more values."""
     found = list(values)
     return Spread(median=statistics.median(found), low=min(found), high=max(found))
 

@@ -47,7 +47,7 @@ class Round(Contract):
 
 
 class RoundRequest(Contract):
-    """Settings of the next round."""
+    """Settings of the next round of measured steps."""
 
     num_steps: int
     synchronised: bool = False  # the clock waits for the device at the end of each part

@@ -45,7 +45,7 @@ WrapSplit = Callable[[PackedSplit], PackedSplit]
 
 
 class RunRequest(Contract):
-    """The training to measure."""
+    """Describes the training to measure, for the process that runs it."""
 
     seed: int
     train: dict[str, Any]  # the section train

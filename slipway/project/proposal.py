@@ -121,7 +121,7 @@ def propose(
 
 @dataclass
 class _Draft:
-    """Params under construction."""
+    """Params that are being proposed for a new project, section by section."""
 
     summary: DataSummary
     choice: TaskChoice
@@ -137,7 +137,7 @@ class _Draft:
         return kind_of(self.choice.task)
 
     def fill(self) -> None:
-        """Fill in every section."""
+        """Fill in every section of `content` from the facts about data and machine."""
         self._keep_own_keys()
         self._data()
         self._split()

@@ -36,7 +36,7 @@ _VERSION = re.compile(r"[0-9a-f]{12}|[0-9a-f]{64}")
 
 @quiet_when_unread()
 def main(given: Sequence[str] | None = None) -> NoReturn:
-    """Run the command."""
+    """Run `slipway replay`. An error ends it with one line on stderr."""
     arguments = _parser().parse_args(given)
     try:
         sys.exit(_lineage(arguments) if arguments.lineage else _replay(arguments))

@@ -48,7 +48,7 @@ def find_certificate(bundle: LoadedBundle) -> tuple[Certificate | None, str]:
 
 
 def request_log_directory() -> Path | None:
-    """Return SLIPWAY_REQUEST_LOG_DIRECTORY."""
+    """Return the folder in SLIPWAY_REQUEST_LOG_DIRECTORY; None if it is unset or empty."""
     named = os.environ.get("SLIPWAY_REQUEST_LOG_DIRECTORY")
     return Path(named) if named else None
 

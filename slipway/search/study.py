@@ -73,7 +73,7 @@ class Study:
 
     @property
     def unfinished(self) -> list[JobLine]:
-        """Jobs without a result."""
+        """The started jobs that have no result yet."""
         schedule = self.schedule
         return [job for job in schedule.jobs if job.job not in schedule.results]
 

@@ -40,7 +40,7 @@ _SAVING = Path(".work/search/saving.lock")  # DVC cannot save two experiments at
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """The settings of one job."""
+    """The settings of one job of a search: its params, folders and outputs."""
 
     name: str  # of the trial's experiment
     folder: str  # name of the job's folder, which only one job at a time uses

@@ -56,7 +56,7 @@ _SIDE = 8  # an image is compared by a pattern of 8 x 8 pixels
 
 @dataclass(frozen=True)
 class QueuedRow:
-    """A row of the queue."""
+    """A row that the label queue asks a person to label."""
 
     request_id: str
     item: int  # position in the request, from 0

@@ -127,7 +127,7 @@ class _Edit(TextEdit):
         self.renamed[key] = new
 
     def replace(self, key: str, value: object) -> None:
-        """Replace a scalar."""
+        """Replace the value of `key`, a scalar on one line."""
         _, node = self._entry(key)
         self._put(node, in_one_line(value))
 

@@ -311,7 +311,7 @@ class ScratchTable:
         self._writer: Any = None  # a `pa.ipc.RecordBatchStreamWriter`
 
     def add(self, *cells: object) -> None:
-        """Add a row."""
+        """Add a row of cells, one for each column."""
         self._held.append(cells)
         if len(self._held) == _HELD_ROWS:
             self._write()

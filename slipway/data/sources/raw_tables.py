@@ -104,7 +104,7 @@ class RawTable:
         return f"{number}:{self.origins[place][1]}" if self.origins else str(number)
 
     def sources(self, numbers: NDArray[np.int64]) -> pa.Array:
-        """Return `source` of many numbers."""
+        """Return the source of each row in `numbers`, as `source` does for one."""
         texts = pa.array(numbers).cast(pa.string())
         if not self.origins:
             return texts

@@ -43,7 +43,7 @@ class TableColumns(Contract):
 
 
 def write_cells(folder: Path, cells: pa.Table, columns: TableColumns, bad_cells: pa.Table) -> None:
-    """Write the three files."""
+    """Write cells, columns and bad cells to their files in `folder`."""
     write_table(folder / CELLS, cells, cell_schema(columns.inputs))
     files.write_json(folder / "columns.json", columns.model_dump(mode="json"))
     write_table(folder / "bad_cells.parquet", bad_cells, BAD_CELLS)

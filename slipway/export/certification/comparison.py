@@ -438,7 +438,7 @@ class _MetricLoss:
         return not self.measured <= self.budget + _ROUNDING
 
     def problem(self) -> str:
-        """Describe a proven loss."""
+        """Describe a loss that is proven to exceed its budget, for an error message."""
         if self.row > self.budget:
             limit = f"one row, {self.row:.4g}, because {self.budget_key} {self.budget:g} is less"
         else:

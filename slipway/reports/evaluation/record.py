@@ -83,7 +83,7 @@ class Evaluation:
 
     @property
     def num_leaked(self) -> int:
-        """Number of leaked rows."""
+        """The number of test rows that leak from another split."""
         return 0 if self.leaked is None else int(self.leaked.sum())
 
     @property

@@ -32,7 +32,7 @@ _EXAMPLE = '[models.NAME] with folder = "PROJECT"'
 
 
 class _Entry(BaseModel):
-    """One table of the file."""
+    """The table of one model: its folder and memory limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     folder: Annotated[str, Field(min_length=1)]
@@ -40,7 +40,7 @@ class _Entry(BaseModel):
 
 
 class _File(BaseModel):
-    """The whole file."""
+    """The content of the file: a table for each model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     models: Annotated[dict[str, _Entry], Field(min_length=1, max_length=64)]

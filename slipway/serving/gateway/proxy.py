@@ -298,7 +298,7 @@ def merged(texts: dict[str, str], more: list[Metric]) -> bytes:
 
 
 class _Collected(Collector):
-    """Metrics that are already collected."""
+    """A collector that returns metrics which were collected before."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics

@@ -48,7 +48,7 @@ _WRITES = "a delivery to SLIPWAY_DATABASE_URL"
 
 @dataclass
 class Delivered:
-    """The effects of one delivery."""
+    """The effects of one delivery on the stored labels."""
 
     num_joined: int = 0
     num_duplicates: int = 0

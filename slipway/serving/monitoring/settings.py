@@ -20,7 +20,7 @@ class Limits:
 
 
 class MonitoringSettings(SettingsSection):
-    """Drift detection and feedback."""
+    """Settings of drift detection and of feedback."""
 
     monitoring: bool = True
     window_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 1000  # rows of a full window

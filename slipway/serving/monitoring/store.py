@@ -68,7 +68,7 @@ class ClosedWindow:
 
 @dataclass
 class MergeResult:
-    """Effects of merging one part."""
+    """The effects of merging one part, and the processor time that it took."""
 
     closed: list[ClosedWindow] = field(default_factory=list)
     joins: Joins = field(default_factory=Joins)

@@ -251,7 +251,7 @@ class _Protocol:
         return answer
 
     async def config(self, request: Request, model: ServedModel) -> Response:
-        """Return Triton's model configuration."""
+        """Return the model's configuration in Triton's format."""
         platform = model.selection.actual.backend
         content = {"name": self._name, "platform": platform, "backend": _BACKEND}
         return json_response(content | configure(model.bundle.manifest))

@@ -60,7 +60,7 @@ class Report(Contract):
 
     @property
     def name(self) -> str:
-        """The worker, for messages."""
+        """The name of the worker in messages, such as "worker 17"."""
         return f"worker {self.process}" + (f" of {self.service}" if self.service else "")
 
 

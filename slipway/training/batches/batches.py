@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageChanges:
-    """Settings of online augmentation."""
+    """Settings for augmenting the pixels of training images."""
 
     plan: AugmentPlan
     size_px: int  # size that the network takes; images may be stored larger

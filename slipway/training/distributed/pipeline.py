@@ -93,7 +93,7 @@ class PipelineStrategy(SharedCopyStrategy):
 
     @property
     def _index(self) -> int:
-        """The stage of this process."""
+        """The index of this process's stage in the pipeline."""
         return self.copy_mesh.get_local_rank()
 
     def divide(self, network: Network) -> None:

@@ -199,7 +199,7 @@ class SmallTransformer(nn.Module):
         return places.reshape(places.shape[0], num_patches, self._patch)
 
     def parallel_blocks(self) -> list[nn.Module]:
-        """Return the blocks in order."""
+        """Return the blocks in the order in which they run."""
         return list(self.blocks)
 
     def parallel_layers(self) -> list[DividedLayer]:

@@ -97,7 +97,7 @@ class TreeNetwork(Network):
         self.text = ""
 
     def payload(self) -> bytes:
-        """Return LightGBM's text."""
+        """Return the trees in LightGBM's text format."""
         return self.text.encode()
 
     def load_payload(self, payload: bytes) -> None:

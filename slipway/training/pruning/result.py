@@ -88,7 +88,7 @@ def pruned_network(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
 def save_pruned(
     folder: Path, manifest: PrunedManifest, weights: Mapping[str, Tensor], score: OODScore
 ) -> None:
-    """Write `folder` atomically."""
+    """Write the pruned network to `folder`, which is replaced as a whole."""
     with files.new_directory(folder) as partial:
         files.write_bytes(partial / _WEIGHTS, serialize_tensors(weights))
         save_ood_score(partial / _SCORE, score)

@@ -80,7 +80,7 @@ class FoldTraining:
         return self._select(np.arange(len(self.folds)))
 
     def held_out(self, fold: int) -> PackedSplit:
-        """Return the rows of `fold`."""
+        """Return the rows of `fold`, which its network does not see."""
         return self._select(np.flatnonzero(self.folds == fold))
 
     def others(self, fold: int) -> PackedSplit:

@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(b"", "text/plain")
 
     def log_message(self, *_: Any) -> None:
-        """Print nothing."""
+        """Drop the server's log line of each request."""
 
     def _described(self, fault: dict[str, Any]) -> str:
         if fault["row"] is None:

@@ -53,7 +53,7 @@ _PARTS = ("grpc", "tritonclient")
 
 @dataclass(frozen=True)
 class Batching:
-    """Settings of the load test."""
+    """The settings that the load test found: workers, threads and batches."""
 
     workers: int
     num_threads: int  # of each worker
