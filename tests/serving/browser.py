@@ -166,12 +166,12 @@ class Tab:
 
 
 @asynccontextmanager
-async def browsing(profile: Path) -> AsyncIterator[Tab]:
+async def browsing(profile: Path, *flags: str) -> AsyncIterator[Tab]:
     """A new browser with an empty `profile` and one tab; its processes end with the block."""
     binary = command()
     assert binary
     process = await asyncio.create_subprocess_exec(
-        binary, *FLAGS, f"--user-data-dir={profile}", "about:blank",
+        binary, *FLAGS, *flags, f"--user-data-dir={profile}", "about:blank",
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from slipway.artifacts.certificate import Hop, read_certificate
-from slipway.export.targets.browser.export import write_browser
+from slipway.export.targets.browser import hop
+from slipway.export.targets.browser.export import write_browser, write_page
 from slipway.export.targets.browser.hop import run_browser_hop
 from slipway.export.targets.exported import ExportSource
 from slipway.inputs.images import array_from_bytes
@@ -28,7 +29,14 @@ from tests.export.targets.sources import (
     trained_text_source,
 )
 from tests.serving.browser import Tab, browsing
-from tests.serving.bundles import CONTRACT, LABELS, TEXTS, probabilities
+from tests.serving.bundles import (
+    CONTRACT,
+    LABELS,
+    TEXTS,
+    classifier,
+    probabilities,
+    write_bundle,
+)
 from tests.tokens import token_contract
 
 pytestmark = [pytest.mark.nightly(seconds=60), needs_browser]
@@ -201,3 +209,44 @@ def test_the_page_names_a_file_that_it_cannot_read(tmp_path: Path) -> None:
 
     said = asyncio.run(asyncio.wait_for(main(), 120))
     assert said == "the file is neither PNG nor JPEG; expected one of these. Convert it to PNG."
+
+
+# V8 has WASM SIMD on x86-64 only with these instructions.
+NO_SIMD = "--js-flags=--no-enable-sse4-1 --no-enable-ssse3 --no-enable-sse3"
+
+
+def test_a_browser_without_simd_says_which_one_is_expected(tmp_path: Path) -> None:
+    (tmp_path / "page").mkdir()
+    write_page(tmp_path / "page", image_source(tmp_path, photos()), real_runtime())
+
+    async def main() -> str:
+        async with browsing(tmp_path / "profile", NO_SIMD) as tab:
+            await tab.open((tmp_path / "page/index.html").as_uri())
+            await tab.wait_for("document.getElementById('state').dataset.state === 'failed'")
+            return await tab.text("#state")
+
+    said = asyncio.run(asyncio.wait_for(main(), 120))
+    assert said == (
+        "this browser has no WebAssembly SIMD; expected Chrome 91, Firefox 89 or Safari 16.4, or a "
+        "newer one. Open the page there."
+    )
+
+
+def test_the_hop_in_a_browser_without_simd_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hop, "_FLAGS", (*hop._FLAGS, NO_SIMD))
+    with pytest.raises(ParityError, match=r"hop browser differs: this browser has no WebAssembly"):
+        write_browser(tmp_path / "page", image_source(tmp_path, photos()), real_runtime())
+    assert not (tmp_path / "page").exists()
+
+
+def test_error_names_an_operator_that_the_pages_runtime_lacks(tmp_path: Path) -> None:
+    graph = classifier()
+    graph.graph.node[-1].op_type = "Unknown"
+    source = image_source(tmp_path, photos())
+    planted = write_bundle(tmp_path / "planted", graph)
+    source = ExportSource(planted, source.certificate, "fp32", source.rows)
+    with pytest.raises(ParityError, match=r"hop browser differs: .*Unknown"):
+        write_browser(tmp_path / "page", source, real_runtime())
+    assert not (tmp_path / "page").exists()
