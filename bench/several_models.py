@@ -3,18 +3,25 @@
 `python -m bench.several_models [ROUNDS]` serves a quick model of table rows and a slow one of
 images. In each round, one connection asks the quick model directly and through the gateway. Then
 requests for the quick model come at random times: alone, and while the slow one gets twice what it
-can answer. Rounds interleave. The callers have the same two cores as both models and the gateway.
+can answer. A third model is the slow one again, with a niceness. Rounds interleave. The callers
+have the same cores as the models and the gateway.
+
+A request waits for a core up to five times: as its caller sends it, in the gateway, in the service,
+and on the way back in the gateway and in the caller. Linux counts the time that each thread waits.
 """
 
 import asyncio
 import json
+import os
 import re
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import psutil
 
 from bench.conditions import conditions
 from slipway.serving.load_test.load import (
@@ -31,40 +38,76 @@ from tests.serving.bundles import picture, row_classifier, slow_classifier, tabl
 from tests.serving.gateway.started import running_gateway, write_models
 
 NUM_ROUNDS = 5
-RATE, SECONDS, NUM_SINGLE, NUM_CALLERS = 50, 6.0, 300, 16
+RATE, SECONDS, NUM_SINGLE, NUM_CALLERS, NICENESS = 100, 8.0, 300, 16, 5
 RESULT = Path("bench/results/several_models.md")
 ROWS = json.dumps({"rows": [table_row(0)]}).encode()
 DIRECT = http_request("/predict", ROWS, "application/json")
 QUICK = http_request("/models/quick/predict", ROWS, "application/json")
-SLOW = http_request("/models/slow/predict", picture())
+SLOW, YIELDING = (
+    http_request(f"/models/{name}/predict", picture()) for name in ("slow", "yielding")
+)
+Turns = dict[int, int]  # of each process on a request's way: how often it passes it
 
 
-async def beside(url: str, overload: float, seed: int) -> list[list[Answer]]:
-    """Ask the quick model for some seconds, and the slow one `overload` times a second."""
+async def ask(url: str, seed: int, request: bytes = b"", overload: float = 0) -> list[list[Answer]]:
+    """Ask the quick model for some seconds, and send `request` `overload` times a second."""
     loads = [open_loop(url, lambda number: QUICK, RATE, SECONDS, seed)]
     if overload:
-        loads.append(open_loop(url, lambda number: SLOW, overload, SECONDS, seed + 1))
+        loads.append(open_loop(url, lambda number: request, overload, SECONDS, seed + 1))
     return await asyncio.gather(*loads)
 
 
-def measure(url: str, direct: str, seed: int) -> dict[str, float]:
+def waited(turns: Turns) -> dict[int, tuple[int, int]]:
+    """For each process, how long and how often its main thread waited for a core, in ns."""
+    found = {}
+    for process in turns:
+        _, delay, number = Path(f"/proc/{process}/schedstat").read_text().split()
+        found[process] = int(delay), int(number)
+    return found
+
+
+def phase(
+    url: str, seed: int, turns: Turns, request: bytes = b"", overload: float = 0
+) -> tuple[dict[str, float], list[Answer]]:
+    """Return the quick model's figures in milliseconds, and the answers to `request`."""
+    before = waited(turns)
+    quick, *others = run(ask(url, seed, request, overload))
+    after = waited(turns)
+    assert by_status(quick).keys() == {200}, by_status(quick)
+    cores = 0.0
+    for process, number in turns.items():
+        delay, times = (
+            now - then for now, then in zip(after[process], before[process], strict=True)
+        )
+        cores += number * delay / max(times, 1) / 1e6
+    mean = statistics.fmean(answer.seconds for answer in quick)
+    found = {"p99": 1000 * latency(quick), "mean": 1000 * mean, "cores": cores}
+    return found, others[0] if others else []
+
+
+def measure(url: str, direct: str, seed: int, turns: Turns) -> dict[str, float]:
     """Return the figures of one round; times in milliseconds."""
     singles = {
         "direct": run(closed_loop(direct, lambda number: DIRECT, 1, num_requests=NUM_SINGLE)),
         "gateway": run(closed_loop(url, lambda number: QUICK, 1, num_requests=NUM_SINGLE)),
     }
-    capacity = run(closed_loop(url, lambda number: SLOW, NUM_CALLERS, seconds=2.0))
-    peak = by_status(capacity)[200] / 2.0
-    (alone,) = run(beside(url, 0, seed))
-    besides, slow = run(beside(url, 2 * peak, seed))
-    assert by_status(besides).keys() == {200}, by_status(besides)
     found = {name: 1000 * latency(answers, 0.5) for name, answers in singles.items()}
-    return found | {
-        "peak": peak,
-        "alone": 1000 * latency(alone),
-        "besides": 1000 * latency(besides),
-        "refused": 1 - by_status(slow)[200] / len(slow),
-    }
+    alone, _ = phase(url, seed, turns)
+    found |= {f"alone {name}": value for name, value in alone.items()}
+    for name, request in (("slow", SLOW), ("yielding", YIELDING)):
+        capacity = run(closed_loop(url, bytes_of(request), NUM_CALLERS, seconds=2.0))
+        peak = by_status(capacity)[200] / 2.0
+        besides, answers = phase(url, seed, turns, request, 2 * peak)
+        found |= {f"{name} {figure}": value for figure, value in besides.items()}
+        found[f"{name} ratio"] = besides["p99"] / alone["p99"]
+        found[f"{name} peak"] = peak
+        found[f"{name} refused"] = 1 - by_status(answers)[200] / max(len(answers), 1)
+    return found | {"price": found["gateway"] - found["direct"]}
+
+
+def bytes_of(request: bytes) -> Callable[[int], bytes]:
+    """Return a function that gives the same request for each number."""
+    return lambda number: request
 
 
 def main() -> None:
@@ -72,12 +115,18 @@ def main() -> None:
     num_rounds = int(sys.argv[1]) if len(sys.argv) > 1 else NUM_ROUNDS
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_models(folder, quick=row_classifier(), slow=slow_classifier(24))
+        slow = slow_classifier(24)
+        write_models(folder, quick=row_classifier(), slow=slow, yielding=slow)
+        with (folder / "models.toml").open("a") as file:
+            file.write(f"niceness = {NICENESS}\n")  # of the last one
         with running_gateway(folder) as server:
-            for name in ("quick", "slow"):
+            for name in ("quick", "slow", "yielding"):
                 server.wait(f"/models/{name}/readyz")
+            services = psutil.Process(server.process.pid).children()
+            (quick,) = (one for one in services if one.cwd().endswith("/quick"))
+            turns = {os.getpid(): 2, server.process.pid: 2, quick.children()[0].pid: 1}
             ports = re.findall(r"\[quick\] .* (http://127[.]0[.]0[.]1:\d+)", server.log.read_text())
-            rounds = [measure(server.url, ports[-1], seed) for seed in range(num_rounds)]
+            rounds = [measure(server.url, ports[-1], seed, turns) for seed in range(num_rounds)]
             metrics = httpx.get(f"{server.url}/metrics").text
     memory = re.findall(r'slipway_model_memory_bytes\{model="\w+"\} (\S+)', metrics)
     write(rounds, [float(value) / 1e6 for value in memory])
@@ -85,26 +134,30 @@ def main() -> None:
 
 def write(rounds: list[dict[str, float]], memory: list[float]) -> None:
     """Write medians and ranges."""
-    rounds = [
-        one | {"price": one["gateway"] - one["direct"], "ratio": one["besides"] / one["alone"]}
-        for one in rounds
-    ]
-    lines = [
-        f"| {label} | {middle(rounds, key)} |"
-        for label, key in (
-            ("one connection, directly: median, ms", "direct"),
-            ("through the gateway: median, ms", "gateway"),
-            ("difference, ms", "price"),
-            (f"quick model alone at {RATE} requests a second: p99, ms", "alone"),
-            ("beside the overloaded model: p99, ms", "besides"),
-            ("ratio of these two", "ratio"),
-            ("slow model at its peak, answers a second", "peak"),
-            ("refused of its requests at twice the peak", "refused"),
-        )
-    ]
+    named = (
+        ("one connection, directly: median, ms", "direct"),
+        ("through the gateway: median, ms", "gateway"),
+        ("difference, ms", "price"),
+        (f"quick model alone at {RATE} requests a second: p99, ms", "alone p99"),
+        ("its mean, ms", "alone mean"),
+        ("of that, waiting for a core", "alone cores"),
+        ("beside the overloaded model: p99, ms", "slow p99"),
+        ("its mean, ms", "slow mean"),
+        ("of that, waiting for a core", "slow cores"),
+        ("ratio of the p99 to that alone", "slow ratio"),
+        ("overloaded model at its peak, answers a second", "slow peak"),
+        ("refused of its requests at twice the peak", "slow refused"),
+        (f"beside the overloaded model with niceness {NICENESS}: p99, ms", "yielding p99"),
+        ("its mean, ms", "yielding mean"),
+        ("of that, waiting for a core", "yielding cores"),
+        (f"ratio of the p99 with niceness {NICENESS} to that alone", "yielding ratio"),
+        (f"peak of the model with niceness {NICENESS}, answers a second", "yielding peak"),
+        ("refused of its requests at twice the peak", "yielding refused"),
+    )
+    lines = [f"| {label} | {middle(rounds, key)} |" for label, key in named]
     sizes = " and ".join(f"{size:.0f}" for size in memory)
     note = (
-        f"n = {len(rounds)} rounds, medians with ranges. Callers, gateway and both models share "
+        f"n = {len(rounds)} rounds, medians with ranges. Callers, gateway and all models share "
         f"the cores; each model has one thread. Memory of the processes of the models: {sizes} MB. "
         f"{conditions('bentoml', 'uvicorn', 'aiohttp', 'onnxruntime-gpu')}"
     )

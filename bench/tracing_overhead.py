@@ -46,7 +46,7 @@ from tests.serving.tracing.test_extension import collector
 
 RESULT = Path("bench/results/tracing_overhead.md")
 SETTLE_S = 1.3  # the threads gather for up to a second
-NUM_CONNECTIONS, NUM_FOURS, WARM_UP_S = 32, 60, 3.0
+NUM_CONNECTIONS, NUM_FOURS, WARM_UP_S = 32, 40, 2.0
 PACKAGES = ("bentoml", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "orjson")
 CASES: dict[str, dict[str, object]] = {
     "access log of every request": {"access_log_sampling_rate": 1.0},
@@ -145,7 +145,7 @@ def _measure_service(folder: Path, url: str, sampled: dict[str, object], load: L
     os.environ[FILE] = str(folder / "turns.json")
     target, settings = "bench.tracing_service:Slipway", _settings(folder, url, sampled)
     with running(folder, target, **settings) as server:
-        server.wait()
+        server.wait(seconds=120)
         asked = Measured("", server.url, http_request("/predict", "image/png", load.body))
         uvloop.run(one_round(asked, NUM_CONNECTIONS, WARM_UP_S + NUM_FOURS * len(ORDER) * TURN_S))
     turns = [Turn(*one) for one in json.loads((folder / "turns.json").read_text())]

@@ -48,7 +48,8 @@ _READY = Operation(
     errors=("not_ready",),
 )
 _METRICS = Operation(
-    "Metrics of all workers, in Prometheus' text format.", answers={"text/plain": TEXT}
+    "Metrics of all workers, in Prometheus' text format, or with traces in that of OpenMetrics.",
+    answers={"text/plain": TEXT, "application/openmetrics-text": TEXT},
 )
 _MODEL = Operation(
     "Model info, with the certificate.",
@@ -79,8 +80,10 @@ def routes(worker: ModelWorker) -> Routes:
         return json_response({"status": "ready", "model_version": worker.require_ready().version})
 
     async def metrics(request: Request) -> Response:
-        body = await asyncio.to_thread(worker.metrics.exposition)
-        return Response(200, body, worker.metrics.content_type)
+        own, accepted = worker.metrics, request.headers.get(b"accept", b"")
+        if own.has_exemplars and b"application/openmetrics-text" in accepted:
+            return Response(200, await asyncio.to_thread(own.open_metrics), own.open_metrics_type)
+        return Response(200, await asyncio.to_thread(own.exposition), own.content_type)
 
     async def model(request: Request) -> Response:
         info = worker.model_info()

@@ -22,6 +22,7 @@ MEMORY_CHECK_S = 5.0
 STOP_S = 20.0  # from SIGTERM to SIGKILL, in addition to the time for draining
 PATIENCE_S = 5.0  # in addition to the service's own deadline
 _REASON_LINES = 3
+_LAST = 19  # the highest niceness of the system
 
 
 class ModelProcess:
@@ -119,6 +120,10 @@ class ModelProcess:
             start_new_session=True,  # so that its workers can be killed with it
         )
         last: deque[str] = deque(maxlen=_REASON_LINES)
+        if self.model.niceness:  # its workers inherit it
+            niceness = os.getpriority(os.PRIO_PROCESS, 0) + self.model.niceness
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, min(niceness, _LAST))
         watch = asyncio.create_task(self._watch_memory(last))
         assert self._process.stdout
         try:

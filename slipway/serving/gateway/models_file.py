@@ -4,6 +4,7 @@
 [models.digits]
 folder = "../digits"      # a project, or a folder with artifacts/; relative to this file
 max_memory_mib = 1500     # of all its processes; above it, this model is started again
+niceness = 10             # its processes run after those of a lower niceness: 0 to 19
 ```
 """
 
@@ -37,6 +38,7 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     folder: Annotated[str, Field(min_length=1)]
     max_memory_mib: Annotated[int, Field(ge=64)] | None = None
+    niceness: Annotated[int, Field(ge=0, le=19)] = 0
 
 
 class _File(BaseModel):
@@ -54,6 +56,7 @@ class HostedModel:
     folder: Path
     max_memory_bytes: int | None
     settings: Settings
+    niceness: int = 0  # above that of the gateway
 
     @property
     def allows_remote(self) -> bool:
@@ -117,4 +120,5 @@ def _hosted(path: Path, name: str, entry: _Entry) -> HostedModel:
         folder,
         memory * 2**20 if memory else None,
         read_settings(SECTIONS, variables),
+        entry.niceness,
     )

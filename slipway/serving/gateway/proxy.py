@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
@@ -34,6 +33,7 @@ from slipway.serving.http.responses import (
     send_response,
 )
 from slipway.serving.http.routes import Headers, new_request_id, request_id_of
+from slipway.serving.metrics.service_metrics import CollectedMetrics
 
 # Headers of one connection (RFC 9110, section 7.6.1), not of the message.
 _OF_CONNECTION = frozenset(
@@ -293,18 +293,8 @@ def merged(texts: dict[str, str], more: list[Metric]) -> bytes:
             for sample in family.samples:
                 joined.add_sample(sample.name, {"model": model, **sample.labels}, sample.value)
     registry = CollectorRegistry()
-    registry.register(_Collected([*families.values(), *more]))
+    registry.register(CollectedMetrics([*families.values(), *more]))
     return generate_latest(registry)
-
-
-class _Collected(Collector):
-    """A collector that returns metrics which were collected before."""
-
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Metric]:
-        return self._metrics
 
 
 async def _scrape(service: ModelProcess, headers: dict[str, str]) -> tuple[int, str]:

@@ -7,6 +7,7 @@ before it answers a scrape, so they are exact. docs/reference/serving.md lists e
 
 import asyncio
 import atexit
+import math
 import os
 import shutil
 import threading
@@ -27,7 +28,9 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from slipway.serving.http.responses import ERRORS
 from slipway.serving.http.routes import STAGES
@@ -41,6 +44,7 @@ FLUSH_S = 0.05  # maximum age of an unwritten count
 # Each bound is a series per label and worker: few for the stages, more for the whole prediction,
 # whose percentiles are shown.
 _STAGE_SECONDS = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.25, 1.0)
+_DURATION = "slipway_prediction_duration_seconds"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _QUEUE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0)
@@ -68,6 +72,7 @@ class ServiceMetrics:
     """Metrics of one worker. Call its methods on the event loop unless they say otherwise."""
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
+    open_metrics_type = exposition.CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         if _SERVER_DIRECTORY in os.environ:
@@ -95,9 +100,8 @@ class ServiceMetrics:
             stage: self._add(HistogramTally(stages.labels(stage), _STAGE_SECONDS))
             for stage in STAGES
         }
-        self._seconds = self._histogram(
-            "slipway_prediction_duration_seconds", "Duration of a prediction.", _SECONDS
-        )
+        self._seconds = self._histogram(_DURATION, "Duration of a prediction.", _SECONDS)
+        self._exemplars: dict[float, Exemplar] = {}  # by the upper bound of the bucket
         self.waited = self._histogram(
             "slipway_queue_wait_seconds",
             "Time in the queue before the first batch, or before an overload or deadline ended it.",
@@ -198,6 +202,15 @@ class ServiceMetrics:
         """Return the function that records a duration of `stage`, one of STAGES, in seconds."""
         return self._stages[stage].observe
 
+    @property
+    def has_exemplars(self) -> bool:
+        return bool(self._exemplars)
+
+    def add_exemplar(self, seconds: float, trace_id: str) -> None:
+        """Keep the trace of a prediction as the example of its bucket, for `open_metrics`."""
+        bound = next((bound for bound in _SECONDS if seconds <= bound), math.inf)
+        self._exemplars[bound] = Exemplar({"trace_id": trace_id}, seconds, time.time())
+
     def predicted(self, seconds: float, *, read_s: float, encode_s: float) -> None:
         """Record the seconds of a whole prediction, and of its stages `read` and `encode`."""
         self._seconds.observe(seconds)
@@ -241,6 +254,23 @@ class ServiceMetrics:
         with self._summed() as registry:
             text = generate_latest(registry)
         return _without_former_models(text) + generate_latest(self._shared)
+
+    def open_metrics(self) -> bytes:
+        """Return all metrics in OpenMetrics' text format, with this worker's exemplars.
+
+        Any thread may call it.
+        """
+        metrics = [*self.collect(), *self._shared.collect()]
+        for metric in metrics:
+            if metric.name == _DURATION:
+                metric.samples = [
+                    sample._replace(exemplar=self._exemplars.get(float(sample.labels["le"])))
+                    if sample.name.endswith("_bucket")
+                    else sample
+                    for sample in metric.samples
+                ]
+        text: bytes = exposition.generate_latest(CollectedMetrics(metrics))  # type: ignore[no-untyped-call]
+        return _without_former_models(text)
 
     def collect(self) -> list[Metric]:
         """Return the metrics of the service over all workers. Any thread may call it."""
@@ -314,6 +344,16 @@ class ServiceMetrics:
             registry = CollectorRegistry()
             registry.register(WorkersCollector(directory))
             yield registry
+
+
+class CollectedMetrics(Collector):
+    """A collector that returns metrics which were collected before."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
 
 
 def open_server_directory(parent: Path) -> None:

@@ -67,6 +67,7 @@ def _attach(worker: ModelWorker) -> Hooks:
         endpoint,
         settings.tracing_sampling_rate,
         lambda outcome, number: counters[outcome].inc(number),
+        worker.metrics.add_exemplar,
     )
 
     async def close() -> None:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from slipway.serving.http.routes import Exchange, Headers, new_request_id
+from slipway.serving.http.routes import STAGES, Exchange, Headers, new_request_id
 from slipway.serving.process.outbox import Outbox
 from slipway.system.version import installed_version
 
@@ -50,7 +50,10 @@ class _Traced(NamedTuple):
 
 
 class Tracer:
-    """One worker's traces. `count` gets each outcome: exported, dropped or failed."""
+    """One worker's traces. `count` gets each outcome: exported, dropped or failed.
+
+    `add_exemplar` gets the seconds and the trace id of each sampled prediction.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,9 @@ class Tracer:
         endpoint: str,
         sampling_rate: float,
         count: Callable[[str, int], None],
+        add_exemplar: Callable[[float, str], None] = lambda seconds, trace_id: None,
     ) -> None:
+        self._add_exemplar = add_exemplar
         self._exporter, self._endpoint, self._count = exporter, endpoint, count
         self._bound = int(sampling_rate * _DRAWS)
         self._is_failing = False
@@ -90,6 +95,8 @@ class Tracer:
             traced = _Traced(trace_id, span_id, parent_id, exchange)
             if not self._outbox.put(traced):
                 self._count("dropped", traced.num_spans)
+            if traced.num_spans > len(STAGES):  # a prediction: it has all stages
+                self._add_exemplar(exchange.trace.times[-1] - exchange.started, trace_id)
         return (("traceparent", f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"),)
 
     def close(self) -> None:

@@ -24,8 +24,9 @@ def _gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("gateway")
     write_models(folder, images=None, rows=row_classifier())
     (folder / "missing").mkdir()
-    with (folder / "models.toml").open("a") as file:
-        file.write('[models.missing]\nfolder = "missing"\n')
+    models = folder / "models.toml"
+    text = models.read_text().replace('folder = "images"\n', 'folder = "images"\nniceness = 1\n')
+    models.write_text(text + '[models.missing]\nfolder = "missing"\n')
     with running_gateway(folder) as server:
         server.wait("/models/images/readyz")
         server.wait("/models/rows/readyz")
@@ -59,6 +60,14 @@ def test_each_model_answers_below_its_name(gateway: Server) -> None:
     page = plain_http.get(f"{gateway.url}/models/images/").text
     style = page.partition('rel="stylesheet" href="')[2].partition('"')[0]
     assert plain_http.get(f"{gateway.url}/models/images/{style}").status_code == 200
+
+
+def test_the_processes_of_a_model_have_its_niceness_above_that_of_the_gateway(
+    gateway: Server,
+) -> None:
+    own = psutil.Process(gateway.process.pid).nice()
+    found = {name: worker_of(gateway, name).nice() for name in ("images", "rows")}
+    assert found == {"images": min(own + 1, 19), "rows": own}
 
 
 def test_a_model_without_a_bundle_is_not_ready_and_its_log_says_why(gateway: Server) -> None:

@@ -25,12 +25,13 @@ def write(folder: Path, text: str) -> Path:
 def test_each_model_has_its_folder_limit_and_settings(folder: Path) -> None:
     path = write(
         folder,
-        '[models.digits]\nfolder = "digits"\nmax_memory_mib = 500\n'
+        '[models.digits]\nfolder = "digits"\nmax_memory_mib = 500\nniceness = 5\n'
         f'[models."wines-2"]\nfolder = "{folder}/wines"\n',
     )
     digits, wines = read_models(path, {})
     assert (digits.name, digits.folder) == ("digits", folder / "digits")
     assert (digits.max_memory_bytes, wines.max_memory_bytes) == (500 * 2**20, None)
+    assert (digits.niceness, wines.niceness) == (5, 0)
     assert (wines.name, wines.settings.max_connections) == ("wines-2", 7)
     assert (digits.allows_remote, wines.allows_remote) == (False, True)
 
@@ -48,6 +49,7 @@ def test_each_model_has_its_folder_limit_and_settings(folder: Path) -> None:
         ('[models.a]\nfolder = "nowhere"', "'nowhere' is no folder"),
         ('[models.a]\nfolder = "digits"\nfolders = 1', "models.a.folders: Extra inputs"),
         ('[models.a]\nfolder = "digits"\nmax_memory_mib = 1', "models.a.max_memory_mib: Input"),
+        ('[models.a]\nfolder = "digits"\nniceness = 20', "models.a.niceness: Input"),
         (
             '[models.a]\nfolder = "digits"\n[models.b]\nfolder = "wines/../digits"',
             "a and b are the same folder",

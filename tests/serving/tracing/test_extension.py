@@ -14,6 +14,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from slipway.serving.http.responses import Refusal
 from slipway.serving.http.routes import Exchange, RequestTrace
@@ -224,6 +225,38 @@ def test_the_access_log_has_the_trace_id(make_settings: MakeSettings, tmp_path: 
     )
     (segment,) = (tmp_path / "log").iterdir()
     assert f'"trace_id":"{TRACE}"' in segment.read_text()
+
+
+OPEN_METRICS = {"accept": "application/openmetrics-text; version=1.0.0"}
+
+
+def exemplars(text: str) -> dict[str, str]:
+    """The trace ids of the latency histogram by bucket, of valid OpenMetrics."""
+    families: Any = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    return {
+        sample.labels["le"]: sample.exemplar.labels["trace_id"]
+        for family in families
+        for sample in family.samples
+        if family.name == "slipway_prediction_duration_seconds" and sample.exemplar
+    }
+
+
+def test_open_metrics_have_the_trace_of_a_sampled_prediction(make_settings: MakeSettings) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        await client.get("/livez", headers=sampled)
+        await client.post("/predict", content=picture(), headers=PNG)
+        assert (
+            "text/plain"
+            in (await client.get("/metrics", headers=OPEN_METRICS)).headers["content-type"]
+        )
+        await client.post("/predict", content=picture(), headers=PNG | sampled)
+        answer = await client.get("/metrics", headers=OPEN_METRICS)
+        assert answer.headers["content-type"].startswith("application/openmetrics-text")
+        assert set(exemplars(answer.text).values()) == {TRACE}
+        assert "trace_id" not in (await client.get("/metrics")).text
+
+    run(make_settings(tracing_endpoint="http://127.0.0.1:9", tracing_sampling_rate=0), work)
 
 
 def test_tracing_is_off_by_default_and_an_invalid_endpoint_is_refused(

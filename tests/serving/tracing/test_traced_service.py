@@ -14,7 +14,14 @@ from tests import plain_http
 from tests.serving.bundles import SIZE_PX, picture
 from tests.serving.ready_service import ready_service
 from tests.serving.server import free_port
-from tests.serving.tracing.test_extension import PARENT, STAGES, TRACE, collector
+from tests.serving.tracing.test_extension import (
+    OPEN_METRICS,
+    PARENT,
+    STAGES,
+    TRACE,
+    collector,
+    exemplars,
+)
 
 pytestmark = pytest.mark.process
 OVER_HTTP, OVER_GRPC = f"00-{TRACE}-{PARENT}-01", f"00-{'ab' * 16}-{PARENT}-01"
@@ -47,11 +54,14 @@ def test_requests_over_http_and_grpc_are_traced_and_logged(tmp_path: Path) -> No
                 for span in scope.spans
             ]
         metrics = plain_http.get(server.url + "/metrics").text
+        open_metrics = plain_http.get(server.url + "/metrics", headers=OPEN_METRICS).text
     wholes = {span.trace_id.hex(): span.name for span in spans if span.name not in STAGES}
     assert wholes == {TRACE: "POST /predict", "ab" * 16: "POST /v2/models/slipway/infer"}
     for trace_id in wholes:
         assert {span.name for span in spans if span.trace_id.hex() == trace_id} >= STAGES
     assert 'slipway_spans_total{outcome="exported"} 12.0' in metrics
+    assert set(exemplars(open_metrics).values()) <= wholes.keys()
+    assert exemplars(open_metrics)
     lines = b"".join(segment.read_bytes() for segment in segments(log)).splitlines()
     logged = {one["trace_id"]: one for one in map(json.loads, lines) if one["trace_id"] in wholes}
     assert {one["status"] for one in logged.values()} == {200}
