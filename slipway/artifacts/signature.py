@@ -155,16 +155,31 @@ def _require_valid(
     entry: ListedKey, key: Path, folder: Path, key_list: Path | None, now: datetime
 ) -> datetime | None:
     """Return the expiry. Raises IntegrityError for a key that expired or was revoked."""
-    reason = f"was revoked: {entry.revoked}" if entry.revoked else ""
-    if not reason and entry.expires and entry.expires <= now:
-        reason = f"expired at {entry.expires.isoformat()}; it is {now.isoformat('T', 'seconds')}"
-    if reason:
+    if reason := _end_of(entry, now):
         raise IntegrityError(
             f"{folder} is signed with the key {key}, which according to {key_list} {reason}. "
             "Expected a signature by a valid key. Sign the release with another key: `slipway "
             "release --sign KEY`."
         )
     return entry.expires
+
+
+def end_of_key(key: Path, key_list: Path | None, now: datetime) -> str:
+    """Return how a public key ended by the list, such as "was revoked: stolen"; "" if it is valid.
+
+    Raises SlipwayError if the list cannot be read.
+    """
+    listed = _read_list(key_list) if key_list else []
+    ends = (_end_of(entry, now) for entry in listed if entry.sha256 == _sha256_of(key))
+    return next(filter(None, ends), "")
+
+
+def _end_of(entry: ListedKey, now: datetime) -> str:
+    if entry.revoked:
+        return f"was revoked: {entry.revoked}"
+    if entry.expires and entry.expires <= now:
+        return f"expired at {entry.expires.isoformat()}; it is {now.isoformat('T', 'seconds')}"
+    return ""
 
 
 def _sha256_of(key: Path) -> str:

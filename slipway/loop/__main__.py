@@ -173,7 +173,8 @@ def decide(project: LoopProject, decision: PersonDecision, now: float) -> str:
     """
     path = project.folder / JOURNAL
     last = next(reversed(cycles(read_journal(path))), None)
-    request = check_decision(decision, last, project.folder, now, project.loop.approvers)
+    approvers, listed = project.loop.approvers, project.settings.signer_list
+    request = check_decision(decision, last, project.folder, now, approvers, listed)
     append_step(path, request.cycle, "decided", decision.model_dump(mode="json"), now)
     return (
         f"{decision.version} is {decision.verdict} by {decision.by}. The next `slipway loop` acts "

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from slipway.artifacts.signature import end_of_key
 from slipway.loop.comparison import CandidateComparison
 from slipway.loop.journal import Cycle, LoopError
 from slipway.system import files
@@ -91,6 +92,7 @@ def check_decision(
     folder: Path,
     now: float,
     approvers: Sequence[str],
+    key_list: Path | None = None,
 ) -> DecisionRequest:
     """Return the pending request if the decision is valid for it; else raise LoopError.
 
@@ -99,6 +101,7 @@ def check_decision(
         folder: the folder that holds the folders of all cycles.
         now: seconds since 1970.
         approvers: files of public keys, one of which must have signed; [] accepts no signature.
+        key_list: the list of keys that expire or were revoked, of SLIPWAY_SIGNER_LIST.
     """
     if cycle is None or not cycle.is_open or not cycle.has("requested"):
         raise LoopError(
@@ -142,7 +145,7 @@ def check_decision(
             "machines, and decide again."
         )
     if approvers:
-        _check_signature(decision, approvers)
+        _check_signature(decision, approvers, key_list, now)
     return request
 
 
@@ -168,7 +171,9 @@ def moment(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _check_signature(decision: PersonDecision, approvers: Sequence[str]) -> None:
+def _check_signature(
+    decision: PersonDecision, approvers: Sequence[str], key_list: Path | None, now: float
+) -> None:
     if decision.signature is None:
         raise LoopError(
             f"the decision of {decision.by} is not signed, expected the signature of one of "
@@ -190,6 +195,12 @@ def _check_signature(decision: PersonDecision, approvers: Sequence[str]) -> None
                 f"loop.approvers names {approver}, which cannot be used ({str(error)[:200]}); "
                 "expected a public key on a NIST curve in PEM. Correct the file."
             ) from error
+        if end := end_of_key(Path(approver), key_list, datetime.fromtimestamp(now, UTC)):
+            raise LoopError(
+                f"the decision of {decision.by} is signed with the key {approver}, which according "
+                f"to {key_list} {end}. Expected a valid key. Sign the decision with another key of "
+                "loop.approvers."
+            )
         return
     raise LoopError(
         f"the signature of {decision.by} is by no key of loop.approvers, or the decision was "

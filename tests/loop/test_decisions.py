@@ -1,5 +1,7 @@
 """A decision fits one request: every other one is refused with the reason."""
 
+import hashlib
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,32 @@ def test_with_approvers_a_decision_needs_the_signature_of_one_of_them(tmp_path: 
     for change in ({"verdict": "rejected"}, {"by": "ben"}, {"reason": "another"}):
         changed = decision.model_copy(update=change)
         assert "by no key" in refusal(changed, cycle, tmp_path, NOW + 60, *both)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"revoked": "anna left"}, "was revoked: anna left. Expected a valid key"),
+        ({"expires": "1970-01-01T00:17:00Z"}, "expired at 1970-01-01T00:17:00"),
+        ({"expires": "1970-01-02T00:00:00Z"}, ""),
+    ],
+    ids=["revoked", "expired", "valid"],
+)
+def test_a_decision_signed_with_a_revoked_or_expired_key_is_refused(
+    tmp_path: Path, entry: dict[str, str], message: str
+) -> None:
+    cycle = requested(tmp_path)
+    private, public = key_pair(tmp_path, "anna")
+    key = hashlib.sha256(public.read_bytes()).hexdigest()
+    listed = tmp_path / "keys.json"
+    listed.write_text(json.dumps({"format_version": 1, "keys": [{"sha256": key, **entry}]}))
+    decision = signed(decision_on(cycle), private)
+    arguments = (decision, cycle, tmp_path, NOW + 60, [str(public)], listed)
+    if not message:
+        assert check_decision(*arguments).version == "aaaa"
+        return
+    with pytest.raises(LoopError, match=message):
+        check_decision(*arguments)
 
 
 def test_error_for_a_file_that_holds_no_key_names_the_file(tmp_path: Path) -> None:
