@@ -52,7 +52,7 @@ class RowSelection:
 
     groups: frozenset[str]  # values of data.group_column
     requests: RequestRows
-    names: tuple[str, ...]  # of files below data.path, such as cat/1.png
+    names: tuple[str, ...]  # names of files below data.path, such as cat/1.png
 
     @property
     def digest(self) -> str:

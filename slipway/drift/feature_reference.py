@@ -19,7 +19,7 @@ class FeatureReference(Feature):
     """
 
     rows: int  # number of reference rows; input features also count training rows
-    edges: list[float]  # of a number's bins, increasing; empty for a category
+    edges: list[float]  # increasing edges of a number's bins; empty for a category
     # len(edges) + 2 for a number, len(categories) + 1 for a category; missing values come last.
     counts: list[int]
     low: float | None  # smallest number; null for a category, or if all values are missing

@@ -23,7 +23,7 @@ _IMAGE_FEATURES = (
 _COLOUR_FEATURES = ("red", "green", "blue", "saturation", "yellowness")
 _LUMA = (np.float32(0.299), np.float32(0.587), np.float32(0.114))
 _GRID = 48  # guess: sample positions per side; larger images are read with a stride
-_BLOCK_BYTES = 1 << 22  # of pixels processed at a time
+_BLOCK_BYTES = 1 << 22  # bytes of pixels processed at a time
 _WHITE = 255
 
 

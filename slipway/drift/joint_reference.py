@@ -23,8 +23,8 @@ Sums = NDArray[np.int64]
 NUM_FREQUENCIES = 64
 FIXED_POINT = 2.0**20  # sums are integers, so they are equal in any order of summation
 _SEED = 20261122
-_MIN_ROWS = 100  # of the reference
-_MAX_PAIRS = 4096  # of rows, for the median distance
+_MIN_ROWS = 100  # fewest rows of the reference
+_MAX_PAIRS = 4096  # most pairs of rows for the median distance
 _BLOCK_ROWS = 1024
 
 
@@ -32,10 +32,11 @@ class JointReference(Contract):
     """The reference's mean random features, and the null distribution of a window's distance."""
 
     columns: list[int]  # indices of the numeric input features
-    seed: int  # of frequencies and phases, drawn by numpy's RandomState, whose stream is fixed
-    bandwidth: float  # of the Gaussian kernel, in normal scores
+    seed: int  # seed of frequencies and phases, drawn by numpy's RandomState, whose stream is fixed
+    bandwidth: float  # bandwidth of the Gaussian kernel, in normal scores
     mean: list[float]  # (frequencies,) of the reference
-    eigenvalues: list[float]  # of the random features' covariance: the chi-square weights, above 0
+    # Eigenvalues of the random features' covariance: the chi-square weights, above 0.
+    eigenvalues: list[float]
     rows: int
 
     def test(self, mean: Float, num_rows: int, level: float) -> TwoSampleTest:

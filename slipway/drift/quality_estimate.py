@@ -21,13 +21,14 @@ MIN_ROWS = 100  # smallest window with an estimate
 _NORMAL = 1.959964  # half width of a 95 % interval, in standard errors
 _NORMAL_ONE_SIDED = 1.645  # distance of a one-sided 95 % bound, in standard errors
 _MAX_CALIBRATION_ERROR = 0.05  # root mean square over the bins, weighted by traffic
-_MAX_P_VALUE = 0.01  # of the hypothesis that the OOD score does not predict squared errors
+# Largest p-value of the hypothesis that the OOD score does not predict squared errors.
+_MAX_P_VALUE = 0.01
 _MAX_GAP = 0.02  # accuracy: largest deviation that a single feature's bins may show
 _MAX_RELATIVE_GAP = 0.1  # mean squared error: the same, as a fraction of it
 _MANY_STANDARD_ERRORS = 3.0  # noise rarely exceeds it in any of a dozen features
 # In 95 % of windows with _PROMISED_ROWS rows, a valid accuracy is off by at most _PROMISED_ERROR.
 _PROMISED_ERROR, _PROMISED_ROWS = 0.02, 5000
-_MAX_HALF_WIDTH = 0.1  # of the interval of an accuracy; relative for an RMSE
+_MAX_HALF_WIDTH = 0.1  # half width of the interval of an accuracy; relative for an RMSE
 _MAX_UNUSUAL = 0.05  # fraction of rows unlike the reference, beyond the reference's own
 
 
@@ -63,7 +64,7 @@ def estimate_quality(reference: Reference, window: Window) -> Estimate:
     residual, model_variance = quality.adjustment.predict(reference.features, counts)
     value = window.confidence_sum / window.num_rows + residual
     fractions = window.quality_counts / window.quality_counts.sum()
-    label_variance = float(fractions @ np.array(quality.variances))  # of one row
+    label_variance = float(fractions @ np.array(quality.variances))  # variance of one row's label
     half_width = _NORMAL * math.sqrt(model_variance + label_variance / window.num_rows)
     low, high = value - half_width, value + half_width
 

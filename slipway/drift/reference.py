@@ -47,7 +47,7 @@ class InputReference(Contract):
     """Distribution of the network's inputs in the reference rows."""
 
     features: list[FeatureReference] = Field(min_length=1)
-    joint: JointReference | None  # of all numbers; null with fewer than two
+    joint: JointReference | None  # reference of all numbers together; null with fewer than two
     # Number of rows that alone have a feature's smallest or largest value. As many of equally many
     # new rows are expected outside the range.
     outside: int
@@ -96,7 +96,7 @@ class References(Contract):
 
     format_version: Literal[3]
     inputs: InputReference
-    answers: dict[str, AnswerReference]  # by variant
+    answers: dict[str, AnswerReference]  # references by variant
 
     def of(self, variant: str) -> Reference:
         """Return the reference of `variant`; BundleError if there is none."""

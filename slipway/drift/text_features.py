@@ -24,7 +24,7 @@ _NAMES = (
 )
 VOCABULARY = tuple(f"vocabulary_{number}" for number in range(1, 5))
 _OF_TOKENS = ("log_tokens", "characters_per_token")
-_BLOCK_BYTES = 1 << 22  # of texts processed at a time
+_BLOCK_BYTES = 1 << 22  # bytes of texts processed at a time
 
 
 def text_features(contract: TextContract) -> list[Feature]:

@@ -51,11 +51,11 @@ class Budget:
 class FeatureVerdict(Contract):
     """One feature, judged by the statistic with the largest value relative to its threshold."""
 
-    name: str  # of the feature, or "all_numbers_together" for the joint test
+    name: str  # name of the feature, or "all_numbers_together" for the joint test
     statistic: Statistic
     value: float
-    threshold: float  # of the statistic's absolute value
-    p_value: float  # of this statistic only, not corrected for the number of tests
+    threshold: float  # threshold of the statistic's absolute value
+    p_value: float  # p-value of this statistic only, not corrected for the number of tests
     drifted: bool
     psi: float  # for charts, also if another statistic is stronger; the MMD for the joint test
 

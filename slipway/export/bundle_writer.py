@@ -73,8 +73,8 @@ from slipway.system.errors import BundleError
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 
 WriteCard = Callable[[Mapping[str, ModelFile], Mapping[Provider, Choice]], str]
-_PARITY = 1e-5  # of probabilities; float32 rounding alone stays below 1e-6
-_PARITY_BATCH_SIZES = (1, 2, 7)  # and the largest
+_PARITY = 1e-5  # largest difference of probabilities; float32 rounding alone stays below 1e-6
+_PARITY_BATCH_SIZES = (1, 2, 7)  # tested together with the largest size
 _DRIFT_BATCH_SIZE = 64
 
 
@@ -103,7 +103,7 @@ class Trained:
     calibration: Calibration
     metrics: dict[str, Metric]
     baseline: dict[str, float]
-    coverage: Metric | None = None  # of its sets or intervals, on the test rows
+    coverage: Metric | None = None  # coverage of its sets or intervals on the test rows
     pruned: Pruned | None = None
 
     @property
@@ -117,7 +117,7 @@ class ExportRows:
     """Rows for samples, losses and golden rows of an export."""
 
     samples: NDArray[Any]  # (rows, ...) training rows as the network takes them, for quantization
-    validation: PackedSplit  # to check, choose and compare variants
+    validation: PackedSplit  # rows to check, choose and compare variants
     train: PackedSplit | None = None  # for the drift reference; without it validation rows suffice
     test: PackedSplit | None = None  # measures the coverage of int8 variants; chooses nothing
 

@@ -25,7 +25,8 @@ from slipway.inputs.contract import InputContract
 from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system import files
 
-_MAX_ROWS = 20_000  # per split; its sampling error is then small beside that of any window
+# Most rows of a split: with so many, its sampling error is small beside that of any window.
+_MAX_ROWS = 20_000
 _BLOCK_ROWS = 256
 
 
@@ -50,7 +51,7 @@ class DriftRows:
     validation: PackedSplit
     train: PackedSplit | None  # enlarges the input reference if it is stored in the served form
     seed: int
-    batch_size: int  # of the validation rows' answers
+    batch_size: int  # batch size of the validation rows' answers
 
 
 def write_drift(

@@ -24,7 +24,7 @@ from slipway.system.errors import SchemaError
 from slipway.system.user_code import UserCode
 from slipway.training.networks.networks import ENSEMBLE, ModelManifest
 
-_FEW_ROWS = 30  # of a class in the test split, below which its figures say little
+_FEW_ROWS = 30  # test rows of a class below which its figures say little
 _MOST_CLASSES = 20
 _NO_PURPOSE = (
     "Nobody has written down yet what this model is for and what it must not be used for: "

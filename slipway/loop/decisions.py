@@ -32,12 +32,12 @@ class DecisionRequest(Contract):
     """The content of `request.json`."""
 
     format_version: Literal[1]
-    id: str  # random
+    id: str  # random id of the request
     cycle: int
     created: float  # seconds since 1970
     expires: float
     reasons: list[str]  # triggers that began the cycle
-    version: str  # of the candidate
+    version: str  # version of the candidate
     bundle_digest: str  # SHA-256 of bundle.json, in hex
     certificate_digest: str  # SHA-256 of certificate.json, in hex
     data_digest: str  # DVC's digest of the raw data

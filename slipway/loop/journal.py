@@ -34,7 +34,7 @@ class LoopStep(Contract):
 
     format_version: Literal[1]
     number: int
-    cycle: int  # from 1
+    cycle: int  # number of the cycle, from 1
     time: float  # seconds since 1970
     what: StepName
     detail: dict[str, Any]  # its keys depend on the step; see slipway/loop/steps.py

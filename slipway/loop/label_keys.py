@@ -16,7 +16,7 @@ from slipway.traffic.monitoring_records import JoinedLabel
 
 NO_KEY = "no key"  # the name for labels that came without an API key
 MIN_LABELS = 30  # needed from the key, and from all other keys together
-_MIN_Z = 4.5  # one-sided; an honest key reaches it once in 300,000 tests
+_MIN_Z = 4.5  # one-sided bound; an honest key reaches it once in 300,000 tests
 # Smallest excess over 1/2 of the probability that an error of the key is larger than an error of
 # the others. For classes 0.05 means an error rate that is ten percentage points higher.
 _MIN_GAIN = 0.05

@@ -32,7 +32,7 @@ class PairedDifference(Contract):
     before: float
     after: float
     difference: float  # after - before
-    low: float  # of the difference
+    low: float  # lower bound of the difference
     high: float
     confidence: float
     rows: int

@@ -57,7 +57,7 @@ STRATEGIES_BY_TRAFFIC = (
     "fsdp",
     "deepspeed_stage_3",
 )
-# With these, processes wait for each other's values within a forward or backward pass.
+# Strategies in which processes wait for each other's values within a pass.
 _WAITING = ("pipeline", "tensor_parallel")
 _OFFLOADING = ("deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
 
@@ -94,10 +94,10 @@ class Setting:
     num_gpus: int
     memory: DeviceMemory
     flop: float  # floating-point operations; a pipeline's idle time counts as operations, too
-    sent_bytes: float  # to GPUs of the same copy, if several share one
+    sent_bytes: float  # bytes sent to GPUs of the same copy, if several share one
     model_parallel: int | None = None  # GPUs that share a copy of the network; None if none do
     averaged_bytes: float = 0.0  # gradients, sent to the other copies
-    moved_bytes: float = 0.0  # to the host's memory and back, because of offload
+    moved_bytes: float = 0.0  # bytes moved to the host's memory and back, because of offload
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class GpuChoice:
     setting: Setting
     precision: str
     hours: float
-    price: float | None  # of the whole training; None if the user gave no hourly price
+    price: float | None  # price of the whole training; None if the user gave no hourly price
 
     @property
     def label(self) -> str:
@@ -215,7 +215,7 @@ class _Planner:
         if model_parallel:
             shared = self._pipeline if strategy == "pipeline" else self._shared
             return self._with_copies(shared(model_parallel, shape), num_gpus)
-        rows = shape.per_device * passes  # of each device in one step
+        rows = shape.per_device * passes  # rows of each device in one step
         memory = device_memory(
             self._traces_of(shape.per_device, accumulates=passes > 1),
             strategy,

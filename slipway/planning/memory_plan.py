@@ -33,7 +33,7 @@ STRATEGIES = (
     "tensor_parallel",
     "pipeline",
 )
-_MASTER_BYTES = 4  # of a float32 master weight; DeepSpeed has them for float32 weights, too
+_MASTER_BYTES = 4  # size of a float32 master weight; DeepSpeed has them for float32 weights, too
 _BUCKET_ELEMENTS = 200_000_000  # Lightning's reduce_bucket_size
 _MAX_GATHERED_ELEMENTS = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
 # Block-sized buffers in a backward pass of FSDP2. Weights: the present block, the next block, and

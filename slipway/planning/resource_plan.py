@@ -40,7 +40,7 @@ from slipway.training.telemetry.costs import folder_bytes
 # Measured: 1.1 to 1.6 (bench/results/memory_plan.md).
 CPU_SLACK = 1.25
 _TRAINER_BYTES = 90_000_000  # measured: Lightning's loops, TensorBoard and DVCLive
-_SCALAR_BYTES = 60  # of one value in TensorBoard's files
+_SCALAR_BYTES = 60  # size of one value in TensorBoard's files
 _NUM_SCALARS = 7
 _HISTOGRAM_BYTES = 4500  # measured on weights and gradients of the demo
 _TIMED_STEPS = 10
@@ -50,15 +50,15 @@ class PlannedMemory(NamedTuple):
     """Predicted memory of one training process."""
 
     traces: Traces
-    device: DeviceMemory  # of its tensors
-    process_bytes: int  # of the process in the host's memory; on a CPU this includes the tensors
+    device: DeviceMemory  # memory of its tensors
+    process_bytes: int  # memory of the process on the host; on a CPU this includes the tensors
 
 
 class PlannedSeconds(NamedTuple):
     """Seconds, from a few real steps without communication."""
 
-    step: float  # of one optimizer step
-    validation: float  # of one epoch's validation
+    step: float  # time of one optimizer step
+    validation: float  # time of one epoch's validation
 
 
 @dataclass

@@ -29,8 +29,8 @@ class StudyLine(Contract):
     format_version: Literal[1]
     name: str
     identity: str  # digest of everything that all trials share; only an equal search resumes
-    threads: int  # of each process of a trial
-    epochs: int  # of a trial that is not stopped, unless the space changes train.epochs
+    threads: int  # threads of each process of a trial
+    epochs: int  # epochs of a trial that is not stopped, unless the space changes train.epochs
 
 
 class JobLine(Contract):
@@ -41,7 +41,7 @@ class JobLine(Contract):
     trial: int  # number of the trial, from 0
     values: dict[str, Any]  # the trial's values by key of params.yaml
     level: int  # number of the rung at which the job ends; the last rung is the end of the trial
-    epoch: int  # at which the job ends
+    epoch: int  # epoch at which the job ends
 
 
 class ResultLine(Contract):
@@ -52,10 +52,10 @@ class ResultLine(Contract):
     trial: int
     status: Literal["stopped", "done", "failed"]
     epoch: int  # last epoch of the training
-    score: float | None  # on the validation rows; null if the job failed
+    score: float | None  # score on the validation rows; null if the job failed
     metric: Metric | None  # the score with its interval; null unless the trial is done
     seconds: float
-    cause: str  # of a failure; else empty
+    cause: str  # cause of a failure; else empty
 
 
 Line = StudyLine | JobLine | ResultLine

@@ -38,9 +38,9 @@ class Schedule:
     """The decisions and results of a search so far, and the rule for the next decision."""
 
     params: SearchParams
-    epochs: int  # of a trial that is not stopped
+    epochs: int  # epochs of a trial that is not stopped
     jobs: list[JobLine] = field(default_factory=list)
-    results: dict[int, ResultLine] = field(default_factory=dict)  # by number of the job
+    results: dict[int, ResultLine] = field(default_factory=dict)  # results by number of the job
     is_exhausted: bool = False  # every point of the space has been tried
 
     @property

@@ -31,7 +31,7 @@ from slipway.training.distributed.stop_signals import PAUSE
 METRICS = Path("metrics/train.json")
 _KILLED = re.compile(r"exited with (-9|-15|137|143)\b")
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
-_ATTEMPTS = 3  # of a training whose process is killed from outside
+_ATTEMPTS = 3  # attempts of a training whose process is killed from outside
 _SAVES = 3  # attempts to save, because a `slipway run` may save at the same moment
 _TAIL = 1 << 18  # bytes at the end of an output in which the cause of a failure is searched
 _POLL_S = 0.1
@@ -42,13 +42,13 @@ _SAVING = Path(".work/search/saving.lock")  # DVC cannot save two experiments at
 class TrialPlan:
     """The settings of one job of a search: its params, folders and outputs."""
 
-    name: str  # of the trial's experiment
+    name: str  # name of the trial's experiment
     folder: str  # name of the job's folder, which only one job at a time uses
     params: str  # text of params.yaml
     lock: str  # text of dvc.lock after the stages that all trials share
     state: Path  # folder of the trial's checkpoints, kept until the search ends
     answers: Path  # output path of the predictions of the validation rows, without suffix
-    metric: str  # by which the search selects
+    metric: str  # metric by which the search selects
     epoch: int  # last epoch of the job
     is_last: bool  # True if the job trains the trial to its end
     threads: int | None  # None: the training chooses
@@ -99,7 +99,7 @@ def run_job(snapshot: Snapshot, plan: TrialPlan, stop: threading.Event) -> JobRe
             if code > 0 and not _KILLED.search(output):
                 break
             end_processes(folder)
-    if _NO_SPACE.search(output):  # not caused by the trial's values
+    if _NO_SPACE.search(output):  # a full disk is not caused by the trial's values
         raise SlipwayError(
             f"the training of {plan.name} found no space on the disk: {find_cause(output).text}\n"
             "No trial is lost."

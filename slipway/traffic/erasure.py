@@ -56,7 +56,7 @@ _PENDING = re.compile(r"\.(.+\.jsonl)\.(\d+)")  # segment and place of a line th
 class FoundLine:
     """A line with rows to erase, without its line feed."""
 
-    place: int  # bytes before it
+    place: int  # number of bytes before the line
     num_bytes: int
     end_of_id: int
     shorter: bytes | None  # the line without these rows; None: all of it goes

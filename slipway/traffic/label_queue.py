@@ -60,7 +60,7 @@ class QueuedRow:
 
     request_id: str
     item: int  # position in the request, from 0
-    time: float  # of the answer, seconds since 1970
+    time: float  # time of the answer, seconds since 1970
     by_gain: bool  # False: drawn at random
 
     @property

@@ -20,7 +20,7 @@ from slipway.traffic.postgres import SqlConnection, given_url, reading_postgres
 DATABASE = "monitoring.sqlite"
 PROPOSALS = "proposals"
 SCHEMA_VERSION = 4  # SQLite's user_version
-# By old version: SQL that upgrades a database to the next version and keeps its rows.
+# For each old version: SQL that upgrades a database to the next one and keeps its rows.
 MIGRATIONS = {3: "ALTER TABLE labels ADD COLUMN caller TEXT;"}
 # Prefix of the `caller` of a label whose row was chosen because it is hard (slipway/traffic/
 # label_queue.py). Estimates of quality must leave such labels out.

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from slipway.system.errors import UnavailableError
 
 DATABASE_URL = "SLIPWAY_DATABASE_URL"
-FEEDBACK, ROLLOUT = "slipway", "slipway_rollout"  # schemas
+FEEDBACK, ROLLOUT = "slipway", "slipway_rollout"  # names of the schemas
 _FORMAT = 1  # stored as the comment of each schema
 _CONNECT_S = 5
 _LOCK = 0x736C6970  # first number of the advisory lock that all transactions in a schema take

@@ -35,8 +35,8 @@ FORMAT_VERSION = 2
 # Fields of answers and outputs that format 1 names differently; old lines must stay readable.
 _FORMAT_1_NAMES = {"outlier_score": "ood_score", "is_outlier": "is_ood"}
 REPLAYED = "replay-"  # prefix of the ids of replayed requests, which are not logged again
-_LARGEST_SEGMENT = 64 << 20  # bytes
-_SEGMENTS_PER_WRITER = 8  # at least, so a removal frees at most an eighth of the bound
+_LARGEST_SEGMENT = 64 << 20  # bytes of the largest segment
+_SEGMENTS_PER_WRITER = 8  # fewest segments, so that a removal frees at most an eighth of the bound
 _SEGMENTS_PER_AGE = 24  # a segment takes requests for at most 1/24 of the age limit
 _BEGIN = "%Y%m%dT%H%M%S.%fZ"
 _SEGMENT = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)-[0-9a-f]{8}\.jsonl")
@@ -104,7 +104,7 @@ class StoredRequest(Contract):
     answers: list[dict[str, Any]]
     outputs: dict[str, _Outputs]
     inputs_sha256: str
-    sha256: str  # of the payload
+    sha256: str  # SHA-256 of the payload
     payload: str  # base64
     erased: tuple[int, ...] = ()
 
@@ -217,7 +217,7 @@ class SegmentWriter:
         self._max_bytes = max_bytes
         self._num_writers = num_writers
         self._max_age_s = max_age_s
-        self._descriptor: int | None = None  # of the open segment
+        self._descriptor: int | None = None  # descriptor of the open segment
         self._size = 0
         self._begun = 0.0
 
@@ -338,9 +338,10 @@ def size_if_closed(path: Path) -> int | None:
 def _lines(folder: Path, beginning: bytes) -> Iterator[tuple[Path, int, bytes]]:
     """Yield (segment, line number, line) of each complete line with this prefix."""
     for segment in segments(folder):
-        with suppress(FileNotFoundError), segment.open("rb") as file:  # it may be removed meanwhile
+        # A segment may be removed meanwhile.
+        with suppress(FileNotFoundError), segment.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                is_erased = line.isspace()  # by slipway/traffic/erasure.py
+                is_erased = line.isspace()  # slipway/traffic/erasure.py erased it
                 if line.startswith(beginning) and line.endswith(b"\n") and not is_erased:
                     yield segment, number, line
 

@@ -34,7 +34,7 @@ class LoggedItem:
 
     key: Key
     model: str
-    digest: str  # of the content
+    digest: str  # digest of the content
     truth: str | float | None
     predicted: str | float
     doubt: float  # 1 - the probability of the predicted class; 0 for a number

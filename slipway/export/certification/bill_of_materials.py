@@ -23,7 +23,7 @@ from slipway.system.version import DISTRIBUTION
 
 BILL = "bom.cdx.json"
 MODEL, DATA = "model", "data"  # references inside the bill
-_LONGEST_NAME = 80  # of a licence; some packages put the whole text there
+_LONGEST_NAME = 80  # longest name of a licence; some packages put the whole text there
 _CLASSIFIER = "License :: "
 _OPTIONS = {"weights": "export.license", "data": "export.data_license"}
 

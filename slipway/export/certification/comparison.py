@@ -53,7 +53,7 @@ class TestRows:
     __test__ = False  # keeps pytest from collecting it
 
     task: Task
-    classes: list[str]  # in the order of the network's columns; empty for a numeric target
+    classes: list[str]  # classes in the order of the network's columns; empty for a numeric target
     ids: list[str]
     sources: list[str]
     inputs: Inputs  # (rows, ...) as the network takes them
@@ -81,7 +81,7 @@ class BatchAnswers:
     """A hop's predictions for the first `len(outputs)` rows, in batches of `batch_size`."""
 
     batch_size: int
-    outputs: NDArray[np.float32]  # as in `Measurement`
+    outputs: NDArray[np.float32]  # the same as in `Measurement`
     scores: NDArray[np.float32] | None = None
 
 
@@ -380,7 +380,7 @@ class _Distance:
 
     largest: float
     mean: float
-    leads: dict[str, float]  # by flipped row: how far its best probability led before
+    leads: dict[str, float]  # for each flipped row, the lead of its best probability before
     worst_row: str
     rows: int
     batch_size: int | None  # None if requests make the batches
@@ -393,7 +393,7 @@ class _Distances:
     main: _Distance
     runs: list[_Distance]
     score: float | None  # the largest difference of an OOD score; None if none were measured
-    rank: float | None  # as `Hop.score_rank`
+    rank: float | None  # the same as `Hop.score_rank`
 
     @property
     def worst(self) -> _Distance:

@@ -38,7 +38,7 @@ def why_no_grpc(packages: Sequence[str] = PACKAGES) -> str | None:
 class GrpcClient(ServiceClient):
     """A ServiceClient that predicts over gRPC at `address`."""
 
-    backend = "grpc"  # of its executions
+    backend = "grpc"  # backend of its executions
 
     def __init__(self, url: str, address: str, bundle: LoadedBundle, classes: list[str]) -> None:
         from tritonclient import grpc
@@ -46,7 +46,7 @@ class GrpcClient(ServiceClient):
         super().__init__(url, bundle, classes)
         self._triton = grpc
         self._over_grpc = grpc.InferenceServerClient(address)
-        self._datatypes: dict[str, str] = {}  # by input
+        self._datatypes: dict[str, str] = {}  # datatypes by name of the input
 
     def close(self) -> None:
         """Close the connections."""
@@ -64,12 +64,12 @@ class GrpcClient(ServiceClient):
             metadata = self._call(what, self._over_grpc.get_model_metadata)
             self._datatypes = {one.name: one.datatype for one in metadata.inputs}
         rows = [self._cells(payload) for payload in payloads]
-        places: dict[tuple[str, ...], list[int]] = {}  # of rows with the same inputs
+        places: dict[tuple[str, ...], list[int]] = {}  # places of rows with the same inputs
         for place, row in enumerate(rows):
             places.setdefault(tuple(row), []).append(place)
         found: dict[int, dict[str, Any]] = {}
         for names, chosen in places.items():
-            if not names:  # without any value, which the protocol cannot say
+            if not names:  # a row without any value, which the protocol cannot express
                 for place in chosen:
                     _, (found[place],) = super().predictions(what, [payloads[place]])
                 continue

@@ -48,7 +48,7 @@ from slipway.system.errors import BundleError, SlipwayError, UnavailableError
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 
 TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
-_SMALL_BATCHES = (1, 2, 7)  # as export tries, and as requests may come
+_SMALL_BATCHES = (1, 2, 7)  # sizes that export tries, and that requests may have
 _WARM_UP_CALLS = 3
 _THROUGHPUT_CALLS = 5
 _SERVED_BATCHES = (1, 2, 4, 8)  # batch sizes that result from the HTTP hop's connections

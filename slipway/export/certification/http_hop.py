@@ -42,7 +42,7 @@ _MAX_SHOWN = 300  # characters of an answer in a message
 class ServiceChoice:
     """The execution that the service is configured for, and the one that it runs, from `/model`."""
 
-    requested: Execution  # with the backend "http" or "grpc"
+    requested: Execution  # execution with the backend "http" or "grpc"
     actual: Execution
     behind: Execution  # the runtime behind it
 

@@ -28,10 +28,10 @@ from slipway.training.uncertainty.calibration import Calibrator
 
 FEWEST_CALLS_FOR_P99 = 100
 _ROUNDS = 11
-_MAX_CALLS = 20  # with one row, per round: 220 in all
+_MAX_CALLS = 20  # most calls with one row in each round: 220 in all
 _MIN_CALLS = 3
 _BLOCK_S = 0.003  # shorter calls are repeated to fill this time
-_OPSET, _SPEEDS_S, _SPEED_BATCH = 18, 5.0, 64  # of graphs that are only timed
+_OPSET, _SPEEDS_S, _SPEED_BATCH = 18, 5.0, 64  # used for graphs that are only timed
 
 
 @dataclass(frozen=True)
@@ -198,12 +198,12 @@ def _warm_up(
     for size in [*(power for power in powers if power < max_batch_size), max_batch_size]:
         batch = repeated_rows(rows, size)
         for name, runner in runners.items():
-            runner.run(batch)  # allocates memory
+            runner.run(batch)  # the first run allocates memory
             # The shorter of two, because the machine may stall in one of them.
             found[name][size] = min(seconds_of(runner, batch) for _ in range(2))
         round_s = sum(max(seconds[size], _BLOCK_S) for seconds in found.values())
         spent += round_s
-        if (spent + 2 * round_s) * _ROUNDS > 0.7 * limit_s:  # no time for the next size
+        if (spent + 2 * round_s) * _ROUNDS > 0.7 * limit_s:  # no time is left for the next size
             break
     return found
 

@@ -174,7 +174,7 @@ def prove_parity(
         batch = np.ascontiguousarray(rows[np.arange(size) % len(rows)])
         try:
             expected, found = torch_answers(network, batch), runner.run(batch)
-        except Exception as error:  # torch's and ONNX Runtime's have no common base
+        except Exception as error:  # the errors of torch and ONNX Runtime have no common base
             raise ParityError(
                 f"torch or the exported graph cannot run a batch of {size}: {error}. "
                 "Choose another network."

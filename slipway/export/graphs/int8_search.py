@@ -22,7 +22,7 @@ Loss = Callable[[bytes], float]
 LIMIT_S = 60.0
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 _SENSITIVITY_ROWS = 64
-_MAX_FRACTION_IN_FP32 = 0.5  # of the layers; beyond it little is left to gain
+_MAX_FRACTION_IN_FP32 = 0.5  # fraction of the layers; beyond it little is left to gain
 
 
 def search(

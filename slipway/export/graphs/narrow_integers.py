@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from slipway.system.errors import UnavailableError
 
-_BITS = 31  # of the numbers in a graph: 0 to 2**31 - 1
+_BITS = 31  # bits of the numbers in a graph: 0 to 2**31 - 1
 _MERSENNE = 2**_BITS - 1  # the modulus of the hashes: 2**31 is 1 modulo it
 _LIMB = 11  # bits of a part of a number, times _PIECE bits of a factor: below 2**31
 _PIECE = 20

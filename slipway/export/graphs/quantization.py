@@ -32,7 +32,7 @@ _JOINTS = ["Add", "Relu"]
 _NO_MAPS = ("MatMul", "Gemm", "Transpose")  # their results are no feature maps
 _BATCH_SIZE = 64
 _HISTOGRAM_BATCH_SIZE = 16  # every activation of a batch is held at once
-_LARGEST_UINT8_STEP = 127.0  # from the zero point 128 to both ends
+_LARGEST_UINT8_STEP = 127.0  # steps from the zero point 128 to both ends
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Scheme:
     """The kind of int8 that a runtime supports."""
 
     is_symmetric: bool
-    options: Mapping[str, bool]  # of ONNX Runtime's quantizer
+    options: Mapping[str, bool]  # options of ONNX Runtime's quantizer
 
 
 CPU = Scheme(is_symmetric=False, options={})

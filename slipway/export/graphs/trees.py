@@ -22,12 +22,12 @@ from slipway.training.networks.trees import TREES_NODE, TreeNetwork
 
 DOMAIN, VERSION = "ai.onnx.ml", 5
 NODE = "TreeEnsemble"
-_LESS_EQUAL, _MEMBER = 0, 6  # nodes_modes
+_LESS_EQUAL, _MEMBER = 0, 6  # values of nodes_modes
 _SUM, _NO_TRANSFORM = 1, 0
 # decision_type of LightGBM's text
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2
 _MISSING_NONE, _MISSING_ZERO = 0, 1  # bits 2 and 3; 2: NaN
-_WORD = 32  # bits
+_WORD = 32  # bits of a word
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Tree:
 
     columns: NDArray[np.int64]  # (splits,) like the next four
     decisions: NDArray[np.int64]
-    thresholds: NDArray[np.float64]  # of a categorical split its number among these
+    thresholds: NDArray[np.float64]  # for a categorical split, its number among these
     left: NDArray[np.int64]
     right: NDArray[np.int64]
     leaves: NDArray[np.float64]  # (splits + 1,)

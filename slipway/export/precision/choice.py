@@ -13,7 +13,7 @@ from slipway.kinds.registry import Task
 from slipway.reports.console import size
 from slipway.reports.pages.leaderboard_page import loss_text, times_text
 
-MAX_BATCH_DEPENDENCE = 1e-5  # of an answer on the CPU; float32 rounding alone stays below 1e-6
+MAX_BATCH_DEPENDENCE = 1e-5  # for an answer on the CPU; float32 rounding alone stays below 1e-6
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 
 

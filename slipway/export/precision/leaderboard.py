@@ -44,7 +44,7 @@ class Contest:
     validation: PackedSplit
     resampling: Resampling
     largest_batch: int
-    # By variant. Without one, rows of the variant are not flagged as OOD.
+    # Thresholds by variant. Without one, rows of the variant are not flagged as OOD.
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
 
     def thresholds_of(self, variant: str) -> Sequence[float] | None:
@@ -86,7 +86,7 @@ def make_leaderboard(
         if provider in absent:
             continue
         meant_for = {variant: provider in model.meant_for for variant, model in models.items()}
-        # As in `verify`: every variant on the CPU, on CUDA those that are meant for it.
+        # The same as in `verify`: every variant on the CPU, and on CUDA those meant for it.
         measured = [variant for variant in models if provider == "cpu" or meant_for[variant]]
         runners: dict[str, Runner] = {
             variant: open_onnx(
@@ -238,7 +238,7 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
             break
     if kind_of(contest.task).target.has_classes:
         return largest
-    return largest / max(1.0, float(np.abs(found).max()))  # as in `verify`
+    return largest / max(1.0, float(np.abs(found).max()))  # the same as in `verify`
 
 
 def _add_sizes(

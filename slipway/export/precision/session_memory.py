@@ -37,7 +37,7 @@ def session_peak_bytes(graph: Path, batch: NDArray[Any]) -> int | None:
 
 
 def _peak_growth(graph: Path, batch: NDArray[Any]) -> int | None:
-    import_onnxruntime()  # before the first figure
+    import_onnxruntime()  # imported before the first measurement
     before = status_bytes("VmRSS")
     runner = open_onnx(
         graph.read_bytes(), variant=graph.stem, precision="", provider="cpu", num_threads=0

@@ -21,7 +21,7 @@ def own_thresholds(
     """
     rows = np.flatnonzero(~fitting_half(validation.keys, seed))
     if not len(rows):
-        return calibration  # its thresholds promise nothing either
+        return calibration  # the thresholds in it promise nothing either
     answers = onnx_answers(graph, validation.inputs[rows])
     targets = validation.targets[rows]
     return with_thresholds(task, calibration, answers, targets)

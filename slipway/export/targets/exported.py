@@ -67,9 +67,9 @@ class ExportRecord(Contract):
     target: Target
     bundle_digest: str  # hex SHA-256 of bundle.json
     variant: str
-    certified: bool  # its own hop agrees on every test row
+    certified: bool  # True if its own hop agrees on every test row
     hop: Hop
-    facts: dict[str, Any]  # of the target: runtime, sizes, differences
+    facts: dict[str, Any]  # facts about the target: runtime, sizes, differences
     files: dict[str, str]  # hex SHA-256 by path in the folder, of all files but this one
 
 
@@ -80,7 +80,7 @@ class CertifiedRows:
     comparison: HopComparison
     payloads: Callable[[], Iterator[RowPayload]]
     max_difference: float
-    max_metric_loss: Mapping[str, float]  # by variant
+    max_metric_loss: Mapping[str, float]  # allowed loss by variant
     timing_rounds: int
 
 

@@ -44,7 +44,7 @@ LayoutTarget = Literal["mlflow", "huggingface"]
 GRAPH = "model.onnx"
 NOTE = "PREPROCESSING.md"
 README = "README.md"
-_REQUIREMENTS, _PYTHON = "requirements.txt", "python_env.yaml"  # of MLflow
+_REQUIREMENTS, _PYTHON = "requirements.txt", "python_env.yaml"  # files of MLflow
 _PROVIDERS = ["CPUExecutionProvider"]
 # Licences whose name on the hub is their SPDX identifier in small letters.
 _HUB_LICENSES = {
@@ -138,7 +138,7 @@ def run_layout_hop(
     """Load the folder as its users do, and compare its answers to every test row."""
     ask = (load or _LAYOUTS[target][1])(folder, source)
     inputs = source.rows.comparison.rows.inputs
-    ask(np.ascontiguousarray(inputs[:1]))  # warm-up
+    ask(np.ascontiguousarray(inputs[:1]))  # a warm-up
     times, found = [], []
     for row in range(len(inputs)):
         values = np.ascontiguousarray(inputs[row : row + 1])
@@ -185,7 +185,7 @@ def _fill_mlflow(folder: Path, source: ExportSource) -> dict[str, Any]:
         "dependencies": [f"-r {_REQUIREMENTS}"],
     }
     files.write_text(folder / _PYTHON, yaml.safe_dump(environment, sort_keys=False))
-    # Not mlflow.onnx.save_model: it searches every installed package for half a minute.
+    # mlflow.onnx.save_model would search every installed package for half a minute.
     model = mlflow.models.Model(
         signature=signature,
         metadata={
@@ -213,7 +213,7 @@ def _load_mlflow(folder: Path, source: ExportSource) -> "Ask":
 def _import_mlflow() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of its own type hints
+            warnings.simplefilter("ignore")  # MLflow warns of its own type hints
             import mlflow.models
             import mlflow.pyfunc
     except ImportError as error:

@@ -39,7 +39,7 @@ NAME = "browser"
 # round chroma differently. A resize by a canvas is off by 7 to 25 levels.
 MOST_LEVELS = 3
 _PAGE = package_files("slipway.export.targets.browser") / "page"
-_SILENCE_S = 120.0  # without any message from the page
+_SILENCE_S = 120.0  # longest time without any message from the page
 _JPEG = b"\xff\xd8"
 _FLAGS = (
     "--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",

@@ -15,7 +15,7 @@ from slipway.export.targets.exported import as_ranges, exported_contract
 from slipway.inputs.personal_data import EMAIL, NATIONAL_FORMS, NUMBER
 from slipway.inputs.texts import TextContract, import_tokenizers
 
-# Of a tokenizer.json; null stands for false and for an empty text as well.
+# Parts of a tokenizer.json; null stands for false and for an empty text as well.
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 _PLAIN_MODEL: dict[str, str | None] = {
     "type": "BPE",
@@ -26,7 +26,7 @@ _PROCESSORS = (None, "ByteLevel", "TemplateProcessing", "BertProcessing", "Rober
 _SURROGATES = range(0xD800, 0xE000)
 _CODES = 0x34000  # above are no letters, numbers or punctuation
 _ALL_CODES = sys.maxunicode + 1
-_MARK = "|"  # between characters of a list; every tokenizer leaves it as it is
+_MARK = "|"  # separates the characters of a list; every tokenizer leaves it as it is
 
 
 def unreadable_part(content: str | None) -> str | None:
@@ -64,7 +64,7 @@ def page_contract(contract: TextContract) -> dict[str, Any]:
         content["tokenizer"] = _page_tokenizer(contract)
     if contract.masked:
         digits = (code for code in range(sys.maxunicode + 1) if chr(code).isdecimal())
-        content["digits"] = as_ranges(digits)  # each ten of them begin with a zero
+        content["digits"] = as_ranges(digits)  # each range of ten begins with a zero
         content["patterns"] = {
             "email": EMAIL.pattern,
             "number": NUMBER.pattern,
@@ -78,7 +78,8 @@ def _page_tokenizer(contract: TextContract) -> dict[str, Any]:
     model = json.loads(contract.tokenizer or "")["model"]
     facts = {
         "type": model["type"],
-        "vocabulary": list(model["vocab"].items()),  # as a key, `__proto__` would be lost
+        # A list, because `__proto__` would be lost as a key.
+        "vocabulary": list(model["vocab"].items()),
         "around": [_around(loaded.encode("a"))],
     }
     if contract.is_pair:
@@ -137,7 +138,7 @@ def _normalised_characters(normalizer: Any) -> dict[str, Any]:
     if normalizer is not None:
         codes = list(_below(_ALL_CODES))
         found = normalizer.normalize_str(_MARK.join(map(chr, codes))).split(_MARK)
-        del found[ord(_MARK)]  # it divides itself into two
+        del found[ord(_MARK)]  # the mark divides itself into two
         for code, text in zip(codes, found, strict=True):
             own = chr(code)
             if not text and own != _MARK:

@@ -50,10 +50,10 @@ class ScriptTarget:
     """A runtime of the script: its package, and how it is installed."""
 
     name: Literal["edge", "openvino"]
-    package: str  # of the index; its version is that of `pinned`, or the one in use
+    package: str  # name in the index; its version is that of `pinned`, or the one in use
     pinned: str | None
-    provider: Provider | None  # its choice of a variant is the default; None: fp32
-    options: tuple[str, ...] = ()  # of `uv pip install`
+    provider: Provider | None  # this provider's choice of a variant is the default; None: fp32
+    options: tuple[str, ...] = ()  # options of `uv pip install`
 
 
 EDGE = ScriptTarget("edge", "onnxruntime", None, "cpu")

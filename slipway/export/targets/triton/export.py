@@ -46,7 +46,7 @@ _CAPACITY_FORMAT = 1
 _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
 # A name of Kubernetes, which is also a name of Triton and of a folder.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
-_MOST_WAIT = 0.1  # of the latency limit, in which a batch may fill
+_MOST_WAIT = 0.1  # fraction of the latency limit in which a batch may fill
 _WARM_UP_CALLS = 3
 _PARTS = ("grpc", "tritonclient")
 
@@ -56,7 +56,7 @@ class Batching:
     """The settings that the load test found: workers, threads and batches."""
 
     workers: int
-    num_threads: int  # of each worker
+    num_threads: int  # threads of each worker
     batch_size: int
     wait_us: int
 
@@ -66,8 +66,8 @@ class ServerExport:
     """The options of an export for a server."""
 
     target: ServerTarget
-    name: str  # of the model
-    storage_uri: str  # of the copied repository, for KServe
+    name: str  # name of the model
+    storage_uri: str  # URI of the copied repository, for KServe
     server: str | None  # HOST:PORT of gRPC; None: the hop is not run
 
 
