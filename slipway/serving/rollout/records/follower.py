@@ -55,6 +55,7 @@ def follow(folder: Path, *, is_locked: bool = False) -> None:
     url = given_url()
     if url is None:
         return
+    files.make_private_directory(folder)  # this may precede the service's first start
     with shared_transaction(url) as connection:
         rollout, waiting = apply(connection, folder, lambda now: now)
         write_others(folder, read_others(connection, folder, rollout))

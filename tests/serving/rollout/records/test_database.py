@@ -21,7 +21,7 @@ from slipway.serving.rollout.records.database import (
     service_name,
     shared_transaction,
 )
-from slipway.serving.rollout.records.follower import Follower
+from slipway.serving.rollout.records.follower import Follower, follow
 from slipway.serving.rollout.records.model_files import fetch, publish, remove_unnamed
 from slipway.serving.rollout.reports import (
     NO_COUNTS,
@@ -157,6 +157,10 @@ def test_services_share_a_rollout_and_a_chain_which_a_killed_database_neither_fo
     change_rollout(first.state, with_canary)
     second.follows()
     assert read_rollout(second.state) == read_rollout(first.state)
+
+    follow(tmp_path / "elsewhere")  # as a command does that has no service here
+    assert read_rollout(tmp_path / "elsewhere") == read_rollout(first.state)
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o700
 
     postgres.stop()
     for call in (lambda: change_rollout(first.state, refused("no")), first.follows):

@@ -76,7 +76,7 @@ def test_two_services_follow_one_rollout_and_an_alarm_in_one_returns_both(
             done = [sys.executable, "-m", "slipway.serving.rollout", *arguments]
             variables = environment(folders[0], **options)
             return subprocess.run(
-                done, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120
+                done, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300
             )
 
         def started_canary(a: Server, b: Server) -> None:
