@@ -21,8 +21,10 @@ from bench.conditions import conditions
 from slipway.export.targets.browser.export import read_runtime, write_browser
 from slipway.export.targets.edge.export import EDGE, OPENVINO, write_script
 from slipway.export.targets.exported import ExportRecord, read_source
+from slipway.export.targets.triton.export import REPOSITORY, ServerExport, write_server
 from slipway.system import files
 from tests.export.targets.sources import image_source
+from tests.export.targets.triton.nvidia_server import PACKAGES, install_server, nvidia_server
 from tests.serving.bundles import CONTRACT
 
 RESULTS = Path(__file__).parent / "results"
@@ -40,6 +42,19 @@ def exported(runtime: Path) -> Iterator[tuple[Path, ExportRecord]]:
         for target in (EDGE, OPENVINO):
             out = root / f"{target.name}_{variant}"
             yield out, write_script(out, source, target)
+
+
+def exported_to_triton() -> Iterator[tuple[Path, ExportRecord]]:
+    """Write the repository of each variant, and certify it by NVIDIA's own server."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "server"
+        packages = install_server(folder)
+        for variant in ("fp32", "int8"):
+            source, out = read_source(variant), Path("artifacts/exports") / f"triton_{variant}"
+            write_server(out, source, ServerExport("triton", "digits", "", None))
+            repository = (out / REPOSITORY).absolute()
+            with nvidia_server(folder, packages, [repository], ["digits"]) as address:
+                yield out, write_server(out, source, ServerExport("triton", "digits", "", address))
 
 
 def line(out: Path, record: ExportRecord) -> str:
@@ -95,14 +110,19 @@ def measure_jpegs(folder: Path, runtime: Path) -> str:
 def main() -> None:
     """Measure the exports and write the results."""
     runtime = Path(sys.argv[-1]).absolute()
-    if sys.argv[1] == "jpeg":
+    packages = ("onnxruntime-gpu", "numpy", "pillow")
+    if sys.argv[1] == "triton":
+        with contextlib.chdir(sys.argv[2]):
+            lines = [line(out, record) for out, record in exported_to_triton()]
+        title = f"# Exports of the digits of the demo, in NVIDIA's Triton server ({PACKAGES[0]})"
+        name, text = "exports_triton", "\n".join([title, "", HEAD, "|---" * 8 + "|", *lines])
+    elif sys.argv[1] == "jpeg":
         name, text = "exports_jpeg", measure_jpegs(Path(sys.argv[2]), runtime)
     else:
         with contextlib.chdir(sys.argv[1]):
             lines = [line(out, record) for out, record in exported(runtime)]
         title = "# Exports of the digits of the demo, each with its hop"
         name, text = "exports", "\n".join([title, "", HEAD, "|---" * 8 + "|", *lines])
-    packages = ("onnxruntime-gpu", "numpy", "pillow")
     files.write_text(RESULTS / f"{name}.md", f"{text}\n\n{conditions(*packages)}\n")
     print(text)
 
