@@ -55,7 +55,7 @@ def in_browser(profile: Path, work: Callable[[Tab], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
-def test_digits_label_s_skips_and_u_takes_back_for_people_who_disagree(tmp_path: Path) -> None:
+def test_on_the_label_page_digits_label_a_row_s_skips_it_and_u_undoes(tmp_path: Path) -> None:
     answer_rows(tmp_path)
     state = tmp_path / "state"
     dark, grey, bright = LABELS

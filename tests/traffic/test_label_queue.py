@@ -54,7 +54,7 @@ def test_rows_between_two_classes_are_drawn_for_labelling_but_not_only_the_very_
     assert places[0] < 300
 
 
-def test_the_gain_is_the_margin_of_an_answer_or_the_rank_of_an_ood_score() -> None:
+def test_gain_of_a_label_is_the_answers_ambiguity_or_the_rank_of_its_ood_score() -> None:
     answer = {"probabilities": {"a": 0.5, "b": 0.3, "c": 0.2}}
     assert _ambiguity(answer) == pytest.approx(0.8)
     assert _ambiguity(answer | {"labels": ["a"]}) == pytest.approx(1.0)

@@ -265,7 +265,7 @@ def test_stored_tables_and_scratch_arrays_hold_hardly_any_memory(
     assert bytes_a_row("memory") > 20, "the twin"
 
 
-def test_true_rows_of_several_slices_are_those_of_numpy() -> None:
+def test_true_rows_of_flags_in_several_slices_equal_those_of_numpy() -> None:
     flags = np.random.default_rng(3).random(150_000) < 0.3
     rows = np.flatnonzero(flags)
     assert np.array_equal(true_rows(flags), rows)

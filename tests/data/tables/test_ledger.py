@@ -45,7 +45,9 @@ def test_verdicts_are_grouped_by_row_in_the_order_of_the_rules() -> None:
     ]
 
 
-def test_many_parts_give_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_written_in_many_parts_give_the_same_tables_as_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     expected = found(3)
     monkeypatch.setattr(ledger, "_GROUPED_VERDICTS", 2)

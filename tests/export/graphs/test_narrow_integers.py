@@ -89,12 +89,12 @@ def test_remainders_are_exact_and_no_number_needs_more_than_32_bits(
     assert found[-1].tolist() == expected
 
 
-def test_the_graph_itself_has_larger_numbers() -> None:
+def test_a_graph_that_is_not_narrowed_has_numbers_beyond_32_bits() -> None:
     wide = onnx.load_model_from_string(hashes(FACTORS[0], MERSENNE, 4097))
     assert max(int(np.abs(one).max()) for one in numbers_of(wide)) > 2**50
 
 
-def test_a_graph_without_remainders_stays_as_it_is() -> None:
+def test_narrowing_leaves_a_graph_without_remainders_unchanged() -> None:
     graph = helper.make_model(helper.make_graph([], "empty", [], [])).SerializeToString()
     assert in_32_bits(graph) is graph
 

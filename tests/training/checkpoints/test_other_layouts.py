@@ -205,7 +205,7 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.nightly(seconds=90)
 @pytest.mark.parametrize("strategy", ["deepspeed_stage_3", "fsdp"])
-def test_a_disk_that_fills_during_a_sharded_save_costs_nothing_but_time(
+def test_training_resumes_exactly_after_a_sharded_save_filled_the_disk(
     tmp_path: Path, small_disk: Path, strategy: str
 ) -> None:
     settings = {

@@ -34,7 +34,7 @@ def restored(folder: Path, module: Module) -> None:
     restore_rank_state(module, [], 0, 1, 1, folder)  # type: ignore[arg-type]
 
 
-def test_buffers_and_sums_come_back_by_name(tmp_path: Path) -> None:
+def test_a_ranks_buffers_and_sums_are_restored_by_name(tmp_path: Path) -> None:
     module = Module("cache", "mean", value=7.0)
     restored(tmp_path, module)
     assert module.state_dict()["mean"].tolist() == [2.0, 2.0, 2.0]
@@ -58,5 +58,5 @@ def test_a_network_with_other_buffers_is_refused_by_name_and_unchanged(
     assert all(value.eq(7.0).all() for value in module.buffers())
 
 
-def test_equal_names_in_another_order_are_accepted() -> None:
+def test_equal_names_of_buffers_in_another_order_are_accepted() -> None:
     check_names(["a", "b"], {"b": 1, "a": 2})

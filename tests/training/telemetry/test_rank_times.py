@@ -53,7 +53,7 @@ def _stalled(*counts: int) -> dict[int, StalledRank]:
     }
 
 
-def test_the_rank_that_is_behind_is_the_one_that_hangs() -> None:
+def test_error_names_the_rank_that_is_behind_as_the_one_that_hangs() -> None:
     text = describe_stall(_stalled(12, 12, 11, 12), 4, 6.0)
     assert text.startswith(
         "no step has ended for 6 minutes: rank 2 on node2 (process 72) in part 11, at a.py:1; the "
@@ -63,13 +63,13 @@ def test_the_rank_that_is_behind_is_the_one_that_hangs() -> None:
     assert text.endswith("it resumes from its newest checkpoint.")
 
 
-def test_ranks_that_are_equally_far_are_all_named() -> None:
+def test_error_names_all_ranks_if_a_stall_finds_them_equally_far() -> None:
     text = describe_stall(_stalled(12, 12), 2, 6.0)
     assert "rank 0 on node0" in text
     assert "rank 1 on node1 (process 71) in part 12, at a.py:1; no rank is ahead" in text
 
 
-def test_a_rank_that_writes_nothing_gives_no_sign_of_life() -> None:
+def test_error_says_that_a_rank_without_a_file_gives_no_sign_of_life() -> None:
     found = _stalled(12, 12, 12)
     del found[1]
     assert "rank 1 gives no sign of life, and the other ranks wait" in describe_stall(found, 3, 6.0)

@@ -65,7 +65,7 @@ def test_error_names_what_the_script_cannot_carry(tmp_path: Path) -> None:
         require_script(image_source(tmp_path / "own", photos(), input=own))
 
 
-def test_the_folder_of_masked_texts_has_what_finds_personal_data(tmp_path: Path) -> None:
+def test_exported_folder_of_a_model_of_masked_texts_has_the_code_that_masks(tmp_path: Path) -> None:
     masked = TEXTS.model_copy(update={"masked": ["email"]})
     write_files(tmp_path, text_source(tmp_path / "masked", masked, input=masked))
     assert "def personal_data" in (tmp_path / "personal_data.py").read_text()

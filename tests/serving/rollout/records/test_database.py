@@ -234,7 +234,7 @@ def test_services_share_a_rollout_and_a_chain_which_a_killed_database_neither_fo
 
 
 @pytest.mark.process
-def test_files_of_a_model_reach_another_service_only_as_they_were(
+def test_services_fetch_a_models_files_only_if_they_are_unchanged(
     tmp_path: Path, postgres: Postgres
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"

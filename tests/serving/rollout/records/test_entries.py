@@ -30,7 +30,7 @@ def entries(*drafts: tuple[float, str, str, str]) -> list[Entry]:
     return parse_lines(lines, "here")
 
 
-def test_entry_that_joined_late_counts_at_its_own_time() -> None:
+def test_history_entry_that_joined_late_counts_at_its_own_time() -> None:
     found = entries(
         (1, "started", "one", OLD), (5, "promoted", "", NEW), (3, "started", "two", OLD)
     )
@@ -40,13 +40,13 @@ def test_entry_that_joined_late_counts_at_its_own_time() -> None:
     assert [one.number for one in in_time(found)] == [1, 3, 2]
 
 
-def test_order_of_one_services_history_is_that_of_its_chain_although_its_clock_jumps_back() -> None:
+def test_history_of_one_service_keeps_its_order_when_the_clock_jumps_back() -> None:
     found = entries((5, "promoted", "", OLD), (1, "promoted", "", NEW))
     assert in_time(found) == found
     assert entry_at(in_time(found), 9) == found[-1]
 
 
-def test_services_that_serve_are_those_that_started_and_did_not_stop() -> None:
+def test_history_lists_services_that_started_and_did_not_stop_as_serving() -> None:
     found = entries(
         (1, "started", "one", OLD),
         (2, "started", "two", OLD),
