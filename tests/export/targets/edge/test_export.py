@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipway.config.sections import EdgeParams
+from slipway.export.certification.comparison import not_executed
+from slipway.export.targets.edge import export
 from slipway.export.targets.edge.export import (
     EDGE,
     NO_BUDGET,
@@ -52,6 +54,19 @@ def test_an_export_beyond_a_budget_is_refused_with_every_limit_named() -> None:
         require_within(limits(max_installed_mb=100.0, max_latency_ms=1.0), MEASURED)
     assert "latency_ms is 1.5, expected at most 1 (edge.max_latency_ms)" in str(refusal.value)
     assert "memory_mb" not in str(refusal.value)
+
+
+def test_an_export_beyond_its_budget_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = table_source(tmp_path)
+    hop = not_executed("edge", source.requested("edge", "cpu"), "no index")
+    monkeypatch.setattr(export, "run_script_hop", lambda *_: (hop, {"memory_mb": 90.0}))
+    write_script(tmp_path / "within", source, EDGE, limits(max_memory_mb=90.0, max_folder_mb=1.0))
+    with pytest.raises(ParityError, match=r"folder_mb is .*; memory_mb is 90, expected at most 80"):
+        write_script(tmp_path / "out", source, EDGE, limits(max_memory_mb=80.0, max_folder_mb=0.01))
+    assert (tmp_path / "within/run.py").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_number_that_was_not_measured_breaks_no_budget() -> None:
