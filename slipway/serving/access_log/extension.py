@@ -25,6 +25,7 @@ logger = logging.getLogger("bentoml.slipway")
 
 # Most requests that are gathered for one write, and the time for which they are gathered.
 _MAX_REQUESTS, _GATHER_S = 64, 0.05
+_WRITE_S = 0.5  # between two writes: each costs what some hundred lines cost
 _MAX_WAITING, MAX_WAITING_BYTES = 4096, 8 << 20  # most groups that wait, and their bytes
 _LINE_BYTES = 1024  # more than the longest line
 _FAULT = 500  # from this status on, every request is logged
@@ -67,7 +68,8 @@ class _Gatherer:
             self._timer.cancel()
             self._timer = None
         ended, self._ended = self._ended, []
-        lines = "".join(map(format_line, ended)).encode()
+        now = time.time() - time.perf_counter()
+        lines = "".join([format_line(exchange, now) for exchange in ended]).encode()
         self._log.put(lines, len(lines), len(ended))
 
     def close(self) -> None:
@@ -76,10 +78,10 @@ class _Gatherer:
         self._log.close()
 
 
-def format_line(exchange: Exchange) -> str:
-    """Return the line of a request that ended."""
+def format_line(exchange: Exchange, clock_offset: float) -> str:
+    """Return the line of a request. `clock_offset` makes its times seconds since 1970."""
     trace, times = exchange.trace, exchange.trace.times
-    moment = exchange.ended + time.time() - time.perf_counter()
+    moment = exchange.ended + clock_offset
     second = int(moment)
     pattern = _pattern(
         exchange.method[:_METHOD_CHARACTERS],
@@ -170,6 +172,7 @@ def _attach(worker: ModelWorker) -> Hooks:
             _MAX_WAITING,
             MAX_WAITING_BYTES,
             max_age_s=max_age_s,
+            gather_s=_WRITE_S,
         )
         max_requests = max(1, min(_MAX_REQUESTS, writer.segment_bytes // _LINE_BYTES))
         gatherers.append(_Gatherer(log, max_requests))

@@ -2,7 +2,7 @@
 
 Neither ever costs a request its answer. Items that do not fit into the queue are dropped, items
 that cannot be delivered have failed, and both are counted. A killed worker loses the items in its
-queue: those of a tenth of a second, or of a second for traces.
+queue: those of a tenth of a second, of half a second for the access log, of a second for traces.
 """
 
 import logging
@@ -109,6 +109,7 @@ class LineLog(Generic[Item]):
         max_bytes: float = float("inf"),
         retry_s: float = 1.0,
         max_age_s: float | None = None,
+        gather_s: float = _GATHER_S,
     ) -> None:
         self._what, self._writer, self._encode, self._count = what, writer, encode, count
         self._tidy_s = min(_TIDY_S, max_age_s / 100) if max_age_s else None
@@ -116,7 +117,7 @@ class LineLog(Generic[Item]):
         self._is_failing = False
         name = f"slipway-{what.replace(' ', '-')}"
         self._outbox: Outbox[Item] = Outbox(
-            name, self._write, max_items, max_bytes, retry_s, self._tidy_s, end=writer.close
+            name, self._write, max_items, max_bytes, retry_s, self._tidy_s, gather_s, writer.close
         )
 
     def put(self, item: Item, num_bytes: int = 0, num_lines: int = 1) -> None:

@@ -122,8 +122,9 @@ def test_the_sample_is_drawn_by_the_id_and_faults_are_always_in_it(
 def test_a_line_of_the_access_log_is_json_whatever_its_texts_are() -> None:
     trace = RequestTrace([1.0, 1.5, 1.25, 1.5], None, None, "0af7")
     exchange = Exchange("id", 'GE"T', "/100%s", None, "e\\", "k\n", 1.0, 3.0, trace)
-    line = json.loads(extension.format_line(exchange))
+    line = json.loads(extension.format_line(exchange, 0.25))
     texts = [line[name] for name in ("method", "route", "status", "error", "key", "trace_id")]
+    assert line["time"] == "1970-01-01T00:00:03.250000+00:00"
     assert texts == ['GE"T', "/100%s", None, "e\\", "k\n", "0af7"]
     assert (line["total_us"], line["stages_us"]) == (2e6, {"read": 5e5, "decode": 250000})
 
