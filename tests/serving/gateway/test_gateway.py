@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -122,3 +123,16 @@ def test_a_model_whose_server_is_killed_starts_again(gateway: Server) -> None:
         for one in plain_http.get(f"{gateway.url}/models").json()["models"]
     }
     assert (restarts["images"], restarts["rows"]) == (1, 0)
+
+
+@pytest.mark.nightly(seconds=30)
+def test_a_model_above_its_memory_is_started_again_and_the_others_answer(tmp_path: Path) -> None:
+    write_models(tmp_path, rows=row_classifier(), images=None)
+    with (tmp_path / "models.toml").open("a") as file:
+        file.write("max_memory_mib = 64\n")  # of the last one; no service fits
+    with running_gateway(tmp_path) as server:
+        server.wait("/models/rows/readyz", seconds=60)
+        line = 'slipway_model_restarts{model="images"} 1.0'
+        until(lambda: line in plain_http.get(f"{server.url}/metrics").text, 60)
+        assert predicts(server) == 200
+        assert "above max_memory_mib = 64" in server.log.read_text()
