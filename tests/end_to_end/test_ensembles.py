@@ -1,20 +1,28 @@
-"""Ensembles of a small table, from a CSV to a certified service, each method in one ONNX graph."""
+"""Ensembles of a small table and of texts, from a CSV to a certified service.
+
+Each method is one ONNX graph.
+"""
 
 import csv
 import json
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+import slipway
 from slipway.artifacts.certificate import read_certificate
+from slipway.inference.predictions import ClassPrediction
 from slipway.training.networks.networks import read_model_manifest
 from tests import plain_http, warm_starts
 from tests.end_to_end.project import Project, copy_checkout, wait_until_ready
+from tests.end_to_end.test_divided_networks import TRANSFORMER
 from tests.end_to_end.test_several_labels import PARAMS, STAGES
+from tests.end_to_end.test_texts import project_of_sentences
 from tests.training.trees.fitted import ARGUMENTS as TREES
 
 pytestmark = pytest.mark.nightly(seconds=60)
@@ -158,3 +166,29 @@ def test_a_soup_is_certified_as_one_network(project: Project) -> None:
     assert (model.network.name, model.seed) == ("tabm", 7)
     assert operators(project)["TreeEnsemble"] == 0
     assert [answer["label"] for answer in answers(project)] == [label for _, label in CLEAR]
+
+
+@pytest.mark.nightly(seconds=150)
+def test_two_networks_of_texts_are_one_certified_graph_from_the_text_on(tmp_path: Path) -> None:
+    project = project_of_sentences(tmp_path)
+    members = [{}, {"train": TRANSFORMER}]  # hashed n-grams beside a transformer
+    record = certified(project, method="greedy", members=members)
+    (found,) = record["members"]
+    assert all(member["weight"] > 0 for member in found["members"])
+    certificate = read_certificate(project.path / "artifacts/certificate.json")
+    statuses = {hop.name: hop.status for hop in certificate.hops}
+    assert statuses["grpc"] == "agrees"
+    texts = ["the soup needs more pepper", "\u8f66\u7968\u592a\u8d35", "soup " * 100]
+    rows = {"rows": [{"text": text} for text in texts]}
+    with project.service() as address:
+        wait_until_ready(address)
+        served = plain_http.post(f"{address}/predict", json=rows).json()["predictions"]
+        asked = plain_http.post(f"{address}/explain", json={"text": texts[0]}).json()
+    assert [answer["label"] for answer in served] == ["food", "travel", "food"]
+    assert [answer["truncated"] for answer in served] == [False, False, True]
+    assert [word["text"] for word in asked["explanation"]["words"]][:2] == ["the ", "soup "]
+    with slipway.load(project.path) as model:
+        own = model.predict(texts)
+    for answer, other in zip(served, own, strict=True):
+        assert isinstance(other, ClassPrediction)
+        assert answer["probabilities"] == pytest.approx(other.probabilities, rel=1e-4)

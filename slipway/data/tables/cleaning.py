@@ -253,7 +253,8 @@ def find_outliers(
     if clean.rules.outlier is None:
         return
     # The same rows for every column, whatever this rule refuses.
-    alive = take(ledger.alive, np.arange(len(ledger.alive)))
+    alive = scratch_array((len(ledger.alive),), np.bool_)
+    alive[:] = ledger.alive
     numbers = [
         (column.typed.raw, column.typed.cells, column.present & alive)
         for column in inputs
