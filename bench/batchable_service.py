@@ -1,9 +1,11 @@
 """A batchable BentoML API that makes the same prediction, written as BentoML documents it.
 
 bench/serving_speed.py compares the service with it. `max_latency_ms` is far above the time of a
-batch: with the documented 100 ms the dispatcher answers 503 under this load.
+batch: with the documented 100 ms the dispatcher answers 503 under this load. PEER_WORKERS is the
+number of worker processes.
 """
 
+import os
 from typing import Any
 
 import bentoml
@@ -14,7 +16,12 @@ from bench.serving_peers import MAX_BATCH_SIZE, Model
 from slipway.inputs.images import image_array
 
 
-@bentoml.service(name="batchable", http={"host": "127.0.0.1"}, traffic={"timeout": 60})
+@bentoml.service(
+    name="batchable",
+    http={"host": "127.0.0.1"},
+    traffic={"timeout": 60},
+    workers=int(os.environ.get("PEER_WORKERS", "1")),
+)
 class Batchable:
     """A BentoML service that decodes in the framework, stacks a batch, runs and answers it."""
 

@@ -1,10 +1,11 @@
 """A LitServe API that makes the same prediction, written as LitServe documents it.
 
-`python -m bench.litserve_peer PORT` runs it for bench/serving_speed.py. It has one worker, and
-waits up to 5 ms for batches of at most 32. The class is in this module because LitServe's processes
-import it.
+`python -m bench.litserve_peer PORT` runs it for bench/serving_speed.py. It waits up to 5 ms for
+batches of at most 32. PEER_WORKERS is the number of its processes that serve, and of those that
+predict. The class is in this module because LitServe's processes import it.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -40,11 +41,12 @@ class Api(litserve.LitAPI):  # type: ignore[misc]  # the package is not installe
 
 if __name__ == "__main__":
     api = Api(max_batch_size=MAX_BATCH_SIZE, batch_timeout=0.005, api_path="/predict")
-    server = litserve.LitServer(api, accelerator="cpu")
+    num_workers = int(os.environ.get("PEER_WORKERS", "1"))
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=num_workers)
     server.run(
         host="127.0.0.1",
         port=int(sys.argv[1]),
         generate_client_file=False,
         log_level="warning",
-        num_api_servers=1,
+        num_api_servers=num_workers,
     )

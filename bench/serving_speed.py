@@ -42,6 +42,7 @@ Batch = np.typing.NDArray[Any]
 NUM_CONNECTIONS = 32
 NUM_ROUNDS = int(os.environ.get("BENCH_ROUNDS", "0"))  # 0: as many as the case has
 WARM_UP_S = 1.0  # and a third of what is measured at most
+NUM_WORKERS = {"one worker": 1, "two workers": 2}
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 LONGEST_START_S = 60.0
 # 32 callers of a large model wait longer than the default, which would count as overload.
@@ -217,12 +218,18 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
     }
 
     def start(
-        name: str, command: list[str], request: bytes, ready: str = "/readyz", **settings: object
+        name: str,
+        command: list[str],
+        request: bytes,
+        ready: str = "/readyz",
+        num_peer_workers: int = 1,
+        **settings: object,
     ) -> Served:
         url = f"http://127.0.0.1:{free_port()}"
         variables = (
             environment(folder, **settings)
             | peer
+            | {"PEER_WORKERS": str(num_peer_workers)}
             | {"BENTOML_HOME": str(folder / name.replace(" ", "_").replace("/", "_"))}
         )
         filled = [url.rpartition(":")[2] if part == "PORT" else part for part in command]
@@ -233,8 +240,10 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
     body = http_request("/predict", case.media_type, image)
     ours = [*bentoml, "slipway.serving.service:Slipway", "--port", "PORT"]
     found = [
-        start("Slipway, one worker", ours, body, max_wait_s=LONGEST_WAIT_S),
-        start("Slipway, two workers", ours, body, workers=2, max_wait_s=LONGEST_WAIT_S),
+        *(
+            start(f"Slipway, {words}", ours, body, workers=number, max_wait_s=LONGEST_WAIT_S)
+            for words, number in NUM_WORKERS.items()
+        ),
         start(
             "an empty ASGI application",
             [sys.executable, "-m", "bench.serving_peers", "empty", "PORT"],
@@ -244,22 +253,23 @@ def start_all(case: Case, folder: Path, bundle: LoadedBundle, services: ExitStac
     ]
     if not case.media_type.startswith("image/"):
         return found  # the peers take images
-    found.append(
-        start(
-            "BentoML, a batchable API",
-            [*bentoml, "bench.batchable_service:Batchable", "--port", "PORT"],
-            form("images", image, case.media_type),
-        )
-    )
+    asked = form("images", image, case.media_type)
+    batchable = [*bentoml, "bench.batchable_service:Batchable", "--port", "PORT"]
+    for words, number in NUM_WORKERS.items():
+        name = f"BentoML, a batchable API, {words}"
+        found.append(start(name, batchable, asked, num_peer_workers=number))
     if PEERS:
         asked = form("image", image, case.media_type)
+        litserve = [PEERS, "-m", "bench.litserve_peer", "PORT"]
+        for words, number in NUM_WORKERS.items():
+            name = f"LitServe, batches, {words}"
+            found.append(start(name, litserve, asked, "/health", num_peer_workers=number))
         found.append(
             start(
-                "LitServe, batches", [PEERS, "-m", "bench.litserve_peer", "PORT"], asked, "/health"
+                "FastAPI, one worker",
+                [PEERS, "-m", "bench.serving_peers", "fastapi", "PORT"],
+                asked,
             )
-        )
-        found.append(
-            start("FastAPI", [PEERS, "-m", "bench.serving_peers", "fastapi", "PORT"], asked)
         )
     return found
 
@@ -322,11 +332,14 @@ def _spread(rates: list[float]) -> str:
 def notes(all_served: list[Served], bare: Bare) -> str:
     """Format the ratios that have targets."""
     by_name = {served.name: served for served in all_served}
-    ours = by_name["Slipway, one worker"]
     lines = []
-    for name, other in by_name.items():
-        if not name.startswith(("Slipway", "an empty")):
-            lines.append(f"* {ratio(ours, other.many.requests_per_second)} times {name}")
+    for words in NUM_WORKERS:
+        ours = by_name[f"Slipway, {words}"]
+        for name, other in by_name.items():
+            if name.endswith(words) and other is not ours:
+                found = ratio(ours, other.many.requests_per_second)
+                lines.append(f"* {found} times {name}")
+    ours = by_name["Slipway, one worker"]
     bare_ms, empty_ms = (
         statistics.median(bare.one_row_ms),
         statistics.median(by_name["an empty ASGI application"].one.p50_ms),
@@ -336,7 +349,7 @@ def notes(all_served: list[Served], bare: Bare) -> str:
         f"* one connection: {extra:.2f} ms above the bare call ({bare_ms:.2f} ms) and the empty "
         f"request ({empty_ms:.2f} ms)"
     )
-    return "Slipway with one worker, each ratio of the same round:\n\n" + "\n".join(lines)
+    return "Slipway, each ratio of the same round and as many workers:\n\n" + "\n".join(lines)
 
 
 def run_case(case: Case) -> str:
