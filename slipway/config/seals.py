@@ -93,7 +93,7 @@ class _LockedPath(BaseModel):
     size: int | None = None
 
     def facts(self) -> str | dict[str, int | None] | None:
-        """Return a file's MD5, or a folder's number and size of files, in the form of `_facts`.
+        """Return the MD5 of a file, or the `nfiles` and `size` (in bytes) of a folder.
 
         None if dvc.lock lacks them.
         """

@@ -231,7 +231,11 @@ def _item_number(request_id: str, text: str) -> int:
 
 
 def _tables(options: argparse.Namespace, raw: Sequence[Path]) -> list[Path]:
-    """Return the raw tables and the tables that `collect`, `merge` and the loop have written."""
+    """Return the paths of all tables that may hold the person's rows.
+
+    These are the raw tables, those in `--also`, and those that `slipway dataset collect`, `slipway
+    dataset merge` and `slipway loop` have written.
+    """
     if missing := [path for path in options.also if not path.is_file()]:
         raise DataError(f"--also {missing[0]} is not a file, expected a table. Check its path.")
     written = [_COLLECTED, *sorted(DATA.glob("*/*.parquet")), *options.also]

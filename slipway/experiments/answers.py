@@ -50,7 +50,10 @@ class ExperimentAnswers:
         return decided_classes(self.outputs, self.thresholds)
 
     def rows(self, ids: list[str]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-        """Return targets and outputs in the order of `ids`, which must be among its own."""
+        """Return the targets (rows,) and outputs (rows, K) of the rows in `ids`, in this order.
+
+        KeyError if an id is not in `self.ids`.
+        """
         places = {name: place for place, name in enumerate(self.ids)}
         chosen = [places[name] for name in ids]
         return self.targets[chosen], self.outputs[chosen]

@@ -321,9 +321,10 @@ def _write_model(
 def _pruned_source(
     trained: Trained, rows: ExportRows, params: ExportParams, loss: "_GraphLoss"
 ) -> _Source:
-    """Export the pruned network to fp32, and determine the allowed loss of its int8 variant.
+    """Export the pruned network in fp32, with the loss of quality that its int8 variant may have.
 
-    That is the loss that the goal allows, or the loss that pruning caused if it is larger.
+    The allowed loss is the larger of `export.goal.max_metric_loss` and the loss that pruning
+    itself caused.
     """
     pruned = trained.pruned
     if pruned is None:

@@ -190,7 +190,10 @@ def _parsed(params: bytes) -> object:
 def digests(
     root: Path, start: Iterable[Path], kinds: Iterable[TaskKind] | None = None
 ) -> dict[str, str]:
-    """Return the hex digest of each file that `start` reaches, by path; None counts all kinds."""
+    """Return the hex digest of each file that the files `start` import, directly or not, by path.
+
+    Modules of a task kind are included for `kinds` only; with None, for all kinds.
+    """
     return {
         path.as_posix(): _digest(_base(root, path.parts[0]) / path)
         for path in sorted(reached_files(root, start, kinds))
@@ -200,9 +203,9 @@ def digests(
 def reached_files(
     root: Path, start: Iterable[Path], kinds: Iterable[TaskKind] | None = None
 ) -> set[Path]:
-    """Return the files `start`, all modules that they reach, and the other files beside these.
+    """Return the files `start`, all modules that they import, and the other files beside these.
 
-    Modules that are loaded as parts count only for `kinds`; None for all kinds.
+    Modules that are loaded as parts are included for `kinds` only; with None, for all kinds.
     """
     declared = _declared_modules(KINDS.values() if kinds is None else kinds)
     find = cache(partial(_file_of, root))  # most modules are imported many times

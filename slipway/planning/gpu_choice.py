@@ -275,7 +275,10 @@ class _Planner:
         return itemsize * moved[placement.offload] / placement.world_size
 
     def _with_copies(self, setting: Setting, num_gpus: int) -> Setting:
-        """Place further copies of a network, which `setting` divides, on `num_gpus` GPUs."""
+        """Return `setting`, which divides one copy of the network, for several on `num_gpus` GPUs.
+
+        `num_gpus` is a multiple of the GPUs of one copy.
+        """
         trainable, frozen = parameter_counts(self._network)
         copies = num_gpus // setting.num_gpus
         gradients = setting.memory.parameters * trainable / (trainable + frozen)

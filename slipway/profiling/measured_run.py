@@ -144,9 +144,9 @@ class MeasuredRun:
         self._process.wait()
 
     def time_steps(self, *, synchronised: bool = False, communicates: bool = True) -> Round:
-        """Time one round of steps, about a second after the first one.
+        """Time the steps of one round. The first round is short; later ones take about a second.
 
-        Raises TrainingError with the training's output if it has ended.
+        Raises TrainingError with the output of the training if that process has ended.
         """
         request = RoundRequest(
             num_steps=self._num_steps, synchronised=synchronised, communicates=communicates

@@ -319,7 +319,7 @@ def decode_payload(content_type: str, payload: bytes, contract: InputContract) -
     try:
         content = json.loads(payload)
     except ValueError as error:
-        raise DataError(f"it is not JSON: {error}") from error
+        raise DataError(f"the request is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise DataError("it is not a JSON object")
     listed = listed_rows(content)

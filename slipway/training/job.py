@@ -292,7 +292,10 @@ def open_data(
 
 
 def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
-    """Describe the network in `params` for the packed data."""
+    """Return the specification of the network that `params` name.
+
+    Classes, input and normalisation are those of the packed training data, in `manifest`.
+    """
     mean, std, arguments = manifest.mean, manifest.std, params.network_arguments
     if params.network == ENCODER:
         arguments = {**arguments, "config": read_config(Path(params.pretrained or ""))}

@@ -391,7 +391,7 @@ def _read_parquet(path: Path, only: Collection[str] | None, written: TextFormat)
 
 
 def _read_parquet_file(path: Path, wanted: list[str] | None, written: TextFormat) -> pa.Table:
-    """Read the columns as `_plain_cells`, in batches if the file is large."""
+    """Read the `wanted` columns, converted by `_plain_cells`, in batches if the file is large."""
     file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
     _check_names(path, names)

@@ -78,7 +78,10 @@ def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
 
 @dataclass(frozen=True)
 class BatchAnswers:
-    """A hop's predictions for the first `len(outputs)` rows, in batches of `batch_size`."""
+    """The predictions of one way to run the model, computed in batches of `batch_size` rows.
+
+    They are those of the first `len(outputs)` test rows.
+    """
 
     batch_size: int
     outputs: NDArray[np.float32]  # the same as in `Measurement`

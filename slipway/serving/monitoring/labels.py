@@ -251,7 +251,10 @@ def delete_old_labels(
 def _keep_newest(
     connection: SqlConnection, table: str, time_column: str, condition: str, max_rows: int
 ) -> int:
-    """Delete all but the newest rows that meet `condition`; return the number of deleted rows."""
+    """Of the rows that meet `condition`, delete all but the `max_rows` newest.
+
+    Returns the number of deleted rows. Other rows stay.
+    """
     key = f"{time_column}, request_id, item"  # many rows share one time
     order = f"{time_column} DESC, request_id DESC, item DESC"
     oldest = connection.execute(

@@ -159,7 +159,7 @@ def test_spellings_of_a_class_in_text_folders_become_one_class(tmp_path: Path) -
     assert (row["label"], row["corrections"]) == ("food", ["label: Food -> food"])
 
 
-def test_rows_as_a_client_sends_them_are_those_of_the_files(tmp_path: Path) -> None:
+def test_raw_rows_of_a_folder_have_the_sources_and_ids_of_the_cleaned_rows(tmp_path: Path) -> None:
     write_classes(tmp_path, 4)
     rows = cleaned(tmp_path).cleaned.rows.to_pylist()
     contract = TextContract(kind="texts", columns=["text"], max_bytes=64, max_characters=None)

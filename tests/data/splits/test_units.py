@@ -71,8 +71,8 @@ def test_rows_with_equal_content_are_one_unit() -> None:
     assert units.of_row[0] == units.of_row[1] != units.of_row[2]
 
 
-def test_units_do_not_depend_on_the_names_of_clusters() -> None:
-    """It is the smallest id in it, which may change when the cluster grows."""
+def test_rows_that_stay_together_get_the_same_key_if_their_clusters_are_renamed() -> None:
+    """The name of a cluster is its smallest id, which may change when the cluster grows."""
     named = [
         [{**row(seed), "cluster": f"{name}{seed // 2}"} for seed in range(20)] for name in "xy"
     ]

@@ -422,7 +422,10 @@ def _peak_bytes() -> int:
 
 
 def main() -> int:
-    """Run the command; 1 if a file could not be answered."""
+    """Predict the files that the command line names.
+
+    Returns the exit status: 1 if there is no prediction for a file.
+    """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("paths", nargs="*", type=Path, metavar="FILE_OR_FOLDER")
     parser.add_argument("--measure", type=int, default=0, metavar="ROUNDS", help="also measure")
