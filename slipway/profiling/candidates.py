@@ -1,8 +1,8 @@
-"""Finds the bottleneck of a step and candidate settings, and proposes the best combination.
+"""Finds the bottleneck of a training step, and proposes faster settings.
 
-A trial is a short training with other settings on a single batch, timed in turns with the current
-settings. It shows how long a step computes. Changes that affect the learned weights (batch size,
-number of processes) are reported but never proposed.
+A trial is a short training on a single batch with other settings. Trials and the current settings
+are timed in turns, which compares the computing time of their steps. Changes that affect the
+learned weights (batch size, number of processes) are reported but never proposed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from slipway.training.distributed.strategies import Placement
 
 @dataclass(frozen=True)
 class TrialCandidate:
-    """Changes to the section train that may shorten a step."""
+    """Changes of settings in the section train that may shorten a step."""
 
     changes: Mapping[str, Any]
     learns_otherwise: str = ""  # the effect on the learned weights; "" for rounding only
 
     @property
     def name(self) -> str:
-        """The changes in words, such as "precision bf16-mixed"."""
+        """The changes as text, such as "precision bf16-mixed"."""
         texts = []
         for key, value in self.changes.items():
             text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -36,7 +36,7 @@ class TrialCandidate:
 
 
 def find_bottleneck(parts_ms: Mapping[Part, float], facts: Facts, *, is_jpeg: bool) -> Bottleneck:
-    """Return the largest part of a step; for data loading, the slowest part of the loading."""
+    """Return the slowest part of a step, or of the data loading if that is the slowest part."""
     compute_ms = parts_ms["forward"] + parts_ms["backward"]
     named = {
         "data": ("spent waiting for its batch", parts_ms["data"]),
@@ -69,7 +69,7 @@ def _slow_loading(facts: Facts, is_jpeg: bool) -> tuple[str, str]:
 def trial_candidates(
     params: TrainParams, placement: Placement, task: Task, num_train: int, num_cores: int
 ) -> list[TrialCandidate]:
-    """List the changes that apply to the current settings and may be faster here."""
+    """Return the changes that apply to the current settings and may be faster on this machine."""
     on_cpu, uses_deepspeed = placement.accelerator == "cpu", placement.zero_stage is not None
     has_layout = not uses_deepspeed and kind_of(task).input.has_pixels
     # bfloat16 on the CPU was slow in either layout, and slowest with channels last (bench/LOG.md).
@@ -94,14 +94,14 @@ def trial_candidates(
 
 
 def _precisions(placement: Placement) -> list[str]:
-    """List the other precisions to try; on the CPU only the lower ones."""
+    """Return the other precisions to try; on the CPU, only those with fewer bits."""
     if placement.accelerator == "cpu":
         return ["bf16-mixed"] if placement.precision == "32-true" else []
     return [name for name in ("bf16-mixed", "16-mixed") if name != placement.precision]
 
 
 class _Loading(NamedTuple):
-    """Settings for loading batches, with the expected step time."""
+    """Settings for loading batches, with the step time predicted for them."""
 
     num_workers: int
     step_ms: float
@@ -111,7 +111,7 @@ class _Loading(NamedTuple):
 def propose_settings(
     facts: Facts, trials: Sequence[TrialResult], *, is_jpeg: bool
 ) -> SettingsProposal | None:
-    """Combine the fastest trial with the fastest loading; None if the gain is negligible."""
+    """Combine the fastest trial with the fastest loading; return None if the gain is negligible."""
     changes: dict[str, Any] = {}
     reasons = []
     ratio = 1.0
@@ -140,7 +140,7 @@ def propose_settings(
 
 
 def _fastest_loading(facts: Facts, ratio: float, is_jpeg: bool) -> _Loading:
-    """Choose the number of workers, and pixels instead of JPEGs if those gain enough."""
+    """Return the fastest number of loader processes, with pixels instead of JPEGs if it pays."""
     num_workers = best_num_workers(facts, compute_ratio=ratio)
     plain = _Loading(num_workers, expected_step_ms(facts, num_workers, compute_ratio=ratio))
     saved_ms = facts.loader.read_ms - facts.loader.copy_ms

@@ -14,7 +14,7 @@ MIN_GAIN = 1.05  # smallest gain in speed for which a change is proposed
 
 @dataclass(frozen=True)
 class Facts:
-    """Medians over rounds, in milliseconds per optimizer step of one process."""
+    """Measured times of a step: medians over rounds, in milliseconds per step of one process."""
 
     step_ms: float
     data_ms: float  # part of the step that waits for batches
@@ -28,24 +28,24 @@ class Facts:
 
     @property
     def loader_waits(self) -> bool:
-        """True if making a batch is mostly waiting for a disk or network, not computing."""
+        """True if a batch is made mostly by waiting for a disk or network, not by computing."""
         return waits(self.loader.batch_ms[0], self.loader.processor_ms, self.loader.queued_ms)
 
     @property
     def reading_share(self) -> float:
-        """Fraction of a batch's time spent reading stored rows."""
+        """The fraction of the time of a batch that is spent reading stored rows."""
         return min(1.0, self.loader.read_ms / self.loader.batch_ms[0])
 
 
 def waits(wall_ms: float, processor_ms: float, queued_ms: float) -> bool:
-    """Return True if over half of the time was spent neither computing nor queueing for a core."""
+    """Return True if over half of `wall_ms` was spent neither computing nor queueing for a core."""
     return wall_ms - processor_ms - queued_ms > 0.5 * wall_ms
 
 
 def expected_step_ms(
     facts: Facts, num_workers: int, *, compute_ratio: float = 1.0, saved_ms: float = 0.0
 ) -> float:
-    """Predict the step time.
+    """Predict the time of a step in milliseconds with other settings.
 
     Args:
         num_workers: number of loader processes; it must be one of the measured numbers.
@@ -67,7 +67,7 @@ def expected_step_ms(
 
 
 def best_num_workers(facts: Facts, *, compute_ratio: float = 1.0, saved_ms: float = 0.0) -> int:
-    """Return the fewest loader processes whose step is within MIN_GAIN of the shortest."""
+    """Return the fewest loader processes whose predicted step is within MIN_GAIN of the fastest."""
     steps = {
         number: expected_step_ms(facts, number, compute_ratio=compute_ratio, saved_ms=saved_ms)
         for number in sorted(facts.loader.batch_ms)

@@ -1,4 +1,4 @@
-"""Profiles the stage `precompute`: the time per image before the packed store."""
+"""Profiles the stage `precompute`: the time per image from the raw file to the packed store."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _MAX_ROWS = 64
 
 
 class InputPipelineProfile(Contract):
-    """Times of a sample of raw images, and the best number of workers for `precompute`."""
+    """Times of a sample of raw images, and the best number of worker processes for `precompute`."""
 
     num_workers: int  # of precompute
     times: RawTimes | None = None  # null if they could not be measured
@@ -28,7 +28,7 @@ class InputPipelineProfile(Contract):
 
 
 def profile_input_pipeline(params: Params, root: Path) -> InputPipelineProfile:
-    """Time a sample of the raw images; if they cannot be read, the note says why."""
+    """Time a sample of the raw images. If they cannot be read, the profile's note says why."""
     num_workers = params.precompute.num_workers
     limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
     try:

@@ -1,4 +1,4 @@
-"""Times the training loader without a training, in this process and with loader processes.
+"""Times the loader of training batches without a training, with and without loader processes.
 
 Nothing else computes at the same time, so these are the shortest times in which a step can get its
 batch. Reading stored rows is timed separately in the trainer's process, each time on different
@@ -23,7 +23,7 @@ _MIN_BATCHES, _MIN_SECONDS = 4, 0.3
 
 
 class LoaderTimes(Contract):
-    """Times of one round, in milliseconds per batch of one process."""
+    """Times of one measuring round, in milliseconds per batch of one process."""
 
     batch_ms: dict[int, float]  # wall-clock time between batches, by number of loader processes
     processor_ms: float  # processor time of all threads for a batch made in the trainer's process
@@ -36,7 +36,10 @@ class LoaderTimes(Contract):
 
 
 class LoaderProbe:
-    """Times batches of `dataset`, which reads `splits` and yields `batch_size` rows a batch."""
+    """Measures the time in which `dataset` and loader processes produce batches.
+
+    `dataset` reads `splits`; a batch has `batch_size` rows.
+    """
 
     def __init__(self, dataset: Any, splits: Sequence[PackedSplit], batch_size: int) -> None:
         self._rows = StoredRows([split.inputs for split in splits])
@@ -46,7 +49,7 @@ class LoaderProbe:
         self._streams = {number: _endless_batches(dataset, number) for number in NUM_WORKERS}
 
     def time_round(self) -> LoaderTimes:
-        """Time one round: batches by number of loader processes, reading and handover."""
+        """Time batches by number of loader processes, the reading of rows, and the handover."""
         batch_ms = {number: self._batch_ms(number) for number in NUM_WORKERS}
         # Wait until the loader process has batches ready.
         time.sleep(0.05 + batch_ms[1] * AHEAD_PER_WORKER / 1000)
@@ -87,7 +90,7 @@ def _endless_batches(dataset: Any, num_workers: int) -> Iterator[Any]:
 
 
 def _mean_times(action: Callable[[], Any]) -> tuple[float, float, float]:
-    """Return mean wall clock, processor time and queueing time of an action, in milliseconds."""
+    """Return the mean wall-clock, processor and queueing time of `action`, in milliseconds."""
     clocks = (time.perf_counter, time.process_time, queued_seconds)
     begins = [clock() for clock in clocks]
     count = 0

@@ -39,7 +39,7 @@ Found = TypeVar("Found", bound=Contract)
 
 @dataclass(frozen=True)
 class ProfiledProject:
-    """The params and data of the profiled training, with which measured runs are started."""
+    """The params and data of the profiled training; it starts the runs that are measured."""
 
     params: Params
     packed: Path
@@ -59,18 +59,18 @@ class ProfiledProject:
 
     @property
     def runs_as(self) -> str:
-        """Strategy, precision and devices, in the form that a training prints at its start."""
+        """The strategy, precision and devices as text, as a training prints them at its start."""
         placement = self.placement
         devices = f"{placement.world_size} on {placement.accelerator}"
         return f"{placement.strategy}, {placement.precision}, {devices}"
 
     @property
     def is_jpeg(self) -> bool:
-        """True if training images are decoded for each batch."""
+        """True if training images are stored as JPEGs and decoded for each batch."""
         return (self.packed / "train" / JPEG).exists()
 
     def with_raw_pixels(self) -> Self:
-        """Copy the packed store into the scratch folder with pixels instead of JPEGs.
+        """Copy the packed store, with pixels instead of JPEGs, into the scratch folder.
 
         Raises UnavailableError if the disk is too small.
         """
@@ -96,7 +96,7 @@ class ProfiledProject:
 class MeasuredRun:
     """A training that is timed in rounds; use it as a context manager.
 
-    `changes` replace settings of the section train.
+    `changes` override settings of the section train.
     """
 
     def __init__(
@@ -144,9 +144,10 @@ class MeasuredRun:
         self._process.wait()
 
     def time_steps(self, *, synchronised: bool = False, communicates: bool = True) -> Round:
-        """Time the steps of one round. The first round is short; later ones take about a second.
+        """Run one round of training steps, and return the mean times of a step.
 
-        Raises TrainingError with the output of the training if that process has ended.
+        The first round is short; later ones take about a second. Raises TrainingError with the
+        training's output if its process has ended.
         """
         request = RoundRequest(
             num_steps=self._num_steps, synchronised=synchronised, communicates=communicates
@@ -156,7 +157,7 @@ class MeasuredRun:
         return found
 
     def time_loader(self) -> LoaderTimes:
-        """Time one round of the loader without training."""
+        """Time the loader for one round, without training steps."""
         return self._ask(RoundRequest(num_steps=1), LoaderTimes)
 
     def _ask(self, request: RoundRequest, kind: type[Found]) -> Found:

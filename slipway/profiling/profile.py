@@ -1,8 +1,9 @@
-"""`slipway profile`: shows how a training step spends its time on this machine and this data.
+"""`slipway profile`: shows where a training step spends its time on this machine.
 
-Measures the training of params.yaml on the packed data, names the bottleneck, and proposes changes
-of params.yaml with their expected gain. `--prove` measures the changes in turns with the current
-settings; `--apply` writes them to params.yaml if they are faster.
+Measures the training that params.yaml describes on the packed data (the output of `precompute`),
+names the bottleneck, and proposes changes of params.yaml with their expected gain. `--prove`
+measures the changes in turns with the current settings; `--apply` writes them to params.yaml if
+they are faster.
 """
 
 import argparse
@@ -62,7 +63,7 @@ PARAMS = Path("params.yaml")
 def profile_project(
     project: ProfiledProject, *, trials: bool = True, num_rounds: int = NUM_ROUNDS
 ) -> ProfileReport:
-    """Measure, find the bottleneck, and propose settings.
+    """Measure the training, find its bottleneck, and propose faster settings.
 
     Without `trials`, only settings of data loading are proposed.
     """
@@ -99,7 +100,7 @@ def profile_project(
 def prove(
     project: ProfiledProject, proposal: SettingsProposal, num_rounds: int = NUM_ROUNDS
 ) -> Proof:
-    """Measure the proposal and the current settings in turns."""
+    """Measure the proposed and the current settings in turns, over `num_rounds` rounds."""
     train = {
         key.removeprefix("train."): value
         for key, value in proposal.changes.items()
@@ -120,7 +121,7 @@ def prove(
 
 
 def describe_machine() -> str:
-    """Describe the machine: cores, GPUs, versions and the load."""
+    """Return the cores, GPUs, software versions and load of this machine."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     devices = f"{num_cores()} cores of {cpu_model()}, {', '.join(gpus) or 'no GPU'}"
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
@@ -134,7 +135,10 @@ def _measure(
     loader: MeasuredRun,
     num_rounds: int,
 ) -> tuple[StepAccount, Facts, Utilisation | None]:
-    """Time the three runs in turns, after one round of warm-up each."""
+    """Time three runs in turns over `num_rounds` rounds, after one warm-up round of each.
+
+    `current` is the training itself, `fixed` trains on one repeated batch, and `loader` only loads.
+    """
     placement, train = project.placement, project.params.train
     has_peers = placement.world_size > 1
     synchronises = placement.accelerator == "gpu" or has_peers
@@ -315,7 +319,7 @@ def _parser() -> CommandParser:
 
 @quiet_when_unread()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `slipway profile`."""
+    """Run the command `slipway profile`."""
     given = _parser().parse_args(arguments)
     run_stage(lambda params: _profile(params, given))
 

@@ -1,4 +1,4 @@
-"""Content of `reports/profile.json`. Times are medians over rounds, with the range."""
+"""Content of `reports/profile.json`; times are medians over rounds, with their range."""
 
 import statistics
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from slipway.system.contract import Contract
 
 
 class Spread(Contract):
-    """Median and range over rounds."""
+    """The median and the range of a value over rounds."""
 
     median: float
     low: float
@@ -19,7 +19,7 @@ class Spread(Contract):
 
 
 class StepAccount(Contract):
-    """An optimizer step and its parts, in milliseconds."""
+    """The time of an optimizer step and of its parts, in milliseconds."""
 
     rounds: int
     step_ms: Spread
@@ -29,7 +29,7 @@ class StepAccount(Contract):
 
 
 class Utilisation(Contract):
-    """The operations of a step, compared with the machine's rate of matrix products."""
+    """The speed of a step's operations, compared with the machine's speed of matrix products."""
 
     step_flop: int  # products, convolutions and attention, forward and backward, all processes
     dtype: str  # of the training's matrix products, such as "bfloat16"
@@ -39,7 +39,7 @@ class Utilisation(Contract):
 
 
 class Bottleneck(Contract):
-    """The largest part of a step."""
+    """The slowest part of a step."""
 
     name: str  # "reading", "decoding", "making batches", "copy", "compute", "communication", ...
     share: float  # fraction of the step
@@ -47,7 +47,7 @@ class Bottleneck(Contract):
 
 
 class TrialResult(Contract):
-    """The compute time of a step with other settings, relative to the current settings."""
+    """The computing time of a step with other settings, relative to the current settings."""
 
     name: str
     changes: dict[str, Any]  # of the section train
@@ -62,12 +62,12 @@ class TrialResult(Contract):
 
     @property
     def is_faster(self) -> bool:
-        """True if the trial was faster in every round, because a median is often luck."""
+        """True if the trial was faster in every round; a lower median alone may be luck."""
         return self.ratio is not None and self.ratio.high < 1 and not self.learns_otherwise
 
 
 class SettingsProposal(Contract):
-    """Proposed changes of params.yaml, with their expected gain and the reasons."""
+    """Proposed changes of params.yaml, with the expected gain and the reasons."""
 
     changes: dict[str, Any]  # by "section.key"
     expected_step_ms: float
@@ -76,7 +76,7 @@ class SettingsProposal(Contract):
 
 
 class Proof(Contract):
-    """The proposal measured in turns with the current settings."""
+    """Measured times of the proposed and the current settings."""
 
     account: StepAccount
     expected_gain: float
@@ -84,7 +84,7 @@ class Proof(Contract):
 
     @property
     def error(self) -> float:
-        """Measured gain divided by expected gain, minus 1."""
+        """The relative error of the expected gain: measured gain / expected gain - 1."""
         return self.measured_gain.median / self.expected_gain - 1
 
 
@@ -116,7 +116,7 @@ def step_account(
     synchronised: list[Round] | None = None,
     silent: list[Round] | None = None,
 ) -> StepAccount:
-    """Summarise rounds of steps.
+    """Summarise the measured rounds of training steps.
 
     Args:
         rounds: rounds that give the time of the step, and of its parts without `synchronised`.

@@ -1,10 +1,10 @@
-"""Splits real training steps into timed parts while Lightning's trainer runs them.
+"""Times the parts of real training steps while Lightning's trainer runs them.
 
 At the end of each part the clock adds the time since the previous end to this part. So the parts
-add up to the step. In synchronised rounds on a GPU the clock also waits for the device there. This
-prevents overlap, so the whole step is timed in other rounds. With DDP, the time of communication is
-the time of a backward pass with communication minus that of one without. With DeepSpeed, it is the
-time inside the collectives. Both include waiting for the slowest process.
+add up to the step. In synchronised rounds on a GPU the clock also waits for the device at the end
+of each part. This prevents overlap, so the whole step is timed in other rounds. With DDP, the time
+of communication is the time of a backward pass with communication minus that of one without. With
+DeepSpeed, it is the time inside the collectives. Both include waiting for the slowest process.
 """
 
 import time
@@ -47,7 +47,7 @@ class Round(Contract):
 
 
 class RoundRequest(Contract):
-    """Settings of the next round of measured steps."""
+    """Settings of the next round of steps to measure."""
 
     num_steps: int
     synchronised: bool = False  # the clock waits for the device at the end of each part
@@ -56,7 +56,7 @@ class RoundRequest(Contract):
 
 
 class Clock:
-    """Adds the time since its last call to the part of the step that has just ended."""
+    """Attributes the time since its last call to the part of the step that has just ended."""
 
     def __init__(self) -> None:
         self._wait_for_device: Callable[[], None] | None = None
@@ -71,7 +71,7 @@ class Clock:
         self._processor_begin = self._last_processor = time.process_time()
 
     def end(self, part: Part) -> None:
-        """Record that a part ends now."""
+        """Add the time since the last call to `part`, which ends now."""
         if self._wait_for_device is not None:
             self._wait_for_device()
         now = time.perf_counter()
@@ -79,7 +79,7 @@ class Clock:
         self._last, self._last_processor = now, time.process_time()
 
     def round(self, num_steps: int, row_length: float) -> Round:
-        """Return the mean step since the start."""
+        """Return the mean times of a step since `start`."""
         scale = 1000 / num_steps
         return Round(
             step_ms=(self._last - self._begin) * scale,
@@ -93,7 +93,7 @@ class Clock:
 def queued_seconds() -> float:
     """Return the seconds that this process's threads waited for a free core; 0 outside Linux.
 
-    It is the second number of /proc/PID/task/TID/schedstat, in nanoseconds (Linux:
+    The value is the second number of /proc/PID/task/TID/schedstat, in nanoseconds (Linux:
     Documentation/scheduler/sched-stats.rst).
     """
     total = 0
@@ -106,7 +106,7 @@ def queued_seconds() -> float:
 
 
 class PartProfiler(Profiler):
-    """A Lightning profiler that reports the end of each part of a step to the clock."""
+    """Tells the clock when Lightning has ended a part of a step."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class StepTimer(pl.Callback):
         self._report(self._clock.round(self._request.num_steps, row_length))
 
     def _time_collective(self, plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Run a collective operation and wait for its end, so that nothing overlaps with it."""
+        """Run a collective operation and wait until it ends, so that nothing overlaps with it."""
         if not self._request.synchronised:
             return plain(*arguments, **named)
         self._clock.end(self._active)

@@ -1,8 +1,8 @@
-"""`python -m slipway.profiling.timed_run FOLDER`: times a training without saving anything.
+"""`python -m slipway.profiling.timed_run FOLDER`: times the steps of a training.
 
 It trains as `slipway.stages.train` would (processes, network, batches, precision, optimizer),
-without checkpoints, logs and validation. It reads `FOLDER/run.json`, then times one round for each
-`request-N.json` that appears and writes `round-N.json`. Its client is
+without checkpoints, logs and validation. It saves nothing but times. It reads `FOLDER/run.json`,
+then times one round for each `request-N.json` that appears and writes `round-N.json`. Its client is
 `slipway.profiling.measured_run`.
 """
 
@@ -45,7 +45,7 @@ WrapSplit = Callable[[PackedSplit], PackedSplit]
 
 
 class RunRequest(Contract):
-    """Describes the training to measure, for the process that runs it."""
+    """The training that the measured process should run."""
 
     seed: int
     train: dict[str, Any]  # the section train
@@ -74,9 +74,9 @@ class _RepeatedBatch:
 def main(
     wrap_batches: WrapBatches = lambda batches: batches, wrap_split: WrapSplit = lambda split: split
 ) -> None:
-    """Run one measured training.
+    """Run the training to measure, until its client ends this process.
 
-    With the arguments tests slow down a part: `wrap_batches` wraps the dataset of the loader,
+    Tests use the arguments to slow down a part: `wrap_batches` wraps the dataset of the loader,
     `wrap_split` the stored rows.
     """
     silence_chatter()
@@ -142,14 +142,14 @@ def _batches(job: Job, rank: int) -> TrainingBatches:
 
 
 class _Rounds:
-    """Exchanges requests and rounds with the client through files; one in each process."""
+    """Exchanges requests and measured rounds with the client through files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._number = -1
 
     def next_request(self) -> RoundRequest:
-        """Wait for the next request, and return it."""
+        """Wait for the client's next request, and return it."""
         self._number += 1
         path = self._folder / f"request-{self._number}.json"
         while not path.exists():

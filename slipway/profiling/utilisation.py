@@ -29,7 +29,7 @@ _DTYPES = {"32-true": "float32", "bf16-mixed": "bfloat16", "16-mixed": "float16"
 def matrix_rate(
     dtype: torch.dtype, device: str = "cpu", clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Return the highest rate of products of square matrices, in FLOP/s.
+    """Return the highest rate at which the device multiplies square matrices, in FLOP/s.
 
     The side of the matrices doubles until a product takes 20 ms, or the side is 8192, or the GPU's
     memory is full. On the CPU all cores compute the product.
@@ -56,7 +56,7 @@ def matrix_rate(
 def _quickest_product(
     side: int, dtype: torch.dtype, device: str, clock: Callable[[], float]
 ) -> float:
-    """Return the seconds of the quickest of several products, after one as a warm-up."""
+    """Return the seconds of the fastest of several matrix products, after a warm-up product."""
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     seconds = []
     for _ in range(1 + _NUM_PRODUCTS):
@@ -69,7 +69,7 @@ def _quickest_product(
 
 
 def matrix_rates(placement: Placement) -> dict[str, float]:
-    """Return the FLOP/s of one device by dtype: float32, bfloat16 and that of the training."""
+    """Return the FLOP/s of one device for float32, bfloat16 and the dtype of the training."""
     names = dict.fromkeys(["float32", "bfloat16", _DTYPES[placement.precision]])
     device = "cuda" if placement.accelerator == "gpu" else "cpu"
     return {name: matrix_rate(getattr(torch, name), device) for name in names}
@@ -78,10 +78,10 @@ def matrix_rates(placement: Placement) -> dict[str, float]:
 def utilisation(
     placement: Placement, flop: int, rounds: Sequence[Round], rates: Sequence[Mapping[str, float]]
 ) -> Utilisation:
-    """Return the operations of a step as a fraction of the rates measured after each round.
+    """Return the speed of a step's operations, as a fraction of the device's FLOP/s.
 
     Args:
-        flop: operations of a step, over all processes.
+        flop: floating-point operations of a step, over all processes.
         rates: FLOP/s of one device by dtype. Processes on the CPU share the machine's cores.
     """
     dtype = _DTYPES[placement.precision]
@@ -99,7 +99,7 @@ def utilisation(
 
 
 def flop_of_step(project: ProfiledProject, rounds: Sequence[Round]) -> int:
-    """Return the operations of a step of the profiled training; rows are as long as in `rounds`."""
+    """Return the floating-point operations of a training step, with rows as long as in `rounds`."""
     train = project.params.train
     spec = network_spec(train, open_data(project.packed, project.augmented).manifest)
     length = round(mean(each.row_length for each in rounds))

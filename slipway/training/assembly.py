@@ -39,7 +39,7 @@ from slipway.training.recipe.precision import adapt_to_half, allow_float16_on_cp
 def prepare_process(
     params: TrainParams, placement: Placement, network: Network, threads: int | None = None
 ) -> None:
-    """Set the threads, memory and precision of this process, and the memory layout of the weights.
+    """Configure this process for training: threads, memory, precision, and layout of the weights.
 
     `threads` is the number of threads of the training that is resumed. The default is this
     process's share of the node's cores; on a GPU torch decides.
@@ -62,7 +62,7 @@ def prepare_process(
 def step_arguments(
     params: TrainParams, placement: Placement, shape: StepShape, work: Path
 ) -> dict[str, Any]:
-    """Make the arguments of `pl.Trainer` that define a step and its device."""
+    """Return the keyword arguments of `pl.Trainer` that define an optimizer step and its device."""
     # Without DeepSpeed the non-finite guard clips.
     clip_norm = params.gradient_clip_norm if placement.zero_stage else None
     freezes = params.freeze_epochs > 0 or is_user_code(params.network)  # user code may skip a layer
@@ -92,7 +92,7 @@ def training_batches(
     *,
     on_gpu: bool,
 ) -> TrainingBatches:
-    """Make the augmented training batches of one rank."""
+    """Return the augmented training batches that process `rank` reads."""
     changes = image_changes(data.plan, data.manifest.input, on_gpu)
     dtype = kind_of(data.manifest.task).target.dtype
     soft = data.soft.answers if data.soft else None
@@ -115,7 +115,7 @@ def training_batches(
 
 
 def shuffled_blocks(data: TrainingData, params: TrainParams) -> BlockShuffle | None:
-    """Return the block sizes for shuffling by blocks; None if single rows are shuffled."""
+    """Return the block sizes for shuffling by blocks, or None to shuffle single rows."""
     if params.shuffle_buffer_mib is None:
         return None
     return block_shuffle([split.inputs for split in data.train], params.shuffle_buffer_mib)
@@ -124,7 +124,7 @@ def shuffled_blocks(data: TrainingData, params: TrainParams) -> BlockShuffle | N
 def validation_batches(
     data: TrainingData, params: TrainParams, world_size: int, rank: int
 ) -> ValidationBatches:
-    """Make the validation batches of one rank."""
+    """Return the validation batches that process `rank` of `world_size` reads."""
     dtype = kind_of(data.manifest.task).target.dtype
     return ValidationBatches(data.val, params.max_batch_per_device, world_size, rank, dtype)
 
@@ -153,14 +153,14 @@ def training_module(
 
 
 def freeze_callbacks(network: Network, params: TrainParams) -> list[pl.Callback]:
-    """Make the callback that freezes parts of the network, if `params` request it."""
+    """Return the callback that freezes parts of the network; none if `params` freeze nothing."""
     return [FreezeCallback(network, params)] if params.freeze_epochs else []
 
 
 def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> ImageChanges | None:
-    """Describe the changes of training images, made on the device if it is a GPU.
+    """Return the settings for augmenting training images; None for a table or texts.
 
-    Returns None for a table.
+    The GPU augments the images if `on_gpu`, else the CPU.
     """
     if not isinstance(contract, ImageContract):
         return None
@@ -168,7 +168,7 @@ def image_changes(plan: AugmentPlan, contract: InputContract, on_gpu: bool) -> I
 
 
 class SetupCheck(pl.Callback):
-    """Ends a run before its first step if its actual setup differs from the requested one."""
+    """Stops a run before its first step if its actual setup differs from the requested one."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement

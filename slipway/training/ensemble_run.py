@@ -55,7 +55,7 @@ _STATISTICS_ROWS = 4096  # training rows for the statistics of a soup's BatchNor
 
 @dataclass(frozen=True)
 class TrainedMember:
-    """A finished member, with its outputs and metrics on the validation rows."""
+    """A trained member, with its outputs and metrics for the validation rows."""
 
     name: str  # name in reports: "2 tabm, seed 8"
     network: Network
@@ -66,7 +66,7 @@ class TrainedMember:
 
 
 def train_ensemble(params: Params, paths: Paths) -> None:
-    """Train the members of `params.ensemble` that are not trained yet, and write the ensemble.
+    """Train the missing members of `params.ensemble`, and write the ensemble.
 
     Raises what `train` raises, and UnavailableError in more than one process.
     """
@@ -102,7 +102,7 @@ def _left_out(params: Params, member: MemberSettings) -> LeftOut | None:
 
 
 def check_folds(params: Params, members: Sequence[MemberSettings], data: TrainingData) -> None:
-    """Raise DataError if a member would never see a class that has training rows."""
+    """Raise DataError if some member would see no training row of a class."""
     rows, classes = data.train[0], data.manifest.classes
     for number_of, member in enumerate(members):
         if (left_out := _left_out(params, member)) is None:
@@ -127,7 +127,7 @@ def _train_member(
     host: TrainingHost,
     soft: Path | None = None,
 ) -> tuple[str, Paths]:
-    """Train a member unless it is finished; return its name and its paths.
+    """Train a member unless it is already trained; return its name and its paths.
 
     `soft` is the file of soft targets from which a student learns.
     """
@@ -169,7 +169,7 @@ def _student(
     paths: Paths,
     host: TrainingHost,
 ) -> TrainedMember | None:
-    """Train the student of `params.ensemble`, if there is one, unless it is finished."""
+    """Train the student of `params.ensemble`, if there is one and it is not trained yet."""
     settings = student_of(params.ensemble, params.seed, params.train)
     if settings is None:
         return None
@@ -181,7 +181,7 @@ def _student(
 def _soft_answers(
     params: Params, teacher: Network, members: Sequence[TrainedMember], paths: Paths
 ) -> Path:
-    """Write the outputs of `teacher` for the training rows to a file, and return its path.
+    """Write the outputs of `teacher` for the training rows to a file; return its path.
 
     An existing file is not written again.
 
@@ -217,7 +217,7 @@ def _trained(params: Params, name: str, paths: Paths, rows: PackedSplit) -> Trai
 
 
 def _answers(params: Params, network: Network, rows: PackedSplit) -> Tensor:
-    """Return the network's logits or values for the rows, (N, K) on the CPU."""
+    """Return the network's logits or values for `rows`, (N, K) on the CPU."""
     size = params.train.max_batch_per_device
     found = predict_logits(network, rows.inputs, size, default_device())
     network.cpu()
@@ -252,7 +252,10 @@ def _chosen(
 def _soup(
     params: Params, members: Sequence[TrainedMember], paths: Paths, rows: PackedSplit
 ) -> tuple[Network, list[int]]:
-    """Average the members' weights greedily; return the network and the indices of its members."""
+    """Average the weights of a greedy choice of members.
+
+    Returns the network and the indices of the chosen members.
+    """
     measure = _measure(params, members[0].network, rows)
     train = open_data(paths.packed, paths.augmented).train[0]
     shape = tuple(members[0].network.spec.input.shape)
@@ -277,7 +280,7 @@ def _stacked(
     num_folds: int,
     host: TrainingHost,
 ) -> ChosenWeights:
-    """Train each member once per fold, without that fold, and fit weights to held-out outputs.
+    """Train each member once without each fold, and fit a stack to the held-out outputs.
 
     Finished folds are read from the member's folder. Raises TrainingError if the folds share rows.
     """
@@ -329,7 +332,7 @@ def _write(
     metrics: dict[str, float],
     student: TrainedMember | None,
 ) -> None:
-    """Write the model, its metrics and the curves of the best member or of the student."""
+    """Write the ensemble, its metrics, and the curves of the best member or of the student."""
     kept = [member for member, weight in zip(members, chosen.weights, strict=True) if weight]
     whole = _manifest(params, [member.manifest for member in kept], network, metrics)
     shown = min(members, key=lambda member: member.metrics["val/loss"])
@@ -375,7 +378,7 @@ def _manifest(
     network: Network,
     metrics: dict[str, float],
 ) -> ModelManifest:
-    """Make the manifest of the ensemble from facts that its members share; epochs are summed."""
+    """Return the ensemble's manifest from facts that its members share; epochs are summed."""
     first = members[0]
     user_code = {code.key + code.name: code for member in members for code in member.user_code}
     whole = first.model_copy(
@@ -399,7 +402,7 @@ def _manifest(
 
 
 def _as_requested(params: Params, manifest: ModelManifest) -> ModelManifest:
-    """Return the manifest of the served model with the seed and the train section of params.yaml.
+    """Return the manifest of the served model with `seed` and `train` of params.yaml.
 
     Later stages compare both with params.yaml, but the members' own settings may differ from it.
     """

@@ -1,4 +1,4 @@
-"""Decisions made before the first step: paths, data, network, placement, shape of a step.
+"""Decisions before the first step of a training: paths, data, network, placement, step shape.
 
 They follow from the params, the packed data and the machine only. The train stage, the audit, the
 profiler and the planner all start from them.
@@ -49,7 +49,7 @@ _TREES_RUN = {"strategy": "single", "precision": "32-true", "accelerator": "cpu"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The fold of the training rows that an ensemble member does not learn from.
+    """The fold of training rows that a training of an ensemble member leaves out.
 
     The fold of a row is drawn from its id and the seed.
     """
@@ -59,7 +59,7 @@ class LeftOut:
     seed: int
 
     def keeps(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return a mask (N,) of the rows that the member learns from: those of the other folds."""
+        """Return a mask (N,) of the rows that the member learns from: all rows outside the fold."""
         folds = (uniform(self.seed, 0, keys, "left out") * self.num_folds).astype(np.int64)
         kept: NDArray[np.bool_] = folds != self.fold
         return kept
@@ -83,7 +83,10 @@ class Paths:
     left_out: LeftOut | None = None  # training rows that a member does not learn from
 
     def further_data(self) -> dict[str, str]:
-        """Return digests of the left-out fold and the soft targets by name, for the fingerprint."""
+        """Return the digests of the left-out fold and of the soft targets, by name.
+
+        They become part of the training's fingerprint.
+        """
         soft = {"soft": files.sha256_file(self.soft)} if self.soft else {}
         rows = {"left_out": files.digest_json(asdict(self.left_out))} if self.left_out else {}
         return soft | rows
@@ -105,7 +108,7 @@ PROJECT_PATHS = Paths(
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Training and validation rows."""
+    """Training and validation rows of the packed store, with offline copies and soft targets."""
 
     manifest: PackedManifest
     train: list[PackedSplit]  # the split, and its offline copies if there are any
@@ -115,12 +118,12 @@ class TrainingData:
 
     @property
     def num_train(self) -> int:
-        """The number of training rows, copies included."""
+        """The number of training rows, offline copies included."""
         return sum(map(len, self.train))
 
     @property
     def mean_weight(self) -> float:
-        """The mean weight of the training rows; raises DataError if all are 0."""
+        """The mean weight of the training rows. Raises DataError if all weights are 0."""
         mean = float(np.concatenate([split.weights for split in self.train]).mean())
         if not mean > 0:
             raise DataError(
@@ -140,7 +143,7 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class Job:
-    """All decisions made before the first step."""
+    """All decisions made before the first step of a training."""
 
     seed: int
     params: TrainParams
@@ -160,10 +163,10 @@ class Job:
         return self.data.num_train // self.shape.batch_size
 
     def segment(self, resumed: Checkpoint | None = None) -> RunSegment:
-        """Describe the process layout of this training.
+        """Return the process layout of this training, as a run segment.
 
-        If it equals that of the `resumed` checkpoint, the number of threads is the checkpoint's,
-        whatever cores there are now, because the last bits of sums depend on it.
+        If the layout equals that of the `resumed` checkpoint, the number of threads is taken from
+        the checkpoint, because the last bits of sums depend on it.
         """
         threads = own_threads(self.placement)
         fresh = RunSegment(
@@ -183,14 +186,14 @@ class Job:
 
     @property
     def board(self) -> Path:
-        """The folder of this training's TensorBoard files."""
+        """The folder that holds this training's TensorBoard files."""
         return self.paths.tensorboard / self.fingerprint.name
 
 
 def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]:
-    """Make all decisions before the first step, and initialize the network.
+    """Decide everything that must be known before the first step, and initialize the network.
 
-    Raises ParamsError, UnavailableError, SchemaError or DataError if such a training is impossible.
+    Raises ParamsError, UnavailableError, SchemaError or DataError if the training is impossible.
     """
     placement = place(placed(params), this_host())
     data = open_data(
@@ -217,7 +220,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
 def _initial_network(
     seed: int, params: TrainParams, spec: NetworkSpec, placement: Placement, work: Path
 ) -> Network:
-    """Initialize the network, in a file if each process will only hold a part of the weights."""
+    """Initialize the network, in a file if each process will hold only a part of its weights."""
     if not placement.divides_weights:
         return initial_network(seed, params, spec)
     with MappedWeights(work) as mapped:
@@ -259,7 +262,7 @@ def step_shape(params: TrainParams, placement: Placement) -> StepShape:
 
 
 def placed(params: TrainParams) -> TrainParams:
-    """Return `params` with each "auto" replaced by the network's choice."""
+    """Return `params` with each "auto" replaced by the default of the network."""
     return params.model_copy(update=_TREES_RUN) if are_trees(params.network) else params
 
 
@@ -271,10 +274,10 @@ def open_data(
     *,
     verify: bool = True,
 ) -> TrainingData:
-    """Memory-map the outputs of `precompute` and `augment`; `soft` is a file of soft targets.
+    """Memory-map the outputs of the stages `precompute` and `augment`.
 
-    Raises SchemaError if a file is missing or does not fit. With `verify`, raises IntegrityError
-    if one was altered.
+    `soft` is a file of soft targets. Raises SchemaError if a file is missing or does not fit. With
+    `verify`, raises IntegrityError if a file was altered.
     """
     manifest = read_manifest(packed)
     plan, copies = open_augmented(augmented, manifest)
@@ -314,14 +317,14 @@ def network_spec(params: TrainParams, manifest: PackedManifest) -> NetworkSpec:
 
 
 def own_threads(placement: Placement) -> int | None:
-    """Return the threads per process: an equal part of the node's cores; None on a GPU."""
+    """Return the threads of each process: an equal part of the node's cores, or None on a GPU."""
     if placement.accelerator != "cpu":
         return None
     return min(_thread_limit(), max(1, num_cores() // placement.devices))
 
 
 def can_have(threads: int) -> bool:
-    """Return True if OpenMP allows that many threads, even if there are fewer cores."""
+    """Return True if OpenMP allows `threads` threads, even if that exceeds the number of cores."""
     return threads <= _thread_limit()
 
 

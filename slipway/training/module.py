@@ -33,8 +33,8 @@ class TrainingModule(pl.LightningModule):
         ids: ids of the training rows, which the error of a non-finite loss lists.
         mean_weight: mean weight of all training rows.
         class_weights: (classes,) float32, or None if all classes count the same.
-        distillation: settings of the soft answers in the batches, if there are any.
-        model_parallel: ranks that share a copy of the network, and compute the same rows.
+        distillation: settings of the loss for a teacher's outputs; None without a teacher.
+        model_parallel: number of ranks that share a copy of the network and compute the same rows.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TrainingModule(pl.LightningModule):
         self.train_sums = EpochSums()
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """Return the weighted mean loss of a batch, () float32."""
+        """Return the weighted mean loss of a batch, a float32 scalar."""
         self._start_batch(batch, batch_index)
         # Spikes are judged over all batches of a step.
         accumulated = self.trainer.accumulate_grad_batches if self._params.on_loss_spike else 1
@@ -83,7 +83,7 @@ class TrainingModule(pl.LightningModule):
 
     @property
     def _drawing_rank(self) -> int:
-        """The rank that seeds dropout; ranks that compute the same values share one."""
+        """The rank that seeds dropout. Ranks that compute the same values have the same one."""
         return self.global_rank // self._model_parallel
 
     def _answers_to(self, batch: Batch) -> Tensor:
@@ -102,7 +102,7 @@ class TrainingModule(pl.LightningModule):
         return losses * (batch.weights / self._mean_weight)
 
     def _repeat_if_due(self, batch: Batch, seed: int) -> None:
-        """Every `train.repeat_every_steps` steps, check that a repeated pass gives equal bits."""
+        """Check every `train.repeat_every_steps` steps that a repeated pass gives equal bits."""
         every = self._params.repeat_every_steps
         if every is None or (self.trainer.global_step + 1) % every:
             return
@@ -126,7 +126,7 @@ class TrainingModule(pl.LightningModule):
         self.nonfinite_guard.clip(self.trainer, optimizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the names of the weights, so that another process layout can resume the optimizer."""
+        """Add the names of the weights, with which another process layout can resume."""
         checkpoint["optimizer_names"] = self.optimizer_names
         checkpoint["guard"] = self.nonfinite_guard.state_dict()
 
@@ -148,7 +148,7 @@ class TrainingModule(pl.LightningModule):
         self._val_sums = EpochSums()
 
     def validation_step(self, batch: Batch) -> None:
-        """Add the losses and the scores of a batch to the sums of the epoch."""
+        """Add the losses and scores of a batch to the sums of the epoch."""
         answers = self._answers(batch.inputs)
         self._val_sums.add(
             loss=self._losses(answers, batch.targets),
@@ -175,12 +175,12 @@ class TrainingModule(pl.LightningModule):
         )
 
     def _counted(self, counted: Tensor) -> Tensor:
-        """Return the mask `counted` (B,) without the rows that another rank counts."""
+        """Return the mask `counted` (B,) without the rows that another rank counts, too."""
         return counted if self._counts_rows else torch.zeros_like(counted)
 
     @property
     def _counts_rows(self) -> bool:
-        """True if this rank counts the rows that it computes, and no other rank does."""
+        """True if this rank, of all that compute the same rows, is the one that counts them."""
         return self.global_rank % self._model_parallel == 0
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -215,7 +215,7 @@ class PipelinedModule(TrainingModule):
         )
 
     def optimizer_zero_grad(self, *_: Any) -> None:
-        """Do nothing, because the step has computed its gradients before Lightning calls this."""
+        """Do nothing. Lightning calls this after the step has computed its gradients."""
 
     def _answers(self, rows: Tensor) -> Tensor:
         return self._pipeline.answers(rows)
@@ -236,7 +236,7 @@ class PipelinedModule(TrainingModule):
 
 
 def _rows_of(batch: Batch, places: Tensor) -> Batch:
-    """Select rows of a batch by their positions (B,) int64. The batch has no mixed images."""
+    """Return the rows of a batch at positions `places` (B,) int64. The batch must not be mixed."""
     return batch._replace(
         inputs=batch.inputs[places],
         targets=batch.targets[places],
@@ -248,19 +248,19 @@ def _rows_of(batch: Batch, places: Tensor) -> Batch:
 
 
 class EpochSums:
-    """Sums for the means of an epoch, which do not depend on the division of rows over ranks."""
+    """Sums and means over an epoch that do not depend on the division of rows over ranks."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}  # () float64 by name, of this rank; empty at first
 
     def add(self, *, counted: Tensor, **values: Tensor) -> None:
-        """Add the values (B,) of the rows for which `counted` (B,) is true."""
+        """Add the values (B,) of those rows for which `counted` (B,) is True."""
         for name, value in {**values, "rows": torch.ones_like(counted)}.items():
             total = torch.where(counted, value.double(), 0.0).sum()
             self.totals[name] = self.totals[name] + total if name in self.totals else total
 
     def means(self) -> dict[str, float]:
-        """Return each mean over the rows of all ranks, by name."""
+        """Return the mean of each value over the rows of all ranks, by name."""
         names = sorted(self.totals)  # restored totals may have another order on each rank
         totals = torch.stack([self.totals[name] for name in names])
         if num_ranks() > 1:

@@ -1,4 +1,4 @@
-"""A whole training, from the packed store to the model; a killed one resumes.
+"""Runs a whole training, from the packed store to the model, and resumes a killed one.
 
 Every rank runs this; only rank 0 writes results. Weights, order of rows, augmentation and dropout
 are functions of `seed`, so equal inputs give equal weights.
@@ -86,8 +86,8 @@ from slipway.training.telemetry.trackers import Trackers, tracked_runs
 def train(seed: int, params: TrainParams, paths: Paths) -> None:
     """Train with `params`, and write the model and its metrics.
 
-    Raises ParamsError or UnavailableError if that is not possible here, TrainingError if the
-    training fails, LockedError if another training is running.
+    Raises ParamsError or UnavailableError if the training is impossible on this machine,
+    TrainingError if the training fails, LockedError if another training is running.
     """
     silence_chatter()
     report_bus_errors()
@@ -225,7 +225,7 @@ def _fit(
 
 @contextmanager
 def _handle_stop_signals(checkpoints: CheckpointCallback, signals: StopSignals) -> Iterator[None]:
-    """Handle signals that stop the training in the block.
+    """Handle signals that stop the training while the block runs.
 
     After a stop, rank 0 prints the position and requeues a Slurm job.
     """
@@ -293,7 +293,10 @@ def write_model(job: Job) -> None:
 
 
 def model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelManifest:
-    """Make the manifest of a training that ended with `last`, without the digest of the weights."""
+    """Return the manifest of a training whose last checkpoint is `last`.
+
+    It lacks the digest of the weights.
+    """
     params, fingerprint = job.params.model_dump(mode="json"), job.fingerprint
     return ModelManifest(
         format_version=5,
@@ -344,7 +347,7 @@ def training_metrics(manifest: ModelManifest, last: Checkpoint) -> dict[str, obj
 
 
 def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
-    """Load consolidated weights into a new network: ZeRO-3 empties the trained one."""
+    """Return a new network with consolidated weights; ZeRO-3 empties the trained network."""
     network = build_network(spec)
     network.load_state_dict(dict(weights), strict=True)
     return network

@@ -37,7 +37,10 @@ ONE_PROCESS = {"strategy": "single", "offload": None, "devices": 1, "num_nodes":
 
 
 def one_process(what: str, stage: str) -> TrainingHost:
-    """Return this host. Raises UnavailableError if a launcher started more than one process."""
+    """Return the hardware of this host.
+
+    Raises UnavailableError if a launcher started more than one process.
+    """
     host = this_host()
     if host.launch and host.launch.world_size > 1:
         started = f"{host.launch.launcher} started {host.launch.world_size}"
@@ -56,7 +59,7 @@ def train_short(
     callbacks: list[pl.Callback],
     folder: Path,
 ) -> None:
-    """Train `network` in place; `callbacks` run before the averaging of weights.
+    """Train `network` in place. `callbacks` run before the averaging of weights.
 
     Raises TrainingError as any training does.
     """
@@ -90,7 +93,7 @@ def train_short(
 
 
 class EpochPrinter(pl.Callback):
-    """Prints each epoch with its accuracy or RMSE on some rows, by which no epoch is selected."""
+    """Prints the accuracy or RMSE on some rows after each epoch; they select no epoch."""
 
     def __init__(self, name: str, rows: str) -> None:
         self._name, self._rows = name, rows

@@ -1,4 +1,4 @@
-"""A training of boosted trees: from the packed store to the model.
+"""Trains boosted trees, from the packed store to the model.
 
 Such a training takes seconds and saves no checkpoints: a killed one starts from the first round.
 The same seed gives the same bytes.

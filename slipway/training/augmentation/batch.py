@@ -1,8 +1,8 @@
-"""Applies drawn changes to a batch on a GPU.
+"""Applies augmentation, drawn beforehand, to a batch of images on a GPU.
 
 Each pixel is interpolated once, bilinearly; beyond the crop its border is repeated. Nothing is
 random here: `slipway.data.augmentation.draws` draws the numbers. On the CPU, `host` does the same
-several times faster; the results differ by rounding.
+several times faster; the results differ only by rounding.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ GREY = 128  # fills an erased rectangle
 
 
 class Changes(NamedTuple):
-    """Augmentation of R stored images: the first B are the batch, the rest are mixed into it."""
+    """Augmentation of R stored images: the first B form the batch, the others are mixed into it."""
 
     matrices: Tensor  # (R, 2, 3) float32, see `affine_matrices`
     bounds: Tensor  # (R, 4) int64 crops in stored pixels, see `crop_bounds`
@@ -48,7 +48,7 @@ def device_changes(
     size_px: int,
     channels: int,
 ) -> Changes:
-    """Convert the drawn augmentation of R images, and the mixing of the first B, to CPU tensors."""
+    """Convert the augmentation of R images, and the mixing of the first B, to CPU tensors."""
     colours, greys = (
         map(torch.from_numpy, colour_matrices(change, channels))
         if change.recolours
@@ -69,14 +69,14 @@ def device_changes(
 
 
 def samples_per_pixel(stored_px: int, size_px: int) -> int:
-    """Return how many samples per side are averaged into one pixel, to avoid aliasing."""
+    """Return the number of samples per side that are averaged into one pixel to avoid aliasing."""
     return max(1, round(stored_px / size_px))
 
 
 def augment_batch(images: Tensor, changes: Changes) -> Tensor:
-    """Map images (R, S, S, C) uint8 to (B, size_px, size_px, C) uint8 on the same device.
+    """Augment images (R, S, S, C) uint8; return (B, size_px, size_px, C) uint8 on the same device.
 
-    An image's result depends only on that image and the image it is mixed with.
+    Each result depends only on its own image and on the image mixed into it.
     """
     if (
         images.dtype != torch.uint8
@@ -109,7 +109,7 @@ def _resample(images: Tensor, changes: Changes) -> Tensor:
 
 
 def _sampling_grid(matrices: Tensor, bounds: Tensor, num_points: int, stored_px: int) -> Tensor:
-    """Map matrices (B, 2, 3) to sampling positions (B, P, P, 2).
+    """Convert affine matrices (B, 2, 3) to sampling positions (B, P, P, 2).
 
     Computed element by element: a matrix product may round differently for another batch size.
     """
@@ -126,7 +126,10 @@ def _sampling_grid(matrices: Tensor, bounds: Tensor, num_points: int, stored_px:
 
 
 def _pixel_centres(count: int, device: torch.device) -> Tensor:
-    """Return the centres of `count` pixels in (-1, 1); -1 and 1 are the edges of the image."""
+    """Return the centres of `count` equal pixels on the interval from -1 to 1, (count,).
+
+    The ends of the interval are the edges of the image.
+    """
     return (2 * torch.arange(count, device=device, dtype=torch.float32) + 1) / count - 1
 
 
@@ -149,7 +152,10 @@ def _recolour(pixels: Tensor, colours: Tensor, greys: Tensor) -> Tensor:
 
 
 def _inside(bounds: Tensor, size_px: int) -> Tensor:
-    """Return masks (B, size_px, size_px) of rectangles (B, 4): left, top, right, bottom."""
+    """Return masks (B, size_px, size_px), True inside the rectangles `bounds` (B, 4).
+
+    A rectangle is given as left, top, right, bottom.
+    """
     places = torch.arange(size_px, device=bounds.device)
     left, top, right, bottom = (bound[:, None] for bound in bounds.T)
     columns, rows = (places >= left) & (places < right), (places >= top) & (places < bottom)

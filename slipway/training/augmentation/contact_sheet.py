@@ -1,4 +1,4 @@
-"""Contact sheet: a picture of the augmentation of a few training images.
+"""Contact sheet: a picture that shows the augmentation of a few training images.
 
 The first lines show one operation each, from one end of its range to the other. The lines below
 them show all operations together, mixing included, as training draws them in its first epochs.
@@ -41,14 +41,14 @@ class _Line(NamedTuple):
 
 
 class _Samples(NamedTuple):
-    """The stored images of the sheet."""
+    """The stored images that the contact sheet shows, and the size of augmented images."""
 
     stored: StoredRows
     names: list[str]
     size_px: int
 
     def changed(self, index: int, change: Draw) -> Pixels:
-        """Return one image after its `change`, (size_px, size_px, C)."""
+        """Return image `index` with the augmentation `change` applied, (size_px, size_px, C)."""
         image: Pixels = changed_images(self.stored, np.array([index]), change, self.size_px)[0]
         return image
 
@@ -57,7 +57,10 @@ class _Samples(NamedTuple):
 
 
 def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifest) -> bytes:
-    """Draw a PNG of up to 8 training images, spread over the targets; for a table, a text line."""
+    """Return a PNG that shows the augmentation of up to 8 training images.
+
+    The images are spread over the targets. For a table or texts, the picture is a line of text.
+    """
     if not isinstance(manifest.input, ImageContract):
         names = text_operations(plan)
         text = "Only images are augmented: the section augment of params.yaml has no effect here."
@@ -97,7 +100,7 @@ def contact_sheet(train: PackedSplit, plan: AugmentPlan, manifest: PackedManifes
 
 
 def _spread(targets: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Choose rows at even distances in the order of their targets."""
+    """Return rows at even distances in the order of their targets."""
     ranked = np.argsort(targets, kind="stable")
     count = min(_NUM_IMAGES, len(ranked))
     return ranked[((np.arange(count) + 0.5) * len(ranked) / count).astype(np.int64)]
@@ -111,7 +114,7 @@ def _name(target: Any, manifest: PackedManifest) -> str:
 
 
 def _operation_line(samples: _Samples, plan: AugmentPlan, name: str, number: int) -> _Line:
-    """Draw the line that shows one operation; each line uses another image."""
+    """Draw the line of the sheet that shows one operation; each line uses a different image."""
     index = number % len(samples.names)
     value = getattr(plan, name)
     values = value if isinstance(value, tuple) else (value,)
@@ -248,7 +251,7 @@ def _mixed_cells(samples: _Samples, index: int, *, cut: bool) -> list[_Cell]:
 def _combined_line(
     samples: _Samples, plan: AugmentPlan, keys: NDArray[np.uint64], index: int
 ) -> _Line:
-    """Draw the original image, then the image as training augments it in each of its first epochs.
+    """Draw an image unchanged, then as training augments it in each of the first epochs.
 
     The image is mixed with another image of the sheet; training mixes within a batch.
     """
@@ -293,7 +296,7 @@ def _paint(sheet: Image.Image, pen: ImageDraw.ImageDraw, line: _Line, top: int) 
 
 
 def _shown(image: Pixels) -> Image.Image:
-    """Resize an image to a cell; pixels of small images stay squares."""
+    """Resize an image to a cell of the sheet; small images are enlarged without smoothing."""
     method = cv2.INTER_AREA if len(image) > _CELL_PX else cv2.INTER_NEAREST
     resized = cv2.resize(image, (_CELL_PX, _CELL_PX), interpolation=method).reshape(
         _CELL_PX, _CELL_PX, -1
@@ -309,7 +312,7 @@ def _write(
     width_px: int,
     colour: tuple[int, int, int] = _PALE,
 ) -> None:
-    """Draw a text on the sheet, shortened to at most `width_px`."""
+    """Write text on the sheet; text wider than `width_px` is shortened."""
     font = ImageFont.load_default(font_px)
     if font.getlength(text) > width_px:
         while text and font.getlength(text + "..") > width_px:

@@ -34,7 +34,10 @@ _MIN_BYTES = 2**20  # size of a batch; threads cost more than they save for a sm
 
 
 class StoredRows:
-    """Rows of several splits in order: (S, S, C) uint8 images, or (width,) float32 columns."""
+    """The rows of several splits, one split after the other.
+
+    A row is an image (S, S, C) uint8, a table row (width,) float32, or a text as bytes or tokens.
+    """
 
     def __init__(self, inputs: Sequence[Inputs]) -> None:
         # Indexing a memory map costs more than copying a small image, so take a plain view.
@@ -52,7 +55,7 @@ class StoredRows:
         return inputs
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the rows (B,) in this order: (B, ...)."""
+        """Return the rows at positions `rows` (B,), in this order: (B, ...)."""
         if len(self._inputs) == 1:
             return np.asarray(self._inputs[0][rows])
         gathered = np.empty((len(rows), *self.shape), dtype=self._dtype)
@@ -65,7 +68,7 @@ class StoredRows:
 def changed_images(
     images: StoredRows, rows: NDArray[np.int64], change: Draw, size_px: int
 ) -> Pixels:
-    """Return B rows after their `change`, (B, size_px, size_px, C) uint8."""
+    """Return B images with the augmentation `change` applied, (B, size_px, size_px, C) uint8."""
     height, _, channels = images.shape
     result = np.empty((len(rows), size_px, size_px, channels), dtype=np.uint8)
     if not len(rows):
@@ -87,7 +90,10 @@ def changed_images(
 
 
 def mixed_images(images: Pixels, partners: NDArray[np.int64], mixing: MixDraw) -> Pixels:
-    """Mix each of the first B of (R, ...) `images` with the image that `partners` (B,) selects."""
+    """Mix each of the first B of `images` (R, ...) with the image whose index `partners` gives.
+
+    `partners` is (B,). Returns (B, ...).
+    """
     result = images[: len(partners)].copy()
     for row in np.flatnonzero(mixing.own_share < 1):
         left, top, right, bottom = mixing.boxes[row]
@@ -102,7 +108,7 @@ def mixed_images(images: Pixels, partners: NDArray[np.int64], mixing: MixDraw) -
 
 
 def _move(images: StoredRows, rows: NDArray[np.int64], change: Draw, result: Pixels) -> None:
-    """Flip and shift by whole pixels: copy lines from images that are padded on both sides."""
+    """Flip and shift images by whole pixels, by copying lines from images padded on both sides."""
     size, channels = result.shape[1], result.shape[3]
     margin = int(np.abs(change.shift_px[:, 0]).max(initial=0))
     flipped_last = np.argsort(change.horizontal_flip, kind="stable")
@@ -167,7 +173,7 @@ def _resample(images: StoredRows, rows: NDArray[np.int64], change: Draw, result:
 
 
 def _flip_codes(change: Draw) -> list[int | None]:
-    """Return OpenCV's code of each flip: 1 left-right, 0 upside down, -1 both, None for none."""
+    """Return OpenCV's flip code of each image: 1 left-right, 0 upside down, -1 both, or None."""
     codes = {(False, False): None, (True, False): 1, (False, True): 0, (True, True): -1}
     return [
         codes[flip]
@@ -220,7 +226,7 @@ def _recolour(change: Draw, result: Pixels) -> None:
 
 
 def _in_parts(result: Pixels, max_bytes: int, work: Callable[[slice], None]) -> None:
-    """Call `work` on slices of a batch, each at most `max_bytes`; at least one per thread."""
+    """Call `work` on slices of a batch of at most `max_bytes`, at least one slice per thread."""
     count = len(result)
     # torch has 1 thread in a loader process.
     num_threads = torch.get_num_threads() if result.nbytes >= _MIN_BYTES else 1
@@ -236,13 +242,13 @@ def _in_parts(result: Pixels, max_bytes: int, work: Callable[[slice], None]) -> 
 
 @cache
 def _threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Return this process's thread pool; after a fork, the parent's pool would wait forever."""
+    """Return the thread pool of this process; the pool of a parent process hangs after a fork."""
     return ThreadPoolExecutor(count)
 
 
 @cache
 def _forbid_inner_threads(process: int) -> None:
-    """Turn off OpenCV's threads, which would compete with ours and not survive a fork."""
+    """Turn off OpenCV's own threads, which would compete with ours and not survive a fork."""
     cv2.setNumThreads(0)
 
 
@@ -265,9 +271,9 @@ def without_tokens(
 def without_words(rows: NDArray[Any], drawn: NDArray[np.float64], fraction: float) -> NDArray[Any]:
     """Drop random words, with the space after them, from texts stored as bytes.
 
-    `drawn` is (B, L): column n holds the random number of the n-th word. Words, runs without white
-    space, are dropped if their number is below `fraction`; the word with the largest number and
-    line breaks stay. Returns (B, L) in the dtype of `rows`.
+    `drawn` (B, L) holds random numbers in [0, 1): column n belongs to the n-th word. A word is a
+    run of characters without white space. It is dropped if its number is below `fraction`. Line
+    breaks and the word with the largest number stay. Returns (B, L) in the dtype of `rows`.
     """
     is_text, is_break = (rows != 0) & (rows != TRUNCATED), rows == ord(SEPARATOR)
     is_inside = is_text & ~is_break & (rows != ord(" "))

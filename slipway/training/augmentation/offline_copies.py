@@ -1,4 +1,4 @@
-"""Offline copies: augmented training images written to disk, which make epochs larger.
+"""Offline copies: augmented training images stored on disk, which enlarge each epoch.
 
 Only training rows are copied. They are not mixed, because training mixes images itself. A copy is
 stored in the size of its source. It has its own id, so its order and online augmentation differ
@@ -25,7 +25,7 @@ _ROWS_AT_A_TIME = 1024
 
 
 def copy_id(sample_id: str, copy: int) -> str:
-    """Derive the id of copy number `copy`, counted from 1: 32 hex digits."""
+    """Return the id of copy number `copy` (from 1) of a row: 32 hexadecimal digits."""
     return hashlib.sha256(f"{sample_id}/{copy}".encode()).hexdigest()[:32]
 
 
@@ -65,7 +65,7 @@ def write_copies(
 
 
 def original_rows(num_train: int, num_copied: int) -> NDArray[np.int64]:
-    """Return the position of each copy's original in the training split, (num_copied,)."""
+    """Return the position of each copy's original row in the training split, (num_copied,)."""
     return np.arange(num_copied) % num_train
 
 

@@ -37,7 +37,7 @@ _LENGTH_ROWS = 1 << 14  # read at a time
 
 
 class Mixing(NamedTuple):
-    """The second target of each row of a batch with mixed images."""
+    """Mixing of a batch: the second target of each row, and the weight of the first target."""
 
     targets: Tensor  # (B,) of the partner, as `Batch.targets`
     own_shares: Tensor  # (B,) float32 in [0, 1], weight of the row's own target
@@ -45,7 +45,7 @@ class Mixing(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The rows of one forward pass of one process."""
+    """The rows that one process computes in one forward pass."""
 
     # (B, H, W, C) uint8 pixels, (B, width) float32 columns, or (B, length) bytes or tokens. With
     # `changes` (R, S, S, C) stored pixels.
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageChanges:
-    """Settings for augmenting the pixels of training images."""
+    """Settings for augmenting training images: the plan, the image size, and the device."""
 
     plan: AugmentPlan
     size_px: int  # size that the network takes; images may be stored larger
@@ -70,13 +70,13 @@ class ImageChanges:
 
 @dataclass(frozen=True)
 class TextChanges:
-    """Augmentation of training texts: words or tokens that are left out."""
+    """Settings for augmenting training texts: random words or tokens are dropped."""
 
     plan: AugmentPlan
     separator: int | None  # the token between the texts of a pair
 
     def apply(self, rows: NDArray[Any], epoch: int, keys: NDArray[np.uint64]) -> NDArray[Any]:
-        """Drop words or tokens of (B, L) rows; return (B, L)."""
+        """Drop words or tokens of `rows` (B, L) at random; return (B, L) with the same dtype."""
         for name in text_operations(self.plan):
             drawn = draw_places(self.plan, epoch, keys, rows.shape[1], name)
             if name == "token_dropout":
@@ -88,7 +88,10 @@ class TextChanges:
 
 @dataclass(frozen=True)
 class StepShape:
-    """Division of a step: batch_size == per_device * world_size * num_accumulated."""
+    """The division of an optimizer step over processes and accumulated batches.
+
+    batch_size == per_device * world_size * num_accumulated.
+    """
 
     batch_size: int
     per_device: int
@@ -97,7 +100,7 @@ class StepShape:
     num_micro_batches: int = 1  # micro-batches of a pipeline in each batch of a process
 
     def rows(self, step: int, accumulated: int, rank: int) -> slice:
-        """Return the slice of the epoch's order that `rank` reads in one accumulation step."""
+        """Return the part of the epoch's order that `rank` reads in one accumulation step."""
         start = step * self.batch_size + (accumulated * self.world_size + rank) * self.per_device
         return slice(start, start + self.per_device)
 
@@ -105,9 +108,10 @@ class StepShape:
 def cut_step(
     batch_size: int, world_size: int, max_batch_per_device: int, who: str = "processes"
 ) -> StepShape:
-    """Divide a batch with the fewest accumulation steps that respect `max_batch_per_device`.
+    """Divide an optimizer step into the fewest batches that respect `max_batch_per_device`.
 
-    Raises ParamsError if the batch cannot be divided equally; `who` names the readers.
+    Raises ParamsError if the batch cannot be divided equally; `who` names the readers in its
+    message.
     """
     if batch_size % world_size:
         raise ParamsError(
@@ -127,13 +131,13 @@ def cut_step(
 class TrainingBatches(Dataset[Batch]):
     """Training batches of one rank, indexed by (epoch, number of the batch in the epoch).
 
-    Rows that do not fill the last step of an epoch are left out; each epoch leaves out others.
+    Rows that do not fill the last step of an epoch are skipped; they differ from epoch to epoch.
 
     Args:
         splits: the training split, and its offline copies if there are any.
-        changes: None for tables.
+        changes: augmentation of images; None for tables and texts.
         target_dtype: as in the record of the target's kind.
-        soft: (N, K) float32 soft answers of a teacher to the rows of all splits.
+        soft: (N, K) float32 outputs of a distillation teacher for the rows of all splits.
         buckets: the rows of a step have nearly the same number of tokens, so that little of it is
             padding. The inputs are (N, L), 0 for none.
         texts: changes of texts; None if there are none.
@@ -246,9 +250,10 @@ class TrainingBatches(Dataset[Batch]):
     def _partners(
         self, plan: AugmentPlan, epoch: int, step: int, positions: slice
     ) -> NDArray[np.int64]:
-        """Return the partner row that each row at `positions` is mixed with, (B,) int64.
+        """Return the row that each row at `positions` is mixed with, (B,) int64.
 
-        Partners are a fixed distance apart within a step. Empty if the plan does not mix.
+        Within a step, all rows have the same distance to their partners. Returns an empty array if
+        the plan does not mix.
         """
         size = self._shape.batch_size
         if not plan.mixes or size == 1:
@@ -261,7 +266,7 @@ class TrainingBatches(Dataset[Batch]):
         return rows
 
     def _await_rows(self, read_ahead: ReadAhead, epoch: int, step: int) -> None:
-        """Wait until the rows of a step are in memory, and start to read those of later steps."""
+        """Wait until the rows of a step are in memory, and start reading those of later steps."""
         group, last = (number // self._steps_together for number in (step, self.num_steps - 1))
         if read_ahead.place != (epoch, group):
             following = (epoch, group + 1) if group < last else (epoch + 1, 0)
@@ -270,7 +275,7 @@ class TrainingBatches(Dataset[Batch]):
         read_ahead.wait()
 
     def _rows_together(self, epoch: int, group: int) -> NDArray[np.int64]:
-        """Return the rows that this rank reads in a group of steps."""
+        """Return the rows that this rank reads in a group of consecutive steps."""
         shape, begin = self._shape, group * self._steps_together
         steps = range(begin, min(begin + self._steps_together, self.num_steps))
         order = self._epoch_order(epoch)[begin * shape.batch_size : steps.stop * shape.batch_size]
@@ -302,9 +307,9 @@ class TrainingBatches(Dataset[Batch]):
     def _bucketed(
         self, order: NDArray[np.int64], lengths: NDArray[np.int64], epoch: int
     ) -> NDArray[np.int64]:
-        """Sort rows by length within groups of a few steps, then draw the order of the steps.
+        """Sort rows by length within groups of a few steps, then put the steps in random order.
 
-        With shuffled blocks a step stays near its blocks.
+        If blocks are shuffled, a step stays close to the blocks of its rows.
         """
         size = self._shape.batch_size
         used, window = self.num_steps * size, min(_BUCKET_STEPS, self._steps_together) * size
@@ -318,7 +323,7 @@ class TrainingBatches(Dataset[Batch]):
 
 
 class ValidationBatches(Dataset[Batch]):
-    """A split in its own order, divided over the ranks; exactly one rank counts each row.
+    """Batches of a split in its own order, divided over the ranks; each row is counted once.
 
     Every rank has the same number of batches, as collective operations require. Padding rows are
     not counted.
@@ -352,7 +357,7 @@ class ValidationBatches(Dataset[Batch]):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """Yields (epoch, index) of each batch; the trainer calls `set_epoch` before an epoch.
+    """Yields (epoch, index) for each batch; the trainer calls `set_epoch` before each epoch.
 
     That call is too late for the first epoch, whose batches loader processes have prefetched by
     then. So the constructor takes the first epoch, and the batch at which a resumed one starts.
@@ -383,7 +388,7 @@ def training_loader(
     first_batch: int = 0,
     pin_memory: bool = False,
 ) -> DataLoader[Batch]:
-    """Load whole batches in the order of the epoch, starting at `first_batch` of `first_epoch`."""
+    """Return a loader of whole batches in epoch order, from `first_batch` of `first_epoch` on."""
     sampler = EpochSampler(len(batches), first_epoch, first_batch)
     return batch_loader(batches, num_workers, sampler, pin_memory=pin_memory)
 
@@ -395,7 +400,7 @@ def batch_loader(
     *,
     pin_memory: bool = False,
 ) -> DataLoader[Batch]:
-    """Make a loader that takes whole batches; without `sampler`, in the order of the dataset."""
+    """Return a loader of whole batches, in the order of `sampler` or else of the dataset."""
     return DataLoader(
         batches,
         batch_size=None,
@@ -410,10 +415,10 @@ def batch_loader(
 def _with_partners(
     rows: NDArray[np.int64], partner_rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Append missing partners to `rows`, and locate each row's partner in the result.
+    """Append the partner rows that `rows` lacks, and locate the partner of each row.
 
-    Returns the rows (R,) and positions (B,) within them. A partner that belongs to another process
-    or accumulation step is augmented here again, with identical pixels.
+    Returns the extended rows (R,), and the positions (B,) of the partners in them. A partner that
+    belongs to another process or accumulation step is augmented here again, with identical pixels.
     """
     needed = np.concatenate([rows, np.setdiff1d(partner_rows, rows)])
     order = np.argsort(needed)
@@ -421,7 +426,7 @@ def _with_partners(
 
 
 def _lengths(inputs: Inputs) -> NDArray[np.int64]:
-    """Count the nonzero elements in each row of (N, L); returns (N,)."""
+    """Return the number of nonzero elements in each row of (N, L): (N,)."""
     parts = [
         np.count_nonzero(inputs[begin : begin + _LENGTH_ROWS], axis=1)
         for begin in range(0, len(inputs), _LENGTH_ROWS)

@@ -15,7 +15,7 @@ from slipway.training.augmentation.host import StoredRows, changed_images
 
 
 class _SelectedInputs:
-    """Selected rows (M, ...) of several `Inputs`, themselves `Inputs`."""
+    """Selected rows (M, ...) of several `Inputs`, presented as one `Inputs`."""
 
     def __init__(self, inputs: Sequence[Inputs], rows: NDArray[np.int64]) -> None:
         self._stored, self._rows = StoredRows(inputs), rows
@@ -30,7 +30,7 @@ class _SelectedInputs:
 
 
 class _ShrunkInputs:
-    """Stored images shrunk to (N, size_px, size_px, C) uint8, themselves `Inputs`."""
+    """Stored images shrunk to (N, size_px, size_px, C) uint8 when read, presented as `Inputs`."""
 
     def __init__(self, inputs: Inputs, size_px: int) -> None:
         self._stored, self._size_px = StoredRows([inputs]), size_px
@@ -52,7 +52,8 @@ def select(
 ) -> PackedSplit:
     """Return the selected rows as one split; `rows` (M,) are positions in the joined `splits`.
 
-    `row_shape` is the network's: training images that are stored larger, for crops, are shrunk.
+    `row_shape` is the input shape of the network. Training images are stored larger to allow crops,
+    so they are shrunk to it.
     """
     inputs = [
         split.inputs

@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 20  # bytes read by one system call
 
 @dataclass(frozen=True)
 class BlockShuffle:
-    """Block sizes in rows: how many are read at a time, and how many are shuffled together."""
+    """Block sizes in rows: rows read at a time, and rows shuffled together."""
 
     block: int
     window: int
@@ -35,7 +35,10 @@ class BlockShuffle:
     def order(
         self, seed: int, epoch: int, keys: NDArray[np.uint64], part_rows: Sequence[int]
     ) -> NDArray[np.int64]:
-        """Return the rows of an epoch, (N,); `part_rows` are the rows of each file."""
+        """Return the order of all rows in an epoch, (N,).
+
+        `part_rows` are the numbers of rows in the files.
+        """
         ends = np.cumsum(part_rows)
         begins = np.concatenate(
             [
@@ -52,7 +55,7 @@ class BlockShuffle:
 
 
 def block_shuffle(inputs: Sequence[Inputs], buffer_mib: int) -> BlockShuffle:
-    """Choose the sizes so that the rows in use and the rows read ahead fill `buffer_mib` MiB."""
+    """Return block sizes for which the rows in use and those read ahead fill `buffer_mib` MiB."""
     num_rows = sum(map(len, inputs))
     row_bytes = max(1, -(-sum(map(stored_bytes, inputs)) // max(1, num_rows)))
     window_bytes = (buffer_mib << 20) // 2
@@ -85,18 +88,18 @@ class ReadAhead:
 
     @property
     def place(self) -> Any:
-        """The `place` of the last call of `move` in this process; None before the first."""
+        """The `place` of this process's last call of `move`, or None before the first call."""
         return self._current_reader().place
 
     def move(self, place: Any, now: NDArray[np.int64], following: NDArray[np.int64]) -> None:
-        """Request the blocks of the rows `now`, then those of `following`; drop all other blocks.
+        """Start reading the blocks of the rows `now`, then of `following`; drop all other blocks.
 
-        Returns at once. `place` identifies the request, see the property.
+        Returns at once. The property `place` returns the argument `place` of the last call.
         """
         self._current_reader().plan(place, self._blocks_of(now), self._blocks_of(following))
 
     def wait(self) -> None:
-        """Wait until the rows of `now` are in memory.
+        """Wait until the rows `now` of the last call of `move` are in memory.
 
         Raises OSError if the disk fails, IntegrityError if a file is shorter than it was.
         """
@@ -109,7 +112,7 @@ class ReadAhead:
         return [block for block in blocks if self._spans[block] is not None]
 
     def _current_reader(self) -> "_Reader":
-        """Return the reader of this process; a fork copies the object but not its thread."""
+        """Return this process's reader; a fork copies the reader but not its thread."""
         if self._reader is None or self._reader[0] != os.getpid():
             self._reader = (os.getpid(), _Reader(self._spans))
         return self._reader[1]
@@ -169,7 +172,7 @@ class _Reader:
 
 
 def _read(span: FileSpan | None, following: FileSpan | None) -> None:
-    """Read a block into the page cache, and ask the system to start reading the next one."""
+    """Read the block `span` into the page cache, and ask the system to prefetch `following`."""
     assert span is not None
     descriptor = os.open(span.path, os.O_RDONLY)
     try:

@@ -29,7 +29,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class SoftAnswers:
-    """Soft targets for the training rows, offline copies included, with the loss settings."""
+    """Soft targets of all training rows, offline copies included, with the settings of the loss."""
 
     answers: Tensor  # (N, K) float32 logits, or (N, 1) values in the target's unit
     distillation: Distillation

@@ -1,4 +1,4 @@
-"""Checkpoints: writing and checking them, and resuming a training exactly.
+"""Checkpoints: writes and verifies them, and resumes a training exactly.
 
 The final model is written by the training run.
 """

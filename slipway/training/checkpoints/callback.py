@@ -1,4 +1,4 @@
-"""Saves checkpoints at the end of epochs, by the clock and on signals, and stops early."""
+"""Saves checkpoints at the end of epochs, at time intervals and on signals, and stops early."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
     """Records the metrics of each epoch, stops early, and saves checkpoints.
 
     Args:
-        averages: average of the weights, which is validated in place of the weights.
+        averages: moving average of the weights; if there is one, it is validated instead of them.
         steps_per_epoch: optimizer steps per epoch.
         num_accumulated: batches per optimizer step.
         pause_after: the epoch after which an unfinished training saves and raises Paused.
@@ -99,7 +99,7 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
             raise Paused(epoch)
 
     def _is_due(self, trainer: pl.Trainer) -> bool:
-        """Return True on all ranks if a timed checkpoint is due by the clock of rank 0."""
+        """Return True on rank 0 if a timed checkpoint is due; always False on other ranks."""
         minutes = self._params.checkpoint_every_minutes
         if minutes is None or not trainer.is_global_zero:
             return False
@@ -113,7 +113,10 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
         *,
         is_due: bool = False,
     ) -> None:
-        """Save if due, or if any process received a signal; after a signal raise Stopped."""
+        """Save a checkpoint if one is due or any process received a signal.
+
+        Raises Stopped after saving because of a signal.
+        """
         request = self._reducer.highest(max(SAVE if is_due else 0, self._signals.received))
         if request:
             self._save(trainer, module, position)
@@ -154,9 +157,9 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
 
 
 def has_ended(history: Sequence[Mapping[str, float]], params: TrainParams) -> bool:
-    """Return True if the training is complete, by `history`: the metrics of each epoch so far.
+    """Return True if the training is complete; `history` holds the metrics of each epoch so far.
 
-    Early stopping needs no other state, so a resumed training decides alike.
+    Early stopping needs no other state, so a resumed training makes the same decision.
     """
     return len(history) >= params.epochs or stops_early(history, params.early_stopping_patience)
 
@@ -179,7 +182,7 @@ def _write_state(
 def _extend_segments(
     resumed: Checkpoint | None, segment: RunSegment, steps_per_epoch: int
 ) -> list[RunSegment]:
-    """Append a segment if the process layout changed since the checkpoint that is resumed."""
+    """Append a segment if the process layout differs from that of the resumed checkpoint."""
     if resumed is None:
         return [segment]
     if resumed.segments[-1].has_same_layout(segment):

@@ -35,9 +35,10 @@ _WRITE_ERRORS = ("inline_container", "iostream", "PytorchStreamWriter")
 
 @dataclass(frozen=True, order=True)
 class TrainingPosition:
-    """Position: `epoch` whole epochs, validation included, and `step` optimizer steps of the next.
+    """Progress of a training: `epoch` complete epochs, and `step` optimizer steps of the next one.
 
-    After all steps of an epoch, before its validation, `step` is the number of steps per epoch.
+    An epoch is complete after its validation. Before that, `step` may equal the number of steps per
+    epoch.
     """
 
     epoch: int
@@ -65,17 +66,17 @@ class Checkpoint(Contract):
 
 
 class CheckpointStore:
-    """The checkpoints of one training."""
+    """The checkpoints of one training, in one directory."""
 
     def __init__(self, work: Path, fingerprint: Fingerprint, steps_per_epoch: int) -> None:
         self._work, self._fingerprint, self._steps_per_epoch = work, fingerprint, steps_per_epoch
         self.root = work / fingerprint.name
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest usable checkpoint and a description of each damaged one.
+        """Return the newest usable checkpoint, and a description of each damaged one.
 
-        A checkpoint is usable if it and the checkpoint of its kept epoch are intact. Does not
-        change any file.
+        A checkpoint is usable if it is intact and the checkpoint of the epoch that it selects is
+        intact, too. This method changes no file.
         """
         problems: list[str] = []
         intact: dict[str, Checkpoint] = {}
@@ -106,11 +107,11 @@ class CheckpointStore:
         write_state: Callable[[Path], None],
         describe: Callable[[dict[str, str]], Checkpoint],
     ) -> None:
-        """Write a checkpoint on all ranks together, then prune old ones.
+        """Write a checkpoint and delete old ones. Every rank has to call it.
 
         Args:
             write_state: writes this rank's files into a folder.
-            describe: makes the manifest from the SHA-256 of each file.
+            describe: returns the manifest, given the SHA-256 of each file.
         """
         checkpoint = describe({})
         with ExitStack() as stack:
@@ -141,11 +142,11 @@ class CheckpointStore:
         files.write_json(self.root / "fingerprint.json", self._fingerprint.model_dump(mode="json"))
 
     def remove(self) -> None:
-        """Remove all checkpoints, after success."""
+        """Remove all checkpoints after a successful training."""
         files.remove_directory(self.root)
 
     def describe_others(self) -> list[str]:
-        """Describe each unfinished training with another fingerprint, and how to remove it."""
+        """Describe each unfinished training with another fingerprint, and say how to remove it."""
         folders = sorted(
             path.parent
             for path in self._work.glob("*/fingerprint.json")
@@ -181,7 +182,10 @@ class CheckpointStore:
         return self.folder(TrainingPosition(epoch, 0))
 
     def _verify(self, folder: Path) -> Checkpoint:
-        """Read and check the checkpoint in `folder`; ValueError or OSError if it is damaged."""
+        """Verify the checkpoint in `folder` and return its manifest.
+
+        Raises ValueError or OSError if the checkpoint is damaged.
+        """
         checkpoint = _read_manifest(folder)
         found = _checksums(folder)
         found.pop(_MANIFEST)
@@ -198,7 +202,7 @@ class CheckpointStore:
         return checkpoint
 
     def _prune(self, checkpoint: Checkpoint) -> None:
-        """Remove all but this checkpoint, the one before, and those of the kept epochs of both."""
+        """Delete all checkpoints but this one, the one before, and the selected epochs of both."""
         newest = self.folder(checkpoint.position)
         before = [folder for folder in self._folders() if folder < newest][-1:]
         kept_epochs = [checkpoint.kept_epoch, *map(_kept_epoch, before)]
@@ -208,9 +212,9 @@ class CheckpointStore:
 
 
 def newest_manifest(work: Path) -> Checkpoint | None:
-    """Return the description of the newest checkpoint below `work`; its files are not verified.
+    """Return the manifest of the newest checkpoint below `work`, without verifying its files.
 
-    Checkpoints without a readable description are left out.
+    Checkpoints without a readable manifest are ignored.
     """
     found = []
     for path in work.glob(f"*/step-*/{_MANIFEST}"):

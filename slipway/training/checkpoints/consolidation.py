@@ -1,4 +1,4 @@
-"""Merges the training state of all processes into one state by name, for any strategy."""
+"""Merges the training states of all processes into one state by name, for any strategy."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -18,9 +18,9 @@ _SHARDS = "checkpoint"  # the folder in which Lightning lets DeepSpeed put them
 
 @dataclass(frozen=True)
 class ConsolidatedState:
-    """Everything that the next step depends on, except `rank_state`.
+    """Everything that the next training step depends on, except the state of `rank_state`.
 
-    Names are those of the Lightning module.
+    Tensors are named as in the Lightning module.
     """
 
     weights: dict[str, Tensor]  # float32, and buffers
@@ -30,9 +30,9 @@ class ConsolidatedState:
 
 
 def consolidated_weights(state: Path) -> dict[str, Tensor]:
-    """Return the network's float32 weights, or their average if there is one, from a trainer state.
+    """Return the float32 weights in a trainer's state, or their average if it has one.
 
-    The state has to be verified.
+    `state` must have been verified before.
     """
     if state.is_dir():
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -45,7 +45,7 @@ def consolidated_weights(state: Path) -> dict[str, Tensor]:
 
 
 def network_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Select the weights of the network, under the network's own names."""
+    """Return the weights that belong to the network, named as in the network."""
     return {
         name.removeprefix(_PREFIX): value
         for name, value in weights.items()
@@ -54,7 +54,7 @@ def network_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def consolidated_state(state: Path) -> ConsolidatedState:
-    """Return the whole state from a verified trainer state."""
+    """Read a verified trainer state and return it merged over all processes."""
     return _from_shards(state / _SHARDS) if state.is_dir() else _from_file(state)
 
 
@@ -73,7 +73,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _from_shards(folder: Path) -> ConsolidatedState:
-    """Merge DeepSpeed's shards.
+    """Merge the shards that DeepSpeed wrote in `folder` into one state.
 
     DeepSpeed's function merges only weights. The optimizer's states have the same layout, so it is
     called once more for each state, in place of the weights.
@@ -126,14 +126,14 @@ def _without_output() -> Iterator[None]:
 
 
 def _flat_states(shard: Path) -> list[dict[str, Tensor]]:
-    """Return one rank's optimizer states as flat tensors: a dictionary per parameter group."""
+    """Return one rank's optimizer states as flat tensors, a dictionary per parameter group."""
     saved = _load_shard(shard)["optimizer_state_dict"]
     state = (saved.get("base_optimizer_state") or saved["optimizer_state_dict"])["state"]
     return [_tensors(state[group]) for group in sorted(state)]
 
 
 def _load_shard(shard: Path) -> dict[str, Any]:
-    """Load a file without running code from it; only listed classes of DeepSpeed are allowed."""
+    """Load a shard without running code from it; only listed DeepSpeed classes are allowed."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

@@ -1,9 +1,9 @@
-"""Fingerprint of a training: everything that its weights depend on.
+"""Fingerprint of a training: digests of everything that its weights depend on.
 
-Parameters, packed data, augmentation plan, code that `train` reaches, packages, precision and kind
-of device. A checkpoint is resumed only by a training with the same fingerprint; for another one
-this module lists the differences. The process layout is not part of it: other processes may resume
-a checkpoint, see `resumption`.
+It covers parameters, packed data (the output of `precompute`), the augmentation plan, the code that
+the stage `train` uses, packages, precision and kind of device. A checkpoint is resumed only by a
+training with the same fingerprint; for another one this module lists the differences. The process
+layout is not part of it: other processes may resume a checkpoint, see `resumption`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ _DIGESTED = ("code.", "data.")  # fields whose values are digests, which tell a 
 
 
 class Fingerprint(Contract):
-    """Everything that a training's weights depend on."""
+    """Digests and values of everything that the weights of a training depend on."""
 
     seed: int
     train: dict[str, Any]  # the train section of params.yaml without HOW_IT_RUNS
@@ -55,11 +55,11 @@ class Fingerprint(Contract):
 
     @property
     def name(self) -> str:
-        """The first 12 hex digits, which name directories."""
+        """The first 12 hexadecimal digits of the fingerprint, which name directories."""
         return self.digest[:12]
 
     def differences(self, other: "Fingerprint") -> list[str]:
-        """List `key: here -> in other` for each value and each file that differs."""
+        """List each value and file that differs, as `key: here -> in other`."""
         ours, theirs = dict(_flatten(self.model_dump())), dict(_flatten(other.model_dump()))
         keys = ours.keys() | theirs.keys()
         values, changed_files = [], []
@@ -81,10 +81,11 @@ def take_fingerprint(
     pretrained: Path | None = None,
     further: Mapping[str, str] = MappingProxyType({}),
 ) -> Fingerprint:
-    """Take the fingerprint of a training in the project `root`.
+    """Compute the fingerprint of a training in the project folder `root`.
 
-    The packed manifest holds the digests of the pixels. `pretrained` is the file of the initial
-    weights; its path does not count. `further` are other digests that determine the rows, by name.
+    `packed` holds the digests of the pixels. `pretrained` is the file of the initial weights; only
+    its content counts, not its path. `further` maps names to digests of other inputs that determine
+    the training rows.
     """
     augmentation = sorted(path for path in augmented.rglob("*") if path.is_file())
     paths = [packed / "manifest.json", *augmentation]

@@ -1,4 +1,4 @@
-"""State that differs between ranks, which the trainer's state of rank 0 lacks.
+"""State of each rank that differs from the state of rank 0, which the trainer saves.
 
 BatchNorm's running statistics and their averages differ between ranks until an epoch ends, and
 each rank sums the losses of its own rows.
@@ -22,7 +22,7 @@ _BUFFER, _AVERAGE, _SUM = "buffer.", "average.", "sum."
 def write_rank_state(
     module: TrainingModule, averages: Sequence[WeightAverage], rank: int, folder: Path
 ) -> None:
-    """Write buffers, their averages, and the sums of the epoch to `rank-NNNNN.safetensors`."""
+    """Write one rank's buffers, their averages and its epoch sums to `rank-NNNNN.safetensors`."""
     tensors = {_BUFFER + name: value for name, value in module.named_buffers()}
     for average in averages:
         tensors |= {_AVERAGE + name: value for name, value in average.buffers().items()}
@@ -41,9 +41,10 @@ def restore_rank_state(
     saved_world_size: int,
     folder: Path,
 ) -> None:
-    """Restore the state of `rank`.
+    """Restore the buffers, their averages and the epoch sums of `rank`.
 
-    After a change of the world size every rank gets the mean of all buffers, and rank 0 all sums.
+    If the number of ranks has changed, every rank gets the mean of all buffers, and rank 0 gets all
+    sums.
     """
     if world_size == saved_world_size:
         tensors = _read(folder, rank)
@@ -60,7 +61,7 @@ def restore_rank_state(
 
 
 def check_names(saved: Iterable[str], current: Iterable[str]) -> None:
-    """Raise a TrainingError if a checkpoint has other weights or buffers than the network."""
+    """Raise a TrainingError if a checkpoint and the network name different weights or buffers."""
     only_saved, only_current = set(saved) - set(current), set(current) - set(saved)
     if not only_saved | only_current:
         return

@@ -28,7 +28,7 @@ from slipway.training.recipe.weight_average import WeightAverage
 
 
 class Resumption(pl.Callback):
-    """Restores the trainer from `checkpoint`; None starts at the beginning."""
+    """Restores the trainer from `checkpoint`; None starts the training from the beginning."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Resumption(pl.Callback):
 
     @property
     def first_batch(self) -> dict[str, int]:
-        """The first epoch and batch of the loader, as arguments of `training_loader`."""
+        """The first epoch and batch to load, as keyword arguments of `training_loader`."""
         return {
             "first_epoch": self.position.epoch,
             "first_batch": self.position.step * self._num_accumulated,
@@ -56,11 +56,11 @@ class Resumption(pl.Callback):
 
     @property
     def trainer_state(self) -> str | None:
-        """The saved state for Lightning to load; None at the start or after a layout change."""
+        """The state that Lightning loads; None at the start or if the process layout changed."""
         return str(self._store.state(self.position)) if self.is_exact else None
 
     def load_weights(self, network: Network) -> None:
-        """Load consolidated weights before the strategy shards the network."""
+        """Load consolidated weights into the network before the strategy shards it."""
         if self._checkpoint and not self.is_exact:
             self._state = consolidated_state(self._store.state(self.position))
             weights = network_weights(self._state.weights)
@@ -74,7 +74,7 @@ class Resumption(pl.Callback):
         checkpoint["loops"]["fit_loop"] = self._loop_state(trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Distribute the consolidated state."""
+        """Distribute the consolidated state over the processes."""
         state = self._state
         if state is None:
             return
@@ -92,7 +92,10 @@ class Resumption(pl.Callback):
         self._state = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Restore this rank's state; TrainingError if the ranks have different checkpoints."""
+        """Restore the state of this rank.
+
+        Raises TrainingError if the ranks have different checkpoints.
+        """
         first = trainer.strategy.broadcast(self.position)
         if first != self.position or first.epoch != trainer.current_epoch:
             raise TrainingError(
@@ -110,15 +113,15 @@ class Resumption(pl.Callback):
             )
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Go back to the newest checkpoint after a loss spike, if the params say so."""
+        """Go back to the newest checkpoint after a loss spike, if the params request it."""
         if pl_module.nonfinite_guard.take_rewind():
             self._rewind(trainer, pl_module)
 
     def _rewind(self, trainer: pl.Trainer, module: Any) -> None:
-        """Restore weights, optimizer and averages of the newest checkpoint.
+        """Restore the weights, optimizer and averages of the newest checkpoint.
 
-        The position in the epoch stays, so the steps since that checkpoint are not repeated.
-        Raises TrainingError if the ranks find different checkpoints.
+        The position in the epoch does not change, so no step is repeated. Raises TrainingError if
+        the ranks find different checkpoints.
         """
         saved, problems = self._store.newest()
         position = saved.position if saved else None
@@ -217,7 +220,7 @@ def _restore_optimizer(
 
 
 def _restore_deepspeed(zero: Any, module: torch.nn.Module, state: ConsolidatedState) -> None:
-    """Restore this process's flat partition of the float32 master weights and optimizer states."""
+    """Restore this process's part of the float32 weights and optimizer states of ZeRO."""
     example = next(iter(state.optimizer.values()), {})
     is_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
     masters = (
@@ -261,7 +264,7 @@ def _restore_partition(
 
 
 def _partition(value: Tensor, parameter: Any) -> Tensor:
-    """Return this rank's part of a weight, padded with zeros as in ZeRO-3."""
+    """Return this rank's flat part of a weight, padded with zeros as ZeRO-3 pads it."""
     size, rank = parameter.ds_tensor.ds_numel, torch.distributed.get_rank()
     flat = torch.zeros(size * torch.distributed.get_world_size())
     flat[: value.numel()] = value.flatten()

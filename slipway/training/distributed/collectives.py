@@ -14,7 +14,7 @@ def num_ranks() -> int:
 
 
 def gather_objects(own: Any) -> list[Any]:
-    """Collect an object from every rank, ordered by rank."""
+    """Return the objects `own` of all ranks, ordered by rank. Every rank has to call it."""
     if num_ranks() == 1:
         return [own]
     found: list[Any] = [None] * num_ranks()

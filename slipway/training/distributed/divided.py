@@ -1,4 +1,4 @@
-"""Base class of the strategies that divide weights over processes as torch's DTensors.
+"""Base class of the strategies that divide weights over processes as DTensors of torch.
 
 Their checkpoints hold whole tensors in the format of `ddp`, so any strategy can resume from them.
 """
@@ -24,8 +24,8 @@ class DividedStrategy(ModelParallelStrategy):
     """Divides `TrainingModule.network` over a mesh of processes.
 
     Args:
-        data_parallel_size: processes that compute different rows.
-        tensor_parallel_size: processes that compute the same rows.
+        data_parallel_size: number of processes that compute different rows.
+        tensor_parallel_size: number of processes that compute the same rows.
     """
 
     def __init__(self, data_parallel_size: int, tensor_parallel_size: int) -> None:
@@ -50,17 +50,17 @@ class DividedStrategy(ModelParallelStrategy):
     @property
     @abstractmethod
     def is_divided(self) -> bool:
-        """True once the weights are divided: this process holds only its own parts."""
+        """True if the weights are already divided: this process holds only its own parts."""
 
     @abstractmethod
     def divide(self, network: Network) -> None:
-        """Reduce the weights to this process's parts, in place.
+        """Replace the weights by this process's parts, in place.
 
-        The whole weights may lie in a file, see `network.mapped`.
+        The whole weights may be in a memory-mapped file, see `network.mapped`.
         """
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Divide the network before it moves to the device, where it may not fit whole."""
+        """Divide the network, which may not fit on the device as a whole, before it moves there."""
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
         self.divide(self.network)
@@ -70,18 +70,18 @@ class DividedStrategy(ModelParallelStrategy):
         self.setup_precision_plugin()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the weights, still divided, and the buffers."""
+        """Return the weights, still divided over processes, and the buffers."""
         assert self.lightning_module is not None
         return self.lightning_module.state_dict()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state in torch's own format, still divided."""
+        """Return the optimizer's state in torch's format, still divided over processes."""
         return optimizer.state_dict()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Write a checkpoint in the format of torch.save on rank 0, with whole tensors.
+        """Write a checkpoint with whole tensors on rank 0, in the format of torch.save.
 
         Tensors are gathered one after the other, so no process holds all of them.
         """
@@ -99,7 +99,7 @@ class DividedStrategy(ModelParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Memory-map the checkpoint file, so that each rank reads only its parts."""
+        """Memory-map the checkpoint file, so that each rank reads only its own parts."""
         saved: dict[str, Any] = torch.load(
             checkpoint_path, map_location="cpu", mmap=True, weights_only=True
         )
@@ -127,8 +127,8 @@ class SharedCopyStrategy(DividedStrategy):
     """Divides each copy of the network over processes, and averages gradients over the copies.
 
     Args:
-        num_copies: copies of the network, which compute different rows.
-        model_parallel: processes with consecutive ranks that share a copy.
+        num_copies: number of copies of the network, each of which computes different rows.
+        model_parallel: number of processes, with consecutive ranks, that share a copy.
     """
 
     def __init__(self, num_copies: int, model_parallel: int) -> None:
@@ -138,12 +138,15 @@ class SharedCopyStrategy(DividedStrategy):
 
     @property
     def copy_mesh(self) -> DeviceMesh:
-        """The processes of this process's copy."""
+        """The mesh of the processes that share this process's copy of the network."""
         return self.device_mesh["tensor_parallel"]
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Let gradients accumulate; Lightning enters it for each batch but the last of a step."""
+        """Do nothing, because gradients may accumulate without communication.
+
+        Lightning enters this context for each batch of a step except the last one.
+        """
         self._is_last_batch = False
         try:
             yield
@@ -160,7 +163,8 @@ class SharedCopyStrategy(DividedStrategy):
 def average_gradients(network: Network, copies: DeviceMesh) -> None:
     """Replace each gradient by its mean over the processes that hold the same part of a copy.
 
-    A weight without a gradient gets zeros: another copy may have used it, and would wait.
+    A weight without a gradient gets zeros: another copy may have a gradient for it, and would wait
+    for this process.
     """
     gradients = []
     for weight in network.parameters():
@@ -175,7 +179,7 @@ def average_gradients(network: Network, copies: DeviceMesh) -> None:
 
 
 def save_without_data(checkpoint: dict[str, Any], path: Any) -> list[int]:
-    """Write `checkpoint` with room for its tensors but without their values.
+    """Write `checkpoint` to `path`, with space for its tensors but without their values.
 
     Returns the byte offset of each tensor in the file.
     """

@@ -16,7 +16,7 @@ from slipway.training.distributed.strategies import Placement
 
 
 def check_execution(params: TrainParams, placement: Placement, task: Task) -> None:
-    """Raise ParamsError or UnavailableError if a setting is not possible here.
+    """Raise ParamsError or UnavailableError if an execution setting is impossible here.
 
     The settings are channels_last, compile, on_loss_spike and repeat_every_steps.
     """
@@ -67,7 +67,10 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
 
 
 def missing_compiler(accelerator: str) -> str:
-    """Describe the compiler that torch lacks for a "cpu" or "gpu"; "" if none is missing."""
+    """Describe the compiler that torch lacks for an accelerator, "cpu" or "gpu".
+
+    Returns "" if no compiler is missing.
+    """
     if accelerator == "gpu":
         if importlib.util.find_spec("triton"):
             return ""
@@ -85,9 +88,9 @@ def missing_compiler(accelerator: str) -> str:
 def apply_execution(
     network: nn.Module, params: TrainParams, placement: Placement, task: Task
 ) -> None:
-    """Set the memory layout and mark the network for compilation at its first call.
+    """Set the memory layout of the weights, and mark the network for compilation at its first call.
 
-    Compilation is in place, so the names of the weights and the saved state stay the same.
+    The network is compiled in place, so the names of its weights stay the same.
     """
     # Images arrive as NHWC, so channels_last never has to convert them.
     automatic = not placement.is_sharded and kind_of(task).input.has_pixels

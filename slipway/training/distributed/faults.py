@@ -1,7 +1,7 @@
-"""Explains failures whose cause lies outside the code: memory, loader processes, lost ranks.
+"""Explains failures with a cause outside the code: memory, loader processes, lost ranks.
 
-torch raises a RuntimeError for all of them, so they are recognised by their message. An error with
-an unknown message keeps its traceback.
+torch raises a RuntimeError for all of them, so this module recognises them by their message. An
+error with an unknown message keeps its traceback.
 """
 
 import ctypes
@@ -37,15 +37,15 @@ _keep_alive: list[object] = []  # C holds only a pointer to the handler
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Return True if the error is a lost connection, so that the cause lies in another rank."""
+    """Return True for a lost connection to another rank, whose own error is then the cause."""
     is_network = isinstance(error, distributed.DistError | RuntimeError | ConnectionError)
     return is_network and bool(_LOST_RANK.search(str(error)))
 
 
 def explain(error: Exception, who: str) -> Exception:
-    """Return a one-line TrainingError for a known fault, else the error itself.
+    """Return a TrainingError of one line for a known fault, or else the unchanged `error`.
 
-    `who` names this process in the message, such as "rank 1".
+    `who` is the name of this process in the message, such as "rank 1".
     """
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _NO_MEMORY.search(text):

@@ -61,7 +61,10 @@ class ShardedPrecision(Precision):
 
 
 def _compute_dtype(network: Network, device: torch.device) -> torch.dtype:
-    """Return the dtype of the weights in a forward pass of one row. Every rank has to call it."""
+    """Return the dtype that the network's weights have during a forward pass.
+
+    Runs a forward pass of one row, so every rank has to call it.
+    """
     found: list[torch.dtype] = []
 
     def note(module: nn.Module, *_: Any) -> None:

@@ -24,7 +24,7 @@ RELAUNCH = "TRAIN_LAUNCHER"
 
 @dataclass(frozen=True)
 class Launch:
-    """One process started by a launcher, which starts equally many on each node."""
+    """One process of a launcher that starts the same number of processes on each node."""
 
     launcher: str  # its name in messages
     rank: int  # rank over all nodes
@@ -40,7 +40,7 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """Read the launcher's variables; None if Lightning starts the processes.
+    """Read the launcher's variables; return None if Lightning starts the processes.
 
     Raises UnavailableError for an unknown launcher or an unequal number of processes per node.
     """
@@ -76,7 +76,7 @@ def relaunch(module: str) -> None:
 
 
 class LaunchedEnvironment(ClusterEnvironment):
-    """Lightning's view of processes that a launcher started."""
+    """Tells Lightning the rank and the address of a process that a launcher started."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__()
@@ -118,10 +118,10 @@ class LaunchedEnvironment(ClusterEnvironment):
 
 
 def cluster_environment(launch: Launch | None) -> ClusterEnvironment:
-    """Make the trainer's cluster environment.
+    """Return the cluster environment that the trainer uses.
 
-    It is explicit even without a launcher: Lightning would otherwise mistake any shell inside a
-    Slurm allocation for one of its tasks.
+    It is explicit even without a launcher. Otherwise Lightning would mistake any shell inside a
+    Slurm allocation for a Slurm task.
     """
     return LaunchedEnvironment(launch) if launch else LightningEnvironment()
 
@@ -135,7 +135,7 @@ def _deepspeed(environment: Mapping[str, str]) -> Launch:
 
 
 def _from_torch_variables(launcher: str, environment: Mapping[str, str], num_local: str) -> Launch:
-    """Read torch.distributed's variables; `num_local` names the one for processes per node."""
+    """Read the variables of torch.distributed; `num_local` names that of the processes per node."""
     local = int(environment[num_local])
     return Launch(
         launcher=launcher,
@@ -204,7 +204,7 @@ def _num_nodes(launcher: str, world_size: int, num_local: int) -> int:
 
 
 def _port(environment: Mapping[str, str], number: int) -> int:
-    """Return MASTER_PORT, or derive a port from `number` below Linux's ephemeral ports."""
+    """Return MASTER_PORT, or else a port below Linux's ephemeral ports, derived from `number`."""
     return int(environment.get("MASTER_PORT") or 15000 + number % 10000)
 
 

@@ -69,7 +69,7 @@ class PipelineStrategy(SharedCopyStrategy):
     """Gives each process of a copy consecutive blocks of `TrainingModule.network`.
 
     Args:
-        num_micro_batches: of each copy and optimizer step, at least `model_parallel`.
+        num_micro_batches: micro-batches per copy and optimizer step, at least `model_parallel`.
     """
 
     def __init__(self, num_copies: int, model_parallel: int, num_micro_batches: int) -> None:
@@ -88,7 +88,7 @@ class PipelineStrategy(SharedCopyStrategy):
 
     @property
     def is_last(self) -> bool:
-        """True in the process of the last stage, which has the network's outputs."""
+        """True in the process of the last stage, which computes the network's outputs."""
         return self._index == self.model_parallel - 1
 
     @property
@@ -107,7 +107,7 @@ class PipelineStrategy(SharedCopyStrategy):
     def train_batch(self, rows: Tensor, loss: LossOfRows) -> None:
         """Run forward and backward passes of rows (B, L), and accumulate the gradients.
 
-        `loss` is called in the last stage only.
+        Only the last stage calls `loss`.
         """
         self._loss = loss
         schedule = self._schedule(len(rows) // self._num_micro_batches, trains=True)
@@ -116,9 +116,9 @@ class PipelineStrategy(SharedCopyStrategy):
         schedule.step(*first, target=places, return_outputs=False, rows=rows)
 
     def answers(self, rows: Tensor) -> Tensor:
-        """Run a forward pass of rows (B, L); return outputs (B, K).
+        """Run a forward pass of rows (B, L) through all stages; return the outputs (B, K).
 
-        They are zeros in all stages except the last one.
+        The result is zeros in all stages except the last one.
         """
         schedule = self._schedule(len(rows), trains=False)
         found = schedule.step(*((rows,) if self._index == 0 else ()), rows=rows)
@@ -134,7 +134,7 @@ class PipelineStrategy(SharedCopyStrategy):
         return value
 
     def norm(self, own: Tensor) -> Tensor:
-        """Combine each stage's 2-norm () to the 2-norm over all stages, ()."""
+        """Combine the gradient norms () of the stages to the norm over all stages, ()."""
         total = own.square()
         distributed.all_reduce(total, group=self.copy_mesh.get_group())
         return total.sqrt()
@@ -142,7 +142,7 @@ class PipelineStrategy(SharedCopyStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Write the file of torch.save on rank 0; each process then writes its tensors into it."""
+        """Write a checkpoint in torch.save's format; each process writes its own tensors."""
         owners: dict[str, int] = {}
         described = gather_objects(_described(checkpoint))
         whole = described[0]
@@ -187,7 +187,7 @@ class PipelineStrategy(SharedCopyStrategy):
 
 
 class _Stage(nn.Module):
-    """One stage: consecutive blocks; the first stage also embeds, the last one has the head."""
+    """One pipeline stage: consecutive blocks, the embedding if first, and the head if last."""
 
     def __init__(self, network: Network, index: int, num_stages: int) -> None:
         super().__init__()
@@ -202,9 +202,9 @@ class _Stage(nn.Module):
         self._shape, self._dtype = tuple(values.shape[1:]), values.dtype
 
     def forward(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Map activations (B, T, W), or in the first stage rows (B, L), to activations.
+        """Run this stage on activations (B, T, W), or on rows (B, L) in the first stage.
 
-        The last stage returns the network's outputs, (B, K) float32.
+        Returns activations (B, T, W), or in the last stage the network's outputs (B, K) float32.
         """
         places = self._network.places(rows)
         values = self._backbone.before_blocks(places) if self._is_first else values
@@ -217,7 +217,7 @@ class _Stage(nn.Module):
         return answers.to(torch.float32)
 
     def examples(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Return meta tensors in the shapes of this stage's input and output for `rows` rows."""
+        """Return meta tensors with the shapes of this stage's input and output for `rows` rows."""
         values = torch.empty(rows, *self._shape, dtype=self._dtype, device="meta")
         values = values.requires_grad_()
         inputs = example_rows(self._network.spec, rows).to("meta") if self._is_first else values
@@ -226,7 +226,7 @@ class _Stage(nn.Module):
 
 
 def _described(value: Any) -> Any:
-    """Replace all tensors in a nested value by meta tensors, which have no data."""
+    """Replace all tensors in a nested value by meta tensors, which hold no data."""
     if isinstance(value, dict):
         return {key: _described(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -235,9 +235,10 @@ def _described(value: Any) -> Any:
 
 
 def _merged(whole: Any, other: Any, rank: int, owners: dict[str, int], path: str) -> Any:
-    """Merge the state `other` of `rank` into `whole`: missing keys and nonempty tensors.
+    """Merge the state `other` of `rank` into `whole`.
 
-    Records in `owners` which rank holds the tensor at each path.
+    Adds the keys and the nonempty tensors that `whole` lacks, and records in `owners` the rank that
+    holds the tensor at each path.
     """
     if isinstance(whole, dict) and isinstance(other, dict):
         merged = dict(whole)

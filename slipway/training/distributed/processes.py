@@ -1,4 +1,4 @@
-"""The processes of one training: they end together, and only one of them reports the error.
+"""Ends the processes of one training together, and lets only one of them report the error.
 
 When one process ends, gloo tells the others at once, but nccl leaves them waiting in a collective
 for up to half an hour, each holding its GPU. So rank 0 watches the processes that it started. A
@@ -32,23 +32,23 @@ _EXPECTED_CODES = {None, 0, PAUSED, *(128 + number for number in SIGNALS)}
 
 
 def is_first_process() -> bool:
-    """Return True on rank 0; works before there is a trainer."""
+    """Return True on rank 0. It needs no trainer."""
     return launched_rank()[0] == 0
 
 
 def was_started_by_another() -> bool:
-    """Return True if LOCAL_RANK is above 0: then the trainer or torchrun started this process."""
+    """Return True if this process was started by the trainer or torchrun: LOCAL_RANK is above 0."""
     return int(os.environ.get("LOCAL_RANK") or 0) > 0
 
 
 def end_with_parent() -> None:
-    """End this process as soon as its parent ends, even if the parent is killed."""
+    """Make this process end as soon as its parent ends, even if the parent is killed."""
     threading.Thread(target=_exit_after, args=(os.getppid(),), daemon=True).start()
 
 
 @contextmanager
 def terminate_ranks_together(trainer: pl.Trainer) -> Iterator[None]:
-    """End the processes that `trainer` starts when the block raises or one of them fails.
+    """End the processes that `trainer` started if the block raises an error or a process fails.
 
     Replaces Lightning's observer, which polls every 5 seconds and kills without a message. Ranks
     that were asked to stop end by themselves within a grace period.
@@ -67,7 +67,7 @@ def terminate_ranks_together(trainer: pl.Trainer) -> Iterator[None]:
 
 @contextmanager
 def report_error_once(rank: int, world_size: int) -> Iterator[None]:
-    """Let only one rank report an error raised in the block, and add that rank to the message."""
+    """Let only one rank report an error raised in the block; the message names that rank."""
     try:
         yield
     except Exception as error:
@@ -84,7 +84,10 @@ def report_error_once(rank: int, world_size: int) -> Iterator[None]:
 
 
 def launched_rank() -> tuple[int, int]:
-    """Rank and world size from the launcher; (0, 1) before the trainer has started the others."""
+    """Return rank and world size from the launcher's variables.
+
+    Returns (0, 1) if the trainer has not started the other processes yet.
+    """
     try:
         launch = find_launch()
     except UnavailableError:  # `place` reports it
@@ -106,7 +109,7 @@ def disable_lightning_signals(trainer: pl.Trainer) -> None:
 
 
 class _RankWatch:
-    """Polls the started ranks in a thread, because the main one may wait in a collective."""
+    """Polls the started ranks from a thread, because the main thread may wait in a collective."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
@@ -152,7 +155,7 @@ def _exit_because_of(
 
 
 def _end_ranks(trainer: pl.Trainer, grace_s: float) -> None:
-    """Kill the ranks that `trainer` started and that do not end within `grace_s`."""
+    """Kill the ranks started by `trainer` that have not ended after `grace_s` seconds."""
     deadline = time.monotonic() + grace_s
     for process in getattr(trainer.strategy.launcher, "procs", []):
         try:

@@ -25,7 +25,7 @@ def local(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def divided_like(value: Tensor, like: Tensor) -> Tensor:
-    """Divide a whole `value` in the same way as `like`.
+    """Divide the whole tensor `value` over the processes in the same way as `like`.
 
     Every rank passes the same whole value and takes its part from it, without communication.
     """
@@ -51,7 +51,7 @@ def divided_from(part: Tensor, like: Tensor) -> Tensor:
 
 
 def by_division(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Separate divided tensors from whole ones; torch cannot mix both in one operation."""
+    """Separate divided tensors from whole ones, because torch cannot mix both in one operation."""
     divided: list[Tensor] = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     others = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     return [group for group in (divided, others) if group]
@@ -64,7 +64,7 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a saved state with whole tensors into an optimizer whose weights may be divided."""
+    """Load a state with whole tensors into an optimizer whose weights may be divided."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state = {
         index: {

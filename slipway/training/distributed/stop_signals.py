@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
 
 
 class Stopped(SystemExit):
-    """Exits with 128 + the signal, as a shell reports it, after the checkpoint was saved."""
+    """Exits with 128 plus the signal's number, as shells do, after a checkpoint was saved."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -34,7 +34,7 @@ class Stopped(SystemExit):
 
 
 class Paused(SystemExit):
-    """Exits with 75 after the checkpoint at the end of the requested epoch was saved."""
+    """Exits with 75 after the checkpoint of the requested epoch was saved."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(PAUSED)
@@ -42,7 +42,7 @@ class Paused(SystemExit):
 
 
 def pause_epoch() -> int | None:
-    """Return the epoch after which this training pauses; None without a request."""
+    """Return the epoch after which this training pauses, or None."""
     text = os.environ.get(PAUSE)
     if text is None:
         return None
@@ -55,7 +55,7 @@ def pause_epoch() -> int | None:
 
 
 class StopSignals:
-    """Records the first signal, from `listen` until `release`."""
+    """Records the first stop signal between `listen` and `release`."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -65,7 +65,7 @@ class StopSignals:
             signal.signal(number, self._record)
 
     def release(self) -> None:
-        """Restore the default: each signal ends the process."""
+        """Restore the default behaviour: each signal ends the process."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -78,7 +78,7 @@ class StopSignals:
 
 
 def ignore_signals_in_worker(_worker: int) -> None:
-    """Let a loader process ignore stop signals that do not come from its trainer (Linux only).
+    """Make a loader process ignore stop signals from any process but its trainer (Linux only).
 
     A signal to all processes of a job would end the loaders, which the trainer needs until it has
     saved. The trainer ends them with SIGTERM itself.
@@ -95,7 +95,7 @@ def _exit_on_signal_from(parent: int) -> None:
 
 
 def requeue() -> str | None:
-    """Requeue this Slurm job and describe the result; None without Slurm."""
+    """Requeue this Slurm job and return the outcome as text; None outside Slurm."""
     job, array = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")
     if array:
         job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"

@@ -84,34 +84,34 @@ class Placement:
         return self.world_size // (self.model_parallel or 1)
 
     def reader(self, rank: int) -> int:
-        """Return the index of `rank` among the `num_readers` processes with different rows."""
+        """Return the index of the rows that `rank` reads, in [0, num_readers)."""
         return rank // (self.model_parallel or 1)
 
     @property
     def zero_stage(self) -> int | None:
-        """1, 2 or 3 with DeepSpeed, else None."""
+        """The ZeRO stage of DeepSpeed, 1 to 3; None for other strategies."""
         return int(self.strategy[-1]) if self.strategy.startswith("deepspeed") else None
 
     @property
     def is_sharded(self) -> bool:
-        """True with DeepSpeed and FSDP, which keep weights as flat parts in their own dtype."""
+        """True for DeepSpeed and FSDP, which store weights as parts in a dtype of their own."""
         return self.zero_stage is not None or self.strategy == "fsdp"
 
     @property
     def divides_weights(self) -> bool:
-        """True if no process holds all weights."""
+        """True if each process holds only a part of the weights."""
         return self.zero_stage == 3 or self.strategy in _DIVIDING
 
     @property
     def half_dtype(self) -> torch.dtype | None:
-        """The dtype in which DeepSpeed and FSDP compute; DDP and single keep float32 weights."""
+        """The dtype in which DeepSpeed or FSDP compute; None for DDP and a single process."""
         if not self.is_sharded or self.precision == "32-true":
             return None
         return torch.float16 if self.precision == "16-mixed" else torch.bfloat16
 
     @property
     def expected(self) -> TrainingSetup:
-        """The setup that `actual_setup` has to find."""
+        """The setup that `actual_setup` must find."""
         return TrainingSetup(
             strategy=self.strategy,
             precision=self.precision,
@@ -134,7 +134,7 @@ def this_host() -> TrainingHost:
 
 
 def requested_setup(params: TrainParams) -> TrainingSetup:
-    """Return the setup in `params`, "auto" included."""
+    """Return the setup that `params` request; "auto" stays "auto"."""
     devices = params.devices
     return TrainingSetup(
         strategy=params.strategy,
@@ -149,9 +149,9 @@ def requested_setup(params: TrainParams) -> TrainingSetup:
 
 
 def place(params: TrainParams, host: TrainingHost) -> Placement:
-    """Resolve every "auto" for `host`.
+    """Resolve every "auto" in `params` for the hardware of `host`.
 
-    Raises UnavailableError or ParamsError if a named setting is not possible.
+    Raises UnavailableError or ParamsError if an explicit setting is impossible.
     """
     reasons: list[str] = []
     _check_num_nodes(params.num_nodes, host.launch)
@@ -173,7 +173,10 @@ def place(params: TrainParams, host: TrainingHost) -> Placement:
 
 
 def _model_parallel(params: TrainParams, strategy: str, world_size: int) -> int | None:
-    """Return the processes that share a copy of the network; None if the strategy has copies."""
+    """Return the number of processes that share a copy of the network.
+
+    None if the strategy does not divide the network among them.
+    """
     if strategy not in _SHARING:
         return None
     size = params.model_parallel or world_size
@@ -296,7 +299,7 @@ def _precision(
 def auto_precision(
     host: TrainingHost, accelerator: str, strategy: str, reasons: list[str]
 ) -> PrecisionName:
-    """Choose the precision of "auto", and add why to `reasons`."""
+    """Return the precision for "auto", and append the reason to `reasons`."""
     if accelerator == "cpu":
         reasons.append("precision 32-true: training on the cpu")
         return "32-true"
@@ -311,15 +314,15 @@ def auto_precision(
 
 
 class PortableDeepSpeedStrategy(DeepSpeedStrategy):
-    """Lightning's DeepSpeed strategy that also runs on the CPU, over gloo.
+    """Runs Lightning's DeepSpeed strategy on the CPU, too, over gloo.
 
-    On CUDA it behaves as the original. Lightning 2.6 refuses the CPU in `setup_environment` and
-    `setup_distributed`; the overrides can go when it no longer does.
+    On CUDA it behaves like the original. Lightning 2.6 refuses the CPU in `setup_environment` and
+    `setup_distributed`; the overrides can be removed once it no longer does.
     """
 
     @property
     def root_device(self) -> torch.device:
-        """Adds an index to the CPU device, because DeepSpeed compares indices."""
+        """The device, with an index for the CPU because DeepSpeed compares indices."""
         device = super().root_device
         return torch.device("cpu", self.local_rank) if device.type == "cpu" else device
 
@@ -345,7 +348,7 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
     def _setup_model_and_optimizer(
         self, model: nn.Module, optimizer: Any, lr_scheduler: Any = None
     ) -> Any:
-        """Divide the weights one by one, because DeepSpeed would first move all to the device.
+        """Divide the weights one at a time; DeepSpeed would first move all of them to the device.
 
         Runs after the optimizer is made, which needs the shapes of whole weights.
         """
@@ -376,7 +379,7 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
 
 
 class _DeepSpeedPrecision(DeepSpeedPrecision):
-    """Leaves batches unchanged, and divides the loss by the number of accumulated batches once."""
+    """Leaves batches unchanged, and divides the loss by the accumulated batches only once."""
 
     def convert_input(self, data: Any) -> Any:
         """Return the data unchanged; Lightning would cast numeric targets to half precision."""
@@ -385,7 +388,7 @@ class _DeepSpeedPrecision(DeepSpeedPrecision):
     def backward(  # type: ignore[override]
         self, tensor: Tensor, model: pl.LightningModule, optimizer: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Run backward without dividing the loss, which Lightning 2.6 has divided already."""
+        """Run the backward pass without dividing the loss, which Lightning 2.6 has divided."""
         super().backward(tensor, model, optimizer, *args, scale_wrt_gas=False, **kwargs)
 
 
@@ -396,9 +399,9 @@ def trainer_arguments(
     freezes: bool = False,
     num_micro_batches: int = 1,
 ) -> dict[str, Any]:
-    """Make the arguments of `pl.Trainer` that follow from `placement`.
+    """Return the arguments of `pl.Trainer` that follow from `placement`.
 
-    `freezes` means that some parameters get no gradient in some epochs. `num_micro_batches` is the
+    `freezes` is True if some parameters get no gradient in some epochs. `num_micro_batches` is the
     number of micro-batches per step of a pipeline.
     """
     arguments: dict[str, Any] = {
@@ -449,7 +452,7 @@ def trainer_arguments(
 
 
 def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
-    """Read from a trainer that has set itself up how it really trains."""
+    """Return the setup with which a trainer really runs, after it has set itself up."""
     strategy = trainer.strategy
     dtype, stage = next(trainer.lightning_module.parameters()).dtype, None
     if isinstance(strategy, FullyShardedStrategy) and strategy.compute_dtype:
@@ -476,7 +479,7 @@ def _yaml(value: object) -> object:
 
 
 def check_actual(expected: TrainingSetup, actual: TrainingSetup) -> None:
-    """Raise a TrainingError that names every field in which they differ."""
+    """Raise a TrainingError that names every field in which `expected` and `actual` differ."""
     found, wanted = actual.model_dump(), expected.model_dump()
     differing = [
         f"  {key}: requested {_yaml(wanted[key])}, actual {_yaml(found[key])}"
@@ -511,7 +514,7 @@ def _actual_strategy(strategy: Strategy, stage: int | None) -> str:
 
 
 def _actual_offload(strategy: Strategy) -> str | None:
-    """Read the offload from ZeRO's optimizer and the device of its float32 masters."""
+    """Return the offload that ZeRO's optimizer and the device of its float32 weights show."""
     if not isinstance(strategy, DeepSpeedStrategy):
         return None
     zero = strategy.deepspeed_engine.optimizer

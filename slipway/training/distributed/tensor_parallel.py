@@ -25,11 +25,11 @@ from slipway.training.networks.networks import Network
 
 
 class TensorParallelStrategy(SharedCopyStrategy):
-    """Divides the layers of `TrainingModule.network` over the processes of a copy."""
+    """Divides layers of `TrainingModule.network` over the processes that share a copy."""
 
     @property
     def is_divided(self) -> bool:
-        """True if each process holds only its share of the named layers."""
+        """True if this process holds only its part of the divided layers."""
         return all(
             isinstance(weight, DTensor)
             and weight.device_mesh.size() == self.model_parallel
@@ -44,7 +44,7 @@ class TensorParallelStrategy(SharedCopyStrategy):
 
 
 def share_layers(network: Network, mesh: DeviceMesh) -> None:
-    """Keep this process's share of the layers, in place."""
+    """Reduce the divided layers to this process's part, in place."""
     layers = parallel_layers(network)
     for block in parallel_blocks(network):
         plan = {layer.name: _style(layer) for layer in layers}
@@ -62,9 +62,9 @@ def _style(layer: DividedLayer) -> ParallelStyle:
 
 
 class PartwiseParallel(ParallelStyle):
-    """Divides a linear layer with fused outputs, such as queries, keys and values, range by range.
+    """Divides a linear layer with several fused outputs, such as queries, keys and values.
 
-    Each process gets its part of every range. The whole weight keeps the order of its rows, so
+    Each process gets a part of every output. The whole weight keeps the order of its rows, so
     checkpoints have the same format as from a single process.
     """
 
@@ -84,7 +84,7 @@ class PartwiseParallel(ParallelStyle):
 
 
 def _forward(module: nn.Linear, mesh: DeviceMesh, inputs: Tensor) -> Tensor:
-    """Compute this process's outputs with its local weight, which DTensor would gather first."""
+    """Compute the outputs for this process's part of the weight, which DTensor would gather."""
     # Backward adds up the gradients of all processes.
     shared = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
     own = shared.to_local(grad_placements=[Partial()])

@@ -1,4 +1,4 @@
-"""Ensembles: measures members on validation rows and chooses their weights.
+"""Ensembles: measures their members on validation rows and chooses the weights of the members.
 
 `ensemble_run.py` trains the members; `networks/ensemble.py` combines their outputs.
 """

@@ -1,4 +1,4 @@
-"""Loss and headline metric on the validation rows, computed as in a training."""
+"""Computes loss and headline metric of outputs for the validation rows, as a training does."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from slipway.training.networks.networks import NetworkSpec
 
 
 class ValidationMeasure:
-    """Evaluates outputs by the task's plain loss, without class weights and label smoothing."""
+    """Evaluates outputs by the loss of the task, without class weights and label smoothing."""
 
     def __init__(self, train: TrainParams, spec: NetworkSpec, rows: PackedSplit) -> None:
         target, scale = kind_of(spec.task).target, spec.target_scale
@@ -21,17 +21,17 @@ class ValidationMeasure:
         self.headline = target.headline
 
     def losses(self, answers: Tensor) -> Tensor:
-        """Return the loss of each row, (N,), for outputs (N, K)."""
+        """Return the loss of each row, (N,), given outputs (N, K)."""
         found: Tensor = self._loss(answers, self._targets)
         return found
 
     def loss(self, answers: Tensor, mask: Tensor | None = None) -> float:
-        """Return the mean loss of the outputs (B, K) for the rows in `mask` (N,), or for all."""
+        """Return the mean loss of outputs (B, K) over the rows in `mask` (N,), or over all."""
         targets = self._targets if mask is None else self._targets[mask]
         return float(self._loss(answers, targets).double().mean())
 
     def metrics(self, answers: Tensor) -> dict[str, float]:
-        """Return the mean loss and the headline metric of outputs (N, K), by name."""
+        """Return the mean loss and the headline metric of outputs (N, K), keyed by metric name."""
         score = float(self._loss.scores(answers, self._targets).mean())
         return {
             "val/loss": self.loss(answers),

@@ -21,12 +21,12 @@ def greedy_soup(
     measure: Callable[[Network], float],
     batches: Iterable[Tensor],
 ) -> tuple[Network, list[int]]:
-    """Return the soup, and the indices of the networks in it, the best one first.
+    """Return the averaged network, and the indices of the networks in it, the best one first.
 
     Args:
         losses: validation loss of each network.
         measure: computes the validation loss of a network.
-        batches: training rows, from which the statistics of BatchNorm are computed again.
+        batches: training rows, used to recompute the statistics of BatchNorm.
     """
     best_first = sorted(range(len(networks)), key=lambda place: losses[place])
     kept = best_first[:1]
@@ -39,7 +39,10 @@ def greedy_soup(
 
 
 def averaged(networks: Sequence[Network], batches: Iterable[Tensor]) -> Network:
-    """Return a network with the mean of the weights, computed in float64."""
+    """Return a network whose weights are the mean of those of `networks`, computed in float64.
+
+    `batches` are training rows, used to recompute the statistics of BatchNorm.
+    """
     mean = copy.deepcopy(networks[0])
     states = [network.state_dict() for network in networks]
     weights = {

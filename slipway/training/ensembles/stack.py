@@ -22,18 +22,18 @@ _LARGEST_Z = 5.0  # standard errors by which a loss out of fold may be below tha
 
 
 def stack_folds(keys: NDArray[np.uint64], num_folds: int, seed: int) -> NDArray[np.int64]:
-    """Return the fold of each row, (N,) in [0, num_folds), drawn from the row's id and the seed."""
+    """Return the fold of each row, (N,) in [0, num_folds), drawn from the row's key and `seed`."""
     return (uniform(seed, 0, keys, "stack fold") * num_folds).astype(np.int64)
 
 
 def stacked_weights(
     answers: Tensor, losses: Callable[[Tensor], Tensor], scale: TargetScale | None
 ) -> ChosenWeights:
-    """Fit the weights and the bias of a stack to outputs (N, members, K).
+    """Fit the weights and the bias of a stack to members' outputs (N, members, K).
 
     Args:
         losses: maps combined outputs (N, K) to losses (N,), whose mean is minimised.
-        scale: of a numeric target, which is fitted in standard deviations; None for classes.
+        scale: mean and deviation of a numeric target; None for classes.
     """
     mean, std = (scale.mean, scale.std) if scale else (0.0, 1.0)
     inputs = (answers.double() - mean) / std

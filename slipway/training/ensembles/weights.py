@@ -25,7 +25,7 @@ Loss = Callable[[Tensor, Tensor], float]
 
 @dataclass(frozen=True)
 class ChosenWeights:
-    """The weights of the members, and their expected loss on unseen rows."""
+    """The weights of an ensemble's members, and their expected loss on unseen rows."""
 
     weights: list[float]  # 0 or more, with the sum 1; of a stack any number
     expected_loss: float | None = None
@@ -63,9 +63,9 @@ def greedy_weights(
 
 
 def _selected(num_members: int, loss: Loss, mask: Tensor) -> NDArray[np.float64]:
-    """Select members greedily on the rows of `mask`; return their weights, (members,), sum 1.
+    """Select members greedily by the loss on the rows of `mask`.
 
-    The selection with the lowest loss of all numbers of added members counts.
+    Returns the weights (members,), which add up to 1, of the best selection of any size.
     """
     counts, best, best_loss = np.zeros(num_members), np.ones(num_members), np.inf
     for step in range(1, _STEPS + 1):

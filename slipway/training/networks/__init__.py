@@ -1,4 +1,4 @@
-"""Networks: built-in, from timm, pretrained, partly frozen.
+"""Networks: built-in ones, those of timm, pretrained ones, and gradual unfreezing.
 
 Losses and optimizers are in `training/recipe/`.
 """

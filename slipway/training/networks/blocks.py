@@ -18,7 +18,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
 def parallel_blocks(network: Network) -> list[nn.Module]:
-    """Return the blocks in order; an empty list if the whole network counts as one block."""
+    """Return the network's blocks in order; an empty list if the network is a single block."""
     backbone = network.backbone
     named = getattr(backbone, "parallel_blocks", None)
     if callable(named):
@@ -88,7 +88,7 @@ def _shared_weight(network: Network, blocks: list[nn.Module]) -> str:
 
 
 def _uncalled_block(network: Network, blocks: list[nn.Module]) -> str:
-    """Describe blocks whose `forward` a forward pass does not call; "" if there are none."""
+    """Describe blocks that a forward pass does not call; "" if it calls all of them."""
     called: set[int] = set()
     hooks = [
         block.register_forward_pre_hook(lambda module, _: called.add(id(module)))

@@ -33,7 +33,7 @@ class DividedLayer:
 
 
 def parallel_layers(network: Network) -> list[DividedLayer]:
-    """Return the layers that the backbone names for division; an empty list if it names none."""
+    """Return the layers that the backbone names for division, or an empty list."""
     named = getattr(network.backbone, "parallel_layers", None)
     return list(named()) if callable(named) else []
 
@@ -54,7 +54,7 @@ def can_share(network: Network, num_processes: int) -> bool:
 
 
 def _problem(network: Network, num_processes: int) -> tuple[str, str] | None:
-    """Return why the layers cannot be divided, and the remedy; None if they can."""
+    """Describe why the layers cannot be divided, and the remedy; None if they can be."""
     return (
         _unnamed_layer(network)
         or _uneven_layer(network, num_processes)
@@ -63,7 +63,7 @@ def _problem(network: Network, num_processes: int) -> tuple[str, str] | None:
 
 
 def _unnamed_layer(network: Network) -> tuple[str, str] | None:
-    """Return which layers are unnamed or missing, and the remedy; None if all are right."""
+    """Describe a layer that is missing or not named, and the remedy; None if there is none."""
     layers, blocks = parallel_layers(network), parallel_blocks(network)
     if not layers or not blocks:
         return (
@@ -88,7 +88,7 @@ def _unnamed_layer(network: Network) -> tuple[str, str] | None:
 
 
 def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str] | None:
-    """Return which layer cannot be divided equally, and the remedy; None if all can."""
+    """Describe a layer that cannot be divided equally, and the remedy; None if all can be."""
     layers = parallel_layers(network)
     for layer in layers:
         if layer.groups % num_processes:
@@ -108,7 +108,7 @@ def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str] | Non
 
 
 def _unusable_share(network: Network, num_processes: int) -> tuple[str, str] | None:
-    """Return why a divided block fails to compute, and the remedy; None if it works."""
+    """Describe why a divided block fails to compute, and the remedy; None if it works."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
         share = copy.deepcopy(network)
@@ -126,7 +126,7 @@ def _unusable_share(network: Network, num_processes: int) -> tuple[str, str] | N
 
 
 def narrow(network: Network, num_processes: int) -> None:
-    """Shrink the layers to the size of one process's part; their values are undefined then."""
+    """Shrink the layers to the size of one process's part, with undefined values."""
     layers = parallel_layers(network)
     for block in parallel_blocks(network):
         for layer in layers:

@@ -60,7 +60,7 @@ _SAVE = "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER, safe_serializ
 
 
 class EncoderBackbone(nn.Module):
-    """A text encoder, pooling over tokens (mean or first token), and a linear head."""
+    """A text encoder, pooling over tokens (by mean or first token), and a linear head."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class EncoderBackbone(nn.Module):
             _adapt(encoder, arguments.lora_rank)
 
     def forward(self, places: Tensor) -> Tensor:
-        """Map token ids plus 1, (B, L) int64 with 0 as padding, to outputs (B, K)."""
+        """Map token ids plus 1, (B, L) int64 with 0 for padding, to outputs (B, K)."""
         is_there = places > 0
         ids = torch.where(is_there, places - 1, self._padding)
         # The first place is never masked: attention to nothing is NaN.
@@ -102,7 +102,7 @@ class EncoderBackbone(nn.Module):
         return logits
 
     def named_parts(self) -> list[list[str]]:
-        """Return the names of all parameters by part: the embeddings, each layer, then the head."""
+        """Return the names of all parameters in groups: embeddings, each layer, then the head."""
         layers = _layers(self.encoder)
         names = [name for name, _ in self.named_parameters()]
         places = {id(each): place for place, each in enumerate(layers, start=1)}
@@ -119,11 +119,11 @@ class EncoderBackbone(nn.Module):
         return parts
 
     def parallel_blocks(self) -> list[nn.Module]:
-        """Return the layers of the encoder."""
+        """Return the encoder's layers in order."""
         return list(_layers(self.encoder))
 
     def parallel_layers(self) -> list[DividedLayer]:
-        """Return the linear layers of a block to divide over processes, with their adapters."""
+        """Return the linear layers of a block that processes divide, with their adapters."""
         config, block = self.encoder.config, _layers(self.encoder)[0]
         found = []
         for name, by, unit, parts in _DIVIDED.get(config.model_type, _BERT_LAYERS):
@@ -140,7 +140,7 @@ class EncoderBackbone(nn.Module):
         return found
 
     def load_body(self, state: Mapping[str, Tensor]) -> None:
-        """Load the weights of the encoder without adapters."""
+        """Load the encoder's weights, which do not include adapters."""
         own = self.encoder.state_dict()
         names = {name.replace(".base_layer.", "."): name for name in own if ".lora_" not in name}
         given = {name: state[plain] for plain, name in names.items() if plain in state}
@@ -157,7 +157,7 @@ class EncoderBackbone(nn.Module):
         return (is_separator.cumsum(dim=1) - is_separator).clamp(max=1)
 
     def load_file(self, path: Path) -> bool:
-        """Load the encoder's weights tensor by tensor; return False if tensor names differ."""
+        """Load the encoder's weights from a file; return False if the names of tensors differ."""
         prefix = f"{self.encoder.base_model_prefix}."
         with safe_open(path, framework="pt") as file:
             places = {name.removeprefix(prefix): name for name in list(file.keys())}
@@ -186,7 +186,10 @@ class EncoderBackbone(nn.Module):
 
 
 def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
-    """Build the encoder of a spec, with random weights; ParamsError if its input does not fit."""
+    """Build the encoder of a spec with random weights.
+
+    Raises ParamsError if the input does not fit the encoder.
+    """
     assert isinstance(spec.input, TextContract)
     arguments = {name: value for name, value in spec.arguments.items() if name != "config"}
     parsed = EncoderArguments.model_validate(arguments)
@@ -226,7 +229,7 @@ def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json, without the keys that describe the original head.
+    """Read an encoder's config.json, without the keys that describe its original head.
 
     Raises ParamsError if the file is not readable or describes an unknown family of models.
     """
@@ -247,7 +250,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def encoder_weights(folder: Path) -> Path:
-    """Return the file of weights in a folder; ParamsError if it is missing or only pickled."""
+    """Return the file of weights in `folder`.
+
+    Raises ParamsError if the file is missing or exists only as a pickle.
+    """
     path = folder / WEIGHTS
     if path.is_file():
         return path
@@ -259,7 +265,10 @@ def encoder_weights(folder: Path) -> Path:
 
 
 def load_encoder(network: Network, folder: Path) -> None:
-    """Load the encoder's weights from a folder; ParamsError if they or the tokenizer do not fit."""
+    """Load the encoder's weights from `folder`.
+
+    Raises ParamsError if the weights or the tokenizer do not fit.
+    """
     encoder_weights(folder)
     contract, backbone = network.spec.input, network.backbone
     assert isinstance(contract, TextContract)
@@ -330,7 +339,7 @@ def _adapt(encoder: nn.Module, rank: int) -> None:
 
 
 def _layers(encoder: Any) -> nn.ModuleList:
-    """Return the encoder's layers: the only `ModuleList` as long as the config's layer count."""
+    """Return the encoder's layers: the one `ModuleList` as long as config.json says."""
     return next(
         module
         for module in encoder.modules()

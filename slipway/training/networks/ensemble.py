@@ -26,7 +26,7 @@ _TREES = "trees."  # begins the name of a tensor with the text of a member's tre
 
 
 class MemberSpec(Contract):
-    """The fields of a member's spec that differ between members."""
+    """The fields of the network's spec that differ between members of an ensemble."""
 
     network: str
     arguments: dict[str, object]
@@ -37,7 +37,7 @@ class MemberSpec(Contract):
 
 
 class EnsembleArguments(Contract):
-    """`network.arguments` in model.json: the members and the weights of their outputs."""
+    """The arguments of an ensemble in model.json: its members and the weights of their outputs."""
 
     method: Literal["average", "vote", "greedy", "stack"]
     members: list[MemberSpec]
@@ -91,12 +91,12 @@ class EnsembleNetwork(Network):
 
     @property
     def members(self) -> list[Network]:
-        """The members, in the order of the weights."""
+        """The networks of the members, in the order of their weights."""
         assert isinstance(self.backbone, nn.ModuleList)
         return [member for member in self.backbone if isinstance(member, Network)]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Map inputs (B, ...) to combined outputs (B, K) float32."""
+        """Map inputs (B, ...) to the combined outputs (B, K) float32."""
         return self.combine(torch.stack([member(rows) for member in self.members], dim=1))
 
     def combine(self, answers: Tensor) -> Tensor:
@@ -110,13 +110,13 @@ class EnsembleNetwork(Network):
         return mean
 
     def adopt(self, networks: Sequence[Network]) -> None:
-        """Copy the weights of trained `networks` into the members, in the same order."""
+        """Copy the weights of the trained `networks` into the members; both have the same order."""
         for member, trained in zip(self.members, networks, strict=True):
             member.load_payload(trained.payload())
 
     @property
     def num_parameters(self) -> int:
-        """The number of weights, splits and leaves of all members."""
+        """The number of weights, tree splits and tree leaves of all members."""
         return sum(member.num_parameters for member in self.members)
 
     def payload(self) -> bytes:
@@ -128,7 +128,7 @@ class EnsembleNetwork(Network):
         return serialize_tensors({**self.state_dict(), **texts})
 
     def load_payload(self, payload: bytes) -> None:
-        """Load the weights of all members; raises ValueError or RuntimeError if they do not fit."""
+        """Load the weights of all members. Raises ValueError or RuntimeError if they do not fit."""
         tensors = safetensors.torch.load(payload)
         for name, member in self._trees().items():
             text = tensors.pop(name, None)
@@ -147,7 +147,7 @@ class EnsembleNetwork(Network):
 
 
 def member_spec(spec: NetworkSpec, member: MemberSpec) -> NetworkSpec:
-    """Return the spec of a member of an ensemble."""
+    """Return the complete spec of one member of an ensemble."""
     own = {
         "name": member.network,
         "arguments": member.arguments,

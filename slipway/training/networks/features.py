@@ -15,7 +15,7 @@ _MATRIX = 2  # dimensions of a weight, at least; the weights of a normalisation 
 
 
 class FeatureEncoding(nn.Module, ABC):
-    """An encoding of rows that computes their features itself."""
+    """Base class of row encodings that compute the features of their rows themselves."""
 
     @abstractmethod
     def features(self, rows: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def feature_layer(network: nn.Module, example: Tensor) -> str:
 
 
 def answer_and_features(network: nn.Module, layer: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Run a forward pass of rows (B, ...); return outputs (B, K) and features (B, D) float32.
+    """Return outputs (B, K) and features (B, D) float32 of a forward pass of rows (B, ...).
 
     Features are averaged over positions. Those of a table are its numbers and one-hot categories.
     """

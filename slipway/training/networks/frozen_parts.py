@@ -20,7 +20,7 @@ _BACKBONE = "backbone."
 
 
 def num_frozen(epoch: int, num_parts: int, params: TrainParams) -> int:
-    """Return the number of frozen parts in `epoch` (from 0). The last part is the head."""
+    """Return the number of parts that are frozen in `epoch` (from 0). The head is the last part."""
     body_parts, unfreezing_epoch = num_parts - 1, epoch - params.freeze_epochs
     if unfreezing_epoch < 0:
         return body_parts
@@ -31,7 +31,7 @@ def num_frozen(epoch: int, num_parts: int, params: TrainParams) -> int:
 
 
 def parts_of(network: Network) -> list[list[str]]:
-    """Divide the names of all parameters into parts, from the input to the head.
+    """Return the names of all parameters, divided into parts from the input to the head.
 
     The parts are timm's stages or an encoder's layers. Raises ParamsError if timm defines no
     stages.
@@ -67,7 +67,7 @@ class FreezeCallback(pl.Callback):
         self.apply(trainer.current_epoch)
 
     def apply(self, epoch: int) -> None:
-        """Set which parts are frozen in `epoch`, counted from 0."""
+        """Freeze and unfreeze the parts as `epoch` (from 0) requires."""
         number = num_frozen(epoch, len(self._parts), self._params)
         frozen = {name for part in self._parts[:number] for name in part}
         for name, parameter in self._network.named_parameters():

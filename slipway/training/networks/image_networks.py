@@ -1,4 +1,4 @@
-"""Networks for images: the small residual network, any network of timm, and the user's own."""
+"""Networks for images: the small residual network, those of timm, and the user's own."""
 
 import difflib
 
@@ -40,7 +40,7 @@ class ImageNetwork(Network):
         return self.to_target_unit(self.backbone((pixels - self.pixel_mean) * self.pixel_scale))
 
     def misfit(self, error: Exception) -> str:
-        """Return a sentence on why this network cannot read images of this size, and the remedy."""
+        """Describe why the network cannot read images of this size, and the remedy."""
         height, width, channels = self.spec.input.shape
         return (
             f"cannot take images of {height}x{width} px with {channels} "
@@ -50,7 +50,7 @@ class ImageNetwork(Network):
 
 
 def image_network(spec: NetworkSpec) -> ImageNetwork:
-    """Build the network of a spec for images; raises ParamsError for an unknown name."""
+    """Build the network of a spec for images. Raises ParamsError for an unknown name."""
     assert isinstance(spec.input, ImageContract)
     channels = spec.input.channels
     if spec.name == "small_resnet":

@@ -39,7 +39,7 @@ _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def initial_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Network:
-    """Build a network with weights drawn from `seed`, and load pretrained ones if requested."""
+    """Build a network with random weights from `seed`, and load pretrained ones if requested."""
     torch.manual_seed(seed)
     network = build_network(spec)
     if pretrained := pretrained_file(params):
@@ -51,10 +51,10 @@ def initial_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Networ
 
 
 def image_network_spec(params: Params) -> NetworkSpec:
-    """Describe the network for images before packed data exists.
+    """Return the spec of the image network before the packed store exists.
 
     It has two outputs if `data.classes` is null. The mean and the maximum of the pixels are
-    placeholders, which affect no shape.
+    placeholders; no shape depends on them.
     """
     data, wanted = params.data, params.precompute
     mean, std = [0.5] * wanted.channels, [0.25] * wanted.channels
@@ -81,9 +81,10 @@ def image_network_spec(params: Params) -> NetworkSpec:
 
 
 def pretrained_file(params: TrainParams) -> Path | None:
-    """Return the file of the pretrained weights, downloaded if needed; None for random weights.
+    """Return the file of the pretrained weights, or None for random weights.
 
-    Raises ParamsError if the file does not exist, UnavailableError if the download fails.
+    Downloads the file if needed. Raises ParamsError if the file does not exist, UnavailableError if
+    the download fails.
     """
     if params.pretrained is None:
         return None
@@ -106,14 +107,17 @@ def pretrained_file(params: TrainParams) -> Path | None:
 
 
 def without_former_model(params: TrainParams) -> TrainParams:
-    """Return `params` without the weights of a former model, which was trained on rows of now."""
+    """Return `params` without the weights of a former model.
+
+    That model may have been trained on rows that are held out now.
+    """
     if params.pretrained and is_former_model(Path(params.pretrained)):
         return params.model_copy(update={"pretrained": None})
     return params
 
 
 def is_former_model(path: Path) -> bool:
-    """Return True for a file of weights that a training of ours wrote."""
+    """Return True if `path` holds weights that a training of Slipway wrote."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             return all(name.startswith(_BACKBONE) for name in file.keys())  # noqa: SIM118
@@ -124,9 +128,9 @@ def is_former_model(path: Path) -> bool:
 def start_normalisation(
     params: TrainParams, mean: list[float], std: list[float]
 ) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation of each channel as the initial weights know them.
+    """Return mean and standard deviation of each channel, as the initial weights expect them.
 
-    Without such weights they are those of the data, `mean` and `std`.
+    If the initial weights are random, returns `mean` and `std`, which are those of the data.
     """
     if params.pretrained is None:
         return mean, std
@@ -140,7 +144,7 @@ def start_normalisation(
 
 
 def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], list[float]]:
-    """Return the mean and standard deviation of each channel in pretraining, for pixels in [0, 1].
+    """Return mean and standard deviation of each channel in pretraining, for pixels in [0, 1].
 
     Grey images get the mean over red, green and blue, because timm sums the first layer's weights
     over them.
@@ -153,9 +157,10 @@ def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], 
 
 
 def load_pretrained(network: Network, path: Path) -> None:
-    """Load the weights in `path` into the backbone, except its head; of a former model all.
+    """Load the weights in `path` into the backbone.
 
-    Raises ParamsError with the names of the weights that do not fit.
+    The head is loaded only from a former model. Raises ParamsError with the names of the weights
+    that do not fit.
     """
     if is_former_model(path):
         _load_former(network, path)

@@ -25,7 +25,7 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class MappedWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Moves each parameter that a module registers within the block to a file in `folder`."""
+    """Moves each parameter that is created within the block to an unnamed file in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class MappedWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def release(self) -> None:
-        """Drop all pages from this process; the next use reads them from the file."""
+        """Release all pages of the file from memory; they are read again when used."""
         if self._used:
             self._pages.madvise(mmap.MADV_DONTNEED, 0, self._used)
         self._touched = 0
@@ -74,7 +74,7 @@ class MappedWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._begin <= tensor.untyped_storage().data_ptr() < self._begin + self._used
 
     def _move(self, _module: nn.Module, _name: str, param: nn.Parameter) -> None:
-        """Copy a parameter into the file; raises UnavailableError if the disk is full."""
+        """Copy a parameter into the file. Raises UnavailableError if the disk is full."""
         if type(param.data) is not Tensor or param.device.type != "cpu" or not param.numel():
             return
         if self._is_mapped(param):

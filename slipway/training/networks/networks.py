@@ -55,12 +55,12 @@ class NetworkSpec(Contract):
 
     @property
     def num_outputs(self) -> int:
-        """The number of outputs: one logit for each class, 1 for a numeric target."""
+        """The number of outputs: one logit per class, or 1 for a numeric target."""
         return len(self.classes) or 1
 
     @property
     def networks(self) -> list[str]:
-        """The name of the network, or the names of an ensemble's members."""
+        """The name of the network, or for an ensemble the names of its members."""
         if self.name != ENSEMBLE:
             return [self.name]
         return [member["network"] for member in self.arguments["members"]]
@@ -108,7 +108,7 @@ class RunSegment(Contract):
 
 
 class ModelManifest(Contract):
-    """The content of `model.json`; equal runs write equal text."""
+    """The content of `model.json`. Equal runs write equal text."""
 
     format_version: Literal[5]
     network: NetworkSpec
@@ -146,7 +146,7 @@ class Network(nn.Module):
         self.register_buffer("target_std", torch.tensor(scale.std), persistent=False)
 
     def to_target_unit(self, answer: Tensor) -> Tensor:
-        """Scale values of a numeric target to its unit; logits stay unchanged."""
+        """Convert predicted numbers to the target's unit; logits are returned unchanged."""
         if self.spec.target_scale is None:
             return answer
         return answer.to(torch.float32) * self.target_std + self.target_mean
@@ -161,20 +161,23 @@ class Network(nn.Module):
         return serialize_tensors(self.state_dict())
 
     def load_payload(self, payload: bytes) -> None:
-        """Load the content of the weights file; ValueError or RuntimeError if it does not fit."""
+        """Load the content of the weights file.
+
+        Raises ValueError or RuntimeError if the content does not fit the network.
+        """
         self.load_state_dict(safetensors.torch.load(payload), strict=True)
 
     def column_gains(self) -> dict[str, float]:
-        """Return each column's fraction of the total split gain, by name; empty without trees."""
+        """Return the fraction of the split gain of each column, by name; empty without trees."""
         return {}
 
     def misfit(self, error: Exception) -> str:
-        """Return a sentence on why this network cannot read its inputs, and the remedy."""
+        """Describe why the network cannot read its inputs, and the remedy."""
         return f"cannot take its input: {error}. Change train.network_arguments."
 
 
 def build_network(spec: NetworkSpec) -> Network:
-    """Build a network with random weights from torch's global generator.
+    """Build a network with random weights, drawn from torch's global generator.
 
     Raises ParamsError if `spec` cannot be built.
     """
@@ -189,26 +192,26 @@ def build_network(spec: NetworkSpec) -> Network:
 
 
 def weights_file(network: str) -> str:
-    """Return the name of the file in a model's folder that holds the weights, or the trees."""
+    """Return the name of the file that holds the weights or the trees in a model's folder."""
     return "trees.txt" if are_trees(network) else "weights.safetensors"
 
 
 def example_rows(spec: NetworkSpec, num_rows: int = 1) -> Tensor:
-    """Return rows of zeros in the shape and dtype of the network's input."""
+    """Return rows of zeros in the shape and dtype of the network's input, (num_rows, ...)."""
     return torch.from_numpy(np.zeros((num_rows, *spec.input.shape), spec.input.dtype))
 
 
 def serialize_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the bytes of a safetensors file."""
+    """Return the tensors as the bytes of a safetensors file."""
     return safetensors.torch.save(
         {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     )
 
 
 def load_tensors(path: Path, sha256: str, fix: str) -> dict[str, Tensor]:
-    """Read a safetensors file; `fix` is the remedy at the end of error messages.
+    """Read a safetensors file; `fix` is the remedy that ends the error messages.
 
-    Raises SchemaError if it is missing, IntegrityError if it was altered.
+    Raises SchemaError if the file is missing, IntegrityError if it was altered.
     """
     try:
         return safetensors.torch.load(_read_payload(path, sha256, fix))
@@ -226,7 +229,7 @@ def _read_payload(path: Path, sha256: str, fix: str) -> bytes:
 
 
 def save_model(folder: Path, manifest: ModelManifest, weights: Mapping[str, Tensor]) -> None:
-    """Write `folder` atomically. `manifest.weights_sha256` is filled in here."""
+    """Write a model to `folder` atomically, and fill in `manifest.weights_sha256`."""
     save_payload(folder, manifest, serialize_tensors(weights))
 
 
@@ -250,7 +253,7 @@ def save_payload(
 
 
 def read_model_manifest(folder: Path) -> ModelManifest:
-    """Read `model.json`; raises SchemaError if it is missing or invalid."""
+    """Read `model.json`. Raises SchemaError if it is missing or invalid."""
     path = folder / "model.json"
     try:
         return ModelManifest.model_validate(json.loads(path.read_bytes()))
@@ -299,7 +302,7 @@ def parse_arguments(spec: NetworkSpec, kind: type[Arguments]) -> Arguments:
 
 
 def _check_forward(network: Network) -> None:
-    """Run a forward pass of one row of zeros, to find mismatched sizes before reading data."""
+    """Run a forward pass of one row of zeros, so that mismatched sizes fail early."""
     spec = network.spec
     try:
         with torch.no_grad():

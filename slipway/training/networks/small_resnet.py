@@ -1,9 +1,9 @@
 """A residual network for small images (8 to 64 px).
 
-The usual stem would reduce them to a few pixels, so this one keeps the resolution. Each stage after
-the first halves the resolution and doubles the width. After He et al. 2016, "Deep Residual Learning
-for Image Recognition". The last norm of every block starts at zero (Goyal et al. 2017), so that a
-block starts as the identity.
+The usual first layers would reduce such images to a few pixels, so those here keep the resolution.
+Each stage after the first halves the resolution and doubles the width. After He et al. 2016, "Deep
+Residual Learning for Image Recognition". The last norm of every block starts at zero (Goyal et al.
+2017), so that a block starts as the identity.
 """
 
 import torch

@@ -10,7 +10,7 @@ from slipway.training.networks.trees import TreeNetwork
 
 
 def table_network(spec: NetworkSpec) -> Network:
-    """Build the network that `spec` describes for a table; ParamsError for an unknown name."""
+    """Build the network of a spec for a table. Raises ParamsError for an unknown name."""
     assert isinstance(spec.input, ColumnContract)
     known = input_kind(spec.input.kind).networks
     if spec.name not in known and not is_user_code(spec.name):

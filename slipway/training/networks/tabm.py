@@ -4,7 +4,7 @@ After Gorishniy, Kotelnikov and Babenko 2025, "TabM: Advancing Tabular Deep Lear
 Parameter-Efficient Ensembling"; the shared blocks are the authors' package `tabm`. Numbers enter
 through the piecewise-linear embeddings of Gorishniy, Rubachev and Babenko 2022, with the column's
 quantiles as edges. Numbers are clipped to the range of the training rows, as in a tree, so that an
-outlier cannot push the answer arbitrarily far.
+outlier cannot change the output arbitrarily.
 """
 
 import numpy as np
@@ -72,7 +72,7 @@ class RowEncoding(FeatureEncoding):
         ]
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode rows (B, width): values (B, N), positions in bins (B, N, bins), the rest (B, P).
+        """Encode rows (B, width): values (B, N), positions in bins (B, N, bins), others (B, P).
 
         Positions are in [0, 1]. All are float32.
         """
@@ -86,7 +86,7 @@ class RowEncoding(FeatureEncoding):
         return values, places, torch.cat(others, dim=1)
 
     def features(self, rows: Tensor) -> Tensor:
-        """Return features (B, D) float32: the numbers unchanged, and a slot for each category."""
+        """Return features (B, D) float32: the numbers unchanged, and one slot for each category."""
         return torch.cat([torch.index_select(rows, 1, self.embedded), self(rows)[2]], dim=1)
 
     def _register(self, name: str, values: Tensor) -> None:
@@ -162,7 +162,7 @@ class TableNetwork(Network):
         return mean
 
     def misfit(self, error: Exception) -> str:
-        """Describe why this network cannot read such rows, and the remedy."""
+        """Describe why the network cannot read such rows, and the remedy."""
         width = self.spec.input.shape[0]
         return f"cannot take rows of {width} numbers: {error}. Change train.network_arguments."
 
@@ -187,7 +187,7 @@ class UserTableNetwork(Network):
 
 
 def tabm_network(spec: NetworkSpec) -> TableNetwork:
-    """Build TabM for a spec; raises ParamsError for wrong arguments."""
+    """Build TabM for a spec. Raises ParamsError for wrong arguments."""
     assert isinstance(spec.input, ColumnContract)
     arguments = parse_arguments(spec, TabmArguments)
     encoding = RowEncoding(spec.input, arguments.num_bins)
@@ -195,9 +195,9 @@ def tabm_network(spec: NetworkSpec) -> TableNetwork:
 
 
 def _edges(column: Column, num_bins: int) -> NDArray[np.float32]:
-    """Return at most `num_bins` + 1 increasing edges in standard deviations.
+    """Return at most `num_bins` + 1 increasing bin edges, in standard deviations.
 
-    A boolean has fewer than 2, so it has no bins.
+    A boolean column has fewer than 2 edges, so it has no bins.
     """
     quantiles = np.array(column.quantiles, dtype=np.float64)
     if len(quantiles) > num_bins + 1:
@@ -208,7 +208,7 @@ def _edges(column: Column, num_bins: int) -> NDArray[np.float32]:
 
 
 def _pieces(edges: list[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the left edges and inverse widths of bins, both (N, bins).
+    """Return the left edges and inverse widths of the bins of all columns, both (N, bins).
 
     A column with fewer bins is padded with bins that no number reaches.
     """

@@ -50,7 +50,7 @@ class TextNetwork(Network):
         return torch.where(rows == TRUNCATED, 0, rows)
 
     def misfit(self, error: Exception) -> str:
-        """Return a sentence on why this network cannot read such texts, and the remedy."""
+        """Describe why the network cannot read such texts, and the remedy."""
         has_tokens = self.spec.input.varies_in_length
         unit, key = ("tokens", "max_tokens") if has_tokens else ("bytes", "max_text_bytes")
         return (
@@ -170,7 +170,7 @@ class SmallTransformer(nn.Module):
         return self.after_blocks(tokens)
 
     def before_blocks(self, places: Tensor) -> Tensor:
-        """Map (B, L) to the input of the first block (B, T, W)."""
+        """Map bytes or tokens (B, L) to the input of the first block, (B, T, W)."""
         places = self._patches_of(places)
         embedded = self.bytes(places).flatten(2)
         tokens = self.patches(embedded) + self.positions[: places.shape[1]]
@@ -178,13 +178,13 @@ class SmallTransformer(nn.Module):
         return torch.cat([first, tokens], dim=1)
 
     def block_arguments(self, places: Tensor) -> tuple[Tensor]:
-        """Return the further argument of each block: the attention mask (B, 1, 1, T), additive."""
+        """Return the second argument of each block: the additive attention mask (B, 1, 1, T)."""
         # The first is never masked: attention to nothing is NaN.
         is_there = F.pad(self._patches_of(places).amax(dim=2) > 0, (1, 0), value=True)
         return (torch.where(is_there, 0.0, _MASKED)[:, None, None, :],)
 
     def after_blocks(self, tokens: Tensor) -> Tensor:
-        """Map the last block's output (B, T, W) to outputs of the network (B, K)."""
+        """Map the last block's output (B, T, W) to the network's outputs (B, K)."""
         logits: Tensor = self.head(self.norm(tokens[:, 0]))
         return logits
 
@@ -241,7 +241,7 @@ class _TransformerBlock(nn.Module):
 
 
 def text_network(spec: NetworkSpec) -> TextNetwork:
-    """Build the network of a spec for texts; raises ParamsError for an unknown name."""
+    """Build the network of a spec for texts. Raises ParamsError for an unknown name."""
     assert isinstance(spec.input, TextContract)
     if spec.name == "hashed_ngrams":
         if spec.input.tokenizer:
@@ -282,7 +282,7 @@ def _begins_character(places: Tensor) -> Tensor:
 
 
 def _words(places: Tensor) -> Tensor:
-    """Return the hashes of a text's words in order, (B, L), above 0; then 0 after the last word.
+    """Return the hashes of a text's words in order, (B, L): above 0, and 0 after the last word.
 
     A word is a run of letters, digits and bytes beyond ASCII.
     """
@@ -308,10 +308,10 @@ def _words(places: Tensor) -> Tensor:
 
 
 def _later(values: Tensor, by: int) -> Tensor:
-    """Return the value `by` positions later, (B, L); 0 after the end."""
+    """Shift values to the left by `by` positions, (B, L); zeros fill the end."""
     return F.pad(values, (0, by))[:, by:]
 
 
 def _earlier(values: Tensor, by: int) -> Tensor:
-    """Return the value `by` positions earlier, (B, L); 0 before the start."""
+    """Shift values to the right by `by` positions, (B, L); zeros fill the start."""
     return F.pad(values, (by, -by))

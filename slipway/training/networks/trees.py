@@ -101,7 +101,7 @@ class TreeNetwork(Network):
         return self.text.encode()
 
     def load_payload(self, payload: bytes) -> None:
-        """Load LightGBM's text; raises ValueError if it does not fit the columns and outputs."""
+        """Load LightGBM's text. Raises ValueError if it does not fit the columns and outputs."""
         self.text = payload.decode()
         self.__dict__.pop("booster", None)
         num_columns = len(self.inputs.names) + len(self.inputs.categories)
@@ -114,7 +114,7 @@ class TreeNetwork(Network):
 
     @cached_property
     def booster(self) -> "Booster":
-        """The trees. Raises ValueError if the text is not LightGBM's."""
+        """The trees of the model text. Raises ValueError if it is not LightGBM's."""
         lightgbm = import_lightgbm()
         try:
             booster: Booster = lightgbm.Booster(model_str=self.text)
@@ -128,7 +128,7 @@ class TreeNetwork(Network):
         return sum(2 * int(leaves) - 1 for leaves in _LEAVES.findall(self.text))
 
     def column_gains(self) -> dict[str, float]:
-        """Return each column's fraction of the total split gain, by name."""
+        """Return the fraction of the split gain of each column, by name."""
         gains = self.booster.feature_importance("gain").astype(np.float64)
         names = [*self.inputs.names, *self.inputs.categories]
         return dict(zip(names, (gains / max(gains.sum(), 1e-300)).tolist(), strict=True))
@@ -157,7 +157,7 @@ class TreeNetwork(Network):
 
 
 def import_lightgbm() -> Any:
-    """Import LightGBM, which takes seconds; raises UnavailableError if it is not installed."""
+    """Import LightGBM, which takes seconds. Raises UnavailableError if it is not installed."""
     try:
         import lightgbm
     except ImportError as error:

@@ -14,9 +14,9 @@ from slipway.training.networks.networks import NetworkSpec
 
 
 def user_backbone(spec: NetworkSpec, input_shape: tuple[int, ...]) -> nn.Module:
-    """Build the user's module, and check the shape and dtype of its answer to one row of zeros.
+    """Build the user's module, and check the shape and dtype of its output for one row of zeros.
 
-    Raises UnavailableError if it cannot be imported, ParamsError if it breaks the contract.
+    Raises UnavailableError if the module cannot be imported, ParamsError if it breaks the contract.
     """
     make, name = import_named(spec.name), f"train.network {spec.name!r}"
     if not callable(make):

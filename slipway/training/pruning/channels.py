@@ -40,9 +40,9 @@ _CHANNELWISE = {
 
 @dataclass(frozen=True)
 class ChannelChain:
-    """Channels that one layer outputs and only one other layer reads.
+    """Channels that one layer outputs and a single other layer reads.
 
-    Tensors are named as in the network's state.
+    The fields name tensors as the network's `state_dict` does.
     """
 
     maker: str  # weight of the first layer
@@ -53,7 +53,7 @@ class ChannelChain:
 
 
 def find_chains(network: Network) -> list[ChannelChain]:
-    """Find every chain in the network's graph, as torch exports it."""
+    """Return every chain in the network's graph, which torch exports."""
     program = torch.export.export(network.eval(), (example_rows(network.spec, 2),))
     inputs = {
         **program.graph_signature.inputs_to_parameters,
@@ -65,7 +65,7 @@ def find_chains(network: Network) -> list[ChannelChain]:
 
 
 def prunable_chains(network: Network, sparsity: float) -> list[ChannelChain]:
-    """Find every chain; raises ParamsError if `sparsity` removes no channel from any chain."""
+    """Return every chain. Raises ParamsError if `sparsity` removes no channel from any of them."""
     chains, state = find_chains(network), network.state_dict()
     widths = [len(state[chain.maker]) for chain in chains]
     if all(width_left(width, sparsity) == width for width in widths):
@@ -74,12 +74,13 @@ def prunable_chains(network: Network, sparsity: float) -> list[ChannelChain]:
 
 
 def prune_channels(network: Network, sparsity: float) -> tuple[dict[str, Tensor], dict[str, Width]]:
-    """Remove the least important channels of each chain; return weights, and widths by layer.
+    """Remove the least important channels of each chain.
 
-    The fraction `sparsity` is removed; the remaining number is rounded up to a multiple of 8. A
-    channel's importance estimates its contribution to the next layer: its size times the L2 norm of
-    the weights that read it. The size is |scale| of its BatchNorm (Liu et al. 2017, "Network
-    slimming") or the L2 norm of its weights. Raises ParamsError if no channel can be removed.
+    Returns the weights, and the widths before and after by layer. The fraction `sparsity` is
+    removed; the remaining number is rounded up to a multiple of 8. A channel's importance estimates
+    its contribution to the next layer: its size times the L2 norm of the weights that read it. The
+    size is |scale| of its BatchNorm (Liu et al. 2017, "Network slimming") or the L2 norm of its
+    weights. Raises ParamsError if no channel can be removed.
     """
     before = {name: value.detach().cpu() for name, value in network.state_dict().items()}
     after, widths = dict(before), {}
@@ -110,7 +111,10 @@ def _is_layer(node: Node, names: Mapping[str, str]) -> bool:
 
 
 def _chain_from(maker: Node, names: Mapping[str, str]) -> ChannelChain | None:
-    """Follow the channels of `maker` through channelwise operations to their only reader."""
+    """Follow the output of layer `maker` through channelwise operations to its only reader.
+
+    Returns None if the channels have several readers or cannot be narrowed.
+    """
     weight, *bias = (names[used.name] for used in _tensors(maker))
     first, size, node = [weight, *bias], weight, maker
     while len(node.users) == 1:
@@ -132,12 +136,12 @@ def _chain_from(maker: Node, names: Mapping[str, str]) -> ChannelChain | None:
 
 
 def _are_own(tensors: list[Node], names: Mapping[str, str]) -> bool:
-    """Return True if all `tensors` are in the network's state and used by one operation each."""
+    """Return True if all `tensors` are parameters or buffers that only one operation uses."""
     return all(tensor.name in names and len(tensor.users) == 1 for tensor in tensors)
 
 
 def _tensors(node: Node) -> list[Node]:
-    """Return the parameters and buffers that a layer or a norm reads besides its input."""
+    """Return the parameters and buffers that a layer or a norm reads, without its input."""
     return [argument for argument in node.args[1:5] if isinstance(argument, Node)]
 
 

@@ -61,9 +61,9 @@ class PrunedManifest(Contract):
 
 
 def pruned_network(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
-    """Build the network of `spec` in the widths of `weights`, on the CPU in evaluation mode.
+    """Build the network of `spec` with the widths that `weights` have.
 
-    Raises SchemaError if the weights do not fit the network.
+    The network is on the CPU in evaluation mode. Raises SchemaError if the weights do not fit.
     """
     network = build_network(spec).eval()
     try:
@@ -88,7 +88,7 @@ def pruned_network(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
 def save_pruned(
     folder: Path, manifest: PrunedManifest, weights: Mapping[str, Tensor], score: OODScore
 ) -> None:
-    """Write the pruned network to `folder`, which is replaced as a whole."""
+    """Write the pruned network to `folder`, replacing its whole content."""
     with files.new_directory(folder) as partial:
         files.write_bytes(partial / _WEIGHTS, serialize_tensors(weights))
         save_ood_score(partial / _SCORE, score)
@@ -96,9 +96,10 @@ def save_pruned(
 
 
 def read_pruned(folder: Path, model_sha256: str) -> PrunedManifest | None:
-    """Read the manifest in `folder`; None if no network was pruned.
+    """Read the manifest in `folder`; return None if no network was pruned.
 
-    Raises SchemaError unless it was pruned from the weights with that digest.
+    Raises SchemaError unless the network was pruned from the weights with the digest
+    `model_sha256`.
     """
     path = folder / "model.json"
     try:
@@ -119,7 +120,7 @@ def read_pruned(folder: Path, model_sha256: str) -> PrunedManifest | None:
 
 
 def load_pruned(folder: Path, manifest: PrunedManifest) -> CalibratedNetwork:
-    """Load the calibrated pruned network on the CPU.
+    """Load the pruned network with its calibration, on the CPU.
 
     Raises SchemaError if a file is missing or does not fit, IntegrityError if one was altered.
     """

@@ -54,7 +54,7 @@ _FINE_TUNING = {
 
 @dataclass(frozen=True)
 class PruningResult:
-    """A pruned network and its report."""
+    """A pruned network and the figures of its report."""
 
     manifest: PrunedManifest
     weights: dict[str, Tensor]
@@ -82,14 +82,14 @@ class PruningResult:
 
     @property
     def removed_share(self) -> float:
-        """Removed fraction of the channels of the narrowed layers, or of all parameters."""
+        """The fraction of channels removed from the narrowed layers, or of zero parameters."""
         if not self.manifest.widths:
             return self.manifest.num_zeros / self.manifest.num_parameters
         widths = self.manifest.widths.values()
         return 1 - sum(width.after for width in widths) / sum(width.before for width in widths)
 
     def text(self) -> str:
-        """Format the result for a terminal."""
+        """Return the result as text for a terminal."""
         sizes = {name: size(num_bytes) for name, num_bytes in self.bytes.items()}
         rows = [
             [
@@ -196,7 +196,7 @@ def _to_float32(value: Tensor) -> Tensor:
 def _prune_network(
     trained: Network, prune: PruneParams
 ) -> tuple[Network, dict[str, Width], list[pl.Callback]]:
-    """Return a new network to fine-tune, its narrowed layers, and callbacks that preserve zeros."""
+    """Return a pruned network to fine-tune, its narrowed layers, and callbacks that keep zeros."""
     if prune.kind == "structured":
         weights, widths = prune_channels(trained, prune.sparsity)
         return pruned_network(trained.spec, weights).train(), widths, []
@@ -205,10 +205,11 @@ def _prune_network(
 
 
 def magnitude_masks(network: Network, sparsity: float) -> dict[str, Tensor]:
-    """Return a bool mask for each weight tensor: False for the fraction `sparsity` nearest to zero.
+    """Return a bool mask for each weight tensor, False for the weights nearest to zero.
 
-    After Han et al. 2015, "Learning both weights and connections", with one threshold for all
-    layers. The zeros do not make a dense graph faster, but its file compresses better.
+    The fraction `sparsity` of all weights is False. After Han et al. 2015, "Learning both weights
+    and connections", with one threshold for all layers. The zeros do not make a dense graph faster,
+    but its file compresses better.
     """
     weights = {
         name: value.detach().cpu()

@@ -1,4 +1,4 @@
-"""Losses, optimizers, precision, weight averaging, early stopping, non-finite guard.
+"""Losses, optimizers, precision, weight averaging, early stopping and the non-finite guard.
 
 Networks are in `training/networks/`.
 """

@@ -19,7 +19,7 @@ WINDOW, DEVIATIONS = 128, 6.0
 
 
 class LossWindow:
-    """The losses of the last applied steps of a training."""
+    """The losses of the last 128 applied steps of a training."""
 
     def __init__(self, losses: Iterable[float] = ()) -> None:
         self._losses = deque(losses, maxlen=WINDOW)
@@ -32,7 +32,7 @@ class LossWindow:
         return list(self._losses)
 
     def describe_spike(self, loss: float) -> str | None:
-        """Describe how far `loss` lies above the window; None if it is not a spike."""
+        """Describe how far `loss` lies above the recent losses; None if it is not a spike."""
         if len(self._losses) < WINDOW or not math.isfinite(loss):
             return None
         mean, deviation = statistics.fmean(self._losses), statistics.pstdev(self._losses)

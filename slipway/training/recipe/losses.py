@@ -21,7 +21,10 @@ from slipway.training.recipe.optimizers import decays
 
 
 class RowLosses(nn.Module):
-    """Maps outputs and targets to losses (B,) float32. `class_weights` is (K,) float32."""
+    """Maps outputs and targets to the loss of each row, (B,) float32.
+
+    `class_weights` is (K,) float32.
+    """
 
     def __init__(
         self,
@@ -48,10 +51,10 @@ class RowLosses(nn.Module):
     ) -> Tensor:
         """Compute the loss of each row, (B,).
 
-        `answers` are outputs (B, K), or (B, submodels, K): then the loss is the mean over
-        submodels, so that each learns separately. The loss of a mixed image is the sum of the
-        losses for its two targets, weighted by their fractions. With a teacher's outputs `soft`
-        (B, K), a fraction of the loss is the distillation loss.
+        `answers` are the network's outputs (B, K), or (B, submodels, K). Submodels learn
+        separately: the loss of a row is the mean of their losses. The loss of a mixed image is the
+        sum of the losses for its two targets, weighted by their fractions. With a teacher's outputs
+        `soft` (B, K), a fraction of the loss is the distillation loss.
         """
         own = self._unmixed(answers, targets, soft)
         if mixing is None:
@@ -95,7 +98,10 @@ class UserLoss:
             )
 
     def __call__(self, answers: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses (B,) float32. Raises TrainingError with the user's line if it fails."""
+        """Return the losses (B,) float32.
+
+        Raises TrainingError, which names the user's line, if the function fails.
+        """
         outputs = answers.float() if self._has_classes else answers[:, 0].float()
         given = (
             f"It gets outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}, and "
@@ -121,11 +127,11 @@ def class_weights(
     classes: Sequence[str],
     targets: NDArray[Any],
 ) -> Tensor | None:
-    """Return class weights (K,) float32 in the order of `classes`, scaled to a mean of 1 over rows.
+    """Return class weights (K,) float32 in the order of `classes`; their mean over rows is 1.
 
     `targets` (N,) are the class indices of the rows. `requested` is a weight by class, or
-    "balanced": then each class has the same total weight, however many rows it has. None gives
-    None. Raises ParamsError if a mapping lacks a class or names an unknown one.
+    "balanced": then each class has the same total weight, however many rows it has. If it is None,
+    the result is None. Raises ParamsError if a mapping lacks a class or names an unknown one.
 
     If `targets` are labels (N, K), a weight applies to rows that have the label, and the mean is
     not 1: with "balanced" the rows with a label weigh as much in total as those without.
@@ -150,7 +156,7 @@ def class_weights(
 def l1_penalty(network: nn.Module, factor: float) -> Tensor | float:
     """Return `factor` times the sum of the absolute weights, a float32 scalar.
 
-    Norms, scales, biases and frozen weights do not count.
+    The weights of norms, scales, biases and frozen weights are excluded.
     """
     if not factor:
         return 0.0

@@ -36,7 +36,7 @@ _REMEDIES = (
 
 
 class BatchLosses(NamedTuple):
-    """The losses of one batch. A step has one batch or, with accumulation, several."""
+    """The losses of one batch; a step has several batches if gradients are accumulated."""
 
     losses: Tensor  # (B,) float32, detached
     counted: Tensor  # (B,) bool
@@ -44,7 +44,7 @@ class BatchLosses(NamedTuple):
 
 
 class _BadStep(NamedTuple):
-    """A step with a non-finite loss or gradient, over all ranks."""
+    """A step in which some rank has a non-finite loss or gradient."""
 
     has_bad_loss: bool  # otherwise every loss is finite and only the gradient is not
     num_rows: int
@@ -52,7 +52,7 @@ class _BadStep(NamedTuple):
 
 
 class NonFiniteGuard:
-    """Checks every optimizer step of one training; `ids` are those of the training rows."""
+    """Checks every optimizer step of one training; `ids` are the ids of the training rows."""
 
     def __init__(self, network: nn.Module, params: TrainParams, ids: Sequence[str]) -> None:
         self.num_skipped = 0  # steps of the whole run that changed no weight
@@ -77,7 +77,7 @@ class NonFiniteGuard:
         self.num_skipped, self._window = state["num_skipped"], LossWindow(state["losses"])
 
     def take_rewind(self) -> bool:
-        """Return True once after a spike that sends the training back to a checkpoint."""
+        """Return True once after a spike that should send the training back to a checkpoint."""
         wanted, self._rewinds = self._rewinds, False
         return wanted
 
@@ -91,7 +91,7 @@ class NonFiniteGuard:
         _copy(self._buffers, self._saved_buffers)
 
     def checked_mean(self, losses: Tensor, batch: Batch, num_accumulated: int = 1) -> Tensor:
-        """Return the mean of losses (B,), (); its gradient is NaN if the mean is not finite.
+        """Return the mean of losses (B,), whose gradient is NaN if the mean is not finite.
 
         Without this, an infinite loss could have a finite gradient. A loss spike gets a NaN
         gradient, too; it is detected in the last of the `num_accumulated` batches of a step.
@@ -106,11 +106,11 @@ class NonFiniteGuard:
         return mean * torch.where(torch.isfinite(mean.detach()), 1.0, torch.nan)
 
     def discard(self) -> None:
-        """Discard the recorded batches of a step that the trainer abandons."""
+        """Discard the recorded batches of a step that the trainer aborts."""
         self._batches = []
 
     def clip(self, trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradient as `clip_grad_norm_` does; drop a non-finite one.
+        """Clip the gradient as `clip_grad_norm_` does, and discard a non-finite gradient.
 
         Does nothing with DeepSpeed, which clips gradients itself.
         """
@@ -135,7 +135,7 @@ class NonFiniteGuard:
             self._scaler = _LossScaler(trainer.strategy.deepspeed_engine.optimizer.loss_scaler)
 
     def after_step(self, trainer: Trainer) -> list[BatchLosses]:
-        """Return the losses to count: none while batches accumulate or after a skipped step.
+        """Return the losses to count: none while gradients accumulate or after a skipped step.
 
         Raises TrainingError on all ranks if the run must stop.
         """

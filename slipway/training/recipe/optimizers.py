@@ -1,4 +1,4 @@
-"""The optimizer, and its learning-rate schedule as a function of the step number."""
+"""The optimizer and its schedule: the learning rate as a function of the step number."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _ONE_CYCLE_START, _ONE_CYCLE_END = 1 / 25, 1e-4
 def optimizer_and_schedule(
     network: Network, params: TrainParams, steps_per_epoch: int
 ) -> OptimizerLRSchedulerConfig:
-    """Make the optimizer and its schedule.
+    """Return the optimizer and its learning-rate schedule.
 
     Weight decay skips norms, scales and biases. The learning rate of a frozen part is 0. An
     encoder's `layer_decay` lowers the learning rate from each layer to the one before it.
@@ -50,7 +50,7 @@ def optimizer_and_schedule(
 
 
 def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
-    """List the names of the weights in the order in which the optimizer numbers them."""
+    """Return the names of the weights in the order in which the optimizer numbers them."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return [
         names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]
@@ -58,7 +58,7 @@ def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Return True if weight decay applies to a parameter.
+    """Return True if weight decay applies to the parameter `name`.
 
     The name decides as well as the shape, because an ensemble's scales (`r`, `s`) and biases are
     matrices too.
@@ -110,7 +110,7 @@ def _optimizer(groups: list[dict[str, Any]], params: TrainParams) -> torch.optim
 
 
 def _warmup(step: int, num_steps: int) -> float:
-    """Return the linearly rising factor in (0, 1]; 0 after `num_steps`."""
+    """Return the linear warm-up factor in (0, 1] for `step`; 0 from `num_steps` on."""
     return (step + 1) / num_steps if step < num_steps else 0.0
 
 
@@ -119,7 +119,7 @@ def _cosine(step: int, num_steps: int) -> float:
 
 
 def _one_cycle(step: int, num_rising: int, num_steps: int) -> float:
-    """Return a factor that rises and falls along half cosines, as torch's OneCycleLR does.
+    """Return a factor that rises and then falls along half cosines, as torch's OneCycleLR does.
 
     Smith and Topin 2018, "Super-convergence". The momentum is not cycled.
     """

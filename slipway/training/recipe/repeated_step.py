@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 def check_equal_bits(network: nn.Module, mean_loss: Callable[[], Tensor], step: str) -> None:
-    """Run `mean_loss` and its gradient twice; raises TrainingError if a bit differs.
+    """Compute `mean_loss` and its gradient twice. Raises TrainingError if a bit differs.
 
     `mean_loss` must start with the same random state each time. Buffers of the network are
     restored.
@@ -65,6 +65,6 @@ def check_equal_weights(network: nn.Module, step: str) -> None:
 
 
 def _bits(value: Tensor) -> Tensor:
-    """View floating-point numbers as integers, because NaN does not equal itself."""
+    """Return floating-point numbers as integers, which compare equal even if they are NaN."""
     kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16}
     return value.contiguous().view(kinds[value.element_size()])

@@ -91,17 +91,17 @@ class WeightAverage(pl.Callback):
         self._training_weights = {}
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return the averages of running statistics, which differ between processes."""
+        """Return the averages of the running statistics, which differ between processes."""
         names = [name for name, _ in self._network.named_buffers()]
         return {name: self._values[name] for name in names if name in self._values}
 
     def replace_weights(self) -> None:
-        """Replace the network's weights by the average, after the training."""
+        """Replace the network's weights by their average after the training."""
         _copy(self._values, _floating_tensors(self._network))
 
     @contextmanager
     def training_weights(self) -> Iterator[None]:
-        """Put the training weights back for the block, even if a validation uses the average."""
+        """Use the training weights in the block, even while a validation uses the average."""
         if not self._training_weights:
             yield
             return
@@ -114,7 +114,7 @@ class WeightAverage(pl.Callback):
             _copy(average, tensors)
 
     def _current(self, trainer: pl.Trainer) -> dict[str, Tensor]:
-        """Return the weights of training in float32: DeepSpeed's masters if it computes in half.
+        """Return the training weights in float32, from DeepSpeed's own copy if there is one.
 
         Every rank has to call it.
         """
@@ -145,7 +145,7 @@ def average_running_statistics(network: nn.Module) -> None:
 
 
 def averaged_weights(state: Path) -> dict[str, Tensor]:
-    """Read the average from a verified trainer state, by name in the network; {} without one."""
+    """Return the average from a verified trainer state, by name in the network; {} without one."""
     path = state / _SHARED_STATE if state.is_dir() else state
     if not path.exists():
         return {}  # ZeRO-3 shards everything, and has no average
@@ -155,7 +155,7 @@ def averaged_weights(state: Path) -> dict[str, Tensor]:
 
 
 def _floating_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return this rank's parts of parameters and saved buffers, without counters."""
+    """Return this rank's parts of floating-point parameters and saved buffers."""
     state = network.state_dict()
     return {name: local(value) for name, value in state.items() if value.is_floating_point()}
 

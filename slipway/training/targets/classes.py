@@ -34,7 +34,7 @@ class ClassLoss(nn.Module):
         )
 
     def distilled(self, logits: Tensor, soft: Tensor, temperature: float) -> Tensor:
-        """Return the KL divergence (B,) from a teacher with the logits `soft` (B, K).
+        """Return the KL divergence (B,) from the teacher's logits `soft` (B, K).
 
         It is multiplied by the squared temperature, which preserves the size of the gradient.
         """
@@ -44,11 +44,11 @@ class ClassLoss(nn.Module):
         return divergence.sum(dim=1) * temperature**2
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return 1 for each correct row, else 0: (B,) float64."""
+        """Return 1 for each correct row and 0 for the others, (B,) float64."""
         return (logits.argmax(dim=1) == targets).double()
 
     def metric(self, mean_score: float) -> float:
-        """Return the accuracy."""
+        """Return the accuracy, which is the mean of `scores`."""
         return mean_score
 
 
@@ -61,13 +61,13 @@ class ClassHead:
 
     @staticmethod
     def mean_of_submodels(logits: Tensor) -> Tensor:
-        """Average the probabilities of logits (B, submodels, K). Returns logits (B, K)."""
+        """Average the submodels' probabilities; map logits (B, submodels, K) to (B, K)."""
         # Without dividing by the number of submodels, a constant that softmax removes.
         return torch.logsumexp(torch.log_softmax(logits.to(torch.float32), dim=2), dim=1)
 
     @staticmethod
     def weighted_mean(logits: Tensor, weights: Tensor) -> Tensor:
-        """Average the probabilities of logits (B, members, K) by weight; return logits (B, K)."""
+        """Average the members' probabilities by weight; map logits (B, members, K) to (B, K)."""
         scores = torch.log_softmax(logits.to(torch.float32), dim=2)
         return torch.logsumexp(scores + weights.log()[:, None], dim=1)
 
@@ -85,23 +85,23 @@ class ClassHead:
 
 
 class ClassTrees:
-    """Boosted trees for classes. Each round adds one tree for two classes, else one per class."""
+    """Boosted trees for classes: each round adds one tree for two classes, else one per class."""
 
     @staticmethod
     def objective(params: TrainParams, num_classes: int) -> dict[str, Any]:
-        """Return LightGBM's settings of the objective."""
+        """Return LightGBM's settings of the objective for `num_classes` classes."""
         if num_classes == 2:
             return {"objective": "binary"}
         return {"objective": "multiclass", "num_class": num_classes}
 
     @staticmethod
     def num_sums(num_classes: int) -> int:
-        """Return the number of raw scores per row: one for two classes, else one for each class."""
+        """Return the number of raw scores per row: 1 for two classes, else one for each class."""
         return 1 if num_classes == 2 else num_classes
 
     @staticmethod
     def labels(targets: NDArray[np.float64], scale: TargetScale | None) -> NDArray[np.float64]:
-        """Return the targets that the trees learn."""
+        """Return the targets in the form in which LightGBM learns them."""
         return targets
 
     @staticmethod
@@ -115,5 +115,5 @@ class ClassTrees:
 
     @staticmethod
     def answers(sums: Tensor) -> Tensor:
-        """Convert raw scores (B, sums) to logits (B, K)."""
+        """Convert raw scores (B, sums) to the network's logits (B, K)."""
         return torch.cat([torch.zeros_like(sums), sums], dim=1) if sums.shape[1] == 1 else sums

@@ -14,9 +14,9 @@ _MARGIN = 0.05
 class LabelLoss(nn.Module):
     """Maps (B, K) logits and (B, K) labels, 0 or 1, to (B,) float32 losses: means over labels.
 
-    The asymmetric loss gives easy negatives little weight: a margin is subtracted from their
-    probability, and a power of the rest weights their loss. `class_weights` multiply the loss of
-    present labels.
+    The asymmetric loss gives easy negatives little weight: it subtracts a margin from their
+    probability, and weights their loss by a power of the result. `class_weights` multiply the loss
+    of present labels.
     """
 
     class_weights: Tensor | None
@@ -54,16 +54,16 @@ class LabelLoss(nn.Module):
         return losses.mean(dim=1) * temperature**2
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return 1 for each row with all labels right at a threshold of 0.5, else 0, as (B,)."""
+        """Return 1 for each row whose labels are all right at a threshold of 0.5, else 0: (B,)."""
         return ((logits >= 0) == (targets > 0)).all(dim=1).double()
 
     def metric(self, mean_score: float) -> float:
-        """Return the subset accuracy."""
+        """Return the subset accuracy, which is the mean of `scores`."""
         return mean_score
 
 
 class LabelHead:
-    """Turns logits into a probability of each label."""
+    """Turns logits into a probability for each label."""
 
     @staticmethod
     def activate(logits: Tensor, temperature: float | Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class LabelHead:
 
     @staticmethod
     def mean_of_submodels(logits: Tensor) -> Tensor:
-        """Average the probabilities of logits (B, submodels, K). Returns logits (B, K)."""
+        """Average the submodels' probabilities; map logits (B, submodels, K) to (B, K)."""
         # log(mean sigmoid(z)) - log(mean sigmoid(-z)), which rounds neither near 0 nor near 1.
         scores = logits.to(torch.float32)
         present = torch.logsumexp(F.logsigmoid(scores), dim=1)
@@ -79,7 +79,7 @@ class LabelHead:
 
     @staticmethod
     def weighted_mean(logits: Tensor, weights: Tensor) -> Tensor:
-        """Average the probabilities of logits (B, members, K) by weight; return logits (B, K)."""
+        """Average the members' probabilities by weight; map logits (B, members, K) to (B, K)."""
         scores, log_weights = logits.to(torch.float32), weights.log()[:, None]
         present = torch.logsumexp(F.logsigmoid(scores) + log_weights, dim=1)
         return present - torch.logsumexp(F.logsigmoid(-scores) + log_weights, dim=1)

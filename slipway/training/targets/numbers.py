@@ -35,7 +35,10 @@ class NumberLoss(nn.Module):
         )
 
     def distilled(self, values: Tensor, soft: Tensor, temperature: float) -> Tensor:
-        """Return losses (B,) against a teacher's values `soft` (B, 1); no temperature applies."""
+        """Return the losses (B,) of values against a teacher's values `soft` (B, 1).
+
+        The temperature is ignored.
+        """
         return self.forward(values, soft[:, 0])
 
     def scores(self, values: Tensor, targets: Tensor) -> Tensor:
@@ -43,12 +46,12 @@ class NumberLoss(nn.Module):
         return (values[:, 0].double() - targets.double()) ** 2
 
     def metric(self, mean_score: float) -> float:
-        """Return the RMSE."""
+        """Return the RMSE, the root of the mean of `scores`."""
         return math.sqrt(mean_score)
 
 
 class NumberHead:
-    """Returns values unchanged; no temperature applies."""
+    """Returns predicted numbers unchanged; they need no temperature."""
 
     @staticmethod
     def activate(values: Tensor, temperature: float) -> Tensor:
@@ -56,12 +59,12 @@ class NumberHead:
 
     @staticmethod
     def mean_of_submodels(values: Tensor) -> Tensor:
-        """Average values (B, submodels, 1). Returns (B, 1)."""
+        """Average the values of the submodels, (B, submodels, 1); return (B, 1)."""
         return values.mean(dim=1)
 
     @staticmethod
     def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-        """Average values (B, members, 1) by `weights` (members,). Returns (B, 1)."""
+        """Average values (B, members, 1) of members by `weights` (members,); return (B, 1)."""
         return (values * weights[:, None]).sum(dim=1)
 
 
@@ -70,7 +73,7 @@ class NumberTrees:
 
     @staticmethod
     def objective(params: TrainParams, num_classes: int) -> dict[str, Any]:
-        """Return LightGBM's settings of the objective."""
+        """Return LightGBM's settings of the objective, the squared error or Huber's loss."""
         if params.huber_delta is None:
             return {"objective": "regression"}
         return {"objective": "huber", "alpha": params.huber_delta}
@@ -82,7 +85,7 @@ class NumberTrees:
 
     @staticmethod
     def labels(targets: NDArray[np.float64], scale: TargetScale | None) -> NDArray[np.float64]:
-        """Return the targets that the trees learn."""
+        """Return the targets in standard deviations from their mean, as LightGBM learns them."""
         assert scale is not None
         return (targets - scale.mean) / scale.std
 
@@ -93,5 +96,5 @@ class NumberTrees:
 
     @staticmethod
     def answers(sums: Tensor) -> Tensor:
-        """Return raw scores (B, 1) unchanged: they are the predicted values."""
+        """Return raw scores (B, 1) unchanged, because they are the network's values already."""
         return sums

@@ -1,4 +1,4 @@
 """Progress, logs, curves and TensorBoard events of a training.
 
-Reads the training and never changes it.
+This code only observes the training and never changes it.
 """

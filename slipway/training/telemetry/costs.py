@@ -1,4 +1,4 @@
-"""`.work/plan/costs.json`: actual costs of the last training, compared with the plan's estimates.
+"""Measures the costs of a training for `.work/plan/costs.json`, to compare them with the plan.
 
 Rank 0 measures them. The file is not an output of the pipeline, because equal trainings may take
 different times.
@@ -71,7 +71,7 @@ class CostMeter(pl.Callback):
 
 
 def _median_after_warmup(seconds: list[float]) -> float:
-    """Return the median over all epochs but the first (all if there is one); 0 without epochs."""
+    """Return the median over all epochs but the first (or of the only one); 0 without epochs."""
     return statistics.median(seconds[1:] or seconds or [0.0])
 
 
@@ -95,7 +95,7 @@ def write_costs(
 
 
 def read_costs(path: Path) -> Costs | None:
-    """Read the costs; None if the file is missing or has another version."""
+    """Read the costs; return None if the file is missing or has another version."""
     try:
         return Costs.model_validate(json.loads(path.read_bytes()))
     except (FileNotFoundError, ValueError):  # pydantic's and json's are both ValueErrors
@@ -103,5 +103,5 @@ def read_costs(path: Path) -> Costs | None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Add up all files in a folder; 0 without a folder."""
+    """Return the bytes of all files in a folder; 0 if there is no folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,7 @@
-"""Curves of a finished training in DVCLive's files: one TSV per metric with `step` and value."""
+"""Reads the curves of a finished training from DVCLive's files.
+
+There is one TSV file for each metric, with the columns `step` and value.
+"""
 
 import csv
 from pathlib import Path
@@ -10,9 +13,10 @@ _MAX_POINTS = 400  # most points of a line; a picture shows no more
 
 
 def read_curves(live: Path) -> dict[str, list[Series]]:
-    """Read the curves of each metric, such as {"loss": [train, val], "accuracy": [val]}.
+    """Return the curves of each metric, such as {"loss": [train, val], "accuracy": [val]}.
 
-    Empty if nothing was logged; raises SchemaError if a file is not such a table.
+    Returns an empty dictionary if nothing was logged. Raises SchemaError if a file is not such a
+    table.
     """
     root = live / "plots" / "metrics"
     curves: dict[str, list[Series]] = {}

@@ -1,4 +1,4 @@
-"""Console output of a training and its DVCLive log: the start, one line per epoch, a progress bar.
+"""Console output and DVCLive log of a training: its start, a line per epoch, a progress bar.
 
 DVCLive's step is the number of the epoch. A resumed training logs the earlier epochs again, because
 DVC has removed `reports/live`.
@@ -93,7 +93,10 @@ def _print_resumed(job: Job, resumed: Checkpoint) -> None:
 
 
 def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
-    """Describe settings that have no effect; `classes` is empty for a numeric target."""
+    """Return a note on each setting that has no effect in this training.
+
+    `classes` is empty for a numeric target.
+    """
     if params.label_smoothing and not classes:
         smoothing = f"train.label_smoothing {params.label_smoothing:g}"
         return [f"{smoothing} is without effect for a numeric target"]
@@ -101,7 +104,7 @@ def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
 
 
 def memory_notes(params: TrainParams, stored: int, free: int | None) -> list[str]:
-    """Compare the bytes of the training rows or of their buffer with the free memory."""
+    """Return a note if the training rows or their buffer exceed the free memory, in bytes."""
     if free is None:
         return []
     if params.shuffle_buffer_mib is not None:
@@ -131,7 +134,7 @@ def describe_position(position: TrainingPosition) -> str:
 
 
 class EpochLines(pl.Callback):
-    """Prints and logs each epoch on rank 0."""
+    """Prints and logs a line for each epoch on rank 0."""
 
     def __init__(
         self, checkpoints: CheckpointCallback, rows_per_step: int, profiler: DataWaitProfiler
@@ -167,15 +170,15 @@ class EpochLines(pl.Callback):
 
 
 def format_epoch(trainer: pl.Trainer) -> str:
-    """Format the running epoch, as in "epoch  7/10"."""
+    """Return the number of the running epoch as text, such as "epoch 7/10"."""
     width = len(str(trainer.max_epochs))
     return f"epoch {trainer.current_epoch + 1:>{width}}/{trainer.max_epochs}"
 
 
 class _EpochLogger(DVCLiveLogger):
-    """DVCLive's logger without its inspection of the call stack at every logged value.
+    """Logs to DVCLive without inspecting the call stack at every value.
 
-    The inspection took longer than a short epoch (dvclive 3.49). Only `_log` logs here.
+    DVCLive's own inspection took longer than a short epoch (dvclive 3.49). Only `_log` logs here.
     """
 
     def log_metrics(
@@ -188,7 +191,7 @@ class _EpochLogger(DVCLiveLogger):
 
 
 class _Bar(TQDMProgressBar):
-    """Lightning's progress bar with the figures of the last logged step."""
+    """Lightning's progress bar, with the figures of the last logged step added."""
 
     def __init__(self, telemetry: StepTelemetry) -> None:
         super().__init__(leave=False)
@@ -204,7 +207,7 @@ class _Bar(TQDMProgressBar):
 
 
 def format_figures(figures: Mapping[str, float | None]) -> str:
-    """Format throughput, data wait, loss scale and memory; unknown figures are left out."""
+    """Return throughput, data wait, loss scale and memory as text, without unknown figures."""
     formats: dict[str, Callable[[float], str]] = {
         "rows_per_second": lambda value: f"{value:,.0f} rows/s",
         "data_wait_share": lambda value: f"data wait {value:.0%}",
@@ -216,7 +219,7 @@ def format_figures(figures: Mapping[str, float | None]) -> str:
 
 
 def loggers(live: Path) -> list[Logger]:
-    """Make the DVCLive logger, which starts no experiment and writes no dvc.yaml of its own."""
+    """Return the DVCLive logger, which starts no experiment and writes no dvc.yaml."""
     try:
         dvclive = Live(dir=str(live), save_dvc_exp=False, dvcyaml=None, report=None)
     except SCMError as error:
@@ -236,7 +239,7 @@ def log_finished(live: Path, history: list[dict[str, float]]) -> None:
 
 
 def progress_bars(telemetry: StepTelemetry) -> list[pl.Callback]:
-    """Make a progress bar on a terminal, and none for a log file."""
+    """Return a progress bar on a terminal, and none if the output is a file."""
     return [_Bar(telemetry)] if sys.stderr.isatty() else []
 
 

@@ -37,7 +37,7 @@ _GRACE = 0.2  # fraction of that time in which the other ranks write their files
 
 
 class RankTime(NamedTuple):
-    """Milliseconds per step that a rank spends without waiting for other ranks."""
+    """Milliseconds per step that one rank works, without waiting for other ranks."""
 
     host: str
     wait_ms: float  # mean wait for batches since the last measurement
@@ -49,14 +49,14 @@ class RankTime(NamedTuple):
 
 
 class SlowRankFinder:
-    """Finds a rank that is slower than the others in several measurements in a row."""
+    """Finds a rank that is slower than the others in several consecutive measurements."""
 
     def __init__(self) -> None:
         self._rank: int | None = None
         self._rounds = 0
 
     def add(self, times: list[RankTime]) -> str | None:
-        """Add one measurement of all ranks; return a message if a rank is newly found slow."""
+        """Add one measurement of all ranks; return a message if it shows a new slow rank."""
         own = [time.own_ms for time in times]
         slowest = max(range(len(own)), key=own.__getitem__)
         others = statistics.median(own[:slowest] + own[slowest + 1 :])
@@ -75,7 +75,7 @@ class SlowRankFinder:
 
 
 class RankTimes(pl.Callback):
-    """Measures every rank each `every` steps; rank 0 writes the times to the run log."""
+    """Measures all ranks every `every` steps; rank 0 writes the times to the run log."""
 
     def __init__(
         self, every: int, num_accumulated: int, log: RunLog, profiler: DataWaitProfiler
@@ -125,7 +125,7 @@ class RankTimes(pl.Callback):
 
 
 class StalledRank(Contract):
-    """A process that has begun no other part of a step for a long time."""
+    """A process that has started no further part of a step for a long time."""
 
     host: str
     process: int
@@ -135,10 +135,10 @@ class StalledRank(Contract):
 
 
 def describe_stall(stalled: Mapping[int, StalledRank], world_size: int, minutes: float) -> str:
-    """Name the ranks that the others wait for.
+    """Return a message that names the ranks for which the others wait.
 
     Args:
-        stalled: by rank; a rank that is missing has stopped altogether.
+        stalled: stalled processes by rank. A rank that is missing here has stopped altogether.
     """
     missing = [str(rank) for rank in range(world_size) if rank not in stalled]
     fewest = min(each.count for each in stalled.values())
@@ -160,10 +160,10 @@ def describe_stall(stalled: Mapping[int, StalledRank], world_size: int, minutes:
 
 
 class StallWatch(pl.Callback):
-    """Names the rank that hangs, once, if no part of a step has begun for `limit_s`.
+    """Names the hanging rank once, if no part of a step has started for `limit_s` seconds.
 
     Args:
-        folder: shared by all nodes.
+        folder: a folder that all nodes share.
     """
 
     def __init__(self, folder: Path, limit_s: float) -> None:
@@ -218,7 +218,7 @@ class StallWatch(pl.Callback):
         self._count, self._part, self._begin = self._count + 1, part, time.monotonic()
 
     def _watch(self, rank: int, world_size: int) -> None:
-        """Write this rank's file while it stalls; the lowest rank that does so names the others."""
+        """Write a file while this rank stalls; the lowest stalled rank names the hanging ones."""
         own, is_named = self._folder / str(rank), False
         while not self._ended.wait(self._limit_s / _NUM_POLLS):
             idle_s = time.monotonic() - self._begin
@@ -248,7 +248,10 @@ class StallWatch(pl.Callback):
         )
 
     def _stalled(self, own: Path) -> dict[int, StalledRank]:
-        """Read the files that are as recent as this rank's, by the clock of the file system."""
+        """Return the stalled ranks whose files are as recent as the file of this rank.
+
+        Times are those of the file system, because the clocks of nodes may differ.
+        """
         oldest = own.stat().st_mtime - _GRACE * self._limit_s
         return {
             int(path.name): StalledRank.model_validate_json(path.read_bytes())

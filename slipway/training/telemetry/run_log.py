@@ -22,7 +22,7 @@ RUN_LOG = Path("train.jsonl")
 
 
 class RunLog:
-    """Appends events of one process; as a context manager, also an error raised in the block."""
+    """Appends the events of one process to the log; as a context manager, also raised errors."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path, self._rank = folder / RUN_LOG, rank
@@ -44,7 +44,7 @@ class RunLog:
             self.write(event, error=type(error).__name__, text=str(error))
 
     def name_run(self, run: str) -> None:
-        """Set the training name `run` for all further events."""
+        """Set the name `run` of the training for all later events."""
         self._run = run
         self._attempt = 1 + sum(
             event["event"] == "started" and event["run"] == run
@@ -71,7 +71,7 @@ class RunLog:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Read all complete events in order; an empty list if there is no log."""
+    """Return all complete events in order, or an empty list if there is no log."""
     try:
         lines = (folder / RUN_LOG).read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Turn NaN and infinities, which JSON lacks, into text."""
+    """Replace NaN and infinities, which JSON lacks, by text."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()

@@ -34,7 +34,7 @@ _FRAME = 128  # grey level of the frame
 
 @dataclass(frozen=True)
 class TelemetryContext:
-    """Facts about the training that its telemetry needs."""
+    """Facts about a training that its telemetry needs."""
 
     board: Path
     rows_per_step: int
@@ -44,7 +44,7 @@ class TelemetryContext:
 
 
 class DataWaitProfiler(Profiler):
-    """Measures how long the training loop waits for batches."""
+    """Measures the time that the training loop waits for batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class DataWaitProfiler(Profiler):
 
 
 class ThroughputMeter:
-    """Measures rows per second and the fraction of time waiting for data since `begin`."""
+    """Measures rows per second, and the fraction of time spent waiting for data, since `begin`."""
 
     def __init__(self, profiler: DataWaitProfiler) -> None:
         self._profiler = profiler
@@ -71,7 +71,7 @@ class ThroughputMeter:
         self._began, self._waited_s = time.perf_counter(), self._profiler.waited_s
 
     def finish(self, rows: int) -> dict[str, float]:
-        """Return the figures for `rows` rows of all processes, and start a new measurement.
+        """Return the figures for `rows` rows of all processes, and start the next measurement.
 
         On a GPU this waits until its queue is empty.
         """
@@ -219,10 +219,10 @@ def loss_scale(trainer: pl.Trainer) -> float | None:
 
 
 def _open_board(context: TelemetryContext, step: int) -> SummaryWriter:
-    """Continue the board of a killed run; write the epochs before `step` to a new board.
+    """Return a writer that continues the TensorBoard files of a killed run, or starts new ones.
 
-    `purge_step` marks events after the checkpoint of the killed run as void. TensorBoard hides
-    them, so no step appears twice.
+    New files begin with the epochs before `step`. For a killed run, `purge_step` voids the events
+    after its checkpoint. TensorBoard hides them, so no step appears twice.
     """
     is_known = any(context.board.glob("events.out.tfevents.*"))
     writer = SummaryWriter(str(context.board), purge_step=step + 1 if step else 0)
@@ -233,7 +233,7 @@ def _open_board(context: TelemetryContext, step: int) -> SummaryWriter:
 
 
 def _write_scalars(writer: SummaryWriter, values: Mapping[str, float], step: int) -> None:
-    """Write and flush scalars, so that a kill leaves no gap."""
+    """Write and flush scalars, so that a kill does not lose earlier ones."""
     for name, value in values.items():
         writer.add_scalar(name, value, step)
     writer.flush()
@@ -242,7 +242,7 @@ def _write_scalars(writer: SummaryWriter, values: Mapping[str, float], step: int
 def _write_first_batch(writer: SummaryWriter, network: nn.Module) -> None:
     """Write the first input images of the network on this rank, after all augmentation.
 
-    They are shown in a grid, pixel for pixel, each with a frame of one pixel.
+    The grid shows each image pixel for pixel, in a frame of one pixel.
     """
 
     def write(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -266,7 +266,7 @@ def _write_histogram(writer: SummaryWriter, name: str, values: Tensor, step: int
 def _gather_tensors(
     trainer: pl.Trainer, network: nn.Module
 ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Yield (name, weight, unscaled gradient) of each parameter after the backward pass.
+    """Yield the name, weight and unscaled gradient of each parameter after the backward pass.
 
     Every rank has to call it: with DeepSpeed and FSDP the tensors are gathered from their shards.
     """
@@ -290,7 +290,7 @@ def _gather_tensors(
 
 
 def _deepspeed_norm(trainer: pl.Trainer) -> float | None:
-    """Return the gradient norm of DeepSpeed's last step before clipping; None if skipped."""
+    """Return DeepSpeed's gradient norm before clipping; None if the last step was skipped."""
     if not isinstance(trainer.strategy, DeepSpeedStrategy):
         return None
     norm = trainer.strategy.deepspeed_engine.get_global_grad_norm()
@@ -298,6 +298,6 @@ def _deepspeed_norm(trainer: pl.Trainer) -> float | None:
 
 
 def _last_loss(outputs: Any, num_accumulated: int) -> float | None:
-    """Return the loss of this rank's last batch; undoes the division by `num_accumulated`."""
+    """Return the loss of this rank's last batch, without the division by `num_accumulated`."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     return float(loss) * num_accumulated if isinstance(loss, Tensor) else None

@@ -7,7 +7,7 @@ from slipway.system.errors import UnavailableError
 
 
 def check_trackers(params: TrainParams) -> None:
-    """Raise UnavailableError if a package of `train.loggers` is not installed."""
+    """Raise UnavailableError if a package for a tracker in `train.loggers` is not installed."""
     missing = [name for name in params.loggers if not _is_installed(name)]
     if missing:
         raise UnavailableError(

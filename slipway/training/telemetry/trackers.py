@@ -30,7 +30,7 @@ _FINISH_S = 300.0  # time limit of W&B's upload at the end, which waits forever 
 
 
 class TrackedRun(Contract):
-    """The run of a tracker that records this training."""
+    """The id under which a tracker records this training."""
 
     id: str | None  # null if the tracker failed before it began
     failure: str | None  # why the tracker lacks a part of the training
@@ -45,17 +45,17 @@ class Trackers:
         self._runs = tracked_runs(job.store.root)
 
     def start(self, history: Sequence[Mapping[str, float]]) -> None:
-        """Continue the runs, or create new ones and report settings and metrics of past epochs."""
+        """Continue the runs, or create new ones with settings and metrics of past epochs."""
         for name in self._job.params.loggers:
             self._guard(name, partial(self._open, name, history))
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """Report scalars of an optimizer step."""
+        """Report scalars of an optimizer step to all active trackers."""
         for name, logger in list(self._loggers.items()):
             self._guard(name, partial(logger.log_metrics, dict(values), step))
 
     def finish(self, *, failed: bool) -> None:
-        """Close the runs; a training that is resumed later continues them."""
+        """Close the runs. A training that is resumed later continues them."""
         for name, logger in list(self._loggers.items()):
             self._guard(name, partial(_finish, logger, failed=failed))
         self._loggers.clear()
@@ -76,7 +76,7 @@ class Trackers:
             logger.log_metrics(dict(metrics), epoch * self._job.steps_per_epoch)
 
     def _guard(self, name: Tracker, act: Callable[[], None]) -> None:
-        """Call `act`; after any exception disable the tracker and print why."""
+        """Call `act`. If it raises, disable the tracker and print the reason."""
         try:
             act()
         except Exception as error:
@@ -99,7 +99,10 @@ class Trackers:
 
 
 def tracked_runs(root: Path) -> dict[Tracker, TrackedRun]:
-    """Read the runs of the training whose checkpoints are in `root`; none before its start."""
+    """Read the tracked runs of the training whose checkpoints are in `root`.
+
+    Returns no runs if the training has not started.
+    """
     try:
         content = json.loads((root / _FILE).read_bytes())
         return {name: TrackedRun.model_validate(run) for name, run in content.items()}

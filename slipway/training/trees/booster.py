@@ -28,7 +28,7 @@ History = list[dict[str, float]]
 
 @dataclass(frozen=True)
 class FittedTrees:
-    """The kept trees in LightGBM's text format, and the metrics of every round."""
+    """The trees to keep in LightGBM's text format, and the metrics of every round."""
 
     text: str
     history: History
@@ -43,10 +43,10 @@ def fit_trees(
     threads: int,
     on_round: Callable[[History], None] = lambda history: None,
 ) -> FittedTrees:
-    """Fit `params.epochs` rounds, or fewer if the validation loss stops falling.
+    """Fit at most `params.epochs` rounds of trees; stop if the validation loss stops falling.
 
-    Loads the kept trees into `network`. Calls `on_round` after each round. Raises TrainingError
-    if no split can be found.
+    Loads into `network` the trees up to the best round, or all of them if `params.keep` says so.
+    Calls `on_round` after each round. Raises TrainingError if no split can be found.
     """
     lightgbm, measure = import_lightgbm(), _Measure(network, params, data)
     settings = _settings(network, seed, params, threads)
@@ -122,7 +122,7 @@ def _dataset(
 
 
 def _weights(params: TrainParams, data: TrainingData) -> NDArray[np.float64]:
-    """Return the training rows' weights (N,): relative to their mean, times class weights."""
+    """Return the weights (N,) of the training rows, relative to their mean, times class weights."""
     split, of_classes = data.train[0], data.class_weights(params)
     weights: NDArray[np.float64] = split.weights / data.mean_weight
     if of_classes is not None:
@@ -141,7 +141,7 @@ class _Measure:
         self.headline = target.headline
 
     def of(self, split: PackedSplit) -> Callable[[Any, Any], list[tuple[str, float, bool]]]:
-        """Return LightGBM's `feval` for the rows of a split."""
+        """Return a function for LightGBM's `feval` that evaluates the rows of `split`."""
         targets = torch.from_numpy(split.targets.astype(self._dtype))
 
         def feval(predictions: NDArray[np.float64], _: Any) -> list[tuple[str, float, bool]]:

@@ -1,4 +1,4 @@
-"""A trained network with calibration and OOD score, as it is evaluated and exported.
+"""A trained network with its calibration and OOD score, in the form in which it is exported.
 
 The exported graph contains temperature, softmax and OOD score, so no service can omit them.
 """
@@ -51,7 +51,7 @@ class CalibratedNetwork(nn.Module):
 
 
 def calibrated(network: Network, calibration: Calibration, statistics: Path) -> CalibratedNetwork:
-    """Apply `calibration` to the network, in evaluation mode on the CPU.
+    """Return the network with `calibration` applied, in evaluation mode on the CPU.
 
     `statistics` is the file of the OOD score. Raises SchemaError if it is missing or has another
     format, IntegrityError if it is not the fitted file.

@@ -39,13 +39,13 @@ _MAX_TRAINING_ROWS = 4096  # most rows for the OOD score; more take time and cha
 
 @dataclass(frozen=True)
 class FittedCalibration:
-    """A calibration and its OOD score."""
+    """The fitted calibration of a network, and its OOD score."""
 
     calibration: Calibration
     score: OODScore
 
     def apply(self, network: Network, raw: Answers) -> Answers:
-        """Convert raw outputs as the exported graph does: logits (N, K) become probabilities."""
+        """Convert raw outputs as the exported graph does: logits (N, K) to probabilities (N, K)."""
         uncertainty = kind_of(network.spec.task).target.load_part("uncertainty")
         return raw._replace(outputs=uncertainty.answers(raw.outputs, self.calibration.temperature))
 
@@ -104,7 +104,7 @@ class Calibrator:
         return FittedCalibration(calibration, score)
 
     def _training_rows(self, train: PackedSplit) -> Inputs:
-        """Select the training rows that fit the OOD score, by seed and ids only."""
+        """Select the training rows to which the OOD score is fitted, from seed and row ids."""
         # Another name of the draw would select other rows.
         draw = uniform(self._seed, 0, train.keys, "outlier score")
         chosen = np.sort(np.lexsort((train.keys, draw))[:_MAX_TRAINING_ROWS])
@@ -112,7 +112,7 @@ class Calibrator:
 
 
 def _decision(params: MeasuringParams, classes: Sequence[str]) -> Decision | None:
-    """Return the decision rule of the params; raises ParamsError if it does not fit the classes."""
+    """Return the decision rule of `params`. Raises ParamsError if it does not fit the classes."""
     wanted = params.decision
     if wanted is None:
         return None
@@ -129,8 +129,8 @@ def _decision(params: MeasuringParams, classes: Sequence[str]) -> Decision | Non
 
 
 def fitting_half(keys: NDArray[np.uint64], seed: int) -> NDArray[np.bool_]:
-    """Return a mask (N,) of the validation rows for the temperature; the others fit the thresholds.
+    """Return a mask (N,) of the validation rows that fit the temperature.
 
-    It depends only on the row ids and the seed.
+    The other validation rows fit the thresholds. The mask depends only on the row ids and the seed.
     """
     return uniform(seed, 0, keys, "calibration half") < 0.5

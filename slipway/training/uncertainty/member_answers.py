@@ -1,4 +1,4 @@
-"""Predictions of an ensemble's members and of its student for the test rows, for the report."""
+"""Predicts the test rows with an ensemble's members and its student, for the report."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -28,7 +28,7 @@ _NAMES = ("centre", "directions", "inverse_deviations", "inverse_rest")
 
 
 class OODScore(nn.Module):
-    """Maps (rows, D) features of the layer `layer` to (rows,) float32 scores, 0 or more."""
+    """Maps features (rows, D) of layer `layer` to OOD scores (rows,) float32, 0 or more."""
 
     centre: Tensor  # (D,)
     directions: Tensor  # (D, R) orthonormal columns
@@ -57,7 +57,7 @@ class OODScore(nn.Module):
 
 
 def fit_ood_score(layer: str, features: NDArray[np.float32]) -> OODScore:
-    """Fit the score to (N, D) features of training rows."""
+    """Fit the OOD score to the features (N, D) of training rows."""
     rows = features.astype(np.float64)
     centre = rows.mean(axis=0)
     covariance = np.cov(rows, rowvar=False, bias=True).reshape(rows.shape[1], -1)
@@ -80,7 +80,7 @@ def fit_ood_score(layer: str, features: NDArray[np.float32]) -> OODScore:
 
 
 def serialize_ood_score(score: OODScore) -> bytes:
-    """Return the content of the file of a score."""
+    """Return the bytes of the file that stores an OOD score."""
     return serialize_tensors({name: getattr(score, name) for name in _NAMES})
 
 
@@ -89,7 +89,7 @@ def save_ood_score(path: Path, score: OODScore) -> None:
 
 
 def load_ood_score(path: Path, fitted: OODThreshold) -> OODScore:
-    """Load the fitted score.
+    """Load the OOD score that a calibration fitted.
 
     Raises SchemaError if the file is missing or has another format, IntegrityError if it was
     altered.

@@ -64,7 +64,7 @@ class FoldTraining:
         return int(self.folds.max()) + 1
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the training, for the report."""
+        """Return the settings of the training that the report lists."""
         return {
             "folds": self.num_folds,
             "epochs": self.params.epochs,
@@ -76,11 +76,11 @@ class FoldTraining:
         }
 
     def rows(self) -> PackedSplit:
-        """Return the audited rows as one split, in the image size of the network."""
+        """The audited rows as one split, with images in the network's size."""
         return self._select(np.arange(len(self.folds)))
 
     def held_out(self, fold: int) -> PackedSplit:
-        """Return the rows of `fold`, which its network does not see."""
+        """Return the rows of `fold`, which the network of that fold does not see."""
         return self._select(np.flatnonzero(self.folds == fold))
 
     def others(self, fold: int) -> PackedSplit:
@@ -107,11 +107,12 @@ def plan_folds(
     augmented: Path,
     root: Path,
 ) -> FoldTraining:
-    """Plan trainings as in the train stage, but for `audit.epochs` epochs and in one process.
+    """Plan the training of one network per fold, each for `audit.epochs` epochs in one process.
 
-    `rows` come from `audit_folds.audited_rows`, `root` is the project's folder. Raises ParamsError
-    or UnavailableError as any training does, DataError if `rows` cannot be divided into the folds,
-    SchemaError if the packed store holds different rows.
+    Other settings are those of the stage `train`. `rows` come from `audit_folds.audited_rows`,
+    `root` is the project's folder. Raises ParamsError or UnavailableError as any training does,
+    DataError if `rows` cannot be divided into the folds, SchemaError if the packed store holds
+    different rows.
     """
     assert audit.folds is not None, "the stage audits only if audit.folds is set"
     # A former model was trained on the rows that a fold leaves out.
@@ -139,10 +140,10 @@ def plan_folds(
 def predict_out_of_fold(
     training: FoldTraining, folder: Path, answer: Answer = predict
 ) -> NDArray[np.float32]:
-    """Predict the audited rows, each by the network that was trained without the row's fold.
+    """Predict each audited row by the network that was trained without the row's fold.
 
-    Returns (N, K), by default probabilities. Finished folds are read from `folder`. Raises
-    TrainingError as any training does.
+    Returns `answer`'s predictions (N, K), by default probabilities. Finished folds are read from
+    `folder`. Raises TrainingError as any training does.
     """
     silence_chatter()
     num_outputs = len(training.data.manifest.classes) or 1

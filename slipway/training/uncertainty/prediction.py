@@ -1,4 +1,4 @@
-"""Computes the predictions of a trained network for all rows of a split, in one process.
+"""Predicts all rows of a split with a trained network, in one process.
 
 A non-finite prediction raises TrainingError.
 """
@@ -19,7 +19,7 @@ from slipway.training.networks.networks import Network
 
 
 def default_device() -> str:
-    """Return the device of predictions: "cuda" if torch finds a GPU, else "cpu"."""
+    """Return the device for predictions: "cuda" if torch finds a GPU, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -27,7 +27,7 @@ def predict(network: Network, inputs: Inputs, batch_size: int, device: str) -> N
     """Map rows (N, ...) to probabilities (N, K) float32, or values (N, 1) of a numeric target.
 
     Computes in float32 without TF32, the softmax in float64. Moves `network` to `device` and into
-    evaluation mode. Raises TrainingError if any answer is NaN or infinite.
+    evaluation mode. Raises TrainingError if any prediction is NaN or infinite.
     """
     answers = predict_raw(network, None, inputs, batch_size, device).outputs
     uncertainty = kind_of(network.spec.task).target.load_part("uncertainty")
