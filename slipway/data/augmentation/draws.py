@@ -25,11 +25,11 @@ _ERASED_ASPECT = (0.3, 1 / 0.3)
 
 
 class Draw(NamedTuple):
-    """The augmentation parameters of N images.
+    """The random parameters of the augmentation of N images.
 
-    Applied in this order: crop, flips, scale and rotation about the centre, shifts, brightness,
-    contrast, saturation, hue, erasing. Rectangles are (left, top, width, height) as fractions of
-    the side.
+    The operations are applied in this order: crop, flips, scale and rotation about the centre,
+    shifts, brightness, contrast, saturation, hue, erasing. Rectangles are (left, top, width,
+    height) as fractions of the side.
     """
 
     crop: NDArray[np.float64]  # (N, 4) the part of the stored image that the network sees
@@ -46,18 +46,18 @@ class Draw(NamedTuple):
     erased: NDArray[np.float64]  # (N, 4) of the network's image; width 0 for none
 
     def part(self, rows: slice) -> "Draw":
-        """Return the parameters of the images at `rows`."""
+        """Return the parameters of the images at positions `rows`."""
         return Draw._make(values[rows] for values in self)
 
     @property
     def moves_whole_pixels(self) -> bool:
-        """True if images move by whole pixels only, so no image needs interpolation."""
+        """True if all images move by whole pixels, so that no image needs interpolation."""
         still = not self.rotation_deg.any() and not self.shift.any()
         return still and bool((self.scale == 1).all()) and bool((self.crop[:, 2:] == 1).all())
 
     @property
     def recolours(self) -> bool:
-        """True if any pixel changes colour."""
+        """True if the colour of any pixel changes."""
         factors = (self.brightness, self.contrast, self.saturation)
         return bool(self.hue.any()) or not all((factor == 1).all() for factor in factors)
 
@@ -65,7 +65,10 @@ class Draw(NamedTuple):
 def draw_places(
     plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], length: int, stream: str
 ) -> NDArray[np.float64]:
-    """Draw a number in [0, 1) for each position of each sample: (N, length) float64."""
+    """Draw a number in [0, 1) for each position of each text, (N, length) float64.
+
+    `stream` names the use of the numbers, see `uniform`.
+    """
     with np.errstate(over="ignore"):
         places = keys[:, None] + np.arange(length, dtype=np.uint64) * _PLACE
     numbers = uniform(plan.seed, epoch, places.reshape(-1), stream)
@@ -73,7 +76,7 @@ def draw_places(
 
 
 class MixDraw(NamedTuple):
-    """Partners and weights for mixing N images."""
+    """The parts and weights for mixing N images, each with another image."""
 
     own_share: NDArray[np.float32]  # (N,) of the image in the mixed target; 1 without mixing
     # (N, 4) left, top, right, bottom in pixels: the partner's part (CutMix). An empty box means
@@ -82,7 +85,7 @@ class MixDraw(NamedTuple):
 
 
 def unchanged(count: int) -> Draw:
-    """Return the draw that leaves `count` images as they are."""
+    """Return the parameters that leave `count` images unchanged."""
     return Draw(
         crop=_whole_images(count),
         horizontal_flip=np.zeros(count, bool),
@@ -100,7 +103,7 @@ def unchanged(count: int) -> Draw:
 
 
 def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
-    """Draw the parameters of each sample in `epoch`: a pure function of (seed, epoch, key).
+    """Draw the augmentation parameters of each sample in `epoch`, a pure function of the arguments.
 
     `keys` is (N,), see `PackedSplit.keys`. Training counts epochs from 0; offline copies use
     negative epochs.
@@ -127,7 +130,7 @@ def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
 
 
 def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px: int) -> MixDraw:
-    """Draw the mixing parameters of each sample in `epoch`, a pure function as in `draw`."""
+    """Draw the mixing parameters of each sample in `epoch`, a pure function of the arguments."""
     numbers = _Numbers(plan.seed, epoch, keys)
     mixed = numbers.chance(plan.mix_probability if plan.mixes else 0.0, "mix")
     cut = numbers.chance(_cutmix_probability(plan), "cutmix")
@@ -147,7 +150,7 @@ def crop_bounds(change: Draw, stored_px: int) -> NDArray[np.int64]:
 
 
 def erased_bounds(change: Draw, size_px: int) -> NDArray[np.int64]:
-    """Return the erased areas (N, 4): left, top, right, bottom in pixels of the network's images.
+    """Return the erased areas (N, 4): left, top, right, bottom in pixels of the augmented images.
 
     An area is empty if right equals left.
     """
@@ -158,7 +161,7 @@ def erased_bounds(change: Draw, size_px: int) -> NDArray[np.int64]:
 def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
     """Return affine maps (N, 2, 3) float32 from points of the output to points of the crop.
 
-    Both points are in [-1, 1] from edge to edge, x to the right, y down, as in torch's
+    Coordinates of both are in [-1, 1] from edge to edge, x to the right, y down, as in torch's
     `affine_grid` with align_corners=False. All operations are one matrix, so a pixel is
     interpolated once. The map is the inverse of the change: out = shift + rotate(scale * flip(in)).
     """
@@ -174,13 +177,13 @@ def affine_matrices(change: Draw, size_px: int) -> NDArray[np.float32]:
 
 
 def colour_matrices(change: Draw, channels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return float32 matrices (N, C, C) and shares (N,) that change colours.
+    """Return matrices (N, C, C) and shares (N,), both float32, that change the colours of N images.
 
     A pixel becomes matrix @ pixel + share * (the image's mean grey).
 
     Brightness, contrast, saturation (scales the colour axes) and hue (rotates them) are linear, and
-    the last two do not change greys, so together they are one matrix. Values are clipped to
-    [0, 255] once, at the end.
+    the last two do not change greys. So one matrix combines them. Values are clipped to [0, 255]
+    once, at the end.
     """
     factor = change.brightness * change.contrast
     share = (1 - change.contrast) * change.brightness
@@ -197,7 +200,7 @@ def colour_matrices(change: Draw, channels: int) -> tuple[NDArray[np.float32], N
 
 
 class _Numbers:
-    """Random numbers for N samples of one epoch, from independent streams."""
+    """Random numbers for N samples in one epoch; each stream gives independent numbers."""
 
     def __init__(self, seed: int, epoch: int, keys: NDArray[np.uint64]) -> None:
         self._seed, self._epoch, self._keys = seed, epoch, keys

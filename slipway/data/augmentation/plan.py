@@ -20,7 +20,7 @@ from slipway.system.errors import ParamsError
 
 
 class AugmentPlan(Contract):
-    """The content of `plan.json`: the allowed changes of a training image or text.
+    """The content of `plan.json`: the operations on training images or texts, with their ranges.
 
     Units are those of docs/reference/params.md.
     """
@@ -50,12 +50,12 @@ class AugmentPlan(Contract):
 
     @property
     def is_identity(self) -> bool:
-        """True if no draw can change a pixel."""
+        """True if no operation of the plan can change a pixel."""
         return not operations(self)
 
     @property
     def mixes(self) -> bool:
-        """True if a row may be mixed with another one."""
+        """True if the plan may mix an image with another one."""
         return self.mix_probability > 0 and (self.mixup_alpha > 0 or self.cutmix_alpha > 0)
 
 
@@ -90,7 +90,10 @@ def text_operations(plan: AugmentPlan) -> list[str]:
 
 
 def plan_from_params(params: AugmentParams, seed: int) -> AugmentPlan:
-    """Return the plan, without offline copies. ParamsError if it uses a forbidden operation."""
+    """Return the plan that `params` describe, without offline copies.
+
+    Raises ParamsError if the plan uses an operation that is forbidden for this data.
+    """
     values = params.model_dump(include=set(AugmentPlan.model_fields))
     plan = AugmentPlan(format_version=2, seed=seed, offline=None, **values)
     refused = [
@@ -119,10 +122,10 @@ def write_plan(root: Path, plan: AugmentPlan) -> None:
 def open_augmented(
     root: Path, manifest: PackedManifest, *, verify: bool = False
 ) -> tuple[AugmentPlan, PackedSplit | None]:
-    """Open the plan, and the offline copies of training rows if there are any.
+    """Read the plan, and open the offline copies of training rows if there are any.
 
-    Raises SchemaError if they do not fit `manifest`. With `verify`, raises IntegrityError if a copy
-    differs from its digest.
+    Raises SchemaError if the plan or the copies do not fit `manifest`. With `verify`, raises
+    IntegrityError if a copy differs from its digest.
     """
     plan = read_record(AugmentPlan, root / "plan.json", "augment")
     if plan.offline is None:

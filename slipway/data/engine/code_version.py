@@ -1,4 +1,4 @@
-"""Digest of the code that determines decoded pixels: our modules and the library versions."""
+"""Digest of the code that determines decoded pixels: Slipway's modules and library versions."""
 
 from functools import cache
 from importlib.metadata import version
@@ -13,7 +13,7 @@ _LIBRARIES = ("numpy", "pillow", "simplejpeg")
 
 @cache
 def pixel_code() -> str:
-    """Return a hex digest; runs and machines with equal digests produce equal pixels."""
+    """Return the digest as hexadecimal text; equal digests mean that equal pixels are decoded."""
     root = Path(__file__).parents[3]
     start = [Path(str(module.__file__)).relative_to(root) for module in (images, user_function)]
     return files.digest_json(digests(root, start) | {name: version(name) for name in _LIBRARIES})

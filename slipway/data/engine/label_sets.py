@@ -1,6 +1,7 @@
-"""Sets of labels for multi-label tasks: reads them from cells, counts them, makes a matrix.
+"""Reads the label sets of multi-label tasks from cells, counts labels, and makes a label matrix.
 
-slipway/artifacts/label_sets.py defines a set's text form, the column `label` of clean rows.
+Cleaned rows store a set as text in their column `label`; slipway/artifacts/label_sets.py defines
+this text.
 """
 
 import json
@@ -20,10 +21,10 @@ EXPECTED = "labels, or [] for none"
 
 
 def read_labels(cell: Any, separator: str) -> list[str]:
-    """Return the labels of a cell as they are written.
+    """Return the labels in a cell, as they are written.
 
-    A cell is a list, the text of a JSON list, or labels with a separator. Raises ValueError with
-    what was found if a label is empty, or is neither text nor a number.
+    A cell is a list, the text of a JSON list, or labels with a separator. Raises ValueError, which
+    quotes the label, if a label is empty or is neither text nor a number.
     """
     if isinstance(cell, str):
         cell = _json_list(cell) if cell.lstrip().startswith("[") else cell.split(separator)
@@ -52,7 +53,7 @@ def _label(label: Any) -> str:
 
 
 def is_given(cell: Any) -> bool:
-    """Read a cell as true or false; raises ValueError for anything else."""
+    """Return a cell as True or False. Raises ValueError for any other content."""
     if isinstance(cell, bool | np.bool_):
         return bool(cell)
     text = str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip().lower()
@@ -64,7 +65,10 @@ def is_given(cell: Any) -> bool:
 def meant_labels(
     labels: Iterable[str], label_map: Mapping[str, str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Apply `label_map` and drop repeated labels; return the labels and a text per correction."""
+    """Apply `label_map` to labels and drop repeated ones.
+
+    Returns the labels, and a text that describes each correction.
+    """
     written = list(labels)
     meant = [label_map.get(label, label) for label in written]
     changes = [f"label: {a} -> {b}" for a, b in zip(written, meant, strict=True) if a != b]
@@ -73,13 +77,13 @@ def meant_labels(
 
 
 def labels_of_rows(texts: pa.ChunkedArray) -> tuple[list[list[str]], pa.Array]:
-    """Return the labels of each distinct set, and the index of each row's set, (N,)."""
+    """Return the labels of each distinct set, and the index of the set of each row, (N,)."""
     encoded = pc.dictionary_encode(texts.combine_chunks())
     return [labels_in(text) for text in encoded.dictionary.to_pylist()], encoded.indices
 
 
 def label_counts(texts: pa.ChunkedArray) -> dict[str, int]:
-    """Count the rows of each label, by name."""
+    """Return the number of rows with each label, by label."""
     sets, indices = labels_of_rows(texts)
     counts: dict[str, int] = {}
     for labels, rows in zip(sets, np.bincount(indices, minlength=len(sets)), strict=True):
@@ -89,7 +93,7 @@ def label_counts(texts: pa.ChunkedArray) -> dict[str, int]:
 
 
 def membership(texts: pa.ChunkedArray, labels: list[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return an (N, K) uint8 matrix: 1 for each of the `labels` that a row has."""
+    """Return an (N, K) uint8 matrix with 1 where row n has the k-th of `labels`, else 0."""
     sets, indices = labels_of_rows(texts)
     table = np.zeros((len(sets), len(labels)), np.uint8)
     places = {label: place for place, label in enumerate(labels)}

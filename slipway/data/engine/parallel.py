@@ -43,9 +43,8 @@ def ordered_map(
 ) -> Iterator[Result]:
     """Yield `function(item)` for each item, in order.
 
-    Items and results travel in chunks. A single chunk is not worth a process and runs in this one.
-    The engine "ray" runs everything on the cluster. `function`, items and results must be
-    picklable.
+    Items and results travel in chunks. If there is only one chunk, this process computes it. The
+    engine "ray" runs everything on the cluster. `function`, items and results must be picklable.
 
     Args:
         function: runs in the workers.
@@ -92,7 +91,7 @@ def _map_chunk(function: Callable[[Item], Result], chunk: list[Item]) -> list[Re
 def chunked(
     items: Iterable[Item], item_bytes: Callable[[Item], int], max_items: int, max_bytes: int
 ) -> Iterator[list[Item]]:
-    """Collect items in lists; a list is complete when it reaches either limit."""
+    """Collect items in lists; a list is complete when it reaches `max_items` or `max_bytes`."""
     chunk: list[Item] = []
     size = 0
     for item in items:
@@ -115,6 +114,6 @@ def _start_worker() -> None:
 
 
 def _exit_with(parent: int) -> None:
-    """Exit as soon as the parent process is gone, even if it was killed."""
+    """Exit as soon as the process `parent` has ended, even if it was killed."""
     wait([parent])
     os._exit(1)

@@ -1,4 +1,7 @@
-"""Progress of a long pass over images: a bar on a terminal, a line every ten seconds in a log."""
+"""Shows the progress of a long pass over images: a bar on a terminal, or lines in a log.
+
+A log gets a line every ten seconds.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,9 +19,9 @@ def progress(
     num_images: int | None,
     images_in: Callable[[Item], int] = lambda _: 1,
 ) -> Iterator[Item]:
-    """Yield the same items and report progress on stderr.
+    """Yield `items` unchanged and report the progress on stderr.
 
-    `num_images` is the expected total; `images_in` returns the number of images of an item.
+    `num_images` is the expected total, and `images_in` returns the number of images in an item.
     """
     is_terminal = sys.stderr.isatty()
     seconds = 0.1 if is_terminal else _SECONDS_BETWEEN_LINES

@@ -15,14 +15,15 @@ _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def id_keys(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """Return (N,) uint64 keys: the first 16 hex digits of each sample id."""
+    """Return the keys (N,) uint64 of samples: the first 16 hexadecimal digits of each id."""
     return np.array([int(sample_id[:16], 16) for sample_id in ids], dtype=np.uint64)
 
 
 def uniform(seed: int, epoch: int, keys: NDArray[np.uint64], stream: str) -> NDArray[np.float64]:
-    """Return (N,) float64 in [0, 1), independent across seeds, epochs, keys and streams.
+    """Return (N,) float64 in [0, 1), independent for different seeds, epochs, keys or streams.
 
-    `stream` names what the number is for ("order", "rotation"), so that two uses never share one.
+    `stream` names the use of the numbers, such as "order" or "rotation", so that two uses never
+    share numbers.
     """
     start = hashlib.sha256(f"{seed}/{epoch}/{stream}".encode()).digest()
     state = keys ^ np.uint64(int.from_bytes(start[:8], "little"))
@@ -30,7 +31,10 @@ def uniform(seed: int, epoch: int, keys: NDArray[np.uint64], stream: str) -> NDA
 
 
 def permutation(seed: int, epoch: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return (N,) int64 indices in a random order that depends on the ids, not on positions."""
+    """Return the indices (N,) int64 of samples in random order.
+
+    The same keys in another sequence give the same order of samples.
+    """
     return np.lexsort((keys, uniform(seed, epoch, keys, "order")))
 
 

@@ -110,7 +110,7 @@ def _result(ray: Any, reference: Any) -> Any:
 
 @contextlib.contextmanager
 def _cluster(num_workers: int) -> Iterator[Any]:
-    """Connect to a Ray cluster and yield the module `ray`; a cluster started here is stopped."""
+    """Yield the module `ray`, connected to a cluster; stop the cluster if it was started here."""
     switch_off_telemetry()
     address = os.environ.get("RAY_ADDRESS")
     if address is None:  # Ray would write a token of its own into the home folder
@@ -142,7 +142,7 @@ def _cluster(num_workers: int) -> Iterator[Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError if nothing listens at the address, because Ray would retry for minutes."""
+    """Raise OSError if nothing listens at the address. Ray would retry for minutes."""
     url = urlsplit(address if "://" in address else f"//{address}")
     if url.hostname and url.port:
         socket.create_connection((url.hostname, url.port), _CONNECT_TIMEOUT_S).close()
@@ -162,7 +162,7 @@ def _start(ray: Any, num_workers: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """Create a folder for Ray's logs and sockets; the paths of sockets have a length limit."""
+    """Create a folder for Ray's logs and sockets, with a short path because sockets require it."""
     folder = _FOLDER.absolute()
     if len(os.fsencode(folder)) + _RAY_PATH_BYTES > _SOCKET_PATH_BYTES:
         folder = Path(tempfile.mkdtemp(prefix="slipway-ray-"))

@@ -1,4 +1,4 @@
-"""Schemas of the tables between the data stages, and how those tables are read and written.
+"""Defines the schemas of the tables between the data stages, and reads and writes these tables.
 
 `rows.parquet` holds the kept samples, `quarantine.parquet` the refused ones, and `purged.parquet`
 those that a split by time cannot use. No row disappears: kept + quarantined == read, and
@@ -97,14 +97,14 @@ def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
 
 
 def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
-    """Write `table` atomically; raises SchemaError if it does not have `schema`."""
+    """Write `table` atomically. Raises SchemaError if it does not have `schema`."""
     _check(path, table.schema, schema)
     with files.new_file(path) as file:
         pq.write_table(table, file, row_group_size=_GROUP_ROWS)
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """Read a table; raises SchemaError if it is missing, unreadable or has another schema."""
+    """Read a table. Raises SchemaError if it is missing, unreadable or has another schema."""
     try:
         table = pq.read_table(path, partitioning=None)
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def read_record(kind: type[Record], path: Path, stage: str) -> Record:
-    """Read a JSON record that `stage` wrote; raises SchemaError if it is missing or invalid."""
+    """Read a JSON record that `stage` wrote. Raises SchemaError if it is missing or invalid."""
     try:
         payload = path.read_bytes()
     except FileNotFoundError:
@@ -135,6 +135,6 @@ def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
 
 
 def row_numbers(sources: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the row number in each source of a table, (N,), for sorting; -1 if it has none."""
+    """Return the row number at the start of each source, (N,), for sorting; -1 without a number."""
     found = pc.extract_regex(sources, r"^(?P<number>[0-9]{1,18})(?::|$)")
     return pc.struct_field(found, "number").cast(pa.int64()).fill_null(-1)

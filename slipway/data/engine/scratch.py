@@ -42,7 +42,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping:
-    """Maps a file into memory without holding its descriptor, so that thousands can be open.
+    """A file mapped into memory without an open descriptor, so that thousands can be mapped.
 
     `numpy.memmap` holds a descriptor for each map; since Python 3.13 `mmap(trackfd=False)` avoids
     this.
@@ -73,7 +73,7 @@ def scratch_file() -> IO[bytes]:
 
 
 def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return an uninitialised array, in a file if it is large and the system can map one more."""
+    """Return an uninitialised array; a large one is in a file if the system can map one more."""
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if num_bytes < _SMALLEST_FILE_BYTES:
         return np.empty(shape, dtype)
@@ -90,7 +90,7 @@ def scratch_array(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[An
 
 
 def store_table(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """Write the batches to a file and return them as one table that reads from it."""
+    """Write the batches to a file, and return them as one table that reads from the file."""
     with scratch_file() as file:
         with pa.ipc.new_file(file, schema) as writer:
             for table in _join_batches(batches, schema):
@@ -101,7 +101,7 @@ def store_table(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Tabl
 
 
 def store_array(array: pa.Array) -> pa.Array:
-    """Return the same array, in a file if it is large."""
+    """Return a copy of the array in a file if the array is large, else the array itself."""
     if array.nbytes < _SMALLEST_FILE_BYTES:
         return array
     batch = pa.RecordBatch.from_arrays([array], ["values"])
@@ -109,7 +109,7 @@ def store_array(array: pa.Array) -> pa.Array:
 
 
 def store_bytes(blocks: Iterable[bytes]) -> pa.Buffer:
-    """Return the blocks one after the other, in a file if they are large."""
+    """Return the concatenated blocks, in a file if they are large."""
     held, num_bytes, unread = [], 0, iter(blocks)
     for block in unread:
         held.append(block)
@@ -126,10 +126,11 @@ def store_bytes(blocks: Iterable[bytes]) -> pa.Buffer:
 
 
 def distinct_texts(chunks: Sequence[pa.Array]) -> tuple[pa.Array, Rows]:
-    """Return the distinct texts in order of appearance, and each row's index; -1 for null.
+    """Return the distinct texts in order of appearance, and the index of each row's text.
 
-    As `dictionary_encode`, but in files. Texts are equal if 128 bits of their digests are.
-    Raises OverflowError if the distinct texts have 2 GiB or more.
+    The index is -1 for null. Both results are in files, unlike those of `dictionary_encode`. Texts
+    are equal if 128 bits of their digests are. Raises OverflowError if the distinct texts have 2
+    GiB or more.
     """
     begins = np.cumsum([0, *map(len, chunks)]).tolist()
     digests = scratch_array((begins[-1], 2), np.uint64)
@@ -169,7 +170,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _first_equal_rows(digests: Keys) -> Rows:
-    """Return the first row with the same digest for each row of (N, 2), (N,)."""
+    """Return the first row with equal digests for each row of `digests` (N, 2): (N,)."""
     firsts = scratch_array((len(digests),), np.int64)
     order = order_by(digests[:, 0], digests[:, 1])
     for part in key_slices(len(order), lambda part: digests[order[part], 0]):
@@ -196,7 +197,7 @@ def _join_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Itera
 
 
 def take_rows(table: pa.Table, rows: Rows) -> pa.Table:
-    """Return `table.take(rows)`, without the copy of all batches that Arrow makes first."""
+    """Return `table.take(rows)` without first copying all batches, as Arrow would."""
     batches = table.to_batches()
     ends = np.cumsum([0, *(batch.num_rows for batch in batches)])
     order = np.argsort(rows, kind="stable")
@@ -213,7 +214,10 @@ def take_rows(table: pa.Table, rows: Rows) -> pa.Table:
 
 
 def first_bytes(column: pa.ChunkedArray, num_bytes: int) -> NDArray[np.uint8]:
-    """Return the first bytes of a fixed-size binary column, (N, num_bytes); undefined for nulls."""
+    """Return the first `num_bytes` bytes of each cell of a fixed-size binary column.
+
+    The result is (N, num_bytes); it is undefined for nulls.
+    """
     found = scratch_array((len(column), num_bytes), np.uint8)
     begin = 0
     for chunk in column.chunks:
@@ -248,13 +252,13 @@ def true_rows(flags: NDArray[np.bool_]) -> Rows:
 
 
 def each_true(flags: NDArray[np.bool_]) -> Iterator[int]:
-    """Yield the numbers of the true rows, with those of one slice in memory."""
+    """Yield the numbers of the rows whose flag is True; only one slice is in memory at a time."""
     for part in slices(len(flags)):
         yield from (np.flatnonzero(flags[part]) + part.start).tolist()
 
 
 def numbers_of(column: pa.ChunkedArray, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return a column without nulls as a scratch array."""
+    """Return a numeric column without nulls as a scratch array of `dtype`."""
     found = scratch_array((len(column),), dtype)
     begin = 0
     for chunk in column.chunks:
@@ -264,9 +268,9 @@ def numbers_of(column: pa.ChunkedArray, dtype: type[np.generic]) -> NDArray[Any]
 
 
 def order_by(*keys: Keys) -> Rows:
-    """Return the row numbers (N,) in the order of several keys (N,) each; N < 2^32.
+    """Return the row numbers (N,), sorted by several keys of (N,) each; N < 2^32.
 
-    The first key is the most significant; equal rows stay in their order.
+    The first key is the most significant; rows with equal keys keep their order.
     """
     packed = scratch_array((len(keys[0]),), np.uint64)  # upper half of the first key, then the row
     for part in slices(len(packed)):
@@ -287,7 +291,7 @@ def order_by(*keys: Keys) -> Rows:
 def key_slices(
     num_rows: int, keys_of: Callable[[slice], Keys], size: int = _SLICE_ROWS
 ) -> Iterator[slice]:
-    """Cut rows sorted by key into slices, without separating rows that have the same key."""
+    """Cut sorted rows into slices; rows with the same key are in the same slice."""
     begin = 0
     while begin < num_rows:
         end = min(begin + size, num_rows)
@@ -303,7 +307,7 @@ def key_slices(
 
 
 class ScratchTable:
-    """A table that grows by single rows, which are in memory only until there are many."""
+    """A table that grows row by row; when many rows are in memory, they move to a file."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema, self._held = schema, list[tuple[object, ...]]()
@@ -311,13 +315,13 @@ class ScratchTable:
         self._writer: Any = None  # a `pa.ipc.RecordBatchStreamWriter`
 
     def add(self, *cells: object) -> None:
-        """Add a row of cells, one for each column."""
+        """Add a row with one cell for each column."""
         self._held.append(cells)
         if len(self._held) == _HELD_ROWS:
             self._write()
 
     def table(self) -> pa.Table:
-        """Return the rows so far, in the order in which they were added."""
+        """Return all rows in the order in which they were added."""
         if self._file is None:
             return pa.Table.from_batches([self._batch()], self._schema)
         self._write()
@@ -348,13 +352,13 @@ class ScratchSet:
         self._file, self._count, self._lock = file, 0, Lock()
 
     def add(self, numbers: Keys) -> None:
-        """Add numbers, some of which may be there already."""
+        """Add numbers. Numbers that are already in the set have no effect."""
         with self._lock:
             self._file.write(np.ascontiguousarray(numbers).data)
             self._count += len(numbers)
 
     def ascending(self) -> Keys:
-        """Return the numbers in ascending order, each once. Nothing may be added afterwards."""
+        """Return the distinct numbers in ascending order. No number may be added afterwards."""
         self._file.flush()
         if not self._count:
             return np.zeros(0, np.uint64)

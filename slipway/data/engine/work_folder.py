@@ -1,6 +1,6 @@
 """The folder `.work/STAGE/KEY` of an unfinished result, from which a killed run resumes.
 
-DVC removes a stage's outputs before it runs, so unfinished work must lie elsewhere. The key is a
+DVC removes a stage's outputs before it runs, so unfinished work is stored elsewhere. The key is a
 digest of everything that the result depends on. Work under another key is removed, never resumed.
 Neither git nor DVC tracks `.work/`.
 """
@@ -16,10 +16,10 @@ from slipway.system import files
 
 @contextmanager
 def work_folder(root: Path, key: str, purpose: str) -> Iterator[Path]:
-    """Open the folder `root/key`, new or as the last run left it, and remove it after the block.
+    """Open the folder `root/key`, new or as the last run left it; remove it after the block.
 
     If the block raises, the folder stays for the next run. Folders of other keys are removed.
-    Raises LockedError while another process works below `root`, and SealError if the stage's inputs
+    Raises LockedError if another process works below `root`, and SealError if the stage's inputs
     changed.
     """
     root.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Removes single rows from the raw data. Every other row stays as it is."""
+"""Removes single rows from the raw data, and leaves every other row unchanged."""

@@ -1,7 +1,8 @@
-"""Finds rows that `slipway dataset collect` or `merge` took from certain requests.
+"""Finds the rows that `slipway dataset collect` or `merge` took from given requests.
 
 Such a row has no request id. It is recognised by its content, by the same comparison as in `merge`,
-and only among rows that are marked as collected: an equal row of the base data is another one.
+and only among rows that are marked as collected: an equal row of the original data does not come
+from a request.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ _BATCH_ROWS = 64
 
 @dataclass(frozen=True)
 class RequestContents:
-    """The items of the requests: columns of (N,) cells for tables and texts, bytes of images."""
+    """The contents of requests: columns of (N,) cells for tables and texts, or bytes of images."""
 
     columns: dict[str, pa.Array]
     images: Sequence[bytes] = ()
@@ -40,7 +41,10 @@ class RequestContents:
 
 
 def find_collected(path: Path, data: DataParams, contents: RequestContents) -> FoundRows | None:
-    """Return the collected rows of these requests; None if the table has no collected rows."""
+    """Return the collected rows that come from these requests.
+
+    Returns None if the table has no collected rows.
+    """
     if contents.is_empty or not is_parquet(path):
         return None
     schema = pq.read_schema(path)

@@ -1,8 +1,8 @@
-"""Finds rows of raw tables by their group, and removes them.
+"""Finds the rows of a group in raw tables, and removes them.
 
 The lines of all other rows of a .csv or .jsonl stay as they are, byte for byte; a .parquet keeps
-its schema, its metadata and its row groups. A table is rewritten beside the old one, which it then
-replaces at once.
+its schema, its metadata and its row groups. The new table is written beside the old one and
+replaces it atomically.
 """
 
 import csv
@@ -49,7 +49,7 @@ _DVC_CACHE = ("files", "md5")  # folders in the path of an object in DVC's cache
 
 @dataclass(frozen=True)
 class FoundRows:
-    """The rows of one table that are to go."""
+    """The rows of one table that should be removed."""
 
     path: Path
     sha256: str  # digest of the table when it was searched
@@ -73,9 +73,10 @@ class _Record:
 
 
 def raw_tables(data: DataParams) -> list[Path]:
-    """Return the files of the tables of `data.path`; [] for folders of classes.
+    """Return the table files of `data.path`, or [] for folders of classes.
 
-    DataError for an archive or a workbook, which cannot lose a row and stay as it is.
+    Raises DataError for an archive or a workbook, because their other rows would not stay
+    unchanged.
     """
     root = Path(data.path)
     names = source_names(data) if data.sources is not None and root.is_dir() else []
@@ -93,9 +94,9 @@ def raw_tables(data: DataParams) -> list[Path]:
 
 
 def named_files(data: DataParams, names: Sequence[str]) -> list[Path]:
-    """Return the files of folders of classes by their names below `data.path`, if they exist.
+    """Return the existing files with the given names below `data.path`, for folders of classes.
 
-    DataError for a name that leads elsewhere, or if the data is a table.
+    Raises DataError for a name that leads outside `data.path`, or if the data is a table.
     """
     if not names:
         return []
@@ -118,7 +119,10 @@ def named_files(data: DataParams, names: Sequence[str]) -> list[Path]:
 
 
 def find_group(path: Path, data: DataParams, groups: frozenset[str]) -> FoundRows:
-    """Return the rows of these groups; DataError if the table lacks `data.group_column`."""
+    """Return the rows of the given groups.
+
+    Raises DataError if the table lacks `data.group_column`.
+    """
     column = data.group_column
     assert column is not None
     digest = files.sha256_file(path)
@@ -143,10 +147,10 @@ def find_group(path: Path, data: DataParams, groups: frozenset[str]) -> FoundRow
 
 
 def remove(rows: FoundRows, data: DataParams) -> None:
-    """Remove the rows from their table, and before them the images that only they name.
+    """Delete the images that only the found rows name, then remove the rows from their table.
 
-    So a process that is killed in between leaves the rows, by which the next call finds the images.
-    IntegrityError if the table changed since it was searched.
+    If the process is killed in between, the rows remain, and the next call finds the images by
+    them. Raises IntegrityError if the table has changed since the search.
     """
     if files.sha256_file(rows.path) != rows.sha256:
         raise IntegrityError(
@@ -171,7 +175,7 @@ def remove(rows: FoundRows, data: DataParams) -> None:
 
 
 def _rows(path: Path, data: DataParams, column: str) -> Iterator[Mapping[str, Any] | str]:
-    """Yield the needed cells of each row, or the text of a malformed one."""
+    """Yield the cells of each row that the search needs, or the text of a malformed row."""
     if not is_parquet(path):
         _, records, _ = _text_records(path, data)
         names = list(dict.fromkeys(name for one in records for name in one.cells or ()))
@@ -203,7 +207,7 @@ def _image_of(path: Path, cells: Mapping[str, Any], data: DataParams) -> Path | 
 
 
 def _text_records(path: Path, data: DataParams) -> tuple[str, list[_Record], str]:
-    """Return the text before the first row, the rows, and the encoding of a .csv or .jsonl."""
+    """Return the text before the first row, the rows, and the encoding of a .csv or .jsonl file."""
     encoding = "utf-8" if is_jsonl(path) or is_utf8(data.encoding) else data.encoding
     payload = path.read_bytes()
     text = payload.decode(encoding, "surrogateescape")
@@ -259,7 +263,7 @@ def _json_records(text: str) -> Iterator[_Record]:
 
 
 def _ended(records: list[_Record], rest: str) -> list[_Record]:
-    """Add the empty lines after the last row to it."""
+    """Append `rest`, the empty lines after the last row, to the text of that row."""
     if not rest or not records:
         return records
     return [*records[:-1], _Record(records[-1].text + rest, records[-1].cells)]
@@ -279,7 +283,7 @@ def _write_parquet(rows: FoundRows, out: Any) -> None:
 
 
 def _written_path(path: Path) -> Path:
-    """Return the file to replace: the link itself if it leads into DVC's cache, else its target."""
+    """Return the file to replace: a link's target, or the link if it leads into DVC's cache."""
     target = path.resolve()
     parts = target.parts
     is_cached = any(pair == _DVC_CACHE for pair in pairwise(parts))

@@ -1,4 +1,4 @@
-"""Cleaning of images: inspection, quality, exact and near duplicates.
+"""Cleaning of images: inspection, quality, and exact and near duplicates.
 
 Tables are cleaned in `data/tables/`.
 """

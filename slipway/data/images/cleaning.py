@@ -1,8 +1,8 @@
 """Cleaning of images: decodes every image in full and refuses unusable ones by named rules.
 
 Nothing is repaired, relabelled or dropped silently: kept + quarantined == read. The result depends
-on the content of the data, not on the order of files or the number of workers. Facts and thumbnails
-are in scratch files; memory holds only a few numbers per image.
+on the content of the data, not on the order of files or the number of workers. Facts (measures of
+each image) and thumbnails are in scratch files; memory holds only a few numbers per image.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,7 +54,7 @@ def check_images(data: DataParams) -> None:
 
 
 def clean_images(data: DataParams, clean: CleanParams) -> CleanResult:
-    """Decode and compare every raw image."""
+    """Decode and compare every raw image; return the rows to keep and to refuse."""
     checksums = read_checksums(Path(data.checksums), data) if data.checksums else None
     num_workers, engine = clean.num_workers, data.engine
     # The workers of a cluster do not share our files.
@@ -107,9 +107,9 @@ def clean_samples(
     *,
     several: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Decode and check each sample on its own; yields batches of FACTS in the order of the samples.
+    """Decode and check each sample by itself; yield batches of FACTS in the order of the samples.
 
-    `num_workers` is the number of processes; 0 means one per core. `several` means that the label
+    `num_workers` is the number of processes; 0 means one per core. `several` is True if the label
     of a sample is a set of labels.
     """
     inspect = Inspector(params, None if classes is None else frozenset(classes), several)
@@ -119,7 +119,7 @@ def clean_samples(
 def digest_pixels(
     samples: Iterable[RawSample], params: CleanParams, num_workers: int, engine: Engine = "local"
 ) -> Iterator[pa.RecordBatch]:
-    """Digest all pixels of samples that passed inspection; yields batches of PIXELS in order."""
+    """Digest all pixels of samples that passed inspection; yield batches of PIXELS in order."""
     digest = PixelDigester(params.max_pixels)
     return ordered_map(digest, _blocks(samples), num_workers, lambda block: _BLOCK_BYTES, engine)
 
@@ -136,9 +136,9 @@ def compare_samples(
     checksums: ChecksumList | None = None,
     split_file: SplitFile | None = None,
 ) -> Cleaned:
-    """Keep or refuse samples by comparing them with each other and with the user's checksums.
+    """Refuse samples by comparing them with each other and with the user's checksums.
 
-    `digest_pixels` reads samples a second time; raises DataError if they changed meanwhile.
+    `digest_pixels` reads some samples again. Raises DataError if they have changed meanwhile.
     """
     findings = RuleFindings(params.rules)
     with thumbnail_file() as thumbnails:
@@ -214,7 +214,7 @@ def _row_batches(
 
 
 def image_report(cleaned: Cleaned, clean: CleanParams, data: DataParams) -> CleanReport:
-    """Count kept and refused images by rule, with examples."""
+    """Return the numbers of kept and refused images by rule, with examples."""
     # Refused near duplicates leave no cluster.
     clusters = summarise_clusters(cleaned.rows) if clean.rules.near_duplicate == "flag" else None
     hints = _hints(cleaned)

@@ -1,4 +1,4 @@
-"""Near-duplicate images: assigns a cluster to each row and applies the `near_duplicate` rule."""
+"""Assigns near-duplicate images to clusters, and applies the rule `near_duplicate`."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ NO_CLUSTER = -1
 
 @dataclass(frozen=True)
 class ClusteredRows:
-    """Kept rows, ordered by id, and the near-duplicate cluster of each."""
+    """The kept rows, ordered by id, and the near-duplicate cluster of each row."""
 
     rows: NDArray[np.int64]  # (N,) row numbers in the facts table
     clusters: NDArray[np.int32]  # (N,) index into `names`, or NO_CLUSTER
@@ -34,7 +34,7 @@ def apply_near_duplicate_rule(
     max_bits: int,
     findings: RuleFindings,
 ) -> ClusteredRows:
-    """Cluster near duplicates among `rows`, and flag or refuse them by the action of the rule.
+    """Cluster the near duplicates among `rows`, and flag or refuse them, as the rule's action says.
 
     With `refuse`, the row with the smallest id of each cluster is kept. The result depends on the
     content of the images only, never on file order or the number of workers.
@@ -83,11 +83,10 @@ def _find_pairs(
 ) -> tuple[DuplicatePairs, NDArray[np.int64]]:
     """Find pairs of near duplicates among images at least as large as a thumbnail.
 
-    Smaller images carry too little detail: too many of them are similar.
+    Smaller images are skipped: they have so little detail that too many of them are similar.
 
-    Returns:
-        The pairs, as indices into the second value, and the positions in `rows` that occur in
-        any pair, ascending.
+    Returns the pairs, as indices into the second value, and the ascending positions in `rows` that
+    occur in any pair.
     """
     shorter_sides = pc.min_element_wise(facts["width"], facts["height"]).to_numpy()
     candidates = np.flatnonzero(shorter_sides[rows] >= THUMBNAIL_PX)
@@ -102,9 +101,10 @@ def _find_pairs(
 def _lookalike_sources(
     table: pa.Table, pairs: DuplicatePairs, roots: NDArray[np.int64]
 ) -> pa.Array:
-    """Return for each row the source of its near duplicate with the smallest id.
+    """Return for each row the source of the near duplicate with the smallest id.
 
-    A row that lost all its pairs when a large cluster was divided gets its cluster's first row.
+    If a row has no pair left after its large cluster was divided, the first row of its cluster is
+    used.
     """
     lookalikes = np.where(roots < 0, 0, roots)
     first_cluster = roots[pairs.pairs[:, 0]]

@@ -1,4 +1,4 @@
-"""Images with equal pixels: one is kept, the others are refused, and their labels must agree.
+"""Refuses all but one of the images with equal pixels; all of them if their labels differ.
 
 Inspection decodes only the luma of most JPEGs. A JPEG that may have the same pixels as a file with
 different bytes is read a second time, to digest all its pixels. All other files are compared by
@@ -43,7 +43,7 @@ def apply_exact_duplicate_rule(
     digest_pixels: DigestPixels,
     findings: RuleFindings,
 ) -> NDArray[np.int64]:
-    """Refuse copies among the ascending `rows` of the facts; return the rows that are kept."""
+    """Refuse exact copies among `rows`, the ascending rows of `facts`; return the kept rows."""
     pixels = _pixel_digests(facts, rows, thumbnails, digest_pixels)
     is_kept = _is_unique(pixels.view(np.uint64)[:, 0])
     positions = np.flatnonzero(~is_kept)
@@ -69,7 +69,7 @@ def apply_exact_duplicate_rule(
 
 
 def _is_unique(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return an (N,) mask of rows whose key no other row has."""
+    """Return a mask (N,) of the rows whose key occurs only once."""
     order = order_by(keys)
     found = np.ones(len(keys), np.bool_)
     for part in slices(len(keys) - 1):
@@ -86,9 +86,10 @@ def _is_unique(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
 def _pixel_digests(
     facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, digest_pixels: DigestPixels
 ) -> NDArray[np.uint8]:
-    """Return digests (N, 16) uint8 that are equal for rows of equal pixels.
+    """Return digests (N, 16) uint8 that are equal for rows with equal pixels.
 
-    A digest covers the pixels, or the bytes if no file with different bytes can be a copy.
+    The digest of a row covers its file's bytes if no file with different bytes can have the same
+    pixels, else it covers the pixels.
     """
     pixels = take(first_bytes(facts["sha256"], _PIXEL_BYTES), rows)
     is_digested = pc.is_valid(facts["pixels"]).to_numpy()[rows]
@@ -111,7 +112,7 @@ def _pixel_digests(
 
 
 def _read_again(candidates: pa.Table, digest_pixels: DigestPixels) -> NDArray[np.uint8]:
-    """Return digests (N, 16) of all pixels; reads one row for each distinct file content."""
+    """Read one row for each distinct file content again; return digests (N, 16) of all pixels."""
     chosen = candidates.group_by("sha256").aggregate([("source", "min")]).combine_chunks()
     batches = digest_pixels(frozenset(chosen["source_min"].to_pylist()))
     found = pa.Table.from_batches(batches, PIXELS).combine_chunks()
@@ -132,7 +133,7 @@ def _read_again(candidates: pa.Table, digest_pixels: DigestPixels) -> NDArray[np
 
 
 def _compare(rows: pa.Table, findings: RuleFindings) -> pa.Table:
-    """Refuse all but the first row of each run of equal pixels; the whole run if labels differ."""
+    """Refuse all but the first of the rows with equal pixels; refuse all if their labels differ."""
     pixels = rows["pixels"].combine_chunks()
     is_first = np.append(True, np.asarray(pc.not_equal(pixels[1:], pixels[:-1])))
     starts = np.flatnonzero(is_first)
@@ -156,7 +157,7 @@ def _compare(rows: pa.Table, findings: RuleFindings) -> pa.Table:
 
 
 def _conflicting_groups(column: pa.ChunkedArray, starts: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the indices of groups with more than one value; none if the column is empty."""
+    """Return the indices of groups with several values in `column`; none for an empty column."""
     if column.null_count == len(column):
         return np.zeros(0, np.intp)
     codes = np.asarray(pc.rank(column, tiebreaker="dense"))

@@ -1,4 +1,4 @@
-"""Inspects single images in the workers: reads, decodes, measures and records broken rules.
+"""Inspects images in worker processes: reads, decodes and measures them, and checks rules.
 
 Each block of samples becomes one Arrow batch of facts, which is cheap to send between processes and
 to hold for a million rows, unlike Python objects.
@@ -97,12 +97,12 @@ _TURNS = {
 
 @dataclass(frozen=True)
 class PixelDigester:
-    """Picklable function from inspected samples to a batch of PIXELS."""
+    """A picklable function that digests all pixels of samples that passed inspection."""
 
     max_pixels: int
 
     def __call__(self, samples: list[RawSample]) -> pa.RecordBatch:
-        """Digest all pixels of a block of samples; null if an image can no longer be decoded."""
+        """Return a batch of PIXELS for samples; null if an image can no longer be decoded."""
         buffer = PixelBuffer()
         rows = [self._digests(loaded(sample), buffer) for sample in samples]
         return pa.RecordBatch.from_pylist(rows, PIXELS)
@@ -117,7 +117,7 @@ class PixelDigester:
 
 @dataclass(frozen=True)
 class Inspector:
-    """Decodes samples, and returns a row of facts about each: a batch with the schema FACTS.
+    """A picklable function that decodes samples and returns their facts as a batch of FACTS.
 
     It can be pickled, so that other processes can call it.
     """
@@ -153,7 +153,10 @@ class Inspector:
     def _inspect(
         self, sample: RawSample, buffer: PixelBuffer, facts: dict[str, Any]
     ) -> Fault | None:
-        """Add the measures of the pixels to the facts; return the refusing fault, if any."""
+        """Decode a sample, and append measures of its pixels to `facts`.
+
+        Returns the fault for which the sample is refused, or None.
+        """
         try:
             picture = _decode(sample.payload, self.params.max_pixels, buffer)
         except ImageError as error:
@@ -183,7 +186,7 @@ class Inspector:
         return refusing
 
     def _faults(self, sample: RawSample, picture: "_Picture", sampled: Quality) -> Iterator[Fault]:
-        """Yield every rule that the sample breaks on its own, the most serious first."""
+        """Yield every rule that the sample breaks by itself, the most serious rule first."""
         params = self.params
         if picture.highest is not None and picture.highest <= _NARROW:
             yield Fault(
@@ -281,6 +284,6 @@ def _shown_and_digest(image: Image.Image) -> tuple[NDArray[np.uint8], bytes]:
 
 
 def _digest(array: NDArray[Any], mode: str) -> bytes:
-    """Digest size, channels and values: equal for equal pixels in any format."""
+    """Digest the size, channels and values of an image; equal pixels give equal digests."""
     seed = xxhash.xxh3_64_intdigest(f"{array.shape} {mode}".encode())
     return xxhash.xxh3_128_digest(np.ascontiguousarray(array).data, seed=seed)

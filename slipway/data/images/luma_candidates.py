@@ -29,7 +29,7 @@ Mask = NDArray[np.bool_]
 def luma_candidates(
     thumbnails: Thumbnails, sizes: NDArray[np.int32], contents: Keys, is_digested: Mask
 ) -> Mask:
-    """Return a mask (N,) of the rows without a pixel digest that may equal another file's pixels.
+    """Return a mask (N,) of rows without a pixel digest that may equal another file's pixels.
 
     Args:
         thumbnails: (N, 256).
@@ -76,7 +76,7 @@ def _thumbnail_keys(thumbnails: Thumbnails, size_keys: Keys) -> tuple[Keys, Mask
 
 
 def _has_equal_key(keys: Keys, contents: Keys) -> Mask:
-    """Return a mask (N,) of the rows that share a key with a row of different content."""
+    """Return a mask (N,) of the rows that share a key with a row of other file content."""
     found = np.zeros(len(keys), np.bool_)
     order = order_by(keys)
     for part in key_slices(len(keys), lambda part: keys[order[part]]):

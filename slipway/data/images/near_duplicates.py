@@ -1,4 +1,4 @@
-"""Near-duplicate images: re-encoded, rescaled, slightly cropped, brightened or darkened copies.
+"""Finds near-duplicate images: re-encoded, rescaled, slightly cropped, lighter or darker copies.
 
 Each image is represented by its 16x16 grey thumbnail. A 64-bit hash (signs of its low DCT
 frequencies) finds candidate pairs, and the correlation of the thumbnails decides. Because a crop
@@ -71,7 +71,10 @@ class DuplicatePairs:
 
 
 def find_pairs(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> DuplicatePairs:
-    """Find near duplicates among thumbnails (N, 256); `max_bits` of 64 hash bits may differ."""
+    """Return pairs of near duplicates among thumbnails (N, 256), verified by correlation.
+
+    The hashes of a pair differ in at most `max_bits` of 64 bits.
+    """
     if not len(thumbnails):
         return DuplicatePairs(_NONE, np.zeros(0))
     candidates = _candidates(hashes(thumbnails), max_bits)
@@ -81,7 +84,7 @@ def find_pairs(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Dup
 
 
 def find_pairs_by_hash(thumbnails: NDArray[np.uint8] | Thumbnails, max_bits: int) -> Pairs:
-    """Find near duplicates among thumbnails (N, 256) by hashes only, without crops."""
+    """Return pairs of near duplicates among thumbnails (N, 256), found by hashes without crops."""
     return _candidates(hashes(thumbnails, with_crops=False), max_bits) if len(thumbnails) else _NONE
 
 
@@ -91,7 +94,7 @@ def cluster_roots(
     num_images: int | None = None,
     stricter: Sequence[float] = _STRICTER_CORRELATIONS,
 ) -> NDArray[np.int64]:
-    """Return the smallest row of each row's cluster, (num_rows,); -1 for rows without a pair.
+    """Return the smallest row in the cluster of each row, (num_rows,); -1 for rows without a pair.
 
     Chains of similar pairs could merge a whole data set. A cluster of more than
     MAX_CLUSTER_FRACTION of all images (`num_images`, by default `num_rows`) is therefore divided:
@@ -131,7 +134,7 @@ def _components(pairs: Pairs, num_rows: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Hashes:
-    """The hashes of N images and their crops, with each band's least certain bits."""
+    """The hashes of N images and of their crops, with the least certain bits of each band."""
 
     codes: Codes  # (N, W) the image first, then its crops
     # (N, 4, 4) the four least certain bits of each band, counted from its highest
@@ -139,7 +142,7 @@ class Hashes:
 
 
 def hashes(thumbnails: NDArray[np.uint8] | Thumbnails, with_crops: bool = True) -> Hashes:
-    """Compute the hashes of thumbnails (N, 256), and of their crops with `with_crops`."""
+    """Compute the hashes of thumbnails (N, 256), and also of their crops if `with_crops`."""
     weights = _weights() if with_crops else np.ascontiguousarray(_weights()[:, :64])
     codes = scratch_array((len(thumbnails), weights.shape[1] // 64), np.uint64)
     weakest = scratch_array((len(thumbnails), _BANDS, 4), np.uint8)
@@ -163,10 +166,10 @@ def _hash(
 
 @lru_cache(maxsize=1)
 def _weights() -> NDArray[np.float32]:
-    """Return the matrix (256, 64 * W) that maps a thumbnail to the DCT values behind its hashes.
+    """Return a matrix (256, 64 * W) that maps a thumbnail to the DCT values of its hashes.
 
-    For each of W crops it crops the thumbnail, resizes it back and takes 64 low frequencies. Its
-    values are integers. Each band gets high and low frequencies.
+    There are W crops. For each of them, the matrix crops the thumbnail, resizes it back and takes
+    64 low frequencies. Its values are integers. Each band of a hash gets high and low frequencies.
     """
     cosines = np.cos(np.pi * np.outer(np.arange(9), np.arange(THUMBNAIL_PX) + 0.5) / THUMBNAIL_PX)
     order = [
@@ -186,7 +189,7 @@ def _weights() -> NDArray[np.float32]:
 
 
 def _places_of(crop: float) -> list[tuple[float, float]]:
-    """Return (begin, end) in [0, 1] of a crop at the start, the middle and the end of a side."""
+    """Return three crops of a side, at its start, middle and end, as (begin, end) in [0, 1]."""
     return [(crop * shift, 1 - crop * (1 - shift)) for shift in (0.0, 0.5, 1.0)]
 
 
@@ -208,7 +211,10 @@ def _resampling(begin: float, end: float) -> NDArray[np.float64]:
 
 
 def _candidates(known: Hashes, max_bits: int) -> Pairs:
-    """Find pairs whose hashes differ in up to `max_bits` bits; one hash may be that of a crop."""
+    """Return pairs of rows whose hashes differ in at most `max_bits` bits.
+
+    One of the two hashes may be that of a crop.
+    """
     with scratch_file() as file:
         found = ScratchSet(file)
 
@@ -251,7 +257,7 @@ class _Band:
         np.cumsum(sizes, out=sizes)
 
     def candidates(self, known: Hashes, max_bits: int) -> Iterator[Codes]:
-        """Yield candidate pairs, each coded as one number (see `_pair_codes`); some repeat."""
+        """Yield candidate pairs as codes of `_pair_codes`; some pairs occur several times."""
         if not self.number:
             yield from self._neighbours(max_bits)
         for part in slices(len(self.order), _CHUNK_ROWS):
@@ -268,7 +274,10 @@ class _Band:
         return values if by == 0 else (values << by) | (values >> (np.uint64(64) - by))
 
     def _search(self, rows: NDArray[np.int64], asked: Codes, opened: Codes, max_bits: int) -> Codes:
-        """Find pairs of `rows`, with the hashes `asked`, and the rows in the buckets `opened`."""
+        """Compare the hashes `asked` of `rows` with the rows in the buckets of the hashes `opened`.
+
+        Returns the codes of the pairs that differ in at most `max_bits` bits.
+        """
         keys = (opened >> self._shift).astype(np.int64)
         begins, ends = self.starts[keys], self.starts[keys + 1]
         crowded = np.flatnonzero(ends - begins > _MAX_BUCKET)
@@ -283,7 +292,7 @@ class _Band:
         return _pair_codes(rows[askers[near]], self.order[places[near]])
 
     def _neighbours(self, max_bits: int) -> Iterator[Codes]:
-        """Yield adjacent pairs of the sorted rows, which keeps sets of equal hashes connected."""
+        """Yield adjacent pairs of the sorted rows, which connect all rows with equal hashes."""
         for part in slices(len(self.order) - 1):
             after = slice(part.start + 1, part.stop + 1)
             distance = np.bitwise_count(self.sorted[after] ^ self.sorted[part])
@@ -292,13 +301,13 @@ class _Band:
 
 
 def _flips(places: NDArray[np.uint8]) -> Codes:
-    """Return bit masks (R,) with the bits at `places` (K, R) set, counted from the highest."""
+    """Return masks (R,) with the bits at `places` (K, R) set; place 0 is the highest bit."""
     bits = np.uint64(1) << (np.uint64(63) - places.astype(np.uint64))
     return np.asarray(np.bitwise_or.reduce(bits, axis=0))
 
 
 def _pair_codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
-    """Code each pair of rows as one uint64: the smaller row in the upper 32 bits."""
+    """Return a uint64 code for each pair of rows: the smaller row is in the upper 32 bits."""
     different = rows != others
     low, high = np.minimum(rows, others)[different], np.maximum(rows, others)[different]
     return np.unique((low.astype(np.uint64) << _32) | high.astype(np.uint64))
@@ -308,7 +317,7 @@ def _pair_codes(rows: NDArray[np.int64], others: NDArray[np.int64]) -> Codes:
 
 
 def _correlations(thumbnails: NDArray[np.uint8] | Thumbnails, pairs: Pairs) -> NDArray[np.float64]:
-    """Return the best correlation of each pair over crops of either image, (P,).
+    """Return the best correlation of each pair, (P,), over crops of either image.
 
     The search stops for a pair that reaches MIN_CORRELATION.
     """
@@ -333,7 +342,7 @@ def _correlations(thumbnails: NDArray[np.uint8] | Thumbnails, pairs: Pairs) -> N
 def _over_chunks(
     function: Callable[[Pairs], NDArray[np.float64]], pairs: Pairs
 ) -> NDArray[np.float64]:
-    """Apply `function` to the pairs in chunks, on several threads; return (P,) results."""
+    """Apply `function` to the pairs in chunks, on several threads; return the results (P,)."""
     found = scratch_array((len(pairs),), np.float64)
     num_threads = num_cores()
 
@@ -348,7 +357,7 @@ def _over_chunks(
 
 
 def _aligned(one: Images, other: Images, unaligned: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the correlations (P,), improved by crops where MIN_CORRELATION is within reach."""
+    """Return the correlations (P,), tried with crops where those may reach MIN_CORRELATION."""
     best = unaligned.copy()
     # Most pairs that share a hash by chance go no further than this.
     rough = _over_crops(
@@ -364,7 +373,7 @@ def _aligned(one: Images, other: Images, unaligned: NDArray[np.float64]) -> NDAr
 def _over_crops(
     one: Images, other: Images, best: NDArray[np.float64], enough: float
 ) -> NDArray[np.float64]:
-    """Return the maximum (P,) of `best` and the correlations with crops of either image."""
+    """Return the maximum (P,) of `best` and of the correlations with crops of either image."""
     best = best.copy()
     rows = np.arange(len(best))
     for down, acrosses in _crop_weights(one.dtype):
@@ -380,7 +389,7 @@ def _over_crops(
 
 
 def _times(images: Images, weights: NDArray[Any]) -> Images:
-    """Multiply images (P, 16, 16) by weights (16, 16), _PRODUCT_IMAGES at a time."""
+    """Multiply images (P, 16, 16) by weights (16, 16), a limited number at a time."""
     made = np.empty(images.shape, np.result_type(images, weights))
     whole = len(images) // _PRODUCT_IMAGES * _PRODUCT_IMAGES
     for part, num_products in (
@@ -401,7 +410,7 @@ def _centred(thumbnails: NDArray[np.uint8]) -> Images:
 
 
 def _correlation(first: Images, centred: Images) -> NDArray[np.float64]:
-    """Return the correlations (P,) of images (P, 16, 16); 0 if one of the two is constant."""
+    """Return the correlation of each pair of images (P, 16, 16): (P,); 0 if either is constant."""
     first, centred = first.reshape(-1, THUMBNAIL_PX**2), centred.reshape(-1, THUMBNAIL_PX**2)
     sums = first.sum(axis=1)
     squares = np.vecdot(first, first) - sums * sums / THUMBNAIL_PX**2
@@ -411,7 +420,10 @@ def _correlation(first: Images, centred: Images) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=2)
 def _crop_weights(dtype: np.dtype[Any]) -> list[tuple[NDArray[Any], list[NDArray[Any]]]]:
-    """Return weights (16, 16) for each crop: first @ image @ second crops and resizes back."""
+    """Return the weights for each crop: first @ image @ second crops an image and resizes it back.
+
+    Both weights of a crop are (16, 16).
+    """
     found = []
     for crop in _FINE_CROPS:
         places = [_resampling(*place).astype(dtype) for place in _places_of(crop)]

@@ -1,4 +1,4 @@
-"""Packing of images, from the split to the packed store."""
+"""Packs images: from the rows of the split to the packed store."""
 
 import math
 from functools import partial
@@ -23,7 +23,7 @@ from slipway.system import files
 def pack_images(params: Params, rows: pa.Table, paths: PackPaths) -> str:
     """Decode and resize the images into the packed store; return a summary to print.
 
-    A killed run resumes.
+    The next run resumes a killed one.
     """
     task = params.data.task
     limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)

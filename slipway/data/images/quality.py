@@ -1,8 +1,9 @@
-"""Quality of an image (blurred, dark, bright, constant) and its thumbnail, from sampled rows.
+"""Measures the quality of an image, and makes its thumbnail, from a sample of its pixel rows.
 
-Decoding an image takes 0.3 ms, and measuring must add only a few percent, so only strips of rows,
-spread over the height, are read. A measure that would break a rule is repeated on every pixel, so
-no image is refused or flagged because of the sampling.
+The measures show if an image is blurred, dark, bright or constant. Decoding an image takes 0.3 ms,
+and measuring must add only a few percent, so only strips of rows, spread over the height, are read.
+A measure that would break a rule is repeated on every pixel, so no image is refused or flagged
+because of the sampling.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,10 @@ cv2.setNumThreads(1)  # images are already spread over processes
 
 @dataclass(frozen=True)
 class Quality:
-    """Measures of one image in grey levels [0, 255]; `laplacian` is None below 3 pixels."""
+    """Measures of one image in grey levels, 0 to 255.
+
+    `laplacian` is None if a side is shorter than 3 pixels.
+    """
 
     mean: float
     std: float
@@ -41,7 +45,7 @@ def grey(pixels: Pixels) -> Pixels:
 
 
 def measure(pixels: Pixels) -> tuple[Quality, Pixels]:
-    """Measure the sampled rows of an image; return the measures and the (16, 16) grey thumbnail."""
+    """Measure an image on sampled rows; return the measures and the grey thumbnail (16, 16)."""
     height = pixels.shape[0]
     if height < _SMALLEST_SAMPLED_PX:
         whole = grey(pixels)
@@ -53,7 +57,7 @@ def measure(pixels: Pixels) -> tuple[Quality, Pixels]:
 
 
 def quality(whole: Pixels) -> Quality:
-    """Measure every pixel of an (H, W) grey image."""
+    """Measure an image (H, W) in grey on all of its pixels."""
     return _quality(whole, lambda laplacian: laplacian)
 
 
@@ -71,7 +75,7 @@ def _quality(
 
 @lru_cache(maxsize=256)
 def _sampled_rows(height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows to read, strips first, and the positions of the thumbnail's rows in them."""
+    """Return the rows to read, strips first, and the thumbnail's rows as positions among them."""
     num_rows = THUMBNAIL_PX * _ROWS_PER_CELL
     spread = ((np.arange(num_rows) + 0.5) * height / num_rows).astype(np.intp)
     in_strips = np.arange(num_rows // _STRIPS // 2, num_rows, num_rows // _STRIPS)

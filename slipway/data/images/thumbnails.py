@@ -1,4 +1,4 @@
-"""Stores the thumbnails of all images in a scratch file: 256 bytes each, read on access."""
+"""Stores the thumbnails of all images in a scratch file, 256 bytes each, read by index."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ _COLUMN = FACTS.get_field_index("thumbnail")
 
 @contextmanager
 def thumbnail_file() -> Iterator["ThumbnailFile"]:
-    """Create a thumbnail file that is closed with the block."""
+    """Create a file for thumbnails that is closed at the end of the block."""
     with scratch_file() as file:
         yield ThumbnailFile(file)
 
 
 class ThumbnailFile:
-    """Moves the thumbnails of batches of FACTS into a file, and returns them by row number."""
+    """A file that takes the thumbnails out of batches of FACTS, and returns them by row number."""
 
     schema = FACTS.remove(_COLUMN)
 
@@ -33,7 +33,7 @@ class ThumbnailFile:
         self._file, self._count = file, 0
 
     def take_from(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Store the thumbnails of a batch and return the batch without them."""
+        """Store the thumbnails of a batch; return the batch without its thumbnails."""
         thumbnails = pc.fill_null(batch.column(_COLUMN), bytes(_BYTES))
         begin = thumbnails.offset * _BYTES
         content = memoryview(thumbnails.buffers()[1])
@@ -42,7 +42,7 @@ class ThumbnailFile:
         return batch.remove_column(_COLUMN)
 
     def at(self, rows: NDArray[np.int64]) -> "Thumbnails":
-        """Return the thumbnails of some rows, numbered over all batches."""
+        """Return the thumbnails of `rows`, which are numbered over all batches."""
         if not self._count:
             return Thumbnails(np.zeros((0, _BYTES), np.uint8), rows)
         self._file.flush()
@@ -51,7 +51,7 @@ class ThumbnailFile:
 
 
 class Thumbnails:
-    """Thumbnails as an array (N, 256) uint8, read from the file by index."""
+    """An array (N, 256) uint8 of thumbnails that reads from the file on access."""
 
     def __init__(self, pixels: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
         self._pixels, self._rows = pixels, rows

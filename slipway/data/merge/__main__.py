@@ -1,8 +1,8 @@
 """`slipway dataset merge OUT.parquet`: merges collected rows into the data of `data.path`.
 
 The base rows keep their content and order. The new rows follow; the column `slipway_collected`,
-which is never an input, marks them. A new row that the base data already has is not added again.
-Nothing is trained: the command for that is printed. See docs/how-to/collect.md.
+which is never an input, marks them. A new row that the base data already has is not added again. It
+trains nothing, but prints the command for that. See docs/how-to/collect.md.
 """
 
 import shlex
@@ -28,7 +28,7 @@ _MAX_SHOWN = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command in the project's folder. If it raises SlipwayError, nothing was written."""
+    """Run the command in the project's folder. It writes nothing if it raises SlipwayError."""
     options = _parser().parse_args(arguments)
     if options.out.suffix != ".parquet":
         raise DataError(
@@ -45,9 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
-    """Write the rows of `data.path` and of `new` to `out`; DataError if their columns differ.
+    """Write the rows of `data.path` and of `new` to `out`.
 
-    A split given by folders or shards becomes the column GIVEN_SPLIT.
+    A split given by folders or shards becomes the column GIVEN_SPLIT. Raises DataError if the
+    columns of both differ.
     """
     if data.sources is not None:
         raise DataError(
@@ -71,7 +72,7 @@ def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
 
 
 def summary(report: MergeReport, data: DataParams, out: Path) -> str:
-    """Describe what was written and what to check, and name the command to run next."""
+    """Return a text with the rows that were written, points to check, and the next command."""
     lines = [
         f"{report.num_base} rows of {data.path} and {report.num_added} collected rows are in "
         f"{out}, marked in the column {COLLECTED!r}"
@@ -99,7 +100,7 @@ def next_command(data: DataParams, out: Path) -> str:
 
 
 def merged_params(data: DataParams, out: Path) -> list[str]:
-    """Return the assignments to params.yaml that make the pipeline read the merged rows."""
+    """Return the settings of params.yaml, as assignments, with which the pipeline reads `out`."""
     changes = [f"data.path={out}"]
     if data.time_column is not None:
         changes.append("data.time_column=null")  # the unit of the new rows' times is not known

@@ -1,4 +1,4 @@
-"""Converts cells of base and new rows to one form, so that labels and inputs can be compared."""
+"""Converts cells of base and new rows to one form, in which labels and inputs are comparable."""
 
 import contextlib
 import math
@@ -48,9 +48,10 @@ def cells_of(column: RawColumn) -> pa.Array:
 
 
 def labels_of(cells: Any, data: DataParams) -> list[Label]:
-    """Return the labels after `data.label_map`, or numbers; None for missing or unreadable ones.
+    """Return labels after `data.label_map`, or numbers of a numeric target.
 
-    If a row may have several labels, they are returned as the text of their set.
+    Missing or unreadable ones are None. If a row may have several labels, they are returned as the
+    text of their set.
     """
     if kind_of(data.task).target.several:
         return [_listed(cell, data) for cell in cells.to_pylist()]
@@ -71,9 +72,9 @@ def _listed(cell: Any, data: DataParams) -> str | None:
 
 
 def flagged_labels(columns: Mapping[str, Any]) -> list[Label]:
-    """Return the text of each row's set of labels, from one true/false column for each label.
+    """Return the label set of each row as text, given one true/false column for each label.
 
-    None for a row with a missing or unreadable cell.
+    A row with a missing or unreadable cell gets None.
     """
     rows = zip(*(cells.to_pylist() for cells in columns.values()), strict=True)
     return [_flagged(dict(zip(columns, row, strict=True))) for row in rows]
@@ -87,7 +88,7 @@ def _flagged(row: Mapping[str, Any]) -> str | None:
 
 
 def table_labels(table: RawTable, data: DataParams) -> list[Label]:
-    """Return the label of each row of a table, from the columns of the target."""
+    """Return the label of each row of a table, read from the target's columns."""
     columns = {name: table.columns[name] for name in data.target_columns}
     if isinstance(data.target_column, list):
         return flagged_labels({name: cells_of(column) for name, column in columns.items()})
@@ -95,7 +96,7 @@ def table_labels(table: RawTable, data: DataParams) -> list[Label]:
 
 
 def written_label(label: Label, data: DataParams) -> dict[str, Any]:
-    """Return the cells that express a label, by name of the target's column."""
+    """Return the cells that a label has in the target's columns, by name of the column."""
     if isinstance(data.target_column, str):
         return {data.target_column: label}
     own = None if label is None else labels_in(str(label))
@@ -103,7 +104,7 @@ def written_label(label: Label, data: DataParams) -> dict[str, Any]:
 
 
 def column_labels(column: RawColumn, data: DataParams) -> list[Label]:
-    """Return `labels_of` the cells of a column; numbers written as text may have a unit."""
+    """Return the labels of a column, as `labels_of` does; numbers in text may have a unit."""
     if kind_of(data.task).target.has_classes or column.stored != "text":
         return labels_of(cells_of(column), data)
     numbers = typed_column(column, "number").cells.astype(np.float64)
@@ -125,7 +126,7 @@ def concatenate(base: pa.Array, new: pa.Array) -> pa.Array:
 
 
 def target_cells(cells: list[Any], base: RawColumn, data: DataParams) -> pa.Array:
-    """Return the targets of all rows, (N,), in a type that preserves the meaning of base cells."""
+    """Return the targets of all rows, (N,), in a type that keeps the meaning of base cells."""
     if isinstance(data.target_column, list) and base.stored != "boolean":
         return _as_text(cells)
     if base.stored == "boolean" and {str(cell) for cell in cells} <= {"True", "False", "None"}:
@@ -148,7 +149,7 @@ def _as_text(cells: list[Any]) -> pa.Array:
 
 
 def _text(cell: Any) -> str | None:
-    """Return a cell as in a CSV file; a whole number has no decimal point."""
+    """Return a cell as text, as a CSV file would hold it; a whole number has no decimal point."""
     if cell is None:
         return None
     if isinstance(cell, bool):
@@ -159,7 +160,7 @@ def _text(cell: Any) -> str | None:
 
 
 def spelled_as(column: RawColumn, cells: pa.Array, data: DataParams) -> pa.Array:
-    """Return `cells` in the notation of a column of the base data."""
+    """Return `cells` in the notation that a column of the base data uses."""
     if column.stored != "text":
         return cells
     (guess,) = column_types({column.name: column}, data.columns)
@@ -181,14 +182,14 @@ def spelled_as(column: RawColumn, cells: pa.Array, data: DataParams) -> pa.Array
 
 
 def input_digests(table: RawTable, kinds: Mapping[str, str]) -> list[bytes]:
-    """Return a digest of the input values of each row; `kinds` maps input names to their kinds."""
+    """Return a digest of the inputs of each row; `kinds` gives the kind of each input by name."""
     columns = [_comparable(table.columns[name], kind) for name, kind in kinds.items()]
     found, _ = row_digests(columns, np.arange(len(table.numbers)))
     return [digest.tobytes() for digest in found]
 
 
 def _comparable(column: RawColumn, kind: str) -> RawColumn:
-    """Return the column with one canonical text for each value, whatever its notation was."""
+    """Return the column with one text for each value, whatever notation its cells have."""
     texts = [_text(cell) or "" for cell in column.values.to_pylist()]
     if kind == "boolean":
         texts = [text.lower() or "none" for text in texts]

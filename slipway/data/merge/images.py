@@ -1,4 +1,4 @@
-"""Merges new images into class folders or a table of images; the output contains the images."""
+"""Merges new images into class folders or an image table; the merged file holds the images."""
 
 import hashlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _BATCH_ROWS = 64
 
 
 class _FurtherColumns(NamedTuple):
-    """The columns of an image table that params.yaml does not name; none for class folders."""
+    """The columns of an image table without a use in params.yaml; none for class folders."""
 
     cells: dict[str, pa.Array]
     positions: dict[int, int]  # position of each row by its number
@@ -37,7 +37,10 @@ class _FurtherColumns(NamedTuple):
 
 
 def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
-    """Write the images of `data.path` and of `new` to `out`; DataError if a column is missing."""
+    """Write the images of `data.path` and of `new` to `out`.
+
+    Raises DataError if a column is missing.
+    """
     report = MergeReport()
     further = _read_further_columns(data, report)
     marks = further.cells.pop(COLLECTED, None)

@@ -1,4 +1,4 @@
-"""Finds new rows that the base data already has, by a digest of their content."""
+"""Finds new rows that the base data already has, by digests of their content."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ Label = str | float | None
 
 @dataclass
 class MergeReport:
-    """The numbers of rows from each side, and what a person should check."""
+    """The number of rows from either side, and points that a person should check."""
 
     num_base: int = 0
     num_added: int = 0
@@ -41,9 +41,10 @@ class NewRows:
                 self._count_duplicate(index)
 
     def label_for(self, digest: bytes, label: Label, source: str, *, was_collected: bool) -> Label:
-        """Return the label of a base row: its own, or that of an equal new row.
+        """Return the label that a base row has after the merge.
 
-        A new label replaces the old one only if the base row was collected earlier.
+        It is the label of an equal new row if that has one and the base row was collected earlier;
+        otherwise it is the base row's own `label`.
         """
         index = self._by_digest.get(digest)
         if index is None:
@@ -59,7 +60,7 @@ class NewRows:
         return newer
 
     def to_add(self) -> list[int]:
-        """Return the indices of the rows that the base data does not have."""
+        """Return the indices of the new rows that the base data lacks."""
         return [index for index in range(len(self.labels)) if index not in self._duplicates]
 
     def _count_duplicate(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""Merges new rows into a table so that no input column distinguishes them from base rows."""
+"""Merges new rows into a table, such that no input column tells them from base rows."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,10 @@ class _AddedRows:
 
 
 def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
-    """Write the rows of `data.path` and `new_path` to `out`; DataError if a column is missing."""
+    """Write the rows of `data.path` and of `new_path` to `out`.
+
+    Raises DataError if a column is missing.
+    """
     report = MergeReport()
     lists = TextFormat.of(data).list_columns
     base = read_table_of(data)
@@ -88,7 +91,7 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
 def input_kinds(
     data: DataParams, base: RawTable, new: RawTable, inputs: list[str]
 ) -> dict[str, str]:
-    """Return the kind as which the cells of each input are compared, by name."""
+    """Return the kind with which the cells of each input are compared, by name of the input."""
     guesses = column_types({name: base.columns[name] for name in inputs}, data.columns)
     kinds: dict[str, str] = {guess.name: guess.kind for guess in guesses}
     kinds |= {name: "boolean" for name in inputs if new.columns[name].stored == "boolean"}
@@ -166,10 +169,11 @@ def _added_cells(
 def _continued_cells(
     column: RawColumn, data: DataParams, base: RawTable, new: RawTable, added: _AddedRows
 ) -> pa.Array | None:
-    """Fill in a column that `clean` excludes from the inputs because of its content; else None.
+    """Return cells for the added rows in a column that `clean` excludes because of its content.
 
-    Such a column counts rows, is constant, repeats an input or names the classes. If its cells were
-    missing in the added rows, it would distinguish these rows and become an input.
+    Returns None for other columns. An excluded column counts rows, is constant, repeats an input or
+    names the classes. If its cells were missing in the added rows, it would distinguish these rows
+    and become an input.
     """
     count = len(added.indices)
     if counts_rows(column):
@@ -193,9 +197,9 @@ def _continued_cells(
 
 
 def _cells_by_class(typed: TypedColumn, rows: np.ndarray, added: _AddedRows) -> pa.Array | None:
-    """Return for each added row the cell of its class in the base rows.
+    """Return for each added row the cell that base rows of the same class have in a column.
 
-    None if the column does not name the classes.
+    Returns None if the cells of the column do not map one to one to the classes.
     """
     labels = [str(added.base_labels[row]) for row in rows]
     names, first, classes = np.unique(labels, return_index=True, return_inverse=True)
@@ -207,6 +211,6 @@ def _cells_by_class(typed: TypedColumn, rows: np.ndarray, added: _AddedRows) -> 
 
 
 def _typed_as_cleaned(column: RawColumn, data: DataParams) -> TypedColumn | None:
-    """Return the column as `clean` reads it; None if it is ignored."""
+    """Return the column with cells typed as in `clean`; None if `clean` ignores the column."""
     (guess,) = column_types({column.name: column}, data.columns)
     return None if guess.kind == "ignore" else typed_column(column, guess.kind)

@@ -1,4 +1,7 @@
-"""Finds class names that are spellings of one word: other case, spaces, hyphens, Unicode form."""
+"""Finds class names that are spellings of the same word.
+
+Spellings differ in case, spaces, hyphens or Unicode form.
+"""
 
 import re
 import unicodedata
@@ -12,7 +15,10 @@ _MAX_SHOWN = 5
 
 
 def variants(counts: Mapping[str, int]) -> dict[str, str]:
-    """Map each rarer spelling of a word to the most frequent one; `counts` are rows by spelling."""
+    """Map each rarer spelling of a word to its most frequent spelling.
+
+    `counts` is the number of rows by spelling.
+    """
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(counts):
         folded = unicodedata.normalize("NFC", name).casefold()
@@ -25,7 +31,10 @@ def variants(counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def class_hints(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list[str]:
-    """Return hints on probably equal classes and on imbalance; `counts` are rows by class."""
+    """Return hints on classes that are probably the same, and on imbalance.
+
+    `counts` is the number of rows by class.
+    """
     hints = []
     if found := variants(counts):
         shown = listed_variants(found, counts)
@@ -49,7 +58,7 @@ def class_hints(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list
 
 
 def listed_variants(found: Mapping[str, str], counts: Mapping[str, int]) -> str:
-    """Return a text of the first spellings with their row counts, and the number of the others."""
+    """Return the first spellings with their row counts as text, and the number of the others."""
     shown = [
         f"{name!r} ({counts[name]} rows) and {meant!r} ({counts[meant]})"
         for name, meant in list(found.items())[:_MAX_SHOWN]

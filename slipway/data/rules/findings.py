@@ -1,4 +1,4 @@
-"""Collects the findings of the rules as tables: refused samples, and flagged ones that are kept."""
+"""Collects the samples that the rules refuse or flag, as tables; flagged samples are kept."""
 
 import itertools
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from slipway.data.rules import rules
 
 
 class RuleFindings:
-    """Collects refused and flagged samples as two tables of QUARANTINE."""
+    """Collects refused and flagged samples as two tables with the schema QUARANTINE."""
 
     def __init__(self, chosen: RuleParams) -> None:
         self._chosen = chosen
@@ -23,11 +23,11 @@ class RuleFindings:
         self.num_refused = 0
 
     def action(self, rule: str) -> Action:
-        """Return the action of a rule by params.yaml: "refuse", "flag", or None if it is off."""
+        """Return the action of a rule in params.yaml: "refuse", "flag", or None if it is off."""
         return rules.action(rule, self._chosen)
 
     def apply(self, rows: pa.Table, broken: pa.Array, rule: str, details: pa.Array) -> pa.Table:
-        """Refuse or flag the `broken` rows, with one detail each; return the rows not refused."""
+        """Refuse or flag the samples `broken` with one detail each; return the rows not refused."""
         sources = rows["source"].filter(broken)
         if self.action(rule) == "refuse":
             self.refuse(sources, rule, details)
@@ -36,22 +36,22 @@ class RuleFindings:
         return rows
 
     def refuse(self, sources: pa.ChunkedArray, rule: str, details: pa.Array | str) -> None:
-        """Refuse samples under one rule, with a detail for each or one for all."""
+        """Refuse samples under a rule, with one detail for each sample or one for all."""
         self._refused.append(_table(sources, rule, details, rules.severity(rule)))
         self.num_refused += len(sources)
 
     def refuse_table(self, facts: pa.Table) -> None:
-        """Refuse samples of `inspection.FACTS` under the rule in each row."""
+        """Refuse the samples of `facts` (schema FACTS), each under the rule in its row."""
         self._refused.append(_table(facts["source"], facts["rule"], facts["detail"], "error"))
         self.num_refused += facts.num_rows
 
     def flag(self, sources: pa.ChunkedArray, rule: str, details: pa.Array | str) -> None:
-        """Flag samples, unless the rule is switched off."""
+        """Flag samples under a rule, unless the rule is off."""
         if self.action(rule) == "flag":
             self._flagged.append(_table(sources, rule, details, "flag"))
 
     def flag_tables(self, facts: Iterable[pa.RecordBatch]) -> None:
-        """Add the flags of FACTS, and drop the flags of refused samples."""
+        """Add the flags in `facts` (schema FACTS), but none of refused samples."""
         refused = pa.concat_tables(self._refused)["source"].combine_chunks()
         earlier = pa.concat_tables(self._flagged).to_batches()
         found = (batch for part in facts for batch in _flags(part).to_batches())
@@ -62,7 +62,7 @@ class RuleFindings:
         self._flagged = [store_table(kept, QUARANTINE)]
 
     def flags_of(self, sources: pa.ChunkedArray) -> pa.Array:
-        """Return the list of flags of each source."""
+        """Return the list of the rules that flag each source."""
         table = pa.concat_tables(self._flagged)
         positions = pc.index_in(table["source"], sources.combine_chunks())
         names = table["rule"].filter(pc.is_valid(positions)).combine_chunks()
@@ -73,11 +73,11 @@ class RuleFindings:
         return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(order)))
 
     def quarantine(self) -> pa.Table:
-        """Return the refused samples, by rule and source."""
+        """Return the refused samples, ordered by rule and source."""
         return _sorted(self._refused)
 
     def flagged(self) -> pa.Table:
-        """Return the flags of kept samples, by rule and source."""
+        """Return the flags of kept samples, ordered by rule and source."""
         return _sorted(self._flagged)
 
 
@@ -100,7 +100,7 @@ def _flags(facts: pa.RecordBatch) -> pa.Table:
 def _table(
     sources: pa.Array, rule: pa.Array | str, details: pa.Array | str, severity: str
 ) -> pa.Table:
-    """Return a table of QUARANTINE; a text is repeated for every source."""
+    """Return a table with schema QUARANTINE; a single text is repeated for every source."""
     columns = [
         pa.repeat(column, len(sources)) if isinstance(column, str) else column
         for column in (rule, details, severity)

@@ -12,11 +12,11 @@ _OVER_MEDIAN = 1.4826  # standard deviation of a normal distribution over its me
 
 
 def robust_deviations(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """Return the median of (N,) finite numbers, and the distance of each from it.
+    """Return the median of (N,) finite numbers, and the distance of each number from it, (N,).
 
-    Distances are in robustly estimated standard deviations. If more than half of the numbers are
-    equal, as in most counts of rare events, the median deviation is 0. The other numbers are then
-    measured by the median and the deviation among themselves.
+    Distances are in standard deviations, estimated robustly from the median deviation. If more than
+    half of the numbers are equal, as in most counts of rare events, the median deviation is 0. The
+    other numbers are then measured by the median and the deviation among themselves.
     """
     median, distances = _distances(values)
     if not distances.any() and len(values):
@@ -27,7 +27,7 @@ def robust_deviations(values: NDArray[np.float64]) -> tuple[float, NDArray[np.fl
 
 
 def _distances(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """Return the median and the distances from it; all are 0 if the median deviation is 0."""
+    """Return the median and the distances from it; all distances are 0 if their median is 0."""
     if not len(values):
         return 0.0, values
     distances = scratch_array((len(values),), np.float64)

@@ -1,4 +1,4 @@
-"""The content of `reports/clean.json` and its page: counts and examples by rule.
+"""Content of `reports/clean.json`: the counts of samples and examples for each rule.
 
 The record is the same for images and tables. `slipway.reports.pages.clean_page` draws the page
 from this record only.
@@ -44,7 +44,7 @@ class Example(Contract):
 
 
 class RuleCount(Contract):
-    """The number of samples that broke a rule, and the first few, ordered by source."""
+    """The number of samples that broke a rule, and the first few by source."""
 
     count: NonNegativeInt
     severity: Literal["error", "duplicate", "flag"]
@@ -53,7 +53,7 @@ class RuleCount(Contract):
 
 
 class TargetSummary(Contract):
-    """Statistics over the kept rows, of a numeric target or of a size."""
+    """Statistics of a numeric target, or of a size, over the kept rows."""
 
     min: float
     p25: float
@@ -66,7 +66,7 @@ class TargetSummary(Contract):
 
 
 class ColumnSummary(Contract):
-    """A column of a table and its use."""
+    """A column of a table, and the use that is made of it."""
 
     name: str
     kind: str
@@ -75,7 +75,7 @@ class ColumnSummary(Contract):
 
 
 class Clusters(Contract):
-    """Near duplicates among the kept images."""
+    """The clusters of near duplicates among the kept images."""
 
     count: NonNegativeInt
     rows: NonNegativeInt  # rows that are in any cluster
@@ -84,7 +84,7 @@ class Clusters(Contract):
 
 
 class SharedPassage(Contract):
-    """A lower-case passage that texts of one class share and texts of other classes lack."""
+    """A passage in lower case that texts of one class share and texts of other classes lack."""
 
     text: str
     of: str  # the class
@@ -92,7 +92,7 @@ class SharedPassage(Contract):
 
 
 class TextProfile(Contract):
-    """Scripts of the kept texts, and the words and passages that distinguish each class."""
+    """The scripts of the kept texts, and the words and passages that are typical of each class."""
 
     scripts: dict[str, NonNegativeInt]  # kept rows by their main script
     sampled: NonNegativeInt  # rows that the terms and passages were found in
@@ -122,7 +122,7 @@ class CleanReport(Contract):
 
 @dataclass(frozen=True)
 class CleanResult:
-    """Cleaned data, and the outputs of the stage that depend on the kind of input."""
+    """Cleaned data, and the further outputs of `clean` that depend on the kind of input."""
 
     cleaned: Cleaned
     report: Callable[[], CleanReport]  # called only for usable data
@@ -144,9 +144,9 @@ def clean_report(
     texts: TextProfile | None = None,
     characters: ArrayLike | None = None,
 ) -> CleanReport:
-    """Summarise cleaned data; `rules` are those for its kind of input.
+    """Return the report on cleaned data; `rules` are the rules for its kind of input.
 
-    `characters` are the lengths of the kept texts.
+    `characters` are the lengths of the kept texts, in characters.
     """
     rows = cleaned.rows
     skipped = not_checked(rules, data, clean)
@@ -174,7 +174,7 @@ def clean_report(
 
 
 def summarise_clusters(rows: pa.Table) -> Clusters:
-    """Summarise the clusters of kept rows (`rows.ROWS`)."""
+    """Summarise the clusters in kept rows of the schema ROWS."""
     named = true_rows(numbers_of(pc.is_valid(rows["cluster"]), np.bool_))
     keys = scratch_array((len(named), 2), np.uint64)
     begin = 0
@@ -240,7 +240,7 @@ def _counts(texts: pa.ChunkedArray) -> dict[str, int]:
 
 
 def target_summary(targets: ArrayLike, num_bins: int = 30) -> TargetSummary:
-    """Summarise (N,) finite numbers, N at least 1."""
+    """Summarise (N,) finite numbers in a histogram and other statistics; N is at least 1."""
     given = np.asarray(targets)
     values, squares = (scratch_array((len(given),), np.float64) for _ in range(2))
     values[:] = given

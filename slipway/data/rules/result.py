@@ -1,4 +1,4 @@
-"""The rows that cleaning keeps and refuses, and the check that they can train a model."""
+"""The result of cleaning, and the check that a model can be trained on the kept rows."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ _MAX_SHOWN = 3
 
 @dataclass(frozen=True)
 class Cleaned:
-    """The result of cleaning images, a table or texts."""
+    """The rows that the cleaning of images, a table or texts kept and refused."""
 
     rows: pa.Table  # the kept samples: `rows.ROWS`, by id
     quarantine: pa.Table  # the refused ones: `rows.QUARANTINE`, by rule and source
@@ -29,11 +29,11 @@ class Cleaned:
 
     @property
     def num_bad(self) -> int:
-        """Number of refused samples, not counting duplicates."""
+        """The number of refused samples, without duplicates."""
         return int(pc.sum(pc.equal(self.quarantine["severity"], "error")).as_py() or 0)
 
     def summary(self, *reports: Path) -> str:
-        """Return the counts in one line, and a second line if given splits share copies."""
+        """Return the counts in one line; a second line reports copies in several given splits."""
         num_kept, num_bad = self.rows.num_rows, self.num_bad
         num_duplicates = self.num_read - num_kept - num_bad
         counts = f"read {self.num_read}, kept {num_kept}, bad {num_bad}"
@@ -50,7 +50,7 @@ class Cleaned:
         )
 
     def _named_refused(self) -> str:
-        """List the first refused samples with their rules, bad ones before duplicates."""
+        """List the first refused samples with their rules; duplicates come last."""
         order = [("severity", "descending"), ("source", "ascending")]
         first = pc.select_k_unstable(self.quarantine, _MAX_SHOWN, order).to_numpy()
         rows = take_rows(self.quarantine, first.astype(np.int64)).to_pylist()

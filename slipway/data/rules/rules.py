@@ -1,4 +1,4 @@
-"""The rules for rows: names, meanings, actions, and the reasons why some do not run.
+"""The rules for rows: their names, meanings and actions, and the reasons why some are not checked.
 
 The user chooses the actions of the rules in `RuleParams`. The other rules always refuse a row,
 because it cannot be used, except for `narrow_range`, which always flags.
@@ -114,19 +114,22 @@ _OF_COLUMNS = {
 
 
 def action(rule: str, rules: RuleParams) -> Action:
-    """Return the action for a sample that breaks `rule`."""
+    """Return the action that params.yaml sets for a sample that breaks `rule`."""
     default: Action = "flag" if rule == "narrow_range" else "refuse"
     chosen: Action = getattr(rules, _CHOSEN_WITH.get(rule, rule), default)
     return "flag" if rule == "near_conflict" and chosen == "refuse" else chosen
 
 
 def severity(rule: str) -> str:
-    """Return "duplicate" or "error", for the quarantine."""
+    """Return the severity of a rule in the quarantine: "duplicate" or "error"."""
     return "duplicate" if rule in DUPLICATES else "error"
 
 
 def not_checked(rules: Mapping[str, str], data: DataParams, params: CleanParams) -> dict[str, str]:
-    """Return those of `rules` (IMAGE_RULES or TABLE_RULES) that do not run, with reasons."""
+    """Return those of `rules` that are not checked, with reasons.
+
+    `rules` are IMAGE_RULES or TABLE_RULES.
+    """
     reasons = {
         rule: f"clean.rules.{_CHOSEN_WITH.get(rule, rule)} is null"
         for rule in rules

@@ -1,4 +1,4 @@
-"""Reads folders, archives, annotations and tables as a list of raw samples.
+"""Lists the raw samples in folders, archives, annotations and tables, and reads their bytes.
 
-Lists samples and reads their bytes, without checking the content.
+The content of the samples is not checked here.
 """

@@ -1,4 +1,4 @@
-"""Annotations of one row of an image table: label or number, group, time, weight and split."""
+"""Reads the annotations of a row of an image table: label or number, group, time, weight, split."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ _NOT_A_NUMBER = (TypeError, ValueError, OverflowError)
 
 
 class Annotation(NamedTuple):
-    """The fields of a RawSample besides its image; `fault` is the first unusable column."""
+    """The fields of a RawSample apart from its image; `fault` reports the first unusable column."""
 
     label: str | None = None
     target: float | None = None
@@ -42,7 +42,7 @@ class _UnusableCellError(Exception):
 
 
 def annotate(cells: Mapping[str, Any], data: DataParams) -> Annotation:
-    """Read the annotation columns of one row, as text (CSV) or typed (Parquet)."""
+    """Read the annotations from the cells of one row, which are text (CSV) or typed (Parquet)."""
     faults: list[Fault] = []
 
     def read(reader: Callable[[str, Any], Value], column: str | None) -> Value | None:
@@ -81,7 +81,7 @@ def _label(column: str, cell: Any) -> str:
 
 
 def _label_set(cells: Mapping[str, Any], data: DataParams) -> tuple[str, tuple[str, ...]]:
-    """Return the text of the row's set of labels, and the corrections."""
+    """Return the row's label set as text, and the corrections that were made."""
     if isinstance(data.target_column, str):
         cell = cells[data.target_column]
         if not isinstance(cell, list):
@@ -139,7 +139,7 @@ def _time(column: str, cell: Any) -> float:
 
 
 def _moment(cell: Any, text: str) -> float:
-    """Convert a date to days since 1970 UTC; returns numbers unchanged, NaN for anything else."""
+    """Return a date as days since 1970 UTC and a number unchanged; NaN for anything else."""
     if isinstance(cell, datetime):
         return days_since_1970(cell)
     if not isinstance(cell, date):
@@ -183,7 +183,7 @@ def _require(cell: Any, rule: str, detail: str) -> str:
 
 
 def annotation_text(cell: Any) -> str | None:
-    """Return a cell as stripped text, None if empty; whole floats have no decimal point."""
+    """Return a cell as stripped text; None if it is empty. Whole floats get no decimal point."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return None
     if isinstance(cell, float) and cell.is_integer():

@@ -62,10 +62,10 @@ class Member:
 
 
 def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Member]:
-    """Yield the members of `path` in order. Read each member before advancing to the next one.
+    """Yield the members of the archive `path` in order; read each one before the next is requested.
 
-    Raises DataError for damage, for more than `max_members` members, and for a compressed stream of
-    more than `max_bytes`.
+    Raises DataError if the archive is damaged, has more than `max_members` members, or is a
+    compressed stream of more than `max_bytes`.
     """
     is_zip = path.suffix.lower() in (".zip", ".xlsx")
     members = _zip_members(path, max_members) if is_zip else _tar_members(path, max_bytes)
@@ -130,7 +130,7 @@ def _zip_problem(info: zipfile.ZipInfo) -> str | None:
 
 
 def _count_members(path: Path, most: int) -> int:
-    """Count the entries of a zip's directory, up to `most` + 1; zipfile trusts its header."""
+    """Count the entries of a zip's directory, at most `most` + 1; zipfile trusts its header."""
     if path.stat().st_size < 22:
         raise zipfile.BadZipFile("too short for a zip file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -194,7 +194,7 @@ def _tar_problem(info: tarfile.TarInfo) -> str | None:
 
 
 class _Forward:
-    """File for tarfile: reads only forward, in bounded pieces, at most `max_bytes` in total."""
+    """A file for tarfile, read forward only, in pieces, and for at most `max_bytes` in total."""
 
     def __init__(self, stream: IO[bytes], path: Path, max_bytes: int | None) -> None:
         self._stream, self._path, self._max_bytes = stream, path, max_bytes
@@ -223,7 +223,10 @@ class _Forward:
         return self._place
 
     def check_end(self) -> None:
-        """Require a block of zeros at the end; tarfile mistakes a damaged header for the end."""
+        """Raise an error unless a block of zeros ends the tar.
+
+        Without this check, tarfile takes a damaged header for the end.
+        """
         if self._last != bytes(_BLOCK):
             raise tarfile.ReadError("no end marker")
         while block := self.read(CHUNK_BYTES):

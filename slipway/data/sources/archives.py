@@ -50,8 +50,9 @@ class ArchiveLimits(NamedTuple):
 def unpacked(data: DataParams, limits: ArchiveLimits) -> DataParams:
     """Unpack the archive at `data.path`; return `data` with the path of the unpacked folder.
 
-    Returns `data` itself if the path is not an archive; archives among `data.sources` are unpacked.
-    Raises DataError naming every refused member, and UnavailableError if the disk is too small.
+    Returns `data` itself if the path is not an archive. Archives among `data.sources` are unpacked,
+    too. Raises DataError naming every refused member, and UnavailableError if the disk is too
+    small.
     """
     path = Path(data.path)
     if is_archive(path):
@@ -65,12 +66,12 @@ def unpacked(data: DataParams, limits: ArchiveLimits) -> DataParams:
 
 
 def is_archive(path: Path) -> bool:
-    """Return True for a file with the ending of an archive."""
+    """Return True if the file's name ends like that of an archive."""
     return path.name.lower().endswith(ENDINGS) and path.is_file()
 
 
 def content_of(path: Path) -> Path:
-    """Return the folder of an unpacked archive; any other path unchanged."""
+    """Return the folder with the content of an unpacked archive; return other paths unchanged."""
     if not is_archive(path):
         return path
     target = _target(path, FOLDER)
@@ -87,7 +88,7 @@ def _unpack_for(data: DataParams, path: Path, limits: ArchiveLimits) -> Path:
 
 
 def unpack(path: Path, folder: Path, limits: ArchiveLimits) -> Path:
-    """Unpack an archive below `folder`, unless that was done before.
+    """Unpack an archive below `folder`, unless that has been done before.
 
     Returns the folder of its content, without a single enclosing folder.
     """
@@ -119,7 +120,7 @@ def _top(target: Path) -> Path:
 
 
 def name_problem(name: str) -> str | None:
-    """Return the reason why a member's name is unsafe on some system, or None."""
+    """Return the reason why a member's name is unsafe on some operating system, or None."""
     plain = name.replace("\\", "/")
     parts = plain.split("/")
     if plain.startswith("/"):
@@ -141,14 +142,14 @@ def name_problem(name: str) -> str | None:
 
 @dataclass
 class _Names:
-    """The paths seen so far; compared without case and in one Unicode form."""
+    """The paths of earlier members, compared without case and in one Unicode form."""
 
     folders: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     _checked: str = ""  # the folder checked last, free of collisions
 
     def problem(self, parts: list[str], is_folder: bool) -> str | None:
-        """Add a path; return why it collides with an earlier one, or None."""
+        """Add a path; return the reason why it collides with an earlier path, or None."""
         problem = self._take_folders(parts if is_folder else parts[:-1])
         return problem if problem or is_folder else self._take_file("/".join(parts))
 
@@ -185,7 +186,7 @@ def _folded(path: str) -> str:
 
 
 def _check_members(path: Path, limits: ArchiveLimits, listing: Path) -> int:
-    """Check every member before anything is written; return the total size that they declare.
+    """Check every member before anything is written; return the total of their declared sizes.
 
     Raises DataError naming all unsafe members.
     """
@@ -217,7 +218,7 @@ def _check_members(path: Path, limits: ArchiveLimits, listing: Path) -> int:
 
 
 def _fill(path: Path, content: Path, limits: ArchiveLimits, listing: Path) -> None:
-    """Unpack the checked members and count their bytes again, because headers may lie."""
+    """Unpack the checked members, counting their bytes again because headers may lie."""
     max_bytes = bytes_left = limits.max_ratio * path.stat().st_size
     problems: list[str] = []
     for member in read_members(path, limits.max_members, max_bytes):
@@ -249,7 +250,10 @@ def _is_wanted(member: Member) -> bool:
 
 
 def _copy(member: Member, target: Path | None, most_bytes: int) -> tuple[int, str | None]:
-    """Unpack one file, or only read it if `target` is None; return its bytes and its problem."""
+    """Unpack one file, or only read it if `target` is None.
+
+    Returns the number of bytes, and the problem or None.
+    """
     written = 0
     try:
         with member.open() as source, _create(target) as sink:
@@ -281,13 +285,13 @@ def _create(target: Path | None) -> Iterator[IO[bytes]]:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file that only its owner may write, whatever the umask is."""
+    """Open a file that only its owner may write, regardless of the umask."""
     return os.open(path, flags, 0o644)
 
 
 @contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Turn a disk failure into an UnavailableError: the archive itself is not damaged."""
+    """Convert a disk failure to an UnavailableError, because the archive itself is not damaged."""
     try:
         yield
     except OSError as error:

@@ -28,7 +28,7 @@ _MAX_SHOWN = 5
 
 @dataclass(frozen=True)
 class ChecksumList:
-    """The user's checksums: `names` relative to `root`, and the digest of each (32 bytes)."""
+    """The user's checksums: file `names` relative to `root`, and the digest of each (32 bytes)."""
 
     path: Path
     root: Path
@@ -37,7 +37,7 @@ class ChecksumList:
     folders: Mapping[str, str]  # `joined.image_folders`
 
     def check(self, facts: pa.Table) -> pa.Table:
-        """Return FACTS with a rule for each file that differs from the list or is missing."""
+        """Return FACTS, with a rule for each file that is missing or differs from the list."""
         sources = facts["source"].combine_chunks()
         names = names_of_files(sources, self.names, self.folders)
         positions = pc.index_in(names, self.names)
@@ -70,7 +70,7 @@ class ChecksumList:
     def _is_unlisted(
         self, positions: pa.Array, sha256: pa.Array, names: pa.Array, sources: pa.Array
     ) -> pa.Array:
-        """Return a mask (N,) of the files that the list lacks, without images inside a table."""
+        """Return a mask (N,) of the files that are not listed, apart from images inside a table."""
         is_unlisted = np.array(pc.and_(pc.is_null(positions), pc.is_valid(sha256)))
         for row in np.flatnonzero(is_unlisted):
             paths = (self.root / names[row].as_py(), self.root / sources[row].as_py())
@@ -78,7 +78,7 @@ class ChecksumList:
         return pa.array(is_unlisted)
 
     def check_table(self, table: Path) -> None:
-        """Raise DataError if a file of the table differs from the list or is not listed."""
+        """Raise DataError if a file of the table is not listed or differs from the list."""
         for path in table_files(table):
             self._check_file(path)
 
@@ -97,7 +97,7 @@ class ChecksumList:
             )
 
     def _other_faults(self, seen: pa.Array) -> Iterator[dict[str, Any]]:
-        """Yield a row of FACTS for each missing or altered listed file that is not a sample."""
+        """Yield a row of FACTS for each missing or altered file in the list that is no sample."""
         is_unseen = pc.invert(pc.is_in(self.names, seen))
         names, digests = self.names.filter(is_unseen), self.digests.filter(is_unseen)
         for name, digest in zip(names.to_pylist(), digests.to_pylist(), strict=True):
@@ -114,10 +114,10 @@ class ChecksumList:
 
 
 def read_checksums(path: Path, data: DataParams) -> ChecksumList:
-    """Read `data.checksums`.
+    """Read the checksum file that `data.checksums` names.
 
-    Raises DataError naming every line that is not in the format of `sha256sum`, and every file
-    listed twice with different digests.
+    Raises DataError, which names every line that is not in the format of `sha256sum` and every file
+    that is listed twice with different digests.
     """
     try:
         lines = _lines(path.read_bytes())
@@ -152,7 +152,10 @@ def read_checksums(path: Path, data: DataParams) -> ChecksumList:
 
 
 def _lines(content: bytes) -> list[str]:
-    """Split into lines without BOM and carriage returns; names are escaped as in `folders`."""
+    """Split the content into lines, without BOM and carriage returns.
+
+    Names are escaped as in `folders`.
+    """
     text = content.removeprefix(codecs.BOM_UTF8).decode(errors="backslashreplace")
     # Not splitlines: a name may contain other separators.
     return [line.removesuffix("\r") for line in text.split("\n")]
@@ -164,10 +167,10 @@ def _name(match: re.Match[str]) -> str:
 
 
 def names_of_files(sources: pa.Array, listed: pa.Array, folders: Mapping[str, str]) -> pa.Array:
-    """Convert sources to paths below `data.path`, without the row number and the table's name.
+    """Convert sources to file paths below `data.path`, without row numbers and table names.
 
-    `listed` are the names in the checksum file, which may contain both. `folders` are those of
-    joined tables (`joined.image_folders`).
+    `listed` are the names in the checksum file, which may contain row numbers and table names.
+    `folders` are those of joined tables (`joined.image_folders`).
     """
     names = pc.replace_substring_regex(sources, r"^\d+:", "")
     for table, folder in folders.items():

@@ -1,4 +1,4 @@
-"""Finds the header of a CSV: the lines before it, and the delimiter of its columns."""
+"""Finds the header of a CSV file: the lines before it, and the delimiter of its columns."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the line tha
 
 
 class CsvStart(NamedTuple):
-    """The position of the header, and the delimiter."""
+    """The position of a CSV file's header, and the delimiter."""
 
     num_lines: int  # lines before the header: a `sep=` line, comments, empty lines
     num_bytes: int  # bytes of these lines as UTF-8
@@ -20,7 +20,7 @@ class CsvStart(NamedTuple):
 
 
 def find_csv_start(text: str) -> CsvStart:
-    """Find the header in the first characters of a CSV.
+    """Find the header in `text`, the first characters of a CSV file.
 
     A line that starts with `#` is a comment, unless the rest of it has as many columns as the next
     line: then it is the header. A comment may repeat the names of the header below it.

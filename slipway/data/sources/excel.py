@@ -1,4 +1,4 @@
-"""Writes the first sheet of an Excel workbook (.xlsx) as JSON lines, which are read as a table.
+"""Converts the first sheet of an Excel workbook (.xlsx) to JSON lines, which are read as a table.
 
 Dates become ISO 8601 text; errors such as #N/A become missing values. A formula has the value that
 Excel stored with it.
@@ -19,7 +19,7 @@ _ERRORS = frozenset(("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!",
 
 
 def write_sheet(path: Path, target: Path, max_bytes: int) -> None:
-    """Write the first sheet of `path` to `target`.
+    """Write the first sheet of the workbook `path` to the file `target` as JSON lines.
 
     Raises DataError if the sheet is not a table, or if the output exceeds `max_bytes`. Even a small
     workbook can exceed it, because many cells may share one long text.

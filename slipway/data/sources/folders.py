@@ -28,7 +28,7 @@ def read_folder(
     data: DataParams,
     splits: Mapping[str, str],
 ) -> Iterator[RawSample]:
-    """Yield every file below `root` by name, or those in `wanted`; payloads are not read yet.
+    """Yield a sample, without its payload, for every file below `root`, ordered by name.
 
     The files `data.checksums` and `data.split_file` are not samples.
 
@@ -91,7 +91,10 @@ def _check_folder(root: Path) -> None:
 
 
 def walk_files(folder: Path | str, root: Path | None = None) -> Iterator[str]:
-    """Yield every file below `folder`, by name; DataError if a linked folder leaves `root`."""
+    """Yield every file below `folder`, ordered by name.
+
+    Raises DataError if a linked folder lies outside `root`.
+    """
     for entry in visible_entries(folder):
         if not entry.is_dir():
             yield entry.path
@@ -110,7 +113,7 @@ def walk_files(folder: Path | str, root: Path | None = None) -> Iterator[str]:
 
 
 def skipped_files(folder: Path) -> list[str]:
-    """List the files below `folder` that are not samples: hidden ones, and those of macOS."""
+    """List the files below `folder` that are no samples: hidden ones and those added by macOS."""
     return [
         os.path.join(inside, name)
         for inside, _, names in os.walk(folder)

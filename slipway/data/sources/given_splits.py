@@ -1,7 +1,7 @@
-"""Finds a split that comes with the data, as folders named train, val or test.
+"""Finds a split that is given by folders named train, val or test.
 
-Such folders are used if at least two name different splits, and all hold the same classes, or
-tables.
+The folders are used if at least two of them name different splits, and all hold the same classes,
+or all hold tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,16 +21,16 @@ _CLASSES = "If the names of these folders are classes, set data.split_folders to
 
 
 class SplitFolders(NamedTuple):
-    """The split of each folder by name; `note` is the reason for reading folders as classes."""
+    """The split of each folder by name; `note` says why folders are read as classes instead."""
 
     splits: dict[str, str]
     note: str = ""
 
 
 def split_folders(root: Path, data: DataParams) -> SplitFolders:
-    """Find the split folders at the top of `root`; none if its folders are classes.
+    """Return the split folders at the top of `root`, or none if its folders are classes.
 
-    Raises DataError with every reason why folders that name splits cannot be read as splits.
+    Raises DataError, with every reason, if folders that name splits cannot be read as splits.
     """
     if data.split_folders == "classes":
         return SplitFolders({})
@@ -56,7 +56,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _named_splits(folders: Iterable[Path]) -> dict[Path, str]:
-    """Return the folders with files whose names are splits, in the order of SPLITS."""
+    """Return the folders that hold files and are named after splits, in the order of SPLITS."""
     named = {
         folder: split
         for folder in folders

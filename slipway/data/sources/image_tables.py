@@ -54,7 +54,7 @@ class TablePart(NamedTuple):
     folders: Mapping[str, str] = {}
 
     def split_of(self, name: str | None) -> str | None:
-        """Return the given split of the row whose image has this name; None if there is none."""
+        """Return the given split of a row, by the name of its image; None if there is none."""
         if self.split is not None or name is None:
             return self.split
         parts = _relative_path(name).parts
@@ -62,12 +62,12 @@ class TablePart(NamedTuple):
 
 
 def is_table_file(name: str) -> bool:
-    """Return True for the name of a table, by its ending."""
+    """Return True if a file's name ends like that of a table."""
     return Path(name).suffix.lower() in TABLES
 
 
 def is_jsonl(path: Path) -> bool:
-    """Return True for a file of JSON lines, by its ending."""
+    """Return True if a file's name ends like that of a file of JSON lines."""
     return path.suffix.lower() in JSON_LINES
 
 
@@ -79,7 +79,7 @@ def is_metadata(path: Path) -> bool:
 def read_rows(
     parts: Sequence[TablePart], data: DataParams, wanted: frozenset[int] | None
 ) -> Iterator[RawSample]:
-    """Yield the rows of the tables, or the `wanted` row numbers; image files are not read yet."""
+    """Yield the rows of the tables, or the `wanted` row numbers, without reading image files."""
     row = 0
     for part in parts:
         for cells in _rows(part.path, data, wanted, row):
@@ -89,7 +89,7 @@ def read_rows(
 
 
 def count_rows(parts: Sequence[TablePart]) -> int | None:
-    """Count the rows; None if that requires reading the file (CSV)."""
+    """Return the number of rows, or None if that requires reading a file (CSV)."""
     if not all(is_parquet(part.path) for part in parts):
         return None
     return sum(int(_open_parquet(part.path).metadata.num_rows) for part in parts)
@@ -102,7 +102,10 @@ _Row = dict[str, Any] | str
 def _rows(
     path: Path, data: DataParams, wanted: frozenset[int] | None, begin: int
 ) -> Iterator[_Row | None]:
-    """Yield every row of one file, numbered from `begin`; may yield None for unwanted rows."""
+    """Yield the rows of one file, numbered from `begin`.
+
+    For rows that are not `wanted`, it may yield None.
+    """
     if is_parquet(path):
         return _parquet_rows(path, data, wanted, begin)
     return _jsonl_rows(path, data) if is_jsonl(path) else _csv_rows(path, data)
@@ -178,7 +181,7 @@ def _start_of(path: Path, encoding: str) -> str:
 
 
 def skipped_comments(path: Path, encoding: str) -> str:
-    """Describe the comments above the header of a CSV, for the error of a missing column."""
+    """Return a text on the comments above a CSV's header, for the error of a missing column."""
     if path.suffix.lower() != ".csv":
         return ""
     text = _start_of(path, encoding)
@@ -203,20 +206,21 @@ def _jsonl_rows(path: Path, data: DataParams) -> Iterator[_Row]:
 
 
 def json_columns(path: Path) -> list[str]:
-    """Return every name in a file of JSON lines, in order of appearance."""
+    """Return every key in the objects of a file of JSON lines, in order of appearance."""
     return list(dict.fromkeys(name for record in json_records(path) for name in record or ()))
 
 
 def json_records(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield each line of a file of JSON lines that is not empty.
+    """Yield the JSON object on each line of a file that is not empty.
 
-    None for a line that is not a JSON object, is nested too deeply, or has text that is not UTF-8.
+    Yields None for a line that is no JSON object, is nested too deeply, or contains text that is
+    not UTF-8.
     """
     return itertools.chain.from_iterable(json_blocks(path))
 
 
 def json_blocks(path: Path) -> Iterator[list[dict[str, Any] | None]]:
-    """Yield the lines of a file as `json_records` does, many at a time."""
+    """Yield lists of JSON objects, as `json_records` does one at a time."""
     block: list[dict[str, Any] | None] = []
     num_characters = 0
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -233,7 +237,7 @@ def json_blocks(path: Path) -> Iterator[list[dict[str, Any] | None]]:
 
 
 def json_record(line: str) -> dict[str, Any] | None:
-    """Return the JSON object on a line, or None as described for `json_records`."""
+    """Return the JSON object on a line, or None if it is unusable as in `json_records`."""
     try:
         line.encode()  # fails if the bytes are not UTF-8
         record = json.loads(line)
@@ -245,9 +249,9 @@ def json_record(line: str) -> dict[str, Any] | None:
 
 
 def special_columns(data: DataParams) -> dict[str, str]:
-    """Return the columns that params.yaml names for other uses than as inputs, by key of `data`.
+    """Return the columns that params.yaml uses for anything but inputs, by key of `data`.
 
-    Several columns of the target have a key each, such as "target_column[0]".
+    If the target has several columns, each has its own key, such as "target_column[0]".
     """
     keys = ("target_column", "group_column", "time_column", "weight_column", "split_column")
     columns = {key: getattr(data, key) for key in keys}
@@ -258,14 +262,17 @@ def special_columns(data: DataParams) -> dict[str, str]:
 
 
 def missing_column(name: str, present: Sequence[str]) -> str:
-    """Describe a missing column for an error message."""
+    """Return the part of an error message that says which column is missing."""
     same = [column for column in present if column.lower() == name.strip().lower()]
     close = same or difflib.get_close_matches(name, present, n=1, cutoff=0.5)
     return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
 
 
 def _needed_columns(path: Path, data: DataParams, present: Sequence[str]) -> list[str]:
-    """Return the columns to read, the image column first; DataError names the missing ones."""
+    """Return the columns to read, the image column first.
+
+    Raises DataError, which names the columns that are missing.
+    """
     image = data.image_column
     if is_metadata(path) and image not in present and FILE_NAME in present:
         image = FILE_NAME

@@ -14,9 +14,10 @@ _WILDCARDS = frozenset("*?[")
 
 
 def source_names(data: DataParams) -> list[str]:
-    """Expand the globs in `data.sources`; keep their order, and sort by name within a glob.
+    """Return the names that the globs in `data.sources` match, in their order.
 
-    Raises DataError that names every entry without a match, and every file in two sources.
+    The matches of one glob are sorted by name. Raises DataError, which names every entry without a
+    match and every file in two sources.
     """
     root = Path(data.path)
     if not root.is_dir():
@@ -64,7 +65,7 @@ def _matches(root: Path, entry: str) -> list[Path]:
 
 
 def image_folders(data: DataParams) -> dict[str, str]:
-    """Return the folder below `data.path` to which each joined table's paths are relative."""
+    """Return for each joined table the folder below `data.path` to which its paths are relative."""
     names = [] if data.sources is None else source_names(data)
     return {
         name: name if Path(data.path, name).is_dir() else PurePosixPath(name).parent.as_posix()
@@ -73,7 +74,7 @@ def image_folders(data: DataParams) -> dict[str, str]:
 
 
 def origin_of(source: str, names: Sequence[str]) -> str:
-    """Return the source among `names` that a row comes from; "" for none."""
+    """Return the joined source, among `names`, that contains a row; "" if there is none."""
     texts = {source, source.partition(":")[2]}
     fitting = [
         name

@@ -1,4 +1,4 @@
-"""Reads a CSV, Parquet file or folder of shards as columns of distinct cells and codes.
+"""Reads a CSV or Parquet file, or a folder of shards, as columns of distinct cells and codes.
 
 A column stores its distinct cells once and a code per row, so cells are parsed once per distinct
 cell, whatever the number of rows. A row with too many or too few cells is reported and left out; a
@@ -64,7 +64,7 @@ _MAX_BLOCK_BYTES = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class RawColumn:
-    """One raw column: its distinct cells and a code for each row.
+    """A raw column: its distinct cells, and for each row the code of its cell.
 
     Dates are text (ISO 8601), as are integers that float64 cannot hold. The type `other` stands for
     types that Slipway does not support (lists, bytes).
@@ -79,13 +79,13 @@ class RawColumn:
 
     @property
     def unreadable(self) -> str:
-        """The name and type of an unsupported column, for a message."""
+        """Return the name and the type of an unsupported column, for a message."""
         return f"the column {self.name!r}, whose type {self.arrow_type} Slipway cannot read"
 
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns by name, the number of each row in the file (from 0), and the malformed rows."""
+    """The columns of a table by name, the number of each row (from 0), and the malformed rows."""
 
     columns: dict[str, RawColumn]
     numbers: NDArray[np.int64]  # (N,) increasing
@@ -95,16 +95,16 @@ class RawTable:
 
     @property
     def num_read(self) -> int:
-        """Number of rows in the file."""
+        """The number of rows in the file, malformed ones included."""
         return len(self.numbers) + len(self.malformed)
 
     def source(self, number: int) -> str:
-        """Return the name of a row in reports: its number, and any joined source."""
+        """Return the name of a row in reports: its number, and its joined source, if any."""
         place = bisect.bisect_right(self.origins, number, key=lambda origin: origin[0]) - 1
         return f"{number}:{self.origins[place][1]}" if self.origins else str(number)
 
     def sources(self, numbers: NDArray[np.int64]) -> pa.Array:
-        """Return the source of each row in `numbers`, as `source` does for one."""
+        """Return the names of the rows `numbers`, as `source` does for one row."""
         texts = pa.array(numbers).cast(pa.string())
         if not self.origins:
             return texts
@@ -114,9 +114,10 @@ class RawTable:
 
 
 def join_tables(tables: Mapping[str, RawTable]) -> RawTable:
-    """Concatenate tables, matching columns by name; raises DataError if their columns differ.
+    """Concatenate tables by the names of their columns.
 
-    A column that has different types in different tables becomes text.
+    A column whose types differ between tables becomes text. Raises DataError if the tables have
+    different columns.
     """
     all_types = {name: _types(table) for name, table in tables.items()}
     first = next(iter(tables))
@@ -191,21 +192,21 @@ def _cells_as(first: RawColumn, column: RawColumn) -> pa.Array:
 
 
 def cell_text(value: str | float | bool) -> str:
-    """Return a cell as text; a whole float has no decimal point, as in a label."""
+    """Return a cell as text, in the form of a label: a whole float has no decimal point."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def is_row_index(name: str) -> bool:
-    """Return True if the name is that of a row index or of a marker column written by Slipway."""
+    """Return True if `name` is that of a row index, or of a marker column that Slipway writes."""
     return re.fullmatch(_INDEX_NAME, name) is not None
 
 
 def read_raw_table(
     path: Path, only: Collection[str] | None = None, written: TextFormat = USUAL_FORMAT
 ) -> RawTable:
-    """Read a CSV, a Parquet file, a folder of shards, or a file of JSON lines.
+    """Read a CSV or Parquet file, a folder of shards, or a file of JSON lines.
 
     Reads all columns, or `only` these. Shards whose names give splits also get the column
     GIVEN_SPLIT. Raises DataError if a file cannot be read.
@@ -221,7 +222,7 @@ def read_raw_table(
 
 
 def column_names(path: Path, written: TextFormat = USUAL_FORMAT) -> list[str]:
-    """Return the columns of a table in order; raises DataError if it cannot be read."""
+    """Return the names of a table's columns in order. Raises DataError if it cannot be read."""
     if path.suffix.lower() == ".csv":
         start = next(_file_blocks(path))
         if len(start) >= _BLOCK_BYTES:  # the last line may be incomplete
@@ -280,7 +281,7 @@ def _read_csv(path: Path, only: Collection[str] | None, encoding: str) -> RawTab
 
 
 def _numbers(num_read: int, malformed: Sequence[tuple[int, str]]) -> NDArray[np.int64]:
-    """Return the numbers of the rows that are not malformed, ascending."""
+    """Return the ascending numbers of the rows that are not malformed."""
     is_kept = scratch_array((num_read,), np.bool_)
     is_kept[:] = True
     is_kept[[number for number, _ in malformed]] = False
@@ -325,7 +326,7 @@ def _unreadable_csv(path: Path, error: Exception | str) -> DataError:
 
 
 def _file_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file in blocks; raises DataError if it is blank or cannot be read."""
+    """Yield the content of a file in blocks. Raises DataError if it is blank or cannot be read."""
     is_blank = True
     try:
         with path.open("rb") as file:
@@ -343,7 +344,7 @@ def _file_blocks(path: Path) -> Iterator[bytes]:
 
 
 def csv_header(path: Path, payload: bytes, encoding: str) -> tuple[CsvStart, list[str]]:
-    """Find the header in the first bytes of a CSV; return its position and the column names.
+    """Find a CSV's header in its first bytes; return its position and the names of the columns.
 
     Raises DataError if there is no header.
     """
@@ -373,7 +374,7 @@ def _check_names(path: Path, names: list[str]) -> None:
 
 
 def _read_parquet(path: Path, only: Collection[str] | None, written: TextFormat) -> RawTable:
-    """Read a file, or the shards of a folder one after the other."""
+    """Read a Parquet file, or the shards of a folder one after the other."""
     paths = table_files(path)
     splits = shard_splits(paths)
     wanted = None if only is None else [name for name in only if not splits or name != GIVEN_SPLIT]
@@ -420,7 +421,10 @@ def _read_parquet_file(path: Path, wanted: list[str] | None, written: TextFormat
 
 
 def _plain_cells(batch: pa.RecordBatch, written: TextFormat) -> pa.RecordBatch:
-    """Return text as `pa.string()`, and lists as JSON text in columns that take them."""
+    """Convert text of any Arrow type to `pa.string()`, and lists to JSON text.
+
+    Lists are converted only in columns that may hold them, see `TextFormat.takes_lists`.
+    """
     names = batch.schema.names
     columns = zip(names, batch.columns, strict=True)
     return pa.record_batch(
@@ -447,7 +451,7 @@ def without_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def list_texts(cells: Sequence[Any]) -> pa.Array:
-    """Return each list as JSON text, and other cells as plain text."""
+    """Return each list as JSON text, and each other cell as plain text."""
     texts = [
         json.dumps(cell, ensure_ascii=False) if isinstance(cell, list) else cell for cell in cells
     ]
@@ -455,7 +459,7 @@ def list_texts(cells: Sequence[Any]) -> pa.Array:
 
 
 def _read_jsonl(path: Path, only: Collection[str] | None, written: TextFormat) -> RawTable:
-    """Read a file block by block: first the types of all columns, then the cells."""
+    """Read a file of JSON lines in two passes: first the types of all columns, then the cells."""
     kinds: dict[str, dict[_JsonKind, None]] = {}  # in order of appearance
     malformed: list[tuple[int, str]] = []
     num_read = num_blocks = 0
@@ -482,7 +486,7 @@ def _read_jsonl(path: Path, only: Collection[str] | None, written: TextFormat) -
 
 
 class _UnlikeCellsError(Exception):
-    """The cells of this column are of different types."""
+    """The cells of the column that this error names have different types."""
 
 
 # "texts": cells of different types; "lists": lists that are read as text
@@ -509,7 +513,10 @@ def _common_kind(kinds: Collection[_JsonKind]) -> _JsonKind:
 
 
 def _json_batches(path: Path, kinds: Mapping[str, _JsonKind]) -> Iterator[pa.RecordBatch]:
-    """Yield no row, then the rows of each block. _UnlikeCellsError names a column of no kind."""
+    """Yield a batch without rows, then a batch for each block of rows.
+
+    `kinds` gives the type of each column. Raises _UnlikeCellsError if a cell has another type.
+    """
     for block in itertools.chain([[]], json_blocks(path)):
         rows = [record for record in block if record is not None]
         cells = [
@@ -530,7 +537,7 @@ def _json_cells(name: str, cells: list[Any], kind: _JsonKind) -> pa.Array:
 
 
 def cells_of(cells: list[Any]) -> pa.ChunkedArray:
-    """Return cells of one type as they are, mixed ones as text."""
+    """Return cells of one type unchanged, and cells of mixed types as text."""
     try:
         return pa.chunked_array([pa.array(cells)])
     except (pa.ArrowException, OverflowError):  # an integer of more than 64 bits
@@ -539,7 +546,7 @@ def cells_of(cells: list[Any]) -> pa.ChunkedArray:
 
 
 def stored_column(name: str, column: pa.ChunkedArray) -> RawColumn:
-    """Return a typed column as its distinct cells and the code of each row."""
+    """Return a typed column as its distinct cells and a code for each row."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return stored_column(name, column.cast(kind.value_type))
@@ -588,7 +595,7 @@ def _text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
 
 
 def _long_text_column(name: str, column: pa.ChunkedArray) -> RawColumn:
-    """Store a column of long texts in scratch files; each row may have a distinct text."""
+    """Return a column of long texts, stored in scratch files; each row may have its own text."""
     batches = pa.table({name: column}).to_batches(max_chunksize=_BLOCK_ROWS)
     trimmed = (pa.record_batch([pc.utf8_trim_whitespace(each[name])], [name]) for each in batches)
     cells = store_table(trimmed, pa.schema([(name, pa.string())]))[name]

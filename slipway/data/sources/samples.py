@@ -1,8 +1,7 @@
-"""Defines a raw sample of the data set, and reads its file.
+"""Defines a raw sample of the data set, and reads the file of a sample.
 
-A problem of a single sample is stored in the sample as a fault; a folder that cannot be listed
-raises DataError. Hidden files are not samples, nor is the folder `__MACOSX` that macOS adds to
-archives.
+A problem with a single sample is stored in it as a fault; a folder that cannot be listed raises
+DataError. Hidden files are not samples, nor is the folder `__MACOSX` that macOS adds to archives.
 """
 
 import os
@@ -42,14 +41,14 @@ _SIGNATURES = {
 
 
 class Fault(NamedTuple):
-    """The rule under which a sample is refused, and what was found."""
+    """The rule under which a sample is refused, and a text on the cause."""
 
     rule: str
     detail: str
 
 
 class RawSample(NamedTuple):
-    """One sample of the data set; a tuple because a million of them travel between processes.
+    """One sample of the data set; a tuple, because millions are sent between processes.
 
     `source` is unique within the data set: the path inside a folder ("cat/1.png"), or the row
     number of a table, from 0, with the path that the row names, if any ("17:images/1.png").
@@ -69,7 +68,7 @@ class RawSample(NamedTuple):
 
 
 def loaded(sample: RawSample) -> RawSample:
-    """Return the sample with its payload, or with a fault if it cannot be read."""
+    """Return the sample with the bytes of its file, or with a fault if the file cannot be read."""
     if sample.path is None:
         return sample
     payload, fault = read_file(sample.path)
@@ -77,23 +76,23 @@ def loaded(sample: RawSample) -> RawSample:
 
 
 def image_id(sample: RawSample) -> str | None:
-    """Return the row id of an image, the start of its SHA-256; None for a faulty sample."""
+    """Return the row id of an image, the beginning of its SHA-256; None for a faulty sample."""
     return None if sample.fault else files.sha256_bytes(sample.payload)[:ID_DIGITS]
 
 
 def spelled(label: str, label_map: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Apply `label_map` to a label; return the result, and a text that describes any change."""
+    """Apply `label_map` to a label; return the result, and a text that describes a change."""
     meant = label_map.get(label, label)
     return meant, () if meant == label else (f"label: {label} -> {meant}",)
 
 
 def is_skipped(name: str) -> bool:
-    """Return True for a file or folder that is not a sample: a hidden one, or that of macOS."""
+    """Return True for a hidden file or folder, or one that macOS adds; neither is a sample."""
     return name.startswith(".") or name == _MACOS
 
 
 def is_about_samples(path: str, data: DataParams) -> bool:
-    """Return True for the file `data.checksums` or `data.split_file`, which is not a sample."""
+    """Return True for the files `data.checksums` and `data.split_file`, which are not samples."""
     return any(
         os.path.basename(path) == os.path.basename(name) and os.path.samefile(path, name)
         for name in (data.checksums, data.split_file)
@@ -102,7 +101,7 @@ def is_about_samples(path: str, data: DataParams) -> bool:
 
 
 def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder by name, without hidden ones."""
+    """Return the entries of a folder, ordered by name, without hidden entries."""
     try:
         with os.scandir(folder) as entries:
             visible = [entry for entry in entries if not is_skipped(entry.name)]
@@ -115,14 +114,14 @@ def visible_entries(folder: Path | str) -> list[os.DirEntry[str]]:
 
 
 def is_inside(path: Path | str, folder: Path | str) -> bool:
-    """Return True if a path is below a folder, or is a link of DVC into its cache."""
+    """Return True if a path is below `folder`, or is DVC's link into its cache."""
     target = Path(path).resolve()
     in_cache = re.search(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$", target.as_posix())
     return in_cache is not None or target.is_relative_to(Path(folder).resolve())
 
 
 def link_fault(path: Path | str, folder: Path) -> Fault | None:
-    """Return the fault of a link that leaves `folder`; None for other files."""
+    """Return the fault of a link that leads out of `folder`; None for any other file."""
     if not os.path.islink(path) or is_inside(path, folder):
         return None
     target = os.path.realpath(path)
@@ -131,7 +130,7 @@ def link_fault(path: Path | str, folder: Path) -> Fault | None:
 
 
 def read_file(path: Path | str) -> tuple[bytes, Fault | None]:
-    """Return the bytes of a file, or a fault."""
+    """Return the bytes of a file, or a fault if it cannot be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
             return b"", Fault("unreadable", f"{path} is not a regular file")
@@ -144,7 +143,7 @@ def read_file(path: Path | str) -> tuple[bytes, Fault | None]:
 
 
 def _hint(path: Path) -> str:
-    """Return a hint if the file is one folder deeper than the table says."""
+    """Return a hint if the missing file lies one folder deeper than the table says."""
     if path.parent.is_dir():
         for entry in visible_entries(path.parent):
             if entry.is_dir() and Path(entry.path, path.name).exists():
@@ -155,7 +154,7 @@ def _hint(path: Path) -> str:
 
 
 def looks_like(payload: bytes) -> str:
-    """Guess the file type of bytes that are not a readable image."""
+    """Return a guess at the type of a file whose bytes are not a readable image."""
     for signature, name in _SIGNATURES.items():
         if payload.startswith(signature):
             return name

@@ -1,4 +1,4 @@
-"""Parquet files and folders of shards with one schema, as the Hugging Face hub writes them.
+"""Finds Parquet files and folders of shards with one schema, as the Hugging Face hub writes them.
 
 The name of a shard may give the split of its rows: `train-00000-of-00002.parquet`.
 """
@@ -41,13 +41,13 @@ def named_split(name: str) -> str | None:
 
 
 def is_parquet(path: Path) -> bool:
-    """Return True for a Parquet file, by its ending."""
+    """Return True if a file's name ends like that of a Parquet file."""
     return path.suffix.lower() in PARQUET
 
 
 @contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
-    """Turn any error in reading a Parquet file into a DataError that names it."""
+    """Convert any error in reading a Parquet file to a DataError that names the file."""
     try:
         yield
     except _PARQUET_FAULTS as error:
@@ -59,7 +59,7 @@ def parquet_errors(path: Path) -> Iterator[None]:
 
 
 def table_files(table: Path) -> list[Path]:
-    """Return the files of a table in row order: itself, or the shards in its folder."""
+    """Return the files of a table in row order: the file itself, or the shards in its folder."""
     if not table.is_dir():
         return [table]
     files = (path for path in table.iterdir() if path.is_file() and is_parquet(path))
@@ -73,7 +73,7 @@ def table_files(table: Path) -> list[Path]:
 
 
 def check_shards(shards: Sequence[Path]) -> None:
-    """Raise DataError if shards differ in their columns or are missing."""
+    """Raise DataError if the shards have different columns, or if some are missing."""
     schemas = {shard: _columns(shard) for shard in shards}
     first, expected = next(iter(schemas.items()))
     problems = [
@@ -111,13 +111,16 @@ def _difference(found: Mapping[str, pa.DataType], expected: Mapping[str, pa.Data
 
 
 def shard_splits(shards: Sequence[Path]) -> dict[Path, str]:
-    """Return the split in each shard's name, if at least two splits are named; else nothing."""
+    """Return the split that each shard's name gives, if the names give at least two splits.
+
+    Otherwise the result is empty.
+    """
     splits = {shard: split for shard in shards if (split := _split_of_shard(shard))}
     return splits if len(set(splits.values())) >= 2 else {}
 
 
 def check_shard_splits(shards: Sequence[Path], splits: Mapping[Path, str]) -> None:
-    """Raise DataError if only some shards name a split, or none is for training."""
+    """Raise DataError if only some shards name a split, or if none is for training."""
     problems = []
     if others := [shard.name for shard in shards if shard not in splits]:
         problems.append(f"{listed(others)} name no split, expected train, val or test")
@@ -132,7 +135,10 @@ def check_shard_splits(shards: Sequence[Path], splits: Mapping[Path, str]) -> No
 
 
 def _check_shards_are_complete(shards: Sequence[Path]) -> None:
-    """Raise DataError if the shards' names ("train-00000-of-00002") show that some are missing."""
+    """Raise DataError if the names of the shards show that some are missing.
+
+    A name such as "train-00000-of-00002" gives the number of shards.
+    """
     series: dict[tuple[str, int], set[int]] = {}
     for shard in shards:
         match = _SHARD.fullmatch(shard.stem.casefold())
@@ -157,7 +163,7 @@ def _split_of_shard(shard: Path) -> str | None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Return the first names as text, with the number of the others."""
     shown = ", ".join(names[:MAX_SHOWN])
     num_others = len(names) - MAX_SHOWN
     return f"{shown} and {num_others} more" if num_others > 0 else shown

@@ -54,7 +54,7 @@ _MAX_SHOWN = 3
 
 
 class Layout(NamedTuple):
-    """The layout of a data set on disk, and the split that comes with it."""
+    """The layout of a data set on disk, and the split that comes with the data set."""
 
     root: Path
     tables: tuple[TablePart, ...] = ()  # tables in the order of their rows; none for class folders
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
         return [layout.root for layout in self.joined.values()] or [self.root]
 
     def described(self, rows: pa.Table) -> str:
-        """Return lines for the console: which folders or files became which split."""
+        """Return lines for the console that say which folders or files form which split."""
         if not self.given:
             return f"{self.note}\n" if self.note else ""
         found = []
@@ -97,8 +97,8 @@ def read_samples(
     """Yield every sample of `data.path`, or those whose `source` is in `wanted`.
 
     The order is by name in a folder and by row in a table. Without `read_files`, an image in a file
-    of its own comes with its `path`, for `samples.loaded` in the process that needs it. DataError
-    if the data as a whole cannot be read.
+    of its own comes with its `path`, for `samples.loaded` in the process that needs it. Raises
+    DataError if the data as a whole cannot be read.
     """
     found = _samples(data, wanted)
     return map(loaded, found) if read_files else found
@@ -135,13 +135,13 @@ def _joined_folders(
 def raw_images(
     data: DataParams, contract: ImageContract, wanted: set[str]
 ) -> Iterator[tuple[str, str | None, bytes]]:
-    """Yield source, id and bytes of each wanted image; the id is None if it cannot be read."""
+    """Yield the source, id and bytes of each wanted image; the id is None if it is unreadable."""
     for sample in read_samples(data, wanted):
         yield sample.source, image_id(sample), sample.payload
 
 
 def count_samples(data: DataParams) -> int | None:
-    """Count the samples, for a progress bar; None if that requires reading the file (CSV)."""
+    """Return the number of samples for a progress bar; None if that requires reading a CSV file."""
     layout = find_layout(data)
     if layout.tables:
         return count_rows(layout.tables)
@@ -149,7 +149,7 @@ def count_samples(data: DataParams) -> int | None:
 
 
 def skipped_text(data: DataParams) -> str:
-    """Count the hidden files of class folders in one line for the console; "" if there are none."""
+    """Return a line for the console with the number of hidden files in class folders; "" if 0."""
     layout = find_layout(data)
     roots = [] if layout.tables else layout.class_roots()
     names = [os.path.relpath(path, root) for root in roots for path in skipped_files(root)]
@@ -157,13 +157,13 @@ def skipped_text(data: DataParams) -> str:
 
 
 def with_given_split(data: DataParams) -> tuple[DataParams, Layout]:
-    """Return `data` with the given split as its split column, if there is one; and the layout."""
+    """Return `data` with the split column that the layout gives, if any, and the layout."""
     layout = find_layout(data)
     return data.model_copy(update={"split_column": GIVEN_SPLIT}) if layout.given else data, layout
 
 
 def find_layout(data: DataParams) -> Layout:
-    """Return the layout of `data.path`; raises DataError if it has none."""
+    """Return the layout of the data set at `data.path`. Raises DataError if there is none."""
     if data.sources is not None:
         return _join(data)
     root = existing_path(
@@ -187,7 +187,10 @@ def find_layout(data: DataParams) -> Layout:
 
 
 def each_source(data: DataParams) -> dict[str, DataParams]:
-    """Return the params of every entry in `data.sources` by its name; archives must be unpacked."""
+    """Return separate params for every entry of `data.sources`, by name.
+
+    Archives among the entries must have been unpacked.
+    """
     return {
         name: data.model_copy(
             update={"path": str(content_of(Path(data.path, name))), "sources": None}
@@ -260,7 +263,10 @@ def _by_split(splits: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _folders_of_images(root: Path) -> dict[str, str]:
-    """Return the split of each folder beside a metadata file, if at least two splits are named."""
+    """Return the split of each folder that holds a metadata file.
+
+    The result is empty unless at least two splits are named.
+    """
     folders = {
         entry.name: split
         for entry in visible_entries(root)
@@ -299,7 +305,7 @@ def _check_ending(root: Path, data: DataParams) -> None:
 
 
 def existing_path(data: DataParams, expected: str) -> Path:
-    """Return `data.path`; raises DataError if it does not exist or is a URL."""
+    """Return `data.path`. Raises DataError if it does not exist or is a URL."""
     root = Path(data.path)
     if root.exists():
         return root
@@ -322,11 +328,12 @@ def existing_path(data: DataParams, expected: str) -> Path:
 
 
 def table_in(folder: Path, data: DataParams) -> Path | None:
-    """Return the table at the top of a folder, None without one; ignores `data.split_file`.
+    """Return the table at the top of a folder; None if there is none.
 
-    Several Parquet shards of one schema are one table, and the folder itself is returned. Without a
-    table at the top, the only sub-folder is searched if it holds nothing but tables: a clone of a
-    Hugging Face data set has its shards in `data/`, beside a README.md.
+    The file `data.split_file` is ignored. Several Parquet shards of one schema are one table, for
+    which the folder itself is returned. Without a table at the top, the only sub-folder is searched
+    if it holds nothing but tables: a clone of a Hugging Face data set has its shards in `data/`,
+    beside a README.md.
     """
     entries = [entry for entry in visible_entries(folder) if not is_about_samples(entry.path, data)]
     tables = [Path(entry.path) for entry in entries if _is_table(entry)]

@@ -28,14 +28,14 @@ _BLOCK_FILES = 64
 
 
 def is_text_folder(path: Path) -> bool:
-    """Return True for a folder that `source.find_table` returned and that holds no shards."""
+    """Return True if the result of `find_table` is a folder of text files and not of shards."""
     return path.is_dir() and not table_files(path)
 
 
 def text_folder_columns(data: DataParams) -> list[str]:
-    """Return the names that params.yaml gives to the columns of the texts and of their classes.
+    """Return the column names of the texts and of their classes, as params.yaml gives them.
 
-    Raises DataError if it describes several texts or several labels for each file.
+    Raises DataError if params.yaml describes several texts or several labels for each file.
     """
     if len(data.text_columns) != 1:
         raise DataError(
@@ -52,7 +52,7 @@ def text_folder_columns(data: DataParams) -> list[str]:
 
 
 def text_files(data: DataParams) -> Iterator[RawSample]:
-    """Yield the files of all class folders, those of a given test split first.
+    """Yield the files of all class folders; those of a given test split come first.
 
     `clean` keeps the first of equal rows, so the test split stays complete.
     """
@@ -65,10 +65,11 @@ def text_files(data: DataParams) -> Iterator[RawSample]:
 
 
 def read_text_folder(data: DataParams, only: Collection[str] | None = None) -> RawTable:
-    """Read every file: all columns, or `only` these. Split folders also give GIVEN_SPLIT.
+    """Read every file as a row: all columns, or `only` these.
 
-    A file that is too large, is not text or cannot be read is malformed. Raises DataError if the
-    folder has no class folders, or if the params name other columns.
+    Split folders also give the column GIVEN_SPLIT. A file that is too large, is not text or cannot
+    be read becomes a malformed row. Raises DataError if the folder has no class folders, or if the
+    params name other columns.
     """
     text, label = text_folder_columns(data)
     names = [text, label, *([GIVEN_SPLIT] if find_layout(data).folders else [])]
@@ -111,14 +112,14 @@ def _batch(rows: list[tuple[str, str | None, str | None]], schema: pa.Schema) ->
 
 
 def _content(sample: RawSample, encoding: str) -> tuple[str, str]:
-    """Return the text of a sample's file, and why it is unusable; "" if it is usable."""
+    """Return the text of a sample's file, and the reason why it is unusable, or ""."""
     if sample.fault or sample.path is None:
         return "", sample.fault.detail if sample.fault else "it has no file"
     return read_text_file(sample.path, encoding)
 
 
 def read_text_file(path: str, encoding: str) -> tuple[str, str]:
-    """Return the text of a file, and "" or the reason why it cannot be read, as a sentence."""
+    """Return the text of a file, and a sentence on why it cannot be read, or ""."""
     try:
         num_bytes = os.stat(path).st_size
     except OSError:

@@ -1,4 +1,4 @@
-"""Text notation of tables: encoding, further words for missing values, format of dates."""
+"""The notation of a table's text: its encoding, words for missing values, and format of dates."""
 
 import codecs
 import itertools
@@ -32,14 +32,14 @@ class TextFormat(NamedTuple):
 
     @classmethod
     def of(cls, data: DataParams) -> Self:
-        """Return the format that the params name."""
+        """Return the notation that the params describe."""
         words = [word.strip().lower() for word in data.missing_values]
         several = kind_of(data.task).target.several
         lists = frozenset(data.target_columns if several else ())
         return cls(data.encoding, tuple(words), data.date_format, lists)
 
     def takes_lists(self, column: str) -> bool:
-        """Return True if lists in a column are read as text."""
+        """Return True if the lists in a column should be read as text."""
         return self.list_columns is None or column in self.list_columns
 
 
@@ -47,22 +47,23 @@ USUAL_FORMAT = TextFormat()
 
 
 def is_utf8(encoding: str) -> bool:
-    """Return True for the names of UTF-8."""
+    """Return True if `encoding` is a name of UTF-8."""
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
 
 def as_utf8(path: Path, payload: bytes, encoding: str) -> bytes:
-    """Return valid UTF-8 without a BOM, with NOT_UTF8 in place of each wrong byte.
+    """Return the payload as UTF-8 without a BOM; NOT_UTF8 replaces each invalid byte.
 
-    Raises DataError if the file certainly has another encoding.
+    Raises DataError if the file is certain to have another encoding.
     """
     return b"".join(utf8_blocks(path, [payload], encoding))
 
 
 def utf8_blocks(path: Path, blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield the content of a file as `as_utf8` returns it, block by block.
+    """Yield the content of a file block by block, converted as by `as_utf8`.
 
-    DataError, at the latest after the last block, if the file certainly has another encoding.
+    Raises DataError, at the latest after the last block, if the file is certain to have another
+    encoding.
     """
     of_utf8 = is_utf8(encoding)
     decoder = codecs.getincrementaldecoder("utf-8-sig" if of_utf8 else encoding)("replace")
@@ -91,7 +92,7 @@ def utf8_blocks(path: Path, blocks: Iterable[bytes], encoding: str) -> Iterator[
 
 
 def remedy(path: Path | str, encoding: str = "windows-1252") -> str:
-    """Return advice for the user of a file that is not UTF-8."""
+    """Return advice for the user on a file that is not UTF-8."""
     name = shlex.quote(str(path))
     return (
         f"If it is {encoding}, set data.encoding to {encoding}, or convert it: "
@@ -100,7 +101,7 @@ def remedy(path: Path | str, encoding: str = "windows-1252") -> str:
 
 
 def _wide_encoding(payload: bytes) -> str | None:
-    """Return UTF-16 or UTF-32 if the file begins with its mark, or has its many zero bytes."""
+    """Return "UTF-16" or "UTF-32" if the payload has its byte-order mark or its many zero bytes."""
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if payload.startswith(mark):
             return encoding

@@ -1,4 +1,4 @@
-"""Assigns rows to train, val and test, and searches for leakage between them.
+"""Assigns rows to the splits train, val and test, and searches for leakage between them.
 
 It reads only tables, never images.
 """

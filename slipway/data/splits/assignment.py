@@ -1,8 +1,9 @@
-"""Assigns units (see `units`) to splits by a random number, drawn from the unit's key and the seed.
+"""Assigns units to splits by random numbers, drawn from each unit's key and the seed.
 
-`stable` compares the number with the fractions: a unit's split depends on nothing else, and the
-fractions are met on average. `exact` sorts the units of each class by their numbers and cuts at the
-exact fractions: a new row may move the units at the cuts.
+A unit is a set of rows that must stay in one split (see `units`). `stable` compares the number with
+the fractions: a unit's split depends on nothing else, and the fractions are met on average. `exact`
+sorts the units of each class by their numbers and cuts at the exact fractions: a new row may move
+the units at the cuts.
 """
 
 import itertools
@@ -21,7 +22,7 @@ _UNITS_PER_BIN = 20
 
 
 def assign_stable(units: Units, fractions: Sequence[float], seed: int, stream: str) -> Int:
-    """Return the part of each row, (N,): its unit's number compared with cumulative fractions."""
+    """Return the part of each row, (N,), from its unit's number and the cumulative fractions."""
     numbers = uniform(seed, 0, units.keys, stream)
     parts = np.searchsorted(np.cumsum(fractions)[:-1], numbers, side="right")
     return parts.astype(np.int64)[units.of_row]
@@ -47,7 +48,7 @@ def assign_exact(
 def largest_remainder(
     total: int, fractions: Sequence[float], owed: Sequence[float] = ()
 ) -> list[int]:
-    """Divide `total` by `fractions` (which sum to 1) into whole numbers.
+    """Divide `total` into whole numbers in proportion to `fractions`, which sum to 1.
 
     Each part is rounded down; the rest goes to the largest remainders. Ties go to the part that has
     lost most by rounding so far (`owed`); otherwise the first part would gain in every stratum.
@@ -66,7 +67,7 @@ def largest_remainder(
 
 
 def _cut(sizes: Int, fractions: Sequence[float], owed: NDArray[np.float64]) -> Int:
-    """Return the part of each unit, (U,), by the position of its middle row. Updates `owed`."""
+    """Return the part of each unit, (U,), by the position of its middle row, and update `owed`."""
     total = int(sizes.sum())
     counts = largest_remainder(total, fractions, owed.tolist())
     owed += total * np.asarray(fractions) - counts
@@ -75,7 +76,7 @@ def _cut(sizes: Int, fractions: Sequence[float], owed: NDArray[np.float64]) -> I
 
 
 def _classes(rows: pa.Table, units: Units) -> Int:
-    """Return the most frequent class of each unit, (U,); ties go to the first name."""
+    """Return the most frequent class of each unit, (U,); the first name wins a tie."""
     found, names = codes(rows["label"])
     rank = np.empty(len(names), np.int64)
     rank[pc.array_sort_indices(names).to_numpy()] = np.arange(len(names))
@@ -87,7 +88,7 @@ def _classes(rows: pa.Table, units: Units) -> Int:
 
 
 def _target_bins(rows: pa.Table, units: Units) -> Int:
-    """Return the decile of each unit's mean target among all units, (U,)."""
+    """Return the decile of each unit's mean target, among all units, (U,)."""
     means = np.bincount(units.of_row, weights=rows["target"].to_numpy()) / units.sizes
     num_bins = max(1, min(_MAX_BINS, len(means) // _UNITS_PER_BIN))
     bins = np.empty(len(means), np.int64)

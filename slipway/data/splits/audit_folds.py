@@ -1,6 +1,7 @@
-"""Assigns folds for the audit: groups and near duplicates stay together, classes are spread.
+"""Assigns rows to the folds of the audit, such that related rows stay together.
 
-Each class is in at least two folds. The folds are a pure function of the content and the seed. They
+Rows of one group or near-duplicate cluster are in the same fold. The rows of a class are spread
+over the folds, at least over two. The folds are a pure function of the content and the seed. They
 are independent of `split.folds`, which decides which rows are for validation.
 """
 
@@ -19,17 +20,17 @@ AUDITED = ("train", "val")
 
 
 def audited_rows(rows: pa.Table) -> pa.Table:
-    """Return the audited rows of SPLIT_ROWS, split by split, by id as in the packed store."""
+    """Return the audited rows of SPLIT_ROWS, ordered by split and id as in the packed store."""
     return pa.concat_tables(
         [rows.filter(pc.equal(rows["split"], split)).sort_by("id") for split in AUDITED]
     )
 
 
 def audit_folds(rows: pa.Table, num_folds: int, seed: int) -> NDArray[np.int64]:
-    """Return the fold of each row of `rows.SPLIT_ROWS`, (N,) from 0; spreads each class evenly.
+    """Return the fold of each row of SPLIT_ROWS, (N,) from 0; each class is spread evenly.
 
-    Raises DataError that names the classes whose rows are all in one fold: a network that was
-    trained without a class would report every label of that class as wrong.
+    Raises DataError, which names the classes whose rows are all in one fold. A network trained
+    without a class would report every label of that class as wrong.
     """
     folds = assign_exact(rows, find_units(rows, seed), [1 / num_folds] * num_folds, seed, "audit")
     _check_classes(rows, folds)

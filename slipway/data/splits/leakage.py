@@ -1,7 +1,7 @@
-"""Finds leakage: content in several splits, or rows not later than the training rows.
+"""Finds leakage: content that several splits share, or rows not later than the training rows.
 
-Leaks are searched in the finished table, whatever way it was split. The check is independent: it
-shares no code with the splitting.
+The search reads the finished table, whatever method split it. The check is independent: it shares
+no code with the splitting.
 """
 
 import itertools
@@ -44,7 +44,7 @@ class TimeOrder:
 
 @dataclass(frozen=True)
 class Leaks:
-    """Shared values by column, and the order in time, by pair of splits ("train/test")."""
+    """The leaks by pair of splits ("train/test"): shared values by column, and order in time."""
 
     shared: dict[str, dict[str, Overlap]]  # column -> pair -> overlap
     time: dict[str, TimeOrder]  # pair -> order; empty if rows have no time
@@ -60,7 +60,7 @@ class Leaks:
 
 
 def find_leaks(table: pa.Table) -> Leaks:
-    """Find leaks in a table with the columns of SPLIT_ROWS; `leaked` is not read."""
+    """Find leaks in a table with the columns of SPLIT_ROWS; the column `leaked` is not read."""
     positions = pc.index_in(table["split"].combine_chunks(), pa.array(SPLITS))
     parts = positions.to_numpy(zero_copy_only=False).astype(np.int64)
     leaked = np.zeros(table.num_rows, np.bool_)
@@ -76,7 +76,7 @@ def find_leaks(table: pa.Table) -> Leaks:
 
 
 def check_leaks(leaks: Leaks, *, is_own_split: bool) -> None:
-    """Raise DataError listing all leaks; `is_own_split` if the user gave the split."""
+    """Raise DataError, which lists all leaks. `is_own_split` is True if the user gave the split."""
     if not leaks.found:
         return
     lines = [
@@ -122,7 +122,7 @@ def _describe(pair: str, order: TimeOrder) -> str:
 def _overlaps(
     column: pa.ChunkedArray, parts: NDArray[np.int64]
 ) -> tuple[dict[str, Overlap], NDArray[np.bool_]]:
-    """Return shared values by pair of splits, and a mask (N,) of rows whose value is in several."""
+    """Return the values shared by each pair of splits, and a mask (N,) of rows with such values."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     values = encoded.dictionary
     null = len(values)
@@ -145,7 +145,7 @@ def _overlap(values: pa.Array, in_both: NDArray[np.bool_]) -> Overlap:
 def _orders(
     times: NDArray[np.float64], parts: NDArray[np.int64]
 ) -> tuple[dict[str, TimeOrder], NDArray[np.bool_]]:
-    """Return the order of each pair of splits, and a mask (N,) of the rows out of order or tied."""
+    """Return the time order of each pair of splits, and a mask (N,) of rows that violate it."""
     orders: dict[str, TimeOrder] = {}
     leaked = np.zeros(len(times), np.bool_)
     for one, other in itertools.combinations(range(len(SPLITS)), 2):

@@ -1,4 +1,4 @@
-"""The content of `reports/split.json`: the splits, the deviation from the request, the leaks."""
+"""Content of `reports/split.json`: the splits, deviations from the request, and leaks."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def report(split: Split, seed: int) -> dict[str, Any]:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """Summarise the report in a few lines for the console."""
+    """Return the report in a few lines for the console."""
     counts = ", ".join(f"{name} {found['rows']}" for name, found in report["splits"].items())
     lines = [f"{counts} ({report['way']})"]
     if report["cut_from_train"]:

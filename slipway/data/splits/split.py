@@ -1,10 +1,11 @@
-"""The split: train, val and test as a pure function of content and seed.
+"""Splits rows into train, val and test, as a pure function of their content and the seed.
 
-It never depends on the order of rows, on names or on machines. There are three ways: the user's own
-split (rows have `given_split`), by time (rows have `time`), else by a hash of each unit's key;
-docs/explanation/split.md has the rules. An empty split, or one that lacks a class, is refused. If
-the user's split has no val or no test, the missing split is cut from train. A missing val is cut
-from the latest rows of train if rows have `time`.
+The split does not depend on the order of rows, on names or on machines. There are three ways: the
+user's own split (rows have `given_split`), by time (rows have `time`), else by a hash of each
+unit's key (a unit is a set of rows that must stay together, see `units`); docs/explanation/split.md
+has the rules. An empty split, or one that lacks a class, is refused. If the user's split has no val
+or no test, the missing split is cut from train. A missing val is cut from the latest rows of train
+if rows have `time`.
 """
 
 import math
@@ -52,15 +53,16 @@ class Split:
 
     @property
     def has_classes(self) -> bool:
-        """True unless the target is numeric."""
+        """True if the target has classes, False if it is numeric."""
         return bool(self.rows["label"].null_count == 0)
 
 
 def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool = False) -> Split:
-    """Split `rows.ROWS`; DataError for an empty split or class, or a leak that is not allowed.
+    """Split rows of the schema ROWS.
 
-    With `several`, labels of rows are sets: exact fractions are met in each set, and in the rarest
-    label of sets that have fewer rows than splits need.
+    Raises DataError for an empty split or class, or for a leak that is not allowed. With `several`,
+    the label of a row is a set: exact fractions are met in each set, and in the rarest label of
+    sets that have fewer rows than splits need.
     """
     rows = rows.sort_by([("id", "ascending"), ("source", "ascending")])
     units = find_units(rows, seed)
@@ -94,7 +96,7 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool 
 
 
 def check_given(params: SplitParams) -> None:
-    """Raise DataError for folds or time cuts, which have no effect on a given split."""
+    """Raise DataError if `params` set folds or time cuts, which a given split would ignore."""
     problems = []
     if params.folds:
         problems.append(
@@ -111,7 +113,7 @@ def check_given(params: SplitParams) -> None:
 
 
 def check_columns(rows: pa.Table, split_column: str | None, time_column: str | None) -> None:
-    """Raise DataError if a requested split or time column is empty in all rows."""
+    """Raise DataError if a requested split or time column is empty in every row."""
     problems = [
         f"  data.{key} is {name!r}, but no row has a value there"
         for column, key, name in (
@@ -129,7 +131,7 @@ def check_columns(rows: pa.Table, split_column: str | None, time_column: str | N
 
 
 def strata(rows: pa.Table, params: SplitParams, several: bool) -> pa.Table:
-    """Replace each row's label by its stratum: its set of labels, or its rarest label.
+    """Replace each row's label by its stratum, which is its set of labels or its rarest label.
 
     A set with too few rows for every split joins the rows whose rarest label is the same, the first
     step of iterative stratification (Sechidis, Tsoumakas and Vlahavas 2011, "On the Stratification
@@ -152,7 +154,7 @@ def strata(rows: pa.Table, params: SplitParams, several: bool) -> pa.Table:
 
 
 def count_classes(table: pa.Table, *, several: bool = False) -> dict[str, list[int]]:
-    """Count rows of each class in train, val and test; empty for a numeric target.
+    """Return the number of rows of each class in each split; empty for a numeric target.
 
     With `several`, a row counts for each of its labels.
     """
@@ -171,7 +173,7 @@ def count_classes(table: pa.Table, *, several: bool = False) -> dict[str, list[i
 
 
 def count_rows(table: pa.Table) -> dict[str, int]:
-    """Count the rows of train, val and test."""
+    """Return the number of rows in each split."""
     return {split: int(pc.sum(pc.equal(table["split"], split)).as_py() or 0) for split in SPLITS}
 
 
@@ -218,7 +220,7 @@ def _way(rows: pa.Table, params: SplitParams) -> Way:
 def _assign_with_folds(
     rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: int
 ) -> tuple[Int, pa.Array]:
-    """Return the split of each row by hash, (N,), and its fold; val is one of the folds."""
+    """Return the split of each row by hash, (N,), and its fold, (N,); one fold becomes val."""
     fractions = (params.train, params.val, params.test)
     parts = _assign(rows, units, way, fractions, seed, "split")
     if not params.folds:
@@ -248,7 +250,7 @@ def _assign(
 
 
 def _given(rows: pa.Table) -> Int:
-    """Return the user's own split of each row, (N,); raises DataError if a row has none."""
+    """Return the split that the user gave each row, (N,). Raises DataError if a row has none."""
     parts = pc.index_in(rows["given_split"].combine_chunks(), pa.array(SPLITS))
     wrong = rows.filter(pc.is_null(parts))
     if wrong.num_rows:
@@ -266,7 +268,10 @@ def _given(rows: pa.Table) -> Int:
 
 
 def _missing_splits(rows: pa.Table) -> tuple[tuple[str, ...], bool]:
-    """Return the missing ones of val and test, and True if val is to be cut by time."""
+    """Return which of val and test is missing, and True if val should be cut by time.
+
+    Returns no split unless exactly one is missing.
+    """
     present = set(_given(rows).tolist())
     missing = tuple(name for part, name in enumerate(SPLITS) if part not in present)
     if missing not in (("val",), ("test",)):
@@ -277,7 +282,7 @@ def _missing_splits(rows: pa.Table) -> tuple[tuple[str, ...], bool]:
 def _complete_given(
     rows: pa.Table, units: Units, params: SplitParams, seed: int
 ) -> tuple[Int, Int]:
-    """Complete the given split of each row, (N,): cut the missing split from train.
+    """Return the given split of each row, (N,), with the missing split cut from train.
 
     Also returns the latest split that each row's unit reaches across a cut in time, (N,).
     """
@@ -319,7 +324,10 @@ def _purged(rows: pa.Table, parts: Int, reaches: Int) -> pa.Table:
 
 
 def _fractions(way: Way, params: SplitParams) -> tuple[float, float, float] | None:
-    """Return the requested fractions of train, val and test; folds replace train and val."""
+    """Return the fractions of train, val and test that params request; None if they do not apply.
+
+    With folds, train and val follow from the number of folds.
+    """
     if way == "given" or (way == "time" and params.time_cuts is not None):
         return None
     if params.folds and way != "time":

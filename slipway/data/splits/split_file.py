@@ -1,8 +1,9 @@
 """Reads `data.split_file`: the user's file with the split of each row.
 
-It has two columns: `split`, and a column that identifies the rows. The latter is `path`, the path
-of an image in the data; `row`, the number of a row from 0; or any column of the table, whose values
-may occur in several rows. Each value is listed once, and each row must get a split.
+It has two columns: `split`, and a column that identifies the rows. The second one is one of three:
+`path`, the path of an image in the data; `row`, the number of a row from 0; or any column of the
+table, whose values may occur in several rows. Each value is listed once, and each row must get a
+split.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +38,7 @@ _MAX_SHOWN = 3
 
 @dataclass(frozen=True)
 class SplitFile:
-    """The user's split: `names` of rows, from the column `key`, and the split of each."""
+    """The split of each row in `names`, which are values of the column `key`."""
 
     path: Path
     key: str
@@ -46,7 +47,7 @@ class SplitFile:
     folders: Mapping[str, str]  # `joined.image_folders`
 
     def assign(self, facts: pa.Table) -> pa.Table:
-        """Return FACTS of images with their splits; DataError if the file does not fit them."""
+        """Return FACTS of images with their splits. Raises DataError if an image has none."""
         sources = facts["source"].combine_chunks()
         if self.key == ROW:
             names = pc.replace_substring_regex(sources, r"(?s)^(\d+):.*$", r"\1")
@@ -58,7 +59,7 @@ class SplitFile:
         return facts.set_column(facts.schema.get_field_index("given_split"), "given_split", given)
 
     def splits_in(self, table: RawTable, is_sound: NDArray[np.bool_]) -> NDArray[np.object_]:
-        """Return the split of each row of a table, (N,); DataError if it does not fit the file."""
+        """Return the split of each row of a table, (N,). Raises DataError if one has none."""
         malformed = [str(number) for number, _ in table.malformed]
         if self.key in table.columns:
             names, num_unread = _texts(table.columns[self.key]), len(malformed)
@@ -73,7 +74,7 @@ class SplitFile:
         return np.array(given.to_pylist()[: len(table.numbers)], object)
 
     def _splits_of(self, names: pa.Array, is_sound: pa.Array, num_unread: int = 0) -> pa.Array:
-        """Return the split of each name; the names of `num_unread` further rows are unknown."""
+        """Return the split of each name; `num_unread` counts the rows whose names are unknown."""
         given = self.splits.take(pc.index_in(names, self.names))
         unknown = self.names.filter(pc.invert(pc.is_in(self.names, names)))
         without = names.filter(pc.and_(is_sound, pc.is_null(given)))
@@ -96,7 +97,10 @@ class SplitFile:
 
 
 def read_split_file(data: DataParams) -> SplitFile | None:
-    """Read `data.split_file`, if there is one; DataError listing every fault inside the file."""
+    """Read the file `data.split_file`; return None if there is none.
+
+    Raises DataError, which lists every fault inside the file.
+    """
     if data.split_file is None:
         return None
     path = Path(data.split_file)
@@ -136,7 +140,7 @@ def read_split_file(data: DataParams) -> SplitFile | None:
 
 
 def _texts(column: RawColumn) -> pa.Array:
-    """Return the cells as text, (N,); null for empty ones."""
+    """Return the cells of a column as text, (N,); empty cells become null."""
     texts = [cell_text(value) or None for value in column.values.to_pylist()]
     codes = pa.array(column.codes, mask=column.codes < 0)
     return pa.array(texts, pa.string()).take(codes)

@@ -1,4 +1,4 @@
-"""Splits by time: train is the earliest, test the latest; rows of equal time stay together.
+"""Splits rows by time: train is earliest, test is latest, and rows of equal time stay together.
 
 A unit (see `slipway.data.splits.units`) with rows on both sides of a cut would leak. Only its rows
 in the latest split stay; its earlier rows are purged and recorded.
@@ -17,7 +17,7 @@ _MAX_SHOWN = 5
 
 
 def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
-    """Return the split of each row, (N,): 0 for train, 1 for val, 2 for test.
+    """Return the split of each row by time, (N,): 0 for train, 1 for val, 2 for test.
 
     Cuts at `split.time_cuts`, or at the distinct times that meet the fractions best. Raises
     DataError if a row has no time, there are fewer than three distinct times, or the cuts do not
@@ -30,7 +30,7 @@ def assign_by_time(rows: pa.Table, params: SplitParams) -> Int:
 
 
 def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
-    """Cut val from the latest rows, by val's fraction of train and val.
+    """Cut val from the latest rows, in the proportion that val has of train and val.
 
     Returns (N,): 1 for val, 0 for train.
     """
@@ -47,7 +47,7 @@ def cut_val_by_time(rows: pa.Table, params: SplitParams) -> Int:
 
 
 def _cuts_by_fraction(times: NDArray[np.float64], params: SplitParams) -> NDArray[np.float64]:
-    """Return the times at which val and test begin, (2,)."""
+    """Return the times at which val and test begin, (2,), from the requested fractions."""
     # `num_earlier`: the number of rows earlier than each distinct time
     distinct, num_earlier = np.unique(np.sort(times), return_index=True)
     if len(distinct) < 3:
@@ -63,7 +63,10 @@ def _cuts_by_fraction(times: NDArray[np.float64], params: SplitParams) -> NDArra
 
 
 def read_cuts(texts: list[str]) -> NDArray[np.float64]:
-    """Read two times as days since 1970 UTC or numbers (2,); DataError unless they ascend."""
+    """Return two times, (2,): numbers, or dates as days since 1970 UTC.
+
+    Raises DataError unless they ascend.
+    """
     cuts, problems = [], []
     for text in texts:
         try:
@@ -84,7 +87,10 @@ def read_cuts(texts: list[str]) -> NDArray[np.float64]:
 
 
 def latest_parts(units: Units, parts: Int) -> Int:
-    """Return the latest split in each row's unit, (N,); the unit's earlier rows will be purged."""
+    """Return the latest split among the rows of each row's unit, (N,).
+
+    Rows in earlier splits than that will be purged.
+    """
     latest = np.zeros(len(units.keys), np.int64)
     np.maximum.at(latest, units.of_row, parts)
     return latest[units.of_row]

@@ -1,10 +1,10 @@
 """Units: sets of rows that must stay in one split, and the key that draws each unit's split.
 
 Rows that share a group or a near-duplicate cluster form one unit, also along chains of groups and
-clusters. The members of a unit are its group names, and the ids of its rows without a group. The
-unit's key is the member with the smallest hash. A new row therefore changes the key of a unit with
-k members only with probability 1 / (k + 1), and a row of a known group never does. If a row joins
-two units, the joint unit has the key of one of the two.
+clusters. The members of a unit are the names of its groups, and the ids of its rows without a
+group. The unit's key is the member with the smallest hash. A new row therefore changes the key of a
+unit with k members only with probability 1 / (k + 1), and a row of a known group never does. If a
+row joins two units, the joint unit has the key of one of the two.
 """
 
 import hashlib
@@ -33,13 +33,13 @@ class Units:
         return np.bincount(self.of_row, minlength=len(self.keys))
 
     def select(self, rows: NDArray[np.bool_]) -> "Units":
-        """Return the units of the chosen rows, with the same keys."""
+        """Return the units of the rows in the mask `rows`, with the same keys."""
         kept, of_row = np.unique(self.of_row[rows], return_inverse=True)
         return Units(of_row, self.keys[kept])
 
 
 def find_units(rows: pa.Table, seed: int) -> Units:
-    """Find the units of `rows.ROWS`; independent of the order of the rows."""
+    """Find the units of rows with the schema ROWS; the order of the rows has no influence."""
     (ids, id_names), (groups, group_names), (clusters, cluster_names) = (
         codes(rows[name]) for name in ("id", "group", "cluster")
     )
@@ -61,14 +61,14 @@ def find_units(rows: pa.Table, seed: int) -> Units:
 
 
 def codes(column: pa.ChunkedArray) -> tuple[Int, pa.Array]:
-    """Return indices (N,) into the distinct values, -1 for null, and the distinct values."""
+    """Return the index of each row's value, (N,) with -1 for null, and the distinct values."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     indices = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
     return indices.astype(np.int64), encoded.dictionary
 
 
 def connected_components(num_nodes: int, left: Int, right: Int) -> Int:
-    """Return the smallest node of each node's connected component, (num_nodes,).
+    """Return the smallest node in the connected component of each node, (num_nodes,).
 
     The edges connect the nodes `left` and `right`, (E,) each. Each round attaches every component
     to its smallest neighbour, then shortens all paths to one step.
@@ -89,7 +89,7 @@ def _group_keys(names: pa.Array) -> NDArray[np.uint64]:
 
 
 def _choose(component: Int, keys: NDArray[np.uint64], seed: int) -> tuple[Int, NDArray[np.uint64]]:
-    """Return the components, ascending, and for each the key with the smallest random number."""
+    """Return the ascending components, and the key that a random number selects for each."""
     order = np.lexsort((keys, uniform(seed, 0, keys, "unit"), component))
     roots, first = np.unique(component[order], return_index=True)
     return roots, keys[order][first]

@@ -1,4 +1,4 @@
-"""The packed store: memory-mapped arrays of each split, written once, after cleaning and splitting.
+"""The packed store: memory-mapped arrays of each split, written after cleaning and splitting.
 
-A killed run resumes.
+The next run resumes a killed one.
 """

@@ -27,7 +27,7 @@ _OTHER_FORM = {False: "set precompute.encoding to jpeg", True: "lower precompute
 
 
 class Need(NamedTuple):
-    """Bytes of a store, and further bytes needed during packing."""
+    """The bytes that a store needs, and the further bytes that packing needs temporarily."""
 
     store: int
     temporary: int
@@ -35,7 +35,7 @@ class Need(NamedTuple):
 
 
 def space_needed(form: StoreForm, num_rows: Mapping[str, int]) -> Need:
-    """Compute the space for `num_rows` of each split."""
+    """Return the space for a store with `num_rows` rows in each split."""
     pixels = jpegs = 0
     for split, rows in num_rows.items():
         if form.is_jpeg(split):
@@ -47,9 +47,10 @@ def space_needed(form: StoreForm, num_rows: Mapping[str, int]) -> Need:
 
 
 def check_disk_space(need: Need, work: Path, target: Path) -> None:
-    """Raise UnavailableError if the store does not fit into `work`, where it is made, or `target`.
+    """Raise UnavailableError if the store does not fit on the disks of `work` and `target`.
 
-    The content of `work` counts as free space, because packing resumes from it.
+    The store is made in `work` and then moves to `target`. The content of `work` counts as free
+    space, because packing resumes from it.
     """
     folder = _existing(target.parent)
     _check(need.store + need.temporary - _allocated(work), work, need.is_estimate)
@@ -58,7 +59,7 @@ def check_disk_space(need: Need, work: Path, target: Path) -> None:
 
 
 def check_jpeg_space(num_done: int, bytes_done: int, num_left: int, work: Path) -> None:
-    """Raise UnavailableError if the remaining JPEGs and a copy of all JPEGs would not fit."""
+    """Raise UnavailableError if the JPEGs that are left, and a copy of all JPEGs, would not fit."""
     needed = int(bytes_done / num_done * (2 * num_left + num_done)) + _MARGIN_BYTES
     free = shutil.disk_usage(work).free
     if free < needed:

@@ -38,7 +38,7 @@ _CHUNK_OF_TRANSFORMED = 16
 
 
 class RowPlacement(NamedTuple):
-    """The position of a row in the store, and the digest of its raw bytes."""
+    """The position of a row in the store, and the digest that its raw bytes must have."""
 
     number: int  # number in the table sorted by id
     split: str
@@ -47,7 +47,7 @@ class RowPlacement(NamedTuple):
 
 
 class _Packed(NamedTuple):
-    """The outcome for one image: a finished row, or a reason why there is none."""
+    """The result for one image: a finished row, or the reason why there is none."""
 
     source: str
     row: FinishedRow | None = None
@@ -57,7 +57,7 @@ class _Packed(NamedTuple):
 
 
 def prepare(folder: Path, num_rows: int, form: StoreForm, split: str) -> None:
-    """Create the file for a split's pixels, unless it exists."""
+    """Create the file for the pixels of a split, unless it exists."""
     folder.mkdir(parents=True, exist_ok=True)
     if form.is_jpeg(split):
         return
@@ -90,7 +90,7 @@ def places_of(rows: pa.Table) -> dict[str, RowPlacement]:
 def finished_shards(
     work: Path, places: dict[str, RowPlacement], form: StoreForm
 ) -> Iterator[tuple[Path, Shard]]:
-    """Yield the undamaged shards of an earlier run; see `read_shards`."""
+    """Yield the undamaged shards of an earlier run, see `read_shards`."""
     by_number = {place.number: place for place in places.values()}
     images = {
         split: np.load(_pixel_file(work / "store", split), mmap_mode="r", allow_pickle=False)
@@ -116,9 +116,10 @@ def fill(
     num_workers: int,
     engine: Engine,
 ) -> Iterator[None]:
-    """Convert the images at `places` and store them shard by shard; yields once per image.
+    """Convert the images at `places` and store them shard by shard; yield once for each image.
 
-    Raises one error for all images that are missing, altered, or rejected by the transform.
+    Raises a single error that names all images that are missing, altered, or rejected by the
+    transform.
     """
     if not places:
         return
@@ -161,7 +162,7 @@ def fill(
 def _convert(
     placed: tuple[RawSample, RowPlacement], form: StoreForm, store: Path | None
 ) -> _Packed:
-    """Convert one image and write its pixels to `store`; if None, return the pixels instead."""
+    """Convert one image and write its pixels to `store`; return the pixels if `store` is None."""
     sample, place = placed
     if not sample.payload and sample.fault:
         return _Packed(sample.source, changed=sample.fault.detail)
@@ -197,13 +198,13 @@ def _store_pixels(store: Path, place: RowPlacement, pixels: NDArray[np.uint8]) -
 
 @cache
 def _open_pixels(path: Path) -> NDArray[np.uint8]:
-    """Map the pixels of one split, once in each process."""
+    """Map the pixels of one split into memory, once for each process."""
     images: NDArray[np.uint8] = np.lib.format.open_memmap(path, mode="r+")
     return images
 
 
 class _JpegSpace:
-    """Checks that the remaining JPEGs will fit, from the sizes of the finished ones."""
+    """Checks that the remaining JPEGs will fit on the disk, based on the sizes of finished ones."""
 
     def __init__(self, work: Path, num_left: int) -> None:
         self._work = work

@@ -1,4 +1,4 @@
-"""Images stored as JPEG in one file and decoded on access.
+"""Stores images as JPEGs in one file, and decodes them on access.
 
 `inputs.jpeg` holds the images one after the other, `offsets.npy` the position of each. This form is
 for data sets whose pixels do not fit on the disk: photographs take about an eighth of the space.
@@ -23,7 +23,7 @@ _ROWS_PER_THREAD = 8  # fewer are not worth a thread
 
 
 def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
-    """Encode (height, width, 1 or 3) pixels.
+    """Return pixels (height, width, 1 or 3) encoded as JPEG.
 
     Colour is not subsampled: 4:2:0 saves a quarter of the bytes, but its mean error is 40 % larger
     (docs/explanation/precompute.md).
@@ -33,7 +33,7 @@ def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
 
 
 def decode_jpeg(payload: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Decode the output of `encode_jpeg`; raises ValueError if the result does not have `shape`."""
+    """Decode the output of `encode_jpeg`. Raises ValueError if the image does not have `shape`."""
     pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(payload, "GRAY" if shape[2] == 1 else "RGB")
     if pixels.shape != shape:
         raise ValueError(f"{pixels.shape} found, {shape} expected")
@@ -41,7 +41,7 @@ def decode_jpeg(payload: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 class JpegInputs:
-    """Images as an array (N, height, width, channels) uint8 in [0, 255]; decodes rows on access.
+    """An array (N, height, width, channels) uint8 of images that are decoded on access.
 
     A loader process decodes on one thread, any other process on one thread per core. A pickled
     object holds only the path of its files.
@@ -80,14 +80,14 @@ class JpegInputs:
         return len(self._blob)
 
     def file_bytes(self, begin: int, end: int) -> tuple["np.memmap[Any, Any]", int, int]:
-        """Return the mapped file, and the byte range of the rows from `begin` to before `end`."""
+        """Return the mapped file, and the range of bytes of the rows in [begin, end)."""
         return self._blob, int(self._offsets[begin]), int(self._offsets[end])
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
-        """Return one image as (height, width, channels), or several with a leading (B,)."""
+        """Return one image (height, width, channels), or several with a leading dimension (B,)."""
         numbers = np.arange(len(self))[rows]
         if numbers.ndim == 0:
             return self._row(int(numbers))
@@ -124,7 +124,7 @@ class JpegInputs:
         return 1 if is_loader else max(1, min(num_cores(), num_rows // _ROWS_PER_THREAD))
 
     def _pool(self) -> ThreadPoolExecutor:
-        """Return the threads of this process; a fork copies the object but not its threads."""
+        """Return the thread pool of this process; a fork copies the object but not its threads."""
         if self._threads is None or self._threads[0] != os.getpid():
             pool = ThreadPoolExecutor(num_cores(), thread_name_prefix="slipway-jpeg")
             self._threads = (os.getpid(), pool)

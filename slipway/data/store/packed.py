@@ -9,7 +9,7 @@ data/packed/SPLIT/rows.parquet         id, source and target of each row, in the
 data/packed/SPLIT/labels.npy           (N, K) uint8, only if rows have several labels: 1 for each
 data/packed/SPLIT/transform.parquet    the values that `precompute.transform` found on each row
 
-The store trades disk space for time: it is as large as the raw pixels.
+The store is as large as the raw pixels, but fast to read.
 """
 
 import mmap
@@ -58,11 +58,11 @@ class Inputs(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any) -> Any:
-        """Return one row by number, or (B, ...) the rows of a slice or an array."""
+        """Return the row with a number, or the rows of a slice or an array, (B, ...)."""
 
 
 class FileSpan(NamedTuple):
-    """Consecutive bytes of a file that is mapped into memory from its first byte."""
+    """Consecutive bytes of a file that is mapped into memory from its beginning."""
 
     path: Path
     begin: int
@@ -71,7 +71,7 @@ class FileSpan(NamedTuple):
 
 
 class TargetScale(Contract):
-    """Mean and standard deviation of a numeric target over the training split, in its own unit."""
+    """Mean and standard deviation of a numeric target over the training split, in its unit."""
 
     mean: float
     std: float
@@ -102,7 +102,7 @@ class PackedManifest(Contract):
 
 @dataclass(frozen=True)
 class PackedSplit:
-    """One split; its inputs are mapped into memory and read on access."""
+    """The rows of one split, whose inputs are memory-mapped and read on access."""
 
     inputs: Inputs  # (N, ...) uint8 pixels or float32 columns
     # (N,) float64 class index, or the number itself; with several labels (N, K) uint8
@@ -114,19 +114,19 @@ class PackedSplit:
 
     @cached_property
     def keys(self) -> NDArray[np.uint64]:
-        """The row ids as uint64 (N,), the keys of `slipway.data.engine.randomness`."""
+        """The ids of the rows as (N,) uint64, the keys for `slipway.data.engine.randomness`."""
         return id_keys(self.ids)
 
     @cached_property
     def target_keys(self) -> NDArray[np.float64]:
-        """The targets (N,); for rows with several labels, a number that identifies the set."""
+        """The targets (N,); if rows have several labels, a number that identifies each set."""
         if self.targets.ndim == 1:
             return np.asarray(self.targets, np.float64)
         _, keys = np.unique(self.targets, axis=0, return_inverse=True)
         return np.asarray(keys.reshape(-1), np.float64)
 
     def rows_of(self, label: int) -> NDArray[np.int64]:
-        """Return the rows of a class or with a label, by its index."""
+        """Return the rows that have the label, or the class, with the index `label`."""
         own = self.targets == label if self.targets.ndim == 1 else self.targets[:, label] > 0
         return np.flatnonzero(own)
 
@@ -135,13 +135,13 @@ class PackedSplit:
 
 
 def write_labels(root: Path, targets: NDArray[Any]) -> None:
-    """Write (N, K) labels of rows into the folder of their split; other targets are in its rows."""
+    """Write the labels (N, K) of a split's rows to a file; other targets are in `rows.parquet`."""
     if targets.ndim == 2:
         np.save(root / _LABELS, targets.astype(np.uint8), allow_pickle=False)
 
 
 def write_split(root: Path, rows: pa.Table, shape: tuple[int, ...]) -> PackedSplitManifest:
-    """Write the rows of a split beside its inputs, and digest all of its files."""
+    """Write the rows of a split beside its inputs, and compute the digests of all its files."""
     write_table(root / "rows.parquet", rows, PACKED_ROWS)
     names = (_PIXELS, JPEG, OFFSETS, "rows.parquet", _LABELS, TRANSFORM_TABLE)
     digests = {name: files.sha256_file(root / name) for name in names if (root / name).exists()}
@@ -149,19 +149,22 @@ def write_split(root: Path, rows: pa.Table, shape: tuple[int, ...]) -> PackedSpl
 
 
 def write_manifest(root: Path, manifest: PackedManifest) -> None:
-    """Write `manifest.json`, after all splits are complete."""
+    """Write `manifest.json`. This comes last, after all splits are complete."""
     files.write_json(root / "manifest.json", manifest.model_dump(mode="json"))
 
 
 def read_manifest(root: Path) -> PackedManifest:
-    """Read the manifest of a packed store; raises SchemaError if it is missing or invalid."""
+    """Read the manifest of a packed store. Raises SchemaError if it is missing or invalid."""
     return read_record(PackedManifest, root / "manifest.json", "precompute")
 
 
 def open_split(
     root: Path, manifest: PackedManifest, split: str, *, verify: bool = False
 ) -> PackedSplit:
-    """Map one split into memory; `verify` compares every file with its digest (IntegrityError)."""
+    """Map one split into memory.
+
+    With `verify`, raises IntegrityError if a file differs from its digest.
+    """
     folder = root / split
     expected = manifest.splits[split]
     if verify:
@@ -198,21 +201,21 @@ def _targets(
 
 
 def open_inputs(folder: Path, row_shape: tuple[int, ...]) -> Inputs:
-    """Map the inputs of a split into memory; raises SchemaError if they are not readable."""
+    """Map the inputs of a split into memory. Raises SchemaError if they are not readable."""
     if (folder / JPEG).exists():
         return JpegInputs(folder, row_shape)
     return _mapped(folder / _PIXELS)
 
 
 def stored_bytes(inputs: Inputs) -> int:
-    """Return the size of all rows in bytes, in the stored form."""
+    """Return the number of bytes that all rows of `inputs` occupy as stored."""
     if isinstance(inputs, JpegInputs):
         return inputs.num_bytes
     return int(len(inputs) * np.prod(inputs.shape[1:], dtype=np.int64) * inputs.dtype.itemsize)
 
 
 def file_span(inputs: Inputs, begin: int, end: int) -> FileSpan | None:
-    """Return the bytes that store the rows from `begin` to before `end`; None if not in a file."""
+    """Return the bytes that store the rows in [begin, end); None if they are not in a file."""
     if isinstance(inputs, JpegInputs):
         mapped, first, last = inputs.file_bytes(begin, end)
     elif isinstance(inputs, np.memmap):

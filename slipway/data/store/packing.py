@@ -49,7 +49,7 @@ _STATISTICS_ROWS = 64  # rows summed at once; 64 rows of 4096 px times 255 squar
 
 
 class _Stored(NamedTuple):
-    """The position of a finished row's JPEG."""
+    """The position of the JPEG of a finished row."""
 
     path: Path
     begin: int
@@ -57,7 +57,7 @@ class _Stored(NamedTuple):
 
 
 def packing_key(rows: pa.Table, form: StoreForm, task: Task) -> str:
-    """Digest everything that the store of `rows` depends on."""
+    """Return a digest of everything that the packed store of `rows` depends on."""
     sink = pa.BufferOutputStream()
     ordered = rows.sort_by("id").combine_chunks()
     with pa.ipc.new_stream(sink, ordered.schema) as stream:
@@ -81,11 +81,11 @@ def pack(
     num_workers: int,
     engine: Engine = "local",
 ) -> Iterator[None]:
-    """Write the packed store of `rows` (`rows.SPLIT_ROWS`) to `work/store`.
+    """Write the packed store of `rows` (schema SPLIT_ROWS) to `work/store`.
 
-    Yields once for each image, for a progress bar: first for those that an earlier run finished in
-    `work`. Raises IntegrityError naming all missing or altered images, and DataError naming all on
-    which the transform fails.
+    Yields once for each image, for a progress bar, first for the images that an earlier run
+    finished in `work`. Raises IntegrityError, which names all missing or altered images, or
+    DataError, which names all images on which the transform fails.
     """
     load_transform(form.network)
     rows = rows.sort_by("id")
@@ -106,10 +106,10 @@ def pack(
 
 
 def channel_statistics(images: Inputs) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation per channel of (N, H, W, C) images, scaled to [0, 1].
+    """Return the mean and standard deviation of each channel of images (N, H, W, C).
 
-    Sums of pixels and of their squares are exact whole numbers, so the result does not depend on
-    the order of rows.
+    Pixels are scaled to [0, 1]. Sums of pixels and of their squares are exact whole numbers, so the
+    result does not depend on the order of rows.
     """
     width, channels = images.shape[2:]
     sums = np.zeros((2, width * channels), np.uint64)
@@ -126,7 +126,7 @@ def channel_statistics(images: Inputs) -> tuple[list[float], list[float]]:
 
 
 def _sums_of_squares(lines: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Sum the squares of each column of uint8 values, exactly; returns uint64.
+    """Return the exact sum of squares of each column of uint8 values, as uint64.
 
     Sums in 16 and 32 bits are 13 times as fast as counting values.
     """
@@ -139,7 +139,7 @@ def _sums_of_squares(lines: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def _assemble(
     work: Path, tables: dict[str, pa.Table], places: dict[str, RowPlacement], form: StoreForm
 ) -> None:
-    """Copy JPEGs and transform values from the shards into the store, by id."""
+    """Copy JPEGs and transform values from the shards into the store, ordered by id."""
     if form.encoding == "raw" and form.network.transform is None:
         return
     jpegs: dict[int, _Stored] = {}

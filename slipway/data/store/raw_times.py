@@ -1,8 +1,8 @@
-"""Measures the time of `precompute` per image: reading, decoding, the user's transform, resizing.
+"""Measures the time of the stage `precompute` for each image.
 
-Some rows are measured one after the other, as in one worker. The time for all rows is computed from
-these: one process reads, and the workers do the rest. Workers compete for cores while they compute,
-but not while they wait.
+The parts are reading, decoding, the user's transform and resizing. Some rows are measured one after
+the other, as in one worker. The time for all rows is computed from these: one process reads, and
+the workers do the rest. Workers compete for cores while they compute, but not while they wait.
 """
 
 import time
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class RawTimes(Contract):
-    """Milliseconds per image, averaged over `rows` images."""
+    """Milliseconds per image for each part, averaged over `rows` images."""
 
     rows: int
     read_ms: float
@@ -33,12 +33,12 @@ class RawTimes(Contract):
 
     @property
     def worker_ms(self) -> float:
-        """Wall-clock time of a worker per image."""
+        """Milliseconds that a worker needs for one image, by the wall clock."""
         return self.decode_ms + self.transform_ms + self.resize_ms
 
     @property
     def largest(self) -> str:
-        """Return the slowest part: "read", "decode", "transform" or "resize"."""
+        """Return the name of the slowest part: "read", "decode", "transform" or "resize"."""
         parts = {
             "read": self.read_ms,
             "decode": self.decode_ms,
@@ -48,13 +48,13 @@ class RawTimes(Contract):
         return max(parts, key=lambda name: parts[name])
 
     def image_ms(self, num_workers: int, num_cores: int) -> float:
-        """Return the expected time per image, in milliseconds, with `num_workers` workers."""
+        """Return the expected milliseconds per image for a number of workers and cores."""
         if num_workers == 1:
             return self.read_ms + self.worker_ms
         return max(self.read_ms, self.worker_ms / num_workers, self.processor_ms / num_cores)
 
     def best_num_workers(self, num_cores: int) -> int:
-        """Return the smallest number of workers whose time per image is close to the shortest."""
+        """Return the smallest number of workers whose time per image is close to the best."""
         times = {
             number: self.image_ms(number, num_cores) for number in sorted({*NUM_WORKERS, num_cores})
         }
@@ -64,7 +64,7 @@ class RawTimes(Contract):
 
 
 def time_raw_rows(samples: Iterable[RawSample], contract: ImageContract) -> RawTimes:
-    """Time the steps of loading images; raises DataError if there are none."""
+    """Time the parts of loading raw images. Raises DataError if there are none."""
     load_transform(contract)
     totals = dict.fromkeys(("read", "decode", "transform", "resize"), 0.0)
     processor, count, begin = 0.0, 0, time.perf_counter()

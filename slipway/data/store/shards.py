@@ -24,7 +24,7 @@ SHARD_SECONDS = 10.0  # work that a kill may cost if images are slow
 
 
 class FinishedRow(NamedTuple):
-    """A row whose pixels are stored, or whose JPEG will be stored with its shard."""
+    """A row whose pixels are stored, or whose JPEG will be stored together with its shard."""
 
     number: int  # number in the table sorted by id
     num_bytes: int  # size of the stored image
@@ -42,20 +42,20 @@ class Shard(Contract):
     digest: str
 
     def digest_with(self, digests: Sequence[bytes]) -> str:
-        """Digest this marker and the images of its rows."""
+        """Return the digest of this marker and of the images of its rows."""
         marker = files.canonical_json(self.model_dump(exclude={"digest"})).encode()
         return xxhash.xxh3_128_hexdigest(marker + b"".join(digests))
 
 
 def digest_of(image: Any) -> bytes:
-    """Digest stored bytes with XXH3: detects damage, not attacks."""
+    """Return the XXH3 digest of stored bytes, which detects damage but not attacks."""
     return xxhash.xxh3_128_digest(image)
 
 
 def read_shards(folder: Path, stored_pixels: Callable[[int], Any]) -> Iterator[tuple[Path, Shard]]:
-    """Yield the JPEG file and the marker of each undamaged shard; remove the damaged ones.
+    """Yield the JPEG file and the marker of each undamaged shard, and remove damaged shards.
 
-    `stored_pixels` returns the bytes of a row that is stored as pixels.
+    `stored_pixels` is called to get the bytes of a row that is stored as pixels.
     """
     seen: set[int] = set()
     for marker in sorted(folder.glob("*.json")):
@@ -85,7 +85,7 @@ def _undamaged(marker: Path, stored_pixels: Callable[[int], Any]) -> Shard | Non
 
 
 class ShardWriter:
-    """Collects finished rows and writes each full shard on a thread."""
+    """Collects finished rows, and writes each full shard in a thread."""
 
     def __init__(self, folder: Path, pixel_files: Sequence[Path]) -> None:
         self._folder, self._pixel_files = folder, pixel_files
@@ -97,7 +97,7 @@ class ShardWriter:
         self._pending: Future[None] | None = None
 
     def add(self, row: FinishedRow) -> None:
-        """Add a row; raises OSError if an earlier shard could not be written."""
+        """Add a finished row. Raises OSError if an earlier shard could not be written."""
         self._rows.append(row)
         self._num_bytes += row.num_bytes
         is_full = len(self._rows) >= SHARD_ROWS or self._num_bytes >= SHARD_BYTES

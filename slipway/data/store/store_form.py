@@ -13,7 +13,7 @@ from slipway.system.contract import Contract
 
 
 class StoreForm(Contract):
-    """The input of the network, and how stored training images differ from it."""
+    """The network's input contract, and the form in which training images differ from it."""
 
     network: ImageContract
     train_size_px: int
@@ -21,18 +21,18 @@ class StoreForm(Contract):
     jpeg_quality: int | None  # null for raw
 
     def stored(self, split: str) -> ImageContract:
-        """Return the contract of a split's stored images."""
+        """Return the contract of the stored images of a split."""
         if split == "train":
             return self.network.model_copy(update={"size_px": self.train_size_px})
         return self.network
 
     def is_jpeg(self, split: str) -> bool:
-        """Return True if a split is stored as JPEG."""
+        """Return True if the images of a split are stored as JPEGs."""
         return split == "train" and self.encoding == "jpeg"
 
 
 def store_form(params: PrecomputeParams, max_pixels: int) -> StoreForm:
-    """Return the form for these params; raises the errors of `user_function.code_digest`."""
+    """Return the form that `params` request. Raises the errors of `user_function.code_digest`."""
     transform = None
     if params.transform is not None:
         transform = TransformContract(

@@ -1,4 +1,4 @@
-"""Targets of split rows in the packed store, the same for images and tables."""
+"""Computes the targets of split rows in the packed store, for any kind of input."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from slipway.system.errors import DataError
 
 
 def class_names(rows: pa.Table, task: Task) -> list[str]:
-    """Return the classes of `rows` in index order; none for a numeric target."""
+    """Return the classes in `rows` in the order of their indices; none for a numeric target."""
     target = kind_of(task).target
     if target.several:
         return list(label_counts(rows["label"]))
@@ -23,7 +23,7 @@ def class_names(rows: pa.Table, task: Task) -> list[str]:
 
 
 def targets_of(rows: pa.Table, classes: list[str], task: Task) -> NDArray[Any]:
-    """Return the targets, (N,) float64: class indices, or the numbers of a numeric target.
+    """Return the targets, (N,) float64: class indices, or the values of a numeric target.
 
     For rows with several labels, returns (N, K) uint8: 1 for each label of the row.
     """
@@ -36,7 +36,10 @@ def targets_of(rows: pa.Table, classes: list[str], task: Task) -> NDArray[Any]:
 
 
 def target_scale(targets: NDArray[np.float64]) -> TargetScale:
-    """Return mean and deviation of training targets; DataError if all are equal or too large."""
+    """Return the mean and standard deviation of training targets, (N,).
+
+    Raises DataError if all targets are equal, or if one is too large.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         std = float(targets.std())
     if std == 0:
@@ -53,9 +56,9 @@ def target_scale(targets: NDArray[np.float64]) -> TargetScale:
 
 
 def packed_rows(rows: pa.Table, targets: NDArray[Any]) -> pa.Table:
-    """Convert `rows.SPLIT_ROWS` to `rows.PACKED_ROWS`; a missing weight becomes 1.
+    """Convert rows of SPLIT_ROWS to PACKED_ROWS; a missing weight becomes 1.
 
-    The target of a row with several labels is their number.
+    If a row may have several labels, its target in the table is the number of its labels.
     """
     if targets.ndim == 2:
         targets = targets.sum(axis=1, dtype=np.float64)

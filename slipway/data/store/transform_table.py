@@ -1,4 +1,7 @@
-"""Values that a user's transform found on each image: `transform.parquet` beside the pixels."""
+"""Writes the values that a user's transform found on each image to `transform.parquet`.
+
+The file lies beside the pixels of a split.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +22,7 @@ def write_transform_table(
 ) -> None:
     """Write a table for each split: the row id, and a column for every name in any split.
 
-    A value that an image lacks is null. Raises DataError naming every column with values of
+    A value that an image lacks is null. Raises DataError, which names every column with values of
     different types.
     """
     schema = _schema([found for split in values.values() for found in split])

@@ -1,4 +1,4 @@
-"""Cleaning and packing of tables: cells, column types, duplicate rows.
+"""Cleans and packs tables: cells, column types, duplicate rows.
 
 Images are cleaned in `data/images/`.
 """

@@ -41,9 +41,9 @@ _NUMBER_MARK, _TEXT_MARK = 1, 2
 
 @dataclass(frozen=True)
 class TypedColumn:
-    """One column of N rows and U distinct raw cells.
+    """A column of N rows and U distinct raw cells, read as one kind of value.
 
-    The last entry of each array is for rows without a cell, whose code is -1.
+    The arrays have U + 1 entries. The last one is for rows without a cell, whose code is -1.
     """
 
     raw: RawColumn
@@ -55,25 +55,25 @@ class TypedColumn:
 
     @cached_property
     def unit(self) -> str:
-        """The unit written with each number in the file, such as "%" or "$"; "" for none."""
+        """The unit that each number in the file has, such as "%" or "$"; "" if there is none."""
         is_text = self.kind == "number" and self.raw.stored == "text"
         return _written_numbers(self.raw).unit if is_text else ""
 
     @cached_property
     def cell_states(self) -> NDArray[np.uint8]:
-        """The state of each row's cell, (N,): GOOD, MISSING or BAD."""
+        """The state of the cell of each row, (N,): GOOD, MISSING or BAD."""
         return take(self.states, self.raw.codes)
 
     @cached_property
     def cells(self) -> NDArray[np.float64] | NDArray[np.object_]:
-        """The typed value of each row, (N,): `values` indexed by the codes of the raw column."""
+        """The typed value of each row, (N,)."""
         if self.values.dtype == np.float64:
             return take(self.values, self.raw.codes)
         return self.values[self.raw.codes]
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:
-        """A key for each row's cell, (N,): equal for equal cells, 0 for those that are not good."""
+        """A key for each row's cell, (N,): equal for equal cells, and 0 unless the cell is good."""
         _, keys = np.unique(self.values[self.states == GOOD], return_inverse=True)
         by_value = np.zeros(len(self.values), np.int64)
         by_value[self.states == GOOD] = keys + 1
@@ -81,13 +81,13 @@ class TypedColumn:
 
 
 def shown_cell(raw: RawColumn, row: int) -> str:
-    """Return the raw cell of a row as short text."""
+    """Return the raw cell of a row as a short text for reports."""
     code = raw.codes[row]
     return "nothing" if code < 0 else repr(raw.values[int(code)].as_py())[:82]
 
 
 def typed_column(raw: RawColumn, kind: Kind) -> TypedColumn:
-    """Read the cells of a raw column as `kind`."""
+    """Return a raw column with its cells read as `kind`."""
     values, states = _READERS[kind](raw)
     if values.dtype != np.float64:
         return TypedColumn(raw, kind, np.append(values, ""), np.append(states, np.uint8(MISSING)))
@@ -152,7 +152,10 @@ def _dates(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 
 
 def dates_as(raw: RawColumn, date_format: str) -> NDArray[np.float64]:
-    """Parse the distinct cells by a strptime format: (U,) days since 1970 UTC, NaN for others."""
+    """Parse the distinct cells with the strptime format `date_format`.
+
+    Returns days since 1970 UTC, (U,) float64, and NaN for cells that are not such dates.
+    """
     values = np.full(len(raw.values), np.nan)
     for index, text in enumerate(raw.values.to_pylist()):
         with contextlib.suppress(ValueError, OverflowError):
@@ -190,9 +193,9 @@ def _flags(array: pa.Array) -> NDArray[np.bool_]:
 def row_digests(
     columns: Sequence[RawColumn], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], int]:
-    """Digest each row over all `columns` by SHA-256.
+    """Return a SHA-256 digest of each row over all `columns`.
 
-    Returns digests (len(rows), 32) uint8, and the number of digested bytes per row.
+    The result is digests (len(rows), 32) uint8, and the number of digested bytes per row.
     """
     ordered = sorted(columns, key=lambda column: column.name)
     fields = [_canonical(column) for column in ordered]
@@ -209,10 +212,10 @@ def row_digests(
 
 
 def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
-    """Encode the distinct cells as (U + 1, 16) bytes that are equal for equal cells.
+    """Encode the distinct cells as (U + 1, 16) bytes; equal cells have equal bytes.
 
-    Each consists of a type byte, then the number or a digest of the text. The last one stands for
-    rows without a cell.
+    Each code is a type byte, followed by the number or by a digest of the text. The last one stands
+    for rows without a cell.
     """
     raw = replace(raw, written=USUAL_FORMAT)  # other params move no row to another split
     name = _digest(raw.name, size=7)
@@ -226,7 +229,7 @@ def _canonical(raw: RawColumn) -> NDArray[np.uint8]:
 
 
 def _encode_cells(cells: NDArray[np.uint8], raw: RawColumn, name: bytes) -> None:
-    """Write the distinct cells of a column to (U, 16) bytes."""
+    """Write codes of the distinct cells of a column to `cells` (U, 16) bytes."""
     is_number = np.zeros(len(raw.values), bool)
     if raw.stored != "boolean":
         if raw.stored == "text":
@@ -243,7 +246,7 @@ def _encode_cells(cells: NDArray[np.uint8], raw: RawColumn, name: bytes) -> None
 
 
 def _loses_digits(raw: RawColumn, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return a mask (U,) of integers that float64 cannot hold exactly, such as ids beyond 2**53."""
+    """Return a mask (U,) of integers that float64 cannot represent, such as ids beyond 2**53."""
     found = np.zeros(len(numbers), bool)
     if raw.stored != "text":
         return found

@@ -1,4 +1,4 @@
-"""Cleans a table: from the raw data to the result that the stage `clean` writes."""
+"""Cleans a table for the stage `clean`: from the raw file to the outputs of the stage."""
 
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ def check_table(data: DataParams) -> None:
 
 
 def clean_rows(data: DataParams, clean: CleanParams) -> CleanResult:
-    """Check and compare every row of the table."""
+    """Check and compare every row of the table; return the result of cleaning."""
     if data.checksums:
         listed = read_checksums(Path(data.checksums), data)
         for path in stored_tables(data):
@@ -43,12 +43,12 @@ def _write_cells(table: CleanedTable, folder: Path) -> None:
 
 
 def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> CleanReport:
-    """Count kept and refused rows by rule, with examples and the columns."""
+    """Return the number of kept and refused rows by rule, with examples and the columns."""
     return clean_report(table.cleaned, TABLE_RULES, data, clean, table.columns, hints=table.hints)
 
 
 def column_notes(table: CleanedTable, page: Path) -> str:
-    """Describe the columns that are not inputs or need a check, and name the page."""
+    """Return lines on the columns that are not inputs or need a check, and the name of the page."""
     dropped = [_note(column) for column in table.columns if column.kind == "ignore"]
     noted = [_note(column) for column in table.columns if column.kind != "ignore" and column.note]
     lines = [
@@ -65,7 +65,7 @@ def _note(column: ColumnSummary) -> str:
 
 
 def conflict_hint(table: CleanedTable) -> str:
-    """Return advice to flag conflicts if equal inputs have different targets; else ""."""
+    """Return advice to flag conflicts if rows with equal inputs have different targets; else ""."""
     rules = set(pc.unique(table.cleaned.quarantine["rule"]).to_pylist())
     if not rules & {"conflicting_label", "conflicting_target"}:
         return ""

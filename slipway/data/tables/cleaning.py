@@ -1,4 +1,4 @@
-"""Cleans a table: reads every cell as its column's kind, and records all that break a rule.
+"""Cleans a table: reads every cell as its column's kind, and finds all cells that break a rule.
 
 Nothing is repaired or dropped silently: kept + quarantined == read. The result depends on the
 content of the table, not on the order of its rows and columns.
@@ -56,7 +56,7 @@ WRITTEN_ROWS = 1 << 14  # rows written at a time
 
 @dataclass(frozen=True)
 class CleanedTable:
-    """The cleaned rows, their typed cells in the same order, and the columns."""
+    """The cleaned rows, their typed cells in the same order, and the columns of the table."""
 
     cleaned: Cleaned
     # ID_COLUMN and the inputs: float64 (dates: days since 1970 UTC), bool or string; may be null.
@@ -77,7 +77,7 @@ class _Input:
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """A key for each cell, (N,): equal for equal cells, 0 for missing ones."""
+        """A key for the cell of each row, (N,): equal for equal cells, and 0 for missing cells."""
         keys = scratch_array((len(self.present),), np.int64)
         for part in slices(len(keys)):
             keys[part] = np.where(self.present[part], self.typed.keys[part], 0)
@@ -85,7 +85,10 @@ class _Input:
 
 
 def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedTable:
-    """Read, check and compare every row; DataError if the columns do not match the params."""
+    """Read, check and compare every row of a table.
+
+    Raises DataError if the columns do not match the params.
+    """
     check_columns(raw, data)
     ledger = Ledger(raw.numbers, raw.source)
     annotations = annotate(raw, data, clean, ledger)
@@ -130,20 +133,23 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
 
 
 def input_names(raw: RawTable, data: DataParams) -> list[str]:
-    """Return every column that may be an input."""
+    """Return the name of every column that may be an input."""
     special = special_columns(data).values()
     return [name for name in raw.columns if name not in special]
 
 
 def check_columns(raw: RawTable, data: DataParams) -> None:
-    """Raise DataError naming every column of the params that is missing or contradictory."""
+    """Raise DataError, which names every column of the params that is missing or contradictory."""
     check_column_names(list(raw.columns), data)
     if not raw.num_read:
         raise DataError(f"{data.path!r} has a header but no rows. Add rows.")
 
 
 def check_column_names(present: Sequence[str], data: DataParams) -> None:
-    """Raise DataError naming every column of the params that is not `present` or contradictory."""
+    """Raise DataError, which names every column of the params that is missing or contradictory.
+
+    `present` are the names of the table's columns.
+    """
     keys_of: dict[str, list[str]] = {}
     texts = {f"text_columns[{i}]": name for i, name in enumerate(data.text_columns)}
     for key, name in (special_columns(data) | texts).items():
@@ -249,7 +255,7 @@ def find_outliers(
     clean: CleanParams,
     ledger: Ledger,
 ) -> None:
-    """Apply the rule `outlier` to the numbers among the inputs and to a numeric target."""
+    """Apply the rule `outlier` to the numeric inputs and to a numeric target."""
     if clean.rules.outlier is None:
         return
     # The same rows for every column, whatever this rule refuses.
@@ -280,7 +286,7 @@ def _compare(
     annotations: Annotations,
     ledger: Ledger,
 ) -> tuple[NDArray[np.int64], pa.Table]:
-    """Apply the rules for duplicates; return the remaining row numbers by id, and `rows.ROWS`."""
+    """Apply the rules for duplicates; return the remaining row numbers by id, and their ROWS."""
     alive = true_rows(ledger.alive)
     found, num_bytes = row_digests(identified_columns(raw), alive)
     digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
@@ -304,9 +310,9 @@ def kept_rows(
     annotations: Annotations,
     ledger: Ledger,
 ) -> pa.Table:
-    """Return the rows at `order` as `rows.ROWS`.
+    """Return the rows with the numbers `order`, as a table with the schema ROWS.
 
-    `clusters` (N,) has the first row of each row's cluster, -1 for none.
+    `clusters` (N,) holds the first row of each row's cluster, or -1.
     """
     flags, corrections = _RowTexts(ledger.flags()), _RowTexts(ledger.corrections())
 
@@ -340,14 +346,14 @@ def kept_rows(
 
 
 class _RowTexts:
-    """The texts of rows, from a table of `row` and `text` that is sorted by `row`."""
+    """Lists of texts of rows, read from a table of `row` and `text` that is sorted by `row`."""
 
     def __init__(self, table: pa.Table) -> None:
         self._texts = table.select(["text"])
         self._rows = numbers_of(table["row"], np.int64)
 
     def lists(self, rows: NDArray[np.int64]) -> pa.ListArray:
-        """Return a list of texts for each of `rows`."""
+        """Return the list of texts of each row in `rows`."""
         begins = np.searchsorted(self._rows, rows)
         lengths = np.searchsorted(self._rows, rows, "right") - begins
         offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)

@@ -21,7 +21,7 @@ _MIN_ROWS = 20
 
 
 def constant_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -> dict[str, str]:
-    """Return the columns with a single value, and reasons; missing counts as a value."""
+    """Return the columns with only one value, with reasons; a missing cell counts as a value."""
     found = {}
     for column in columns:
         keys = column.keys[alive]
@@ -33,7 +33,7 @@ def constant_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -
 
 
 def duplicate_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -> dict[str, str]:
-    """Return the columns equal to an earlier one, and reasons."""
+    """Return the columns that equal an earlier column, with reasons."""
     first: dict[tuple[str, str], list[TypedColumn]] = {}
     found = {}
     for column in columns:
@@ -56,7 +56,7 @@ def _same_cells(one: TypedColumn, other: TypedColumn, alive: NDArray[np.bool_]) 
 def leaking_columns(
     columns: Sequence[TypedColumn], annotations: Annotations, alive: NDArray[np.bool_]
 ) -> dict[str, str]:
-    """Return the columns that equal the target or a linear function of it, and reasons."""
+    """Return the columns that equal the target or a linear function of it, with reasons."""
     if alive.sum() < _MIN_ROWS:
         return {}
     if annotations.labels is not None:
@@ -74,7 +74,10 @@ def leaking_columns(
 
 
 def tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
-    """Return True if the values of a column, as keys (N,), map one to one to the classes (N,)."""
+    """Return True if the values of a column map one to one to the classes.
+
+    `keys` (N,) stand for the values of the rows, `classes` (N,) for their classes.
+    """
     num_classes, num_keys = int(classes.max()) + 1, len(np.unique(keys))
     if num_keys != num_classes or num_classes < 2 or len(keys) < num_classes * _ROWS_PER_CLASS:
         return False
@@ -94,7 +97,7 @@ def _is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
 
 
 class ColumnVerdicts(NamedTuple):
-    """The columns that broke a rule, with reasons."""
+    """The columns that broke a rule, with the reasons."""
 
     leaking: dict[str, str]  # copies of the target, which are not inputs
     dropped: dict[str, str]  # other columns that are not inputs
@@ -108,7 +111,7 @@ def apply_column_rules(
     rules: RuleParams,
     insisted: frozenset[str],
 ) -> ColumnVerdicts:
-    """Find copies of the target, constant columns and copies of another column.
+    """Find columns that are constant, copy the target, or copy another column.
 
     A copy of the target whose name is in `insisted` stays an input.
     """

@@ -1,7 +1,7 @@
-"""Fits the statistics of the column contract, only on training rows.
+"""Fits the statistics of the column contract to the training rows only.
 
-One thing is decided by all rows: if a column may have missing values, or categories that training
-rows lack. It affects what the service accepts, not what the network learns.
+All rows decide only if a column may have missing values, or categories that training rows lack.
+This affects the rows that the service accepts, but not the network.
 """
 
 from collections import Counter
@@ -23,9 +23,10 @@ def fit_columns(
     types: Sequence[ColumnType],
     params: PrecomputeParams,
 ) -> ColumnContract:
-    """Fit the contract of `types` on the training rows of `cells` (`CleanedTable.cells`).
+    """Fit the contract of the columns `types` to the training rows of `cells`.
 
-    Raises DataError naming every column whose numbers cannot be standardised.
+    `cells` are those of a `CleanedTable`. Raises DataError, which names every column whose numbers
+    cannot be standardised.
     """
     columns, problems = [], []
     for column in types:

@@ -1,4 +1,4 @@
-"""Kinds of the columns of a table: given in `data.columns`, otherwise inferred from the cells.
+"""Determines the kind of each column: from `data.columns`, or else from the cells.
 
 A column of numbers with a few other cells is a column of numbers with type violations; the same
 holds for dates. Columns that teach a network nothing general (ids, free text, row counters) are not
@@ -35,7 +35,7 @@ _MIN_COUNTED = 20  # with fewer rows, 0, 1, 2, ... may be a coincidence
 
 @dataclass(frozen=True)
 class ColumnGuess:
-    """The kind of a column, given by the user or inferred; `reason` if it is ignored."""
+    """The kind of a column, given by the user or inferred; `reason` says why it is ignored."""
 
     name: str
     kind: Kind | Literal["ignore"]
@@ -45,7 +45,7 @@ class ColumnGuess:
 def column_types(
     raw: Mapping[str, RawColumn], given: Mapping[str, ColumnParams]
 ) -> list[ColumnGuess]:
-    """Return the kind of each column, in order: from the user's `data.columns`, or inferred."""
+    """Return the kind of each column in order: from the user's `data.columns`, or inferred."""
     guesses = []
     for name, column in raw.items():
         kind = given[name].kind if name in given else None
@@ -57,7 +57,7 @@ def column_types(
 def column_type(
     guess: ColumnGuess, given: ColumnParams | None, with_bounds: bool = True
 ) -> ColumnType:
-    """Return the type of an input column, by default with the user's bounds."""
+    """Return the type of an input column; `with_bounds` keeps the user's bounds."""
     if guess.kind == "ignore":
         raise AssertionError(f"{guess.name!r} is not an input")
     return ColumnType(
@@ -70,7 +70,7 @@ def column_type(
 
 
 def infer(raw: RawColumn) -> ColumnGuess:
-    """Infer the kind of a column from its cells."""
+    """Infer the kind of a column from its distinct cells."""
     if is_row_index(raw.name):
         reason = "its name is that of a row index, added by the program that wrote the file"
         return ColumnGuess(raw.name, "ignore", reason)
@@ -144,14 +144,14 @@ def _number(raw: RawColumn) -> ColumnGuess:
 
 
 def counts_rows(raw: RawColumn) -> bool:
-    """Return True if the cells are integers that increase by one per row, in enough rows."""
+    """Return True if the cells are enough integers that increase by one from row to row."""
     if raw.stored not in ("number", "text") or len(raw.codes) < _MIN_COUNTED:
         return False
     return bool((np.diff(typed_column(raw, "number").cells.astype(np.float64)) == 1).all())
 
 
 def columns_yaml(types: Iterable[ColumnType], ignored: Mapping[str, str]) -> str:
-    """Return the text of `reports/columns.yaml`, for the user to edit and put into params.yaml."""
+    """Return the text of `reports/columns.yaml`, for the user to edit and copy to params.yaml."""
     lines = [
         "# The kind of each column. Correct it and put it under data.columns in params.yaml; "
         "see docs/reference/tables.md."

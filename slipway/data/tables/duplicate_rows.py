@@ -1,7 +1,8 @@
-"""Finds duplicate rows of a table: equal in every column, or only in their inputs.
+"""Finds rows of a table that are equal in every column, or only in their inputs.
 
 A row that equals another in every column is an exact duplicate. Rows with equal inputs only are
-treated like near duplicates of images: they may be valid repetitions, but must stay in one split.
+treated like near duplicates of images: they may be valid repetitions, but they must stay in one
+split.
 """
 
 from collections import defaultdict
@@ -32,7 +33,7 @@ def refuse_duplicates(
     ledger: Ledger,
     given_splits: CellTexts | NDArray[np.object_] | None = None,
 ) -> None:
-    """Keep the first of the `rows` with equal `digests`, and refuse the others."""
+    """Keep the first of the `rows` with equal `digests`, and refuse the others as duplicates."""
     for group in _groups(digests.view(np.uint64)[:, 0], lambda index: digests[index].tobytes()):
         first, *others = (int(rows[index]) for index in group)
         for row in others:
@@ -51,7 +52,8 @@ def apply_equal_input_rules(
 ) -> NDArray[np.int64]:
     """Apply the rules for rows with equal inputs.
 
-    Returns the representative of each flagged row, (N,), and -1 for other rows.
+    Returns for each flagged row the first of the rows with equal inputs, (N,), and -1 for other
+    rows.
     """
     rows = true_rows(ledger.alive)
     matrix = scratch_array((len(rows), len(inputs)), np.int64)
@@ -95,7 +97,7 @@ def _apply_conflict_rule(
 
 
 def _others(rows: list[int], ledger: Ledger) -> dict[int, str]:
-    """Return for each of the ascending `rows` a text that names the other rows."""
+    """Return a text for each of the ascending `rows` that names the other rows."""
     names = [ledger.source(row) for row in rows]
     # Those beyond the ones that `listed` shows have the same text, so this stays linear.
     texts = [listed(names[:place] + names[place + 1 :]) for place in range(MAX_SHOWN + 1)]
@@ -107,7 +109,7 @@ def _names(rows: list[int], ledger: Ledger) -> str:
 
 
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return a hash of each row of the matrix, (N,); `_groups` resolves collisions."""
+    """Return a hash of each row of the matrix, (N,). Hashes may collide, see `_groups`."""
     found = scratch_array((len(matrix),), np.uint64)
     for part in slices(len(matrix)):
         mixed = np.zeros(part.stop - part.start, np.uint64)
@@ -119,7 +121,7 @@ def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _groups(keys: NDArray[np.uint64], identity: Callable[[int], Hashable]) -> Iterator[list[int]]:
-    """Yield groups of two or more indices with equal keys and identities, ascending."""
+    """Yield ascending groups of two or more indices that have equal keys and equal identities."""
     order = order_by(keys)
     for part in key_slices(len(keys), lambda part: keys[order[part]]):
         rows = order[part]

@@ -1,4 +1,4 @@
-"""Files that `clean` writes for a table, besides `rows.parquet` and `quarantine.parquet`.
+"""Reads and writes the files of `clean` that only tables have.
 
 cells.parquet       the typed inputs of the kept rows, under their ids
 columns.json        the types of the inputs in order, and the names of all other columns
@@ -43,20 +43,20 @@ class TableColumns(Contract):
 
 
 def write_cells(folder: Path, cells: pa.Table, columns: TableColumns, bad_cells: pa.Table) -> None:
-    """Write cells, columns and bad cells to their files in `folder`."""
+    """Write cells, columns and bad cells to files in `folder`."""
     write_table(folder / CELLS, cells, cell_schema(columns.inputs))
     files.write_json(folder / "columns.json", columns.model_dump(mode="json"))
     write_table(folder / "bad_cells.parquet", bad_cells, BAD_CELLS)
 
 
 def read_cells(folder: Path) -> tuple[pa.Table, TableColumns]:
-    """Read the cells and columns; raises SchemaError if they are missing or do not match."""
+    """Read the cells and the columns. Raises SchemaError if they are missing or do not match."""
     columns = read_record(TableColumns, folder / "columns.json", "clean")
     return read_table(folder / CELLS, cell_schema(columns.inputs)), columns
 
 
 def cell_schema(types: list[ColumnType]) -> pa.Schema:
-    """Return the schema of `cells.parquet`."""
+    """Return the schema of `cells.parquet` for columns of these types."""
     return pa.schema(
         [
             pa.field(ID_COLUMN, pa.string()),

@@ -1,4 +1,4 @@
-"""Hints on a table: cells that look wrong, and the lines of params.yaml that correct this."""
+"""Finds cells of a table that look wrong, and settings of params.yaml that would correct them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ _DATE_FORMATS = [
 
 
 def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams) -> list[str]:
-    """Return the hints on the cells of a table."""
+    """Return hints on cells of a table that look wrong."""
     hints, words, formats = encoding_hint(raw, data), list(data.missing_values), data.date_format
     special = _special_kinds(data)
     for guess in [*guesses, *(ColumnGuess(name, kind, "") for name, kind in special.items())]:
@@ -66,7 +66,7 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
 
 
 def _special_kinds(data: DataParams) -> dict[str, Kind]:
-    """Return the kinds of the columns for time, group and a numeric target, by name."""
+    """Return the kinds of the columns for time, group and numeric target, by name of the column."""
     target = None if kind_of(data.task).target.has_classes else data.target_columns[0]
     kinds: dict[str | None, Kind]
     kinds = {data.time_column: "date", data.group_column: "category", target: "number"}
@@ -76,7 +76,7 @@ def _special_kinds(data: DataParams) -> dict[str, Kind]:
 def written_as(
     raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams
 ) -> tuple[list[str], str | None]:
-    """Return values of `missing_values` and `date_format` with which more cells can be read."""
+    """Return `missing_values` and `date_format`, extended so that more cells can be read."""
     words, formats = list(data.missing_values), data.date_format
     for guess in guesses:
         column = raw.columns[guess.name]
@@ -89,7 +89,7 @@ def written_as(
 
 
 def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:
-    """Report the number of cells that are not in `data.encoding`, and the first such cell."""
+    """Return a hint with the number of cells that are not in `data.encoding`, and the first one."""
     num_cells, first = 0, []
     for column in raw.columns.values():
         if column.stored == "text" and pc.any(found := pc.match_substring(column.values, NOT_UTF8)):
@@ -109,9 +109,9 @@ def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:
 def _blocked(
     raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64], is_input: bool
 ) -> tuple[str, list[str], str | None]:
-    """Describe the cells that prevent a column from being numbers or dates.
+    """Find the cells that prevent a column from being numbers or dates.
 
-    Returns the hint, the cells that may mean a missing value, and a format of the dates.
+    Returns a hint, the cells that may stand for a missing value, and a format of dates.
     """
     if guess.kind == "boolean":
         return "", [], None
@@ -151,7 +151,7 @@ def _blocked(
 def _other_dates(
     raw: RawColumn, is_bad: NDArray[np.bool_], counts: NDArray[np.int64], present: int
 ) -> tuple[str, list[str], str | None]:
-    """Find the format in which most cells are dates."""
+    """Return the format in which most of the cells are dates, or None."""
     is_like = pc.match_substring_regex(raw.values, _LOOKS_LIKE_A_DATE)
     likely = is_bad & is_like.to_numpy(zero_copy_only=False)
     if counts[likely].sum() < _MIN_FRACTION * present:
@@ -176,7 +176,7 @@ def _other_dates(
 
 
 def _codes_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]) -> list[str]:
-    """Report a column of numbers with leading zeros, which are probably codes."""
+    """Return a hint on a column of numbers with leading zeros, which are probably codes."""
     if guess.kind != "number":
         return []
     found = pc.match_substring_regex(raw.values, "^0[0-9]+$").to_numpy(zero_copy_only=False)
@@ -205,7 +205,7 @@ def _spelling_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]
 
 
 def written_notes(raw: Mapping[str, RawColumn], guesses: Sequence[ColumnGuess]) -> dict[str, str]:
-    """Return a note for each column that the service takes in another notation than the file's."""
+    """Return a note for each column that clients must send in another notation than the file's."""
     notes = {}
     for guess in guesses:
         column = raw[guess.name]

@@ -1,6 +1,6 @@
-"""Collects the verdicts of the rules on each row of a table, and every cell that breaks a rule.
+"""Records the verdicts of the rules on each row of a table, and every cell that breaks a rule.
 
-A row that breaks several rules is refused under the first; the detail names them all.
+A row that breaks several rules is refused under the first of them; the detail names all.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,9 +42,9 @@ _32 = np.uint64(32)
 
 
 class Ledger:
-    """Verdicts on the rows 0 to N - 1, whose numbers in the file are `numbers` (N,).
+    """The verdicts on rows 0 to N - 1, whose numbers in the file are `numbers` (N,).
 
-    `name` maps a row number to the row's name in reports. Verdicts are in files.
+    `name` returns a row's name in reports, given its number. The verdicts are stored in files.
     """
 
     def __init__(self, numbers: NDArray[np.int64], name: Callable[[int], str] = str) -> None:
@@ -55,11 +55,11 @@ class Ledger:
         self._corrections = ScratchTable(_TEXTS)
 
     def source(self, row: int) -> str:
-        """Return the name of the row in the outputs."""
+        """Return the name that a row has in the outputs."""
         return self._name(int(self.numbers[row]))
 
     def apply(self, action: Action, rule: str, verdicts: Iterable[tuple[int, str]]) -> None:
-        """Refuse or flag rows under a rule; `verdicts` are pairs of a row and a detail."""
+        """Refuse or flag rows under a rule; `verdicts` are pairs of a row and its detail."""
         for row, detail in verdicts if action is not None else ():
             self._verdicts.add(row, rule, detail, action == "refuse")
             if action == "refuse":
@@ -68,7 +68,7 @@ class Ledger:
     def apply_to_cells(
         self, action: Action, raw: RawColumn, broken: NDArray[np.bool_], rule: str, expected: str
     ) -> None:
-        """Refuse or flag the rows whose cell is `broken` (N,) bool, and record each such cell."""
+        """Refuse or flag the rows whose cell is `broken`, (N,) bool, and record these cells."""
         for row in each_true(broken) if action is not None else ():
             value = shown_cell(raw, row)
             detail = f"{raw.name}: found {value}, expected {expected}"
@@ -80,11 +80,11 @@ class Ledger:
         self._corrections.add(row, text)
 
     def corrections(self) -> pa.Table:
-        """Return the corrections as a table of `row` and `text`."""
+        """Return all corrections as a table of `row` and `text`."""
         return self._corrections.table().sort_by("row")
 
     def flags(self) -> pa.Table:
-        """Return the rules that flag each row, kept or not, as `text` by `row`."""
+        """Return the rules that flag rows, kept or not, as a table of `row` and `text`."""
 
         def batches() -> Iterator[pa.RecordBatch]:
             for part in self._by_row(is_refused=False):
@@ -95,7 +95,7 @@ class Ledger:
         return store_table(batches(), _TEXTS)
 
     def quarantine(self, malformed: Iterable[tuple[int, str]]) -> pa.Table:
-        """Return the refused and the malformed rows, by rule and number."""
+        """Return the refused rows and the `malformed` ones, ordered by rule and number."""
 
         def by_number() -> Iterator[pa.RecordBatch]:
             for part in self._by_row(is_refused=True):
@@ -121,7 +121,7 @@ class Ledger:
         return store_table(by_rule(), QUARANTINE)
 
     def flagged_rows(self) -> pa.Table:
-        """Return the rules that kept rows break, as QUARANTINE."""
+        """Return the rules that flag kept rows, as a table with the schema QUARANTINE."""
 
         def batches() -> Iterator[pa.RecordBatch]:
             for part in self._by_row(is_refused=False):
@@ -136,7 +136,7 @@ class Ledger:
         return store_table(batches(), QUARANTINE)
 
     def _named(self, found: pa.RecordBatch, severity: str) -> pa.RecordBatch:
-        """Return rows of _REFUSED as QUARANTINE."""
+        """Convert rows of the schema _REFUSED to QUARANTINE, with the names of the rows."""
         sources = pa.array(map(self._name, found["number"].to_pylist()), pa.string())
         severities = pa.repeat(pa.scalar(severity), len(sources))
         return pa.record_batch(
@@ -144,14 +144,14 @@ class Ledger:
         )
 
     def bad_cell_table(self) -> pa.Table:
-        """Return `BAD_CELLS`, by row and column."""
+        """Return the bad cells with the schema BAD_CELLS, ordered by row and column."""
         keys = [(name, "ascending") for name in ("row", "column", "rule")]
         found = self._bad_cells.table().sort_by(keys)
         sources = self._sources(self.numbers[found["row"].to_numpy()])
         return pa.table([sources, *found.columns[1:]], schema=BAD_CELLS)
 
     def _by_row(self, *, is_refused: bool) -> Iterator[pa.Table]:
-        """Yield the verdicts by row, those on one row in their order, in parts of whole rows."""
+        """Yield the verdicts by row, in parts that hold all verdicts on each of their rows."""
         table = self._verdicts.table()
         chosen = true_rows(numbers_of(table["is_refused"], np.bool_) == is_refused)
         rows = take(numbers_of(table["row"], np.int64), chosen)

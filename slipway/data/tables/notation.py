@@ -25,14 +25,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class WrittenNumbers(NamedTuple):
-    """The numbers of a text column."""
+    """The numbers that were read from the distinct cells of a text column."""
 
     values: NDArray[np.float64]  # (U,) NaN if the text is not a number
     unit: str  # "%", "$" or the like, which all of them have; "" for none
 
 
 def read_numbers(text: pa.Array, codes: NDArray[np.int64]) -> WrittenNumbers:
-    """Read (U,) distinct cells, null for missing ones; `codes` are those of the rows."""
+    """Read the numbers in distinct cells (U,), null if missing; `codes` gives each row's cell."""
     plain = plain_numbers(text)
     if not pc.any(pc.and_(pa.array(np.isnan(plain)), pc.is_valid(text))).as_py():
         return WrittenNumbers(plain, "")
@@ -56,7 +56,10 @@ def read_numbers(text: pa.Array, codes: NDArray[np.int64]) -> WrittenNumbers:
 
 
 def plain_numbers(text: pa.Array) -> NDArray[np.float64]:
-    """Parse numbers without unit and thousands separators: (U,) float64, NaN for other text."""
+    """Parse numbers without unit and thousands separators.
+
+    Returns (U,) float64, with NaN for any other text.
+    """
     try:
         return _floats(text.cast(pa.float64()))
     except pa.ArrowInvalid:
@@ -65,12 +68,15 @@ def plain_numbers(text: pa.Array) -> NDArray[np.float64]:
 
 
 def read_date_as(text: str, date_format: str) -> float:
-    """Return days since 1970 UTC of text in a strptime format; raises ValueError for other text."""
+    """Return a date, given as text in a strptime format, as days since 1970 UTC.
+
+    Raises ValueError if the text does not have the format.
+    """
     return days_since_1970(datetime.strptime(text, date_format))
 
 
 def iso_date(days: float) -> str:
-    """Return the ISO 8601 text of days since 1970 UTC, without a time at midnight."""
+    """Return days since 1970 UTC as ISO 8601 text; midnight is written as the date only."""
     moment = _EPOCH + timedelta(days=days)
     return moment.isoformat().removesuffix("T00:00:00+00:00")
 

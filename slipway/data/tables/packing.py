@@ -60,10 +60,10 @@ def pack_table(
     task: Task,
     root: Path,
 ) -> ColumnContract:
-    """Write the packed store of `rows` (`rows.SPLIT_ROWS`) to the folder `root`.
+    """Write the packed store of `rows` (schema SPLIT_ROWS) to the folder `root`.
 
-    `cells` holds the typed cells under the ids of the rows. Raises IntegrityError if they are not
-    the cells of these rows, and DataError if a column cannot be encoded.
+    `cells` holds the typed cells by row id. Raises IntegrityError if they do not belong to these
+    rows, and DataError if a column cannot be encoded.
     """
     rows = rows.sort_by("id")
     cells = _cells_of(rows, cells)
@@ -97,7 +97,7 @@ def pack_table(
 
 
 def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float32]:
-    """Encode typed cells as (N, width) float32; raises DataError if a number is too large."""
+    """Encode typed cells as (N, width) float32. Raises DataError if a number is too large."""
     columns = {column.name: _as_sequence(cells[column.name]) for column in contract.columns}
     try:
         return encode(columns, contract)
@@ -110,7 +110,7 @@ def encode_cells(cells: pa.Table, contract: ColumnContract) -> NDArray[np.float3
 
 
 def rare_categories(cells: pa.Table, contract: ColumnContract, max_categories: int) -> list[str]:
-    """Describe the categories that `max_categories` leaves out, for each column."""
+    """Return a note for each column whose rare categories exceed the limit `max_categories`."""
     notes = []
     for column in contract.categorical:
         if len(column.categories) < max_categories:

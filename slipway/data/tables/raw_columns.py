@@ -1,7 +1,7 @@
 """Reads columns of the user's table for given rows, so that `evaluate` can slice its results.
 
 A column may be in the table at `data.path`, as an input or not, or a value that the user's
-`precompute.transform` returned for the images. Cells are read as in `clean`, as the kind in
+`precompute.transform` returned for the images. Cells are read as in `clean`, with the kind from
 `data.columns` or the inferred kind.
 """
 
@@ -42,10 +42,10 @@ class RawCells:
 def read_raw_columns(
     data: DataParams, names: Sequence[str], ids: Sequence[str], sources: Sequence[str], found: Path
 ) -> list[RawCells]:
-    """Return the columns `names` of the rows `sources`, whose ids are `ids`.
+    """Return the columns `names` of the rows with the given `sources` and `ids`.
 
-    `found` is the table of values from a transform, if it exists. Raises DataError naming every
-    column that does not exist, and IntegrityError if the rows changed since they were cleaned.
+    `found` is the table of values from a transform, if it exists. Raises DataError, which names
+    every column that does not exist, and IntegrityError if the rows have changed since `clean`.
     """
     if not names:
         return []
@@ -67,7 +67,7 @@ def read_raw_columns(
 
 
 def check_slice_names(data: DataParams, names: Sequence[str]) -> None:
-    """Raise DataError naming every column that neither the data nor a transform can have."""
+    """Raise DataError, which names every column that neither the data nor a transform provides."""
     _refuse_unknown(names, data, columns_of(data) if _has_table(data) else [], [])
 
 

@@ -1,6 +1,6 @@
-"""Finds the table of the data set, and reads its rows as the JSON objects that a client sends.
+"""Finds the table of the data set, and returns its rows as JSON objects, as clients send them.
 
-Cells are read by the same code as in `clean`, as the kinds that `clean` recorded. The id of each
+Cells are read by the same code as in `clean`, with the kinds that `clean` recorded. The id of each
 row is computed again from the raw file, so a changed file is detected by its ids.
 """
 
@@ -44,9 +44,10 @@ JsonRow = dict[str, float | str | bool | None]
 
 
 def find_table(data: DataParams) -> Path:
-    """Return the table at `data.path` or in this folder, or the folder of shards; else DataError.
+    """Return the table at `data.path`: a file, or a folder of shards.
 
-    A task of texts reads any other folder as one of text files by class.
+    If the folder `data.path` holds one table, that file is returned. For a task of texts, any other
+    folder is read as text files by class. Raises DataError if there is no table.
     """
     has_texts = kind_of(data.task).input.has_texts
     also = ", or a folder of text files by class" if has_texts else ""
@@ -70,8 +71,9 @@ def find_table(data: DataParams) -> Path:
 
 
 def stored_tables(data: DataParams) -> list[Path]:
-    """Return the files or folders of shards that hold the table, or all text files: for an
-    unpacked source, its archive.
+    """Return the files or folders of shards that hold the table, or all text files.
+
+    For an unpacked source, the archive is returned.
     """
     if data.sources is None:
         table = find_table(data)
@@ -87,7 +89,7 @@ def stored_tables(data: DataParams) -> list[Path]:
 
 
 def table_of(data: DataParams, source: str) -> Path:
-    """Return the file, or the folder of shards, that holds the row of a `source`."""
+    """Return the file, or the folder of shards, that holds the row with this `source`."""
     if data.sources is None:
         return find_table(data)
     sources = each_source(data)
@@ -95,7 +97,7 @@ def table_of(data: DataParams, source: str) -> Path:
 
 
 def read_table_of(data: DataParams, only: Collection[str] | None = None) -> RawTable:
-    """Read the table of `find_table`, or of all sources: all columns, or `only` these."""
+    """Read the table, or the joined tables of all sources: all columns, or `only` these."""
     if data.sources is None:
         path = find_table(data)
         if is_text_folder(path):
@@ -109,7 +111,7 @@ def read_table_of(data: DataParams, only: Collection[str] | None = None) -> RawT
 
 
 def columns_of(data: DataParams) -> list[str]:
-    """Return the columns of the table of `find_table`, or of the first source, in order."""
+    """Return the column names of the table, or of the first source, in order."""
     table = first_table(data)
     if is_text_folder(table):
         return text_folder_columns(data)
@@ -117,13 +119,13 @@ def columns_of(data: DataParams) -> list[str]:
 
 
 def first_table(data: DataParams) -> Path:
-    """Return the table of `find_table`, or of the first source."""
+    """Return the path of the table, or of the first source."""
     first = data if data.sources is None else next(iter(each_source(data).values()))
     return find_table(first)
 
 
 def identified_columns(raw: RawTable) -> list[RawColumn]:
-    """Return the columns that identify a row: all but row indices.
+    """Return the columns whose values identify a row: all but row indices.
 
     `data.columns` has no influence, so ignoring a column moves no row to another split.
     """
@@ -133,7 +135,7 @@ def identified_columns(raw: RawTable) -> list[RawColumn]:
 def read_json_rows(
     data: DataParams, types: Sequence[ColumnType], wanted: Collection[str]
 ) -> Iterator[tuple[str, str, JsonRow]]:
-    """Yield source, id and row for each of the `wanted` sources, in the order of the file.
+    """Yield source, id and JSON object of each `wanted` source, in the order of the file.
 
     Numbers are finite floats, categories text, booleans bool, dates ISO 8601 text. A cell that
     `clean` did not accept is null. Raises IntegrityError if a column or a wanted row is missing.
@@ -158,7 +160,7 @@ def read_json_rows(
 def raw_rows(
     data: DataParams, contract: ColumnContract, wanted: set[str]
 ) -> Iterator[tuple[str, str, bytes]]:
-    """Yield source, id and JSON object of each row, as a client sends it."""
+    """Yield source, id and JSON object of each row, in the form in which clients send rows."""
     for source, row_id, row in read_json_rows(data, contract.columns, wanted):
         yield source, row_id, json_row(row)
 
@@ -169,7 +171,10 @@ def json_row(row: Mapping[str, Any]) -> bytes:
 
 
 def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str | bool | None:
-    """Return a cell as a JSON value; None if it is missing, of another kind or out of range."""
+    """Return the cell of a row as a JSON value.
+
+    Returns None if the cell is missing, of another kind or out of range.
+    """
     value: Any = typed.cells[row]
     if column.kind == "category":
         return str(value) or None
@@ -186,7 +191,7 @@ def json_cell(column: ColumnType, typed: TypedColumn, row: int) -> float | str |
 
 
 def is_out_of_range(column: ColumnType, numbers: Any) -> Any:
-    """Return True for numbers beyond the user's bounds; an array for an array."""
+    """Return True if a number is beyond the user's bounds; for an array, return a mask."""
     least = -math.inf if column.min is None else column.min
     most = math.inf if column.max is None else column.max
     return (numbers < least) | (numbers > most)

@@ -1,9 +1,9 @@
-"""Finds inputs that predict the target almost alone: near copies that `clean` cannot prove.
+"""Finds inputs that predict the target almost alone, which suggests that they copy the target.
 
-Each column is scored by itself on the training rows. A row's target is predicted from the other
-rows with the same value; for numbers and dates also from the rows with the nearest values. One row
-of each group or near-duplicate cluster is used. A high score is a suspicion, not a proof, so such
-columns stay inputs.
+`clean` finds only exact copies. Here, each column is scored by itself on the training rows. A row's
+target is predicted from the other rows with the same value; for numbers and dates also from the
+rows with the nearest values. One row of each group or near-duplicate cluster is used. A high score
+is a suspicion, not a proof, so such columns stay inputs.
 """
 
 from collections.abc import Iterator
@@ -47,14 +47,14 @@ class ColumnScore(NamedTuple):
         return self.score >= (_SUSPICIOUS_ACCURACY if of_classes else _SUSPICIOUS_ORDER)
 
     def in_words(self, *, of_classes: bool) -> str:
-        """Describe the score in a sentence for the report."""
+        """Return the score as a sentence for the report."""
         kind = "balanced accuracy" if of_classes else "rank score"
         score = f"{kind} {self.score:.3f}, leave-one-out over {self.rows:,} training rows"
         return f"{self.column!r} alone predicts the target ({score})"
 
 
 def score_columns(rows: pa.Table, folder: Path) -> list[ColumnScore]:
-    """Score each column of the cells in `folder` that has enough rows, the highest score first."""
+    """Score each column of the cells in `folder` that has enough rows; return the best first."""
     if not (folder / CELLS).exists():  # this is a set of images
         return []
     training = _one_of_each_unit(rows.filter(pc.equal(rows["split"], "train")).sort_by("id"))
@@ -91,7 +91,7 @@ def _one_of_each_unit(rows: pa.Table) -> pa.Table:
 
 
 def _columns(path: Path, ids: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """Yield the cells of each input in the order of `ids`, one column in memory at a time."""
+    """Yield the cells of each input, ordered by `ids`; only one column is in memory at a time."""
     found = pq.read_table(path, columns=[ID_COLUMN], partitioning=None)[ID_COLUMN].combine_chunks()
     places = pc.index_in(ids.combine_chunks(), found)
     for name in pq.read_schema(path).names:
@@ -102,7 +102,7 @@ def _columns(path: Path, ids: pa.ChunkedArray) -> Iterator[tuple[str, pa.Chunked
 def best_score(
     cells: pa.ChunkedArray, targets: Float, *, of_classes: bool
 ) -> tuple[float, int] | None:
-    """Return the best score of a column and its number of rows; None if there are too few rows.
+    """Return the best score of a column and its number of rows; None if it has too few rows.
 
     The column is scored on all rows, and again on the rows with a value.
     """
@@ -119,7 +119,10 @@ def best_score(
 
 
 def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
-    """Return codes of the values, (N,); for numbers also the values (N,), missing ones far off."""
+    """Return a code for each value, (N,), and the values of numbers, (N,), or None.
+
+    Missing numbers get a value far below all others.
+    """
     keys = _codes(cells)
     if not pa.types.is_floating(cells.type):
         return keys, None
@@ -131,7 +134,7 @@ def _keys(cells: pa.ChunkedArray) -> tuple[Int, Float | None]:
 
 
 def _codes(cells: pa.ChunkedArray) -> Int:
-    """Return a code for each row's value, (N,); missing counts as a value."""
+    """Return a code for the value of each row, (N,); a missing cell counts as a value."""
     encoded = pc.dictionary_encode(cells.combine_chunks(), null_encoding="encode")
     return np.asarray(encoded.indices.to_numpy(), np.int64)
 
@@ -150,7 +153,10 @@ def _class_scores(keys: Int, values: Float | None, targets: Float) -> list[float
 
 
 def _accuracy_by_value(keys: Int, classes: Int, counts: Int) -> float:
-    """Return the balanced leave-one-out accuracy of the most frequent class per value."""
+    """Return the balanced accuracy of predicting the most frequent class of each value.
+
+    The class of a row is predicted from the other rows with the same value.
+    """
     pairs, num_rows = np.unique(keys * len(counts) + classes, return_counts=True)
     key, label = np.divmod(pairs, len(counts))
     order = np.lexsort((-num_rows / counts[label], key))
@@ -165,7 +171,7 @@ def _accuracy_by_value(keys: Int, classes: Int, counts: Int) -> float:
 
 
 def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
-    """Return the balanced accuracy of the most frequent class among the nearest values."""
+    """Return the balanced accuracy of predicting the most frequent class of the nearest values."""
     order = np.argsort(values, kind="stable")
     places = _neighbour_places(len(order))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -179,9 +185,9 @@ def _accuracy_by_neighbours(values: Float, classes: Int, counts: Int) -> float:
 
 
 def _neighbour_places(num_rows: int) -> Int:
-    """Return the positions before and after each row, (N, 2 * _NEIGHBOURS).
+    """Return the positions of the neighbours before and after each row, (N, 2 * _NEIGHBOURS).
 
-    At both ends they are shifted inward.
+    At both ends, positions beyond the rows are replaced by others further inward.
     """
     steps = np.array([step for near in range(1, _NEIGHBOURS + 1) for step in (-near, near)])
     places = np.arange(num_rows)[:, np.newaxis] + steps
@@ -194,7 +200,7 @@ def _neighbour_places(num_rows: int) -> Int:
 
 
 def _number_scores(keys: Int, values: Float | None, targets: Float) -> list[float]:
-    """Score ranks, so that neither tails nor the shape of a curve affects the score."""
+    """Score a numeric target by ranks, which outliers and the shape of a curve do not affect."""
     ranks = _ranks(targets)
     usual = np.abs(ranks - np.median(ranks)).mean()
     if usual == 0:
@@ -206,19 +212,22 @@ def _number_scores(keys: Int, values: Float | None, targets: Float) -> list[floa
 
 
 def _ranks(values: Float) -> Float:
-    """Return the rank of each value, (N,); equal values get the mean of their ranks."""
+    """Return the rank of each value, (N,); equal values share the mean of their ranks."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
 
 
 def _mean_by_value(keys: Int, ranks: Float) -> Float:
-    """Return for each row the mean rank of the other rows with its key, (N,); else of all rows."""
+    """Return for each row the mean rank of the other rows with the same key, (N,).
+
+    A row with a unique key gets the mean rank of all rows.
+    """
     counts, sums = np.bincount(keys)[keys], np.bincount(keys, ranks)[keys]
     return np.where(counts > 1, (sums - ranks) / np.maximum(counts - 1, 1), ranks.mean())
 
 
 def _mean_of_neighbours(values: Float, ranks: Float) -> Float:
-    """Return for each row the mean rank of its neighbours in the order of the values, (N,)."""
+    """Return for each row the mean rank of the rows with the nearest values, (N,)."""
     order = np.argsort(values, kind="stable")
     sorted_ranks, predicted = ranks[order], np.empty(len(ranks))
     padded = np.concatenate([sorted_ranks[1:2], sorted_ranks, sorted_ranks[-2:-1]])

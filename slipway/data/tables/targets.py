@@ -30,7 +30,7 @@ _SHOWN, _SHOWN_CHARACTERS = 3, 40
 
 @dataclass(frozen=True)
 class CellTexts:
-    """The texts of N rows, indexed like an array; None for no text. A row takes no memory."""
+    """The texts of N rows, indexed like an array, None for no text; rows take no memory."""
 
     texts: NDArray[np.object_]  # (U,)
     codes: NDArray[np.int64]  # (N,) index into `texts`; -1 is the last
@@ -41,7 +41,7 @@ class CellTexts:
 
 @dataclass(frozen=True)
 class Annotations:
-    """Annotations of N rows, each (N,) or None if absent; undefined for refused rows."""
+    """The annotations of N rows, each (N,), or None if absent; undefined for refused rows."""
 
     labels: CellTexts | None  # a class, or a set of labels
     targets: NDArray[np.float64] | None
@@ -52,7 +52,7 @@ class Annotations:
 
 
 def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger) -> Annotations:
-    """Read the annotation columns, and refuse rows that lack a required value."""
+    """Read the annotation columns, and refuse the rows that lack a required value."""
     kind = kind_of(data.task).target
     columns = [raw.columns[name] for name in data.target_columns]
     target = columns[0]
@@ -88,7 +88,7 @@ def annotate(raw: RawTable, data: DataParams, clean: CleanParams, ledger: Ledger
 def label_sets(
     columns: Sequence[RawColumn], data: DataParams, clean: CleanParams, ledger: Ledger
 ) -> CellTexts:
-    """Return the text of each row's label set, from a list column or one column per label."""
+    """Return the label set of each row as text, from a column of lists or one column per label."""
     if isinstance(data.target_column, str):
         return _listed_labels(columns[0], data, clean, ledger)
     given = scratch_array((len(ledger.alive), len(columns)), np.bool_)
@@ -148,9 +148,9 @@ def _listed_labels(
 
 
 def _texts(raw: RawColumn, known: frozenset[str]) -> NDArray[np.object_]:
-    """Return the distinct cells as text, (U + 1,), None if missing.
+    """Return the distinct cells as text, (U + 1,), with None for missing cells.
 
-    A cell that equals one of the `known` labels, such as "none", is not missing.
+    A cell such as "none" is not missing if it is one of the `known` labels.
     """
     texts = [label_of(value) for value in raw.values.to_pylist()]
     pairs = zip(texts, is_missing(raw), strict=True)
@@ -163,7 +163,7 @@ def _is_none(values: NDArray[np.object_]) -> NDArray[np.bool_]:
 
 
 def label_of(value: str | float | bool) -> str:
-    """Return the class that a cell names; a whole float has no decimal point."""
+    """Return the class that a cell names; whole floats get no decimal point."""
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
@@ -188,7 +188,7 @@ def _labels(raw: RawColumn, data: DataParams, clean: CleanParams, ledger: Ledger
 
 
 def _require_classes(raw: RawColumn, found: NDArray[np.object_], data: DataParams) -> None:
-    """Raise DataError if there are too many distinct classes for the number of rows."""
+    """Raise DataError if there are too many distinct classes for so few rows."""
     present = int(take(~_is_none(found), raw.codes).sum())
     distinct = len({text for text in found if text is not None})
     if distinct > max(_MANY_CLASSES, _MAX_DISTINCT_FRACTION * present):
@@ -242,7 +242,7 @@ def _groups(raw: RawColumn, ledger: Ledger) -> CellTexts:
 
 
 def _times(raw: RawColumn, ledger: Ledger) -> NDArray[np.float64]:
-    """Read the time of each row, (N,) float64; refuse rows without a usable time.
+    """Return the time of each row, (N,) float64, and refuse rows without a usable time.
 
     Cells are read as dates if more of them are dates than numbers, or equally many and
     `data.date_format` is set; otherwise as numbers.

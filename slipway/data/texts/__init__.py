@@ -1,1 +1,1 @@
-"""Data of texts: reads the columns of a table that hold them, cleans and packs them."""
+"""Reads, cleans and packs texts, which are cells of a table or files."""

@@ -1,4 +1,4 @@
-"""Cleaning of texts: reads the text columns of a table and names all that break a rule.
+"""Cleans texts: reads the text columns of a table, and finds all cells that break a rule.
 
 Nothing is repaired or dropped silently: kept + quarantined == read. Texts are compared in the form
 that networks see, in lower case. The result does not depend on the order of the rows.
@@ -67,7 +67,10 @@ check_texts = check_table
 
 
 def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
-    """Check and compare every row; DataError if the columns do not match the params."""
+    """Check and compare every row.
+
+    Raises DataError if the columns do not match the params.
+    """
     if data.checksums:
         listed = read_checksums(Path(data.checksums), data)
         for path in stored_tables(data):
@@ -158,7 +161,7 @@ def _apply_rules(columns: Sequence[TextColumn], clean: CleanParams, ledger: Ledg
 
 
 def _apply_personal_rule(column: TextColumn, action: Action, ledger: Ledger) -> None:
-    """Apply the rule `personal_data`; details name the kinds of personal data, never the data."""
+    """Apply the rule `personal_data`; its details name the kinds of personal data, not the data."""
     found = take(column.personal, column.raw.codes)
     words = [
         f"{column.raw.name}: "
@@ -184,7 +187,7 @@ def _summaries(raw: RawTable, columns: Sequence[TextColumn]) -> list[ColumnSumma
 def _kept_texts(
     columns: Sequence[TextColumn], order: NDArray[np.int64], rows: pa.Table
 ) -> pa.Table:
-    """Return the cells of the kept rows under their ids; null for no cell."""
+    """Return the text cells of the kept rows by id; null for rows without a cell."""
     schema = text_schema([column.raw.name for column in columns])
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -200,7 +203,7 @@ def _kept_texts(
 
 
 def _conflict_hint(cleaned: Cleaned) -> str:
-    """Suggest to flag conflicts if equal texts have different targets; else return ""."""
+    """Return advice to flag conflicts if equal texts have different targets; else ""."""
     rules = set(pc.unique(cleaned.quarantine["rule"]).to_pylist())
     if not rules & {"conflicting_label", "conflicting_target"}:
         return ""

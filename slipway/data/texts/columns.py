@@ -1,4 +1,4 @@
-"""The text columns of a table: the cells' facts, which rules ask for, and the texts of rows."""
+"""The text columns of a table: facts about their cells for the rules, and the texts of rows."""
 
 import hashlib
 import re
@@ -38,7 +38,10 @@ _COMPARED_CHARACTERS = 1 << 16  # characters of a cell that are compared
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A text column of N rows and U distinct cells; the last entry is for rows without a cell."""
+    """A text column of N rows and U distinct cells.
+
+    Arrays have U + 1 entries; the last one is for rows without a cell.
+    """
 
     raw: RawColumn
     lengths: NDArray[np.int64]  # (U + 1,) characters of the normalised text
@@ -50,7 +53,7 @@ class TextColumn:
     personal: NDArray[np.uint8]  # (U + 1,) a bit for each kind of personal data
 
     def texts(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the normalised cells of some rows; "" for no cell."""
+        """Return the normalised texts of `rows`; "" for rows without a cell."""
         codes = self.raw.codes[rows]
         cells = self.raw.values.take(pa.array(codes, mask=codes < 0)).to_pylist()
         return [
@@ -83,7 +86,7 @@ def read_column(raw: RawColumn) -> TextColumn:
 
 
 def _is_garbled(text: str) -> bool:
-    """Return True if some of the text becomes other letters when its bytes are read as UTF-8."""
+    """Return True if bytes of the text, read as UTF-8, give other letters: a wrong encoding."""
     for match in re.finditer(r"[\u0080-\uffff]{2,}", text):
         if _GARBLED.search(match.group()):
             for encoding in ("cp1252", "latin-1"):
@@ -101,13 +104,13 @@ def _key(text: str) -> int:
 
 
 def joined_texts(columns: Sequence[TextColumn], rows: NDArray[np.int64]) -> list[str]:
-    """Return the texts of some rows in lower case."""
+    """Return the texts of `rows` in lower case, with all columns joined."""
     cells = zip(*(column.texts(rows) for column in columns), strict=True)
     return [SEPARATOR.join(row).strip().casefold() for row in cells]
 
 
 def num_characters(columns: Sequence[TextColumn]) -> NDArray[np.int64]:
-    """Return the characters of each row's texts, (N,)."""
+    """Return the number of characters in the texts of each row, (N,)."""
     first, *others = columns
     lengths = take(first.lengths, first.raw.codes)
     for column in others:
@@ -117,7 +120,7 @@ def num_characters(columns: Sequence[TextColumn]) -> NDArray[np.int64]:
 
 
 def rows_by_id(digests: NDArray[np.uint8], ledger: Ledger) -> NDArray[np.int64]:
-    """Return the rows that no rule refuses, in the order of their ids."""
+    """Return the numbers of the rows that no rule refuses, in the order of their ids."""
     left = true_rows(ledger.alive)
     words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
     return take(left, order_by(*words.T))

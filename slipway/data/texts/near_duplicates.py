@@ -1,4 +1,4 @@
-"""Nearly equal texts, in any language: most of their sequences of characters are the same.
+"""Finds nearly equal texts, in any language: texts that share most of their character sequences.
 
 Two texts are compared by the sets of all sequences of four characters in them. The fraction of
 sequences that both have, of those that either has (Jaccard), is estimated by MinHash (Broder 1997):
@@ -47,10 +47,10 @@ Hashes = NDArray[np.uint32]
 def find_similar(
     num_texts: int, texts: Callable[[slice], list[str]], min_similarity: float
 ) -> DuplicatePairs:
-    """Find pairs of nearly equal texts and their similarity.
+    """Return pairs of nearly equal texts, and the similarity of each pair.
 
-    `texts` returns those of a slice; each has at least MIN_CHARACTERS characters. Memory does not
-    grow with the number of texts.
+    `texts` returns the texts of a slice; each has at least MIN_CHARACTERS characters. Memory does
+    not grow with the number of texts.
     """
     known = scratch_array((num_texts, _HASHES), np.uint32)
     for part in slices(num_texts, _BLOCK_TEXTS):
@@ -66,7 +66,10 @@ def find_similar(
 
 
 def signatures(texts: list[str]) -> Hashes:
-    """Return (texts, 128): the smallest value of each hash function over a text's sequences."""
+    """Return signatures of texts, (N, 128): the smallest value of each hash function.
+
+    The hash functions are applied to all sequences of four characters in a text.
+    """
     found = np.empty((len(texts), _HASHES), np.uint32)
     begin = 0
     while begin < len(texts):
@@ -101,7 +104,10 @@ def _signatures(texts: list[str]) -> Hashes:
 
 
 def _candidates(band: Hashes) -> Iterator[NDArray[np.int64]]:
-    """Yield (P, 2) pairs of texts with equal values: each with the first one and with the next."""
+    """Yield pairs (P, 2) of texts with equal values in a band.
+
+    Each text is paired with the first one that has its values, and with the next one.
+    """
     keys = scratch_array((len(band),), np.uint64)
     for part in slices(len(band)):
         mixed = np.zeros(part.stop - part.start, np.uint64)
@@ -121,7 +127,7 @@ def _candidates(band: Hashes) -> Iterator[NDArray[np.int64]]:
 
 
 def _similar(known: Hashes, pairs: NDArray[np.int64], min_similarity: float) -> NDArray[np.uint64]:
-    """Return the pairs that are similar enough as one number each."""
+    """Return the pairs that are similar enough, each as one number."""
     chosen = pairs[_similarities(known, pairs) >= min_similarity].astype(np.uint64)
     return (chosen[:, 0] << _32) | chosen[:, 1]
 
@@ -134,7 +140,7 @@ def _pairs_of(codes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _similarities(known: Hashes, pairs: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return (P,) the fraction of equal values of each pair."""
+    """Return the fraction of equal values in the signatures of each pair, (P,)."""
     found = scratch_array((len(pairs),), np.float64)
     for part in slices(len(pairs), _PAIRS):
         left, right = known[pairs[part, 0]], known[pairs[part, 1]]
@@ -150,7 +156,7 @@ def apply_near_duplicate_rule(
     clean: CleanParams,
     ledger: Ledger,
 ) -> None:
-    """Apply the rules for nearly equal texts, and add them to the clusters.
+    """Apply the rules for nearly equal texts, and add these texts to the clusters.
 
     Args:
         clusters: (N,) the first row of those whose texts equal but for case and white space, -1

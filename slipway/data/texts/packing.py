@@ -1,4 +1,4 @@
-"""Packing of texts: the bytes or tokens of the split rows become one matrix per split.
+"""Packs texts: the bytes or tokens of the split rows become one matrix per split.
 
 A BPE tokenizer is learned from the training rows only; it is the same, byte for byte, in each run.
 The service encodes requests with the same functions. `slipway.data.store.packed` reads the store.
@@ -44,7 +44,7 @@ _BLOCK_ROWS = 1 << 12
 
 
 def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
-    """Encode the rows (`rows.SPLIT_ROWS`) into the packed store; return what to print."""
+    """Encode `rows` (schema SPLIT_ROWS) into the packed store; return a summary to print."""
     data, task = params.data, params.data.task
     rows = rows.sort_by("id")
     texts = _texts_of(rows, read_texts(paths.clean, data.text_columns))
@@ -107,9 +107,10 @@ def _texts_of(rows: pa.Table, texts: pa.Table) -> pa.Table:
 def _with_tokenizer(
     contract: TextContract, params: PrecomputeParams, training: pa.Table
 ) -> TextContract:
-    """Return the contract with the tokenizer that `params` name, if they do.
+    """Return the contract with the tokenizer that `params` name, if they name one.
 
-    ParamsError if there is no usable one, UnavailableError without the package.
+    Raises ParamsError if that tokenizer is not usable, UnavailableError if the package tokenizers
+    is not installed.
     """
     if params.tokenizer is None:
         return contract
@@ -123,10 +124,10 @@ def _with_tokenizer(
 
 
 def learned_tokenizer(texts: Iterable[str], vocabulary_size: int) -> str:
-    """Learn a ByteLevel BPE; return the content of its `tokenizer.json`.
+    """Learn a byte-level BPE tokenizer; return the content of its `tokenizer.json`.
 
-    Every byte is a token, so no text has an unknown one. Equal texts in any order give equal
-    content. UnavailableError without the package tokenizers.
+    Every byte is a token, so no text contains unknown tokens. Equal texts in any order give equal
+    content. Raises UnavailableError if the package tokenizers is not installed.
     """
     tokenizers = import_tokenizers()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -144,7 +145,7 @@ def learned_tokenizer(texts: Iterable[str], vocabulary_size: int) -> str:
 
 
 def _texts(rows: pa.Table, contract: TextContract) -> Iterator[str]:
-    """Yield the text of each row, from the cells of its columns."""
+    """Yield the text of each row, composed of the cells of its text columns."""
     for batch in rows.to_batches(_BLOCK_ROWS):
         cells = zip(*(batch[name].to_pylist() for name in contract.columns), strict=True)
         yield from (text_of((cell or "" for cell in row), contract) for row in cells)
@@ -153,7 +154,7 @@ def _texts(rows: pa.Table, contract: TextContract) -> Iterator[str]:
 def _write(
     root: Path, rows: pa.Table, texts: pa.Table, targets: NDArray[Any], contract: TextContract
 ) -> tuple[PackedSplitManifest, int]:
-    """Write the folder of a split; return its manifest and the number of texts that were cut."""
+    """Write the folder of a split; return its manifest and the number of truncated texts."""
     root.mkdir()
     write_labels(root, targets)
     inputs = np.lib.format.open_memmap(

@@ -1,4 +1,4 @@
-"""The most telling words of the texts of each class, and passages that only one class has.
+"""Finds words that are typical of the texts of each class, and passages that only one class has.
 
 Both are found in a sample of the texts, those with the first ids, so that memory does not grow with
 the data. A passage that many texts of one class share and no other text has, such as a signature,
@@ -64,7 +64,7 @@ def sampled(texts: Iterable[SampledText]) -> list[SampledText]:
 
 
 def telling_terms(sample: Sequence[SampledText]) -> dict[str, list[str]]:
-    """Return the words, pairs of words and pairs of wide letters that speak most for each class.
+    """Return the terms that are most typical of each class: words, pairs of words or wide letters.
 
     Terms are ordered by their log-odds ratio over its standard error, with a prior of the
     frequency in all texts (Monroe, Colaresi and Quinn 2008, "Fightin' Words").
@@ -94,7 +94,7 @@ def telling_terms(sample: Sequence[SampledText]) -> dict[str, list[str]]:
 
 
 def shared_passages(sample: Sequence[SampledText]) -> list[SharedPassage]:
-    """Return the passages of 24 bytes or more that are common in one class and absent elsewhere."""
+    """Return passages of 24 bytes or more that are common in one class and absent in others."""
     sizes = _class_sizes(sample)
     if len(sizes) < 2:
         return []
@@ -124,7 +124,7 @@ def shared_passages(sample: Sequence[SampledText]) -> list[SharedPassage]:
 
 
 def _class_sizes(sample: Sequence[SampledText]) -> dict[str, int]:
-    """Return the sampled texts of the largest classes."""
+    """Return the number of sampled texts in each of the largest classes, by class."""
     sizes = Counter(name for _, classes in sample for name in classes)
     return dict(sorted(sizes.most_common(_MOST_CLASSES)))
 
@@ -140,7 +140,7 @@ def _terms(text: str) -> set[str]:
 
 
 def _score(inside: int, size: int, rows: int, total: int) -> float:
-    """Return the log-odds ratio of a term in a class over its standard error."""
+    """Return the log-odds ratio of a term in a class, divided by its standard error."""
     prior = _PRIOR * rows / total
     has = np.array([inside, rows - inside]) + prior
     lacks = np.array([size - inside, total - size - rows + inside]) + _PRIOR - prior
@@ -149,7 +149,7 @@ def _score(inside: int, size: int, rows: int, total: int) -> float:
 
 
 def _windows(text: str) -> NDArray[np.uint64]:
-    """Return a hash of each run of 24 bytes of a text, in their order."""
+    """Return the hash of each run of 24 bytes of a text, in order."""
     payload = np.frombuffer(text.encode(), np.uint8).astype(np.uint64)
     size = max(0, len(payload) - _PASSAGE_BYTES + 1)
     hashes = np.zeros(size, np.uint64)
@@ -166,7 +166,7 @@ def _joined_passages(
     windows: Sequence[NDArray[np.uint64]],
     is_own: NDArray[np.bool_],
 ) -> list[SharedPassage]:
-    """Join overlapping passages of one class, the most common ones first."""
+    """Return the passages of one class, with overlapping ones joined, the most common first."""
     found: list[SharedPassage] = []
     while common and len(found) < _MOST_PASSAGES:
         most = max(common.values())
@@ -190,7 +190,7 @@ def _joined_passages(
 
 
 def _are_own_halves(text: str, sample: Sequence[SampledText], is_own: NDArray[np.bool_]) -> bool:
-    """Return True if each half of a class's passage, too, is rare in the other classes.
+    """Return True if each half of a passage, too, is rare in the classes without the passage.
 
     Otherwise the passage is a word of this class beside a passage that all classes have.
     """
@@ -209,9 +209,10 @@ def profile_of(
     *,
     several: bool,
 ) -> TextProfile:
-    """Find what sets the classes apart in the texts with the first ids; nothing for numbers.
+    """Return the terms and passages that set the classes apart in a sample of texts.
 
-    `several` is True if a label is a set of labels.
+    The sample consists of the texts with the first ids. `several` is True if a label is a set of
+    labels. For a numeric target the result has no terms and passages.
     """
 
     def texts() -> Iterator[SampledText]:
@@ -234,7 +235,7 @@ def profile_of(
 def apply_script_rule(
     columns: Sequence[TextColumn], order: NDArray[np.int64], clean: CleanParams, ledger: Ledger
 ) -> dict[str, int]:
-    """Apply the rule for rare scripts; return the rows of each script."""
+    """Apply the rule for rare scripts; return the number of rows in each script."""
     found = scratch_array((len(order),), np.uint8)
     names: dict[str, int] = {}
     for part in slices(len(order), BLOCK_ROWS):
@@ -265,7 +266,7 @@ def apply_passage_rule(
 
 
 def _passage_text(passage: SharedPassage) -> str:
-    """Describe a passage that may give its class away."""
+    """Return a sentence on a passage that may give away its class."""
     return (
         f"{_shorten(passage.text)!r}, which {passage.fraction:.0%} of the texts of {passage.of!r} "
         "have, and nearly no other"
@@ -273,7 +274,7 @@ def _passage_text(passage: SharedPassage) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return the first characters of a text in one line."""
+    """Return the first characters of a text, in one line."""
     line = text.replace(SEPARATOR, " ")
     return line if len(line) <= _EXCERPT_CHARACTERS else line[: _EXCERPT_CHARACTERS - 3] + "..."
 
@@ -289,7 +290,7 @@ def passage_hints(profile: TextProfile) -> list[str]:
 def excerpts_of(
     report: CleanReport, raw: RawTable, columns: Sequence[TextColumn]
 ) -> dict[str, str]:
-    """Return the beginning of each text in the examples, without personal data."""
+    """Return the beginning of the text of each example in the report, without personal data."""
     rules = [*report.refused.values(), *report.flagged.values()]
     clusters = report.clusters.examples if report.clusters else []
     named = [example.source for rule in rules for example in rule.examples]

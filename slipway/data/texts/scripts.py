@@ -1,4 +1,4 @@
-"""The script of a text, such as Latin or Han, by the ranges of Unicode's blocks."""
+"""Determines the script of a text, such as Latin or Han, by the blocks of Unicode."""
 
 import re
 
@@ -35,7 +35,7 @@ _LETTER = re.compile("[A-Za-z]")
 
 
 def main_script(text: str) -> str:
-    """Return the script of most letters, or NO_SCRIPT. Kana counts with the Han between it."""
+    """Return the script of most letters, or NO_SCRIPT; in Japanese, Han counts as Kana."""
     if text.isascii():
         return "Latin" if _LETTER.search(text) else NO_SCRIPT
     characters = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32)

@@ -1,6 +1,6 @@
-"""The text columns of the data set, and its rows as JSON objects as a client of the service sends.
+"""Yields the rows of text data sets as JSON objects, as clients of the service send them.
 
-The id of each row is computed again from the raw file, so a file that changed gives other ids.
+The id of each row is computed again from the raw file, so a changed file gives other ids.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _BLOCK = 1 << 14  # distinct cells that are Python objects at a time
 
 
 def text_cells(raw: RawColumn) -> Iterator[str]:
-    """Yield the distinct cells of a column as text; DataError if they are lists or bytes."""
+    """Yield the distinct cells of a column as text. Raises DataError if they are lists or bytes."""
     if raw.stored == "other":
         raise DataError(
             f"data.text_columns names {raw.name!r}, whose cells are {raw.arrow_type}, "
@@ -33,9 +33,9 @@ def text_cells(raw: RawColumn) -> Iterator[str]:
 def raw_rows(
     data: DataParams, contract: TextContract, wanted: set[str]
 ) -> Iterator[tuple[str, str, bytes]]:
-    """Yield source, id and JSON object of each `wanted` row, as a client sends it.
+    """Yield source, id and JSON object of each `wanted` row, in the form in which clients send it.
 
-    IntegrityError if a column or a wanted row is missing.
+    Raises IntegrityError if a column or a wanted row is missing.
     """
     raw = read_table_of(data)
     missing = [name for name in contract.columns if name not in raw.columns]
