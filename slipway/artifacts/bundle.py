@@ -58,7 +58,7 @@ class Metric(Contract):
 
 
 class ModelFile(Contract):
-    """One exported ONNX graph of a bundle: its file, precision and calibration."""
+    """The manifest's entry for one ONNX graph: file, precision and calibration."""
 
     file: str
     sha256: str
@@ -107,7 +107,7 @@ class VariantFigures(Contract):
 
 
 class Choice(Contract):
-    """The variant that `auto` serves on a provider, its goal, and the figures behind the choice."""
+    """The variant that `auto` serves on a provider, the goal of the choice, and its figures."""
 
     variant: str
     max_metric_loss: float
@@ -128,7 +128,7 @@ class DataSource(Contract):
 
 
 class Lineage(Contract):
-    """The origin of a bundle: git revision, params and data."""
+    """The origin of a bundle: git revision, params and raw data."""
 
     git_revision: str | None  # null outside a git work tree
     git_dirty: bool
@@ -163,12 +163,15 @@ class Bundle(Contract):
     versions: dict[str, str]  # of the packages that made it
 
     def calibration_of(self, variant: str) -> Calibration:
-        """Return the calibration for answers of `variant`, including engines built from it."""
+        """Return the calibration for predictions of `variant`, also of engines built from it."""
         model = self.models.get(variant)
         return (model and model.calibration) or self.calibration
 
     def coverage_of(self, variant: str) -> Metric | None:
-        """Return the coverage measured with `calibration_of(variant)`, if it was."""
+        """Return the coverage measured with `calibration_of(variant)`.
+
+        Returns None if it was not measured.
+        """
         model = self.models.get(variant)
         return model.coverage if model and model.calibration else self.coverage
 

@@ -58,7 +58,7 @@ class HopBounds(Contract):
 
 
 class BatchCheck(Contract):
-    """The answers in batches of one size, compared with the hop's reference."""
+    """The comparison of a hop with its reference, in batches of one size."""
 
     batch_size: int
     rows: int  # every test row, or as many as `verify.batch_seconds` allowed
@@ -67,7 +67,7 @@ class BatchCheck(Contract):
 
 
 class Hop(Contract):
-    """One way of running the model over the test rows, compared with the trained network."""
+    """One way of running the model on the test rows, compared with the trained network."""
 
     name: str  # "torch", "onnxruntime/cpu/fp16", "tensorrt/fp16", "http", "grpc"
     # uncertified: must not be served, and nothing serves it here.
@@ -120,6 +120,8 @@ class Certificate(Contract):
 def first_fault(hops: Sequence[Hop]) -> Hop | None:
     """Return the first hop that prevents a certificate; None if there is none.
 
+    Such a hop differs from its reference, or is required and was not executed.
+
     It is one that differs, or that is required and was not executed.
     """
     for hop in hops:
@@ -150,7 +152,7 @@ def why_uncertified(certificate: Certificate, execution: Execution) -> str | Non
 
 
 def require_agreement(certificate: Certificate, execution: Execution) -> None:
-    """Raise UnavailableError unless the certificate has a hop of this execution that agrees."""
+    """Raise UnavailableError unless the certificate has a hop of `execution` that agrees."""
     for hop in certificate.hops:
         if hop.actual == execution:
             if hop.status == "agrees":
@@ -233,7 +235,7 @@ def _require_gates(certificate: Certificate, version: str) -> None:
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
-    """Return canonical JSON of `content` with its own digest: equal content gives equal bytes."""
+    """Return the certificate as canonical JSON that ends with its own digest."""
     return files.canonical_json(content | {"digest": files.digest_json(content)}).encode()
 
 

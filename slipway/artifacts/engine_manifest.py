@@ -28,7 +28,7 @@ _FIX = "Run `dvc repro --force compile`."
 
 
 class Profile(Contract):
-    """Batch sizes in rows: the range that an engine accepts, and the size that it is tuned for."""
+    """Batch sizes in rows: the range that an engine accepts, and the size it is optimised for."""
 
     smallest: int
     optimal: int
@@ -76,7 +76,7 @@ class EngineManifest(EngineRequest):
 
 
 class SkippedBuild(EngineRequest):
-    """The content of `skipped_build.json`: the requested engine, and why it was not built."""
+    """The content of `skipped_build.json`: the requested engine and the reason it was not built."""
 
     format_version: Literal[2]
     status: Literal["not_executed"]
@@ -101,7 +101,10 @@ def write_skipped_build(root: Path, request: EngineRequest, reason: str) -> None
 
 
 def read_skipped_build(root: Path) -> SkippedBuild | None:
-    """Read why `root` has no engine; None if it has one, EngineError for a malformed file."""
+    """Return the reason why `root` has no engine.
+
+    Returns None if it has one. Raises EngineError if malformed.
+    """
     path = root / SKIPPED_BUILD
     if not path.exists():
         return None
@@ -145,7 +148,10 @@ def read_request(root: Path) -> EngineRequest:
 
 
 def check_origin(engine_manifest: EngineManifest, bundle: LoadedBundle) -> None:
-    """Raise EngineError, naming each difference, unless built as requested from this bundle."""
+    """Raise EngineError unless the engine was built from this bundle, as requested.
+
+    The message names each difference.
+    """
     variant = engine_manifest.actual.variant
     model = bundle.manifest.models.get(variant)
     missing = f"no variant {variant!r}"
@@ -164,7 +170,7 @@ def check_origin(engine_manifest: EngineManifest, bundle: LoadedBundle) -> None:
 
 
 def check_machine(engine_manifest: EngineManifest, machine: EngineMachine) -> None:
-    """Raise EngineError, naming each difference, unless built for this GPU and TensorRT."""
+    """Raise EngineError, naming each difference, unless the engine is for this GPU and TensorRT."""
     built = engine_manifest.machine
     differing = differences(
         {
@@ -180,7 +186,7 @@ def check_machine(engine_manifest: EngineManifest, machine: EngineMachine) -> No
 
 
 def read_plan(root: Path, engine_manifest: EngineManifest) -> bytes:
-    """Read the engine. Raises EngineError if it is missing, IntegrityError if it was altered."""
+    """Read the engine's bytes. Raises EngineError if missing, IntegrityError if altered."""
     path = root / PLAN
     try:
         return files.read_verified(path, engine_manifest.engine_sha256)
@@ -189,7 +195,7 @@ def read_plan(root: Path, engine_manifest: EngineManifest) -> bytes:
 
 
 def differences(pairs: dict[str, tuple[object, object]]) -> str:
-    """List the names whose two values differ, with both values; "" if none do."""
+    """Return the names whose two values differ, with both values, as text; "" if all are equal."""
     return "; ".join(
         f"{name}: built with {built}, here {here}"
         for name, (built, here) in pairs.items()

@@ -85,7 +85,7 @@ class GateReport(Contract):
 
 
 def verdict_of(results: Sequence[GateResult]) -> Verdict:
-    """Return the worst outcome: a missed gate first, then an unjudged one."""
+    """Return the worst outcome of all gates: "missed" before "unjudged" before "passed"."""
     outcomes = {result.outcome for result in results}
     for outcome in ("missed", "unjudged", "passed"):
         if outcome in outcomes:
@@ -100,7 +100,7 @@ def require_verdict(verdict: Verdict, results: Sequence[GateResult]) -> None:
 
 
 def not_passed(results: Sequence[GateResult]) -> list[GateResult]:
-    """List the gates that keep a model from release: missed and unjudged ones."""
+    """Return the gates that prevent a release: those that are missed or unjudged."""
     return [result for result in results if result.outcome != "passed"]
 
 

@@ -81,7 +81,7 @@ def golden_rows_bytes(rows: GoldenRows) -> bytes:
 
 
 def parse_golden_rows(payload: bytes, expected_rows: int) -> GoldenRows:
-    """Parse `golden_rows.npz`. Raises BundleError for other content."""
+    """Parse the content of `golden_rows.npz`. Raises BundleError if it is malformed."""
     try:
         with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
             answers = Answers(arrays["outputs"], arrays["scores"])
@@ -135,7 +135,7 @@ def check_golden_rows(
 ) -> GoldenResult:
     """Compare answers to the golden rows with those of fp32. Returns the differences.
 
-    `thresholds` are the decision thresholds of the variant and of fp32, if they have any. Raises
+    `thresholds` are the decision thresholds of the variant and of fp32, None without them. Raises
     ParityError, which names the worst row, if the differences exceed the budget.
     """
     expected = rows.answers

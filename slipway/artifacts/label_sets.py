@@ -1,4 +1,4 @@
-"""Converts sets of labels to texts and back, for multi-label data.
+"""Converts sets of labels, the targets of multi-label data, to texts and back.
 
 The text is a JSON list of the labels in alphabetical order without repetition. Equal sets have
 equal texts, so code that compares the labels of rows works for sets too.
@@ -21,7 +21,7 @@ def labels_in(text: str) -> list[str]:
 
 
 def named_label(answer: Mapping[str, Any]) -> str | None:
-    """Return the label of an answer, or the text of its set of labels; None for a number."""
+    """Return the label of a prediction, or its set of labels as text; None for a number."""
     if "labels" in answer:
         return set_text(answer["labels"])
     label: str | None = answer.get("label")

@@ -154,7 +154,10 @@ def _read_list(path: Path) -> list[ListedKey]:
 def _require_valid(
     entry: ListedKey, key: Path, folder: Path, key_list: Path | None, now: datetime
 ) -> datetime | None:
-    """Return the expiry. Raises IntegrityError for a key that expired or was revoked."""
+    """Return the expiry of a listed key, if any.
+
+    Raises IntegrityError if it expired or was revoked.
+    """
     if reason := _end_of(entry, now):
         raise IntegrityError(
             f"{folder} is signed with the key {key}, which according to {key_list} {reason}. "
@@ -165,7 +168,7 @@ def _require_valid(
 
 
 def end_of_key(key: Path, key_list: Path | None, now: datetime) -> str:
-    """Return how a public key ended by the list, such as "was revoked: stolen"; "" if it is valid.
+    """Return the reason why a key is no longer valid, such as "was revoked: stolen"; "" if it is.
 
     Raises SlipwayError if the list cannot be read.
     """
@@ -183,7 +186,7 @@ def _end_of(entry: ListedKey, now: datetime) -> str:
 
 
 def _sha256_of(key: Path) -> str:
-    """Return the SHA-256 of a public key, as `model.sig` has it: of its PEM in OpenSSL's form."""
+    """Return the SHA-256 of a public key in OpenSSL's PEM form, as `model.sig` records it."""
     from cryptography.hazmat.primitives import serialization
 
     public = serialization.load_pem_public_key(key.read_bytes())

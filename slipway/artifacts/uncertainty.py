@@ -68,7 +68,7 @@ class Conformal(Contract):
         return self.rows < FEW_ROWS
 
     def verdict(self, low: float, high: float) -> Verdict:
-        """Compare the measured coverage, an interval from `low` to `high`, with the target.
+        """Compare `low` to `high`, the interval of the measured coverage, with the target coverage.
 
         Returns "below" or "above" if the whole interval is there, else "within".
         """
@@ -134,7 +134,10 @@ class Decision(Contract):
         thresholds: Sequence[float],
         targets: NDArray[np.generic],
     ) -> NDArray[np.float64] | None:
-        """Return the cost of each answer, given its true class, (rows,) float64; None without."""
+        """Return the cost of each prediction, given its true class, (rows,) float64.
+
+        Returns None without costs.
+        """
         if self.costs is None:
             return None
         is_positive = decided_classes(probabilities, thresholds) == self.place
@@ -146,7 +149,7 @@ class Decision(Contract):
     def facts(
         self, probabilities: NDArray[np.float32], thresholds: Sequence[float]
     ) -> list[dict[str, Any]]:
-        """Return further fields of each answer, such as its cost, from probabilities (rows, 2)."""
+        """Return extra fields of each answer, such as its cost, from probabilities (rows, 2)."""
         costs = self.expected_costs(probabilities, thresholds)
         if self.costs is None or costs is None:
             return [{} for _ in probabilities]
@@ -172,7 +175,7 @@ class Calibration(Contract):
     decision: Decision | None = None
 
     def is_ood(self, scores: NDArray[np.float32] | np.float32) -> NDArray[np.bool_]:
-        """Return a mask of the scores above the threshold, in the shape of `scores`."""
+        """Return a mask of the OOD scores above the threshold, in the shape of `scores`."""
         most = np.inf if self.ood.threshold is None else self.ood.threshold
         return np.asarray(scores > most)
 
@@ -234,7 +237,7 @@ def decided_classes(
 def decisions(
     outputs: NDArray[np.float32], thresholds: Sequence[float] | None
 ) -> NDArray[np.generic]:
-    """Return the predicted labels in a form that can be compared between two models.
+    """Return a model's predicted labels in a form that can be compared with another model's.
 
     Without `thresholds` it is the position of the most probable label, (rows, 1), which is always 0
     for values. With `thresholds` it is a mask (rows, labels) of the predicted labels.
@@ -260,7 +263,7 @@ def flipped_rows(
 
 
 def leads(outputs: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float64]:
-    """Return the margin of each predicted label in probability, (rows,) float64.
+    """Return the margin of each row's predicted label, in probability, (rows,) float64.
 
     Without `thresholds` it is the difference of the two largest probabilities; with `thresholds`,
     the smallest distance of a probability from its threshold.

@@ -1,4 +1,4 @@
-"""The CPU's int8 instructions and the weight width they need.
+"""Describes the CPU's int8 instructions, and the width of weights that they need.
 
 x86 without VNNI adds two products of uint8 and int8 in 16 bits, which may saturate: 2 * 255 * 127
 is twice the range. ONNX Runtime can avoid this (an option that `slipway.runtimes.runtime` sets) by

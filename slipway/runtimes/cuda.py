@@ -64,7 +64,7 @@ def call_cuda(cuda: Any, function: str, *arguments: Any) -> Any:
 
 
 def describe_gpu() -> dict[str, str]:
-    """Describe GPU 0: name, compute capability, versions of CUDA runtime and driver."""
+    """Return facts about GPU 0: name, compute capability, versions of CUDA runtime and driver."""
     from cuda.bindings import runtime
 
     properties = call_cuda(runtime, "cudaGetDeviceProperties", 0)
@@ -92,5 +92,5 @@ def driver_version(
 
 
 def _version(number: int) -> str:
-    """Format CUDA's version number: 13050 is "13.5"."""
+    """Format CUDA's version number: 13050 becomes "13.5"."""
     return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,4 +1,4 @@
-"""Cache of engines built by ONNX Runtime's TensorRT provider: one sealed folder for each key.
+"""Caches engines built by ONNX Runtime's TensorRT provider, one sealed folder for each key.
 
 The provider names an engine by the graph's structure, not by its weights
 (microsoft/onnxruntime#6455). In a shared folder it would silently serve the engine of another model
@@ -20,7 +20,7 @@ SEAL = "seal.json"
 
 
 class EngineKey(Contract):
-    """Everything that a cached engine depends on."""
+    """The facts that a cached engine depends on, such as graph, GPU and library versions."""
 
     model_sha256: str
     precision: str

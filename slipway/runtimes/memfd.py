@@ -20,7 +20,7 @@ _ELSEWHERE = b"location"
 
 @contextmanager
 def path_or_bytes(model: bytes) -> Iterator[str | bytes]:
-    """Yield a path to the bytes, valid in the block, or the bytes if a path is not safe."""
+    """Yield a path to the bytes of `model`, valid in the block; the bytes if a path is unsafe."""
     if len(model) < SMALL or not hasattr(os, "memfd_create") or may_refer_elsewhere(model):
         yield model
         return

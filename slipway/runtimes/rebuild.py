@@ -175,7 +175,7 @@ def _build(
 
 @contextmanager
 def _exclusive(rebuilt: Path) -> Iterator[None]:
-    """Lock `rebuilt` against other processes. Each worker requests a rebuild, but one builds."""
+    """Hold the lock of `rebuilt` during the block, so that only one worker builds the engine."""
     path = rebuilt.with_name(f"{rebuilt.name}.lock")
     with ExitStack() as held:
         while True:
@@ -188,7 +188,7 @@ def _exclusive(rebuilt: Path) -> Iterator[None]:
 
 
 def main(arguments: list[str], module: str = "tensorrt") -> int:
-    """Run the process; return 0, or 1 after one line on stderr."""
+    """Rebuild the engine that the arguments name. Returns 0, or 1 after one line on stderr."""
     os.nice(_NICENESS)
     try:
         bundle, engine, rebuilt = map(Path, arguments)

@@ -1,4 +1,9 @@
-"""Runs models behind one call: ONNX Runtime (CPU, CUDA, its TensorRT provider) and TensorRT.
+"""Runs models on ONNX Runtime (CPU, CUDA, its TensorRT provider) and on TensorRT.
+
+One interface, `Runner`, covers all of them. `slipway/stages/verify.py` and the service run models
+only through this module. A requested provider is never replaced by another one: it runs, or an
+error gives the reason. An engine whose manifest does not match the bundle or the machine is
+refused. onnxruntime and tensorrt are imported on first use.
 
 `slipway/stages/verify.py` and the service run models only through this module. A requested provider
 is never replaced by another one: it runs, or an error gives the reason. An engine whose manifest
@@ -53,7 +58,7 @@ class Runner(Protocol):
     actual: Execution
 
     def run(self, batch: NDArray[Any]) -> Answers:
-        """Map inputs (rows, ...) to outputs (rows, outputs) and OOD scores (rows,) in float32."""
+        """Map inputs (rows, ...) to float32 outputs (rows, outputs) and OOD scores (rows,)."""
         ...
 
 
@@ -90,7 +95,7 @@ class OnnxRunner:
 
 
 class Device(Protocol):
-    """GPU memory and a stream, as an engine needs them: `CudaDevice`, or a fake in tests."""
+    """GPU memory and a stream for an engine: implemented by `CudaDevice`, or by a fake in tests."""
 
     stream: int
 
@@ -292,12 +297,15 @@ def session_options(num_threads: int) -> dict[str, str]:
 
 
 def describe_session(num_threads: int) -> str:
-    """Return the session options as one text, to compare two sessions."""
+    """Return the options of a session as text. Equal texts mean comparable sessions."""
     return ", ".join(f"{name}={value}" for name, value in session_options(num_threads).items())
 
 
 def _open_session(model: bytes, providers: list[Any], num_threads: int, what: str) -> Any:
-    """Open a session on the first of `providers`. Raises UnavailableError if it runs on another."""
+    """Open a session on the first of `providers`.
+
+    Raises UnavailableError if it uses another one.
+    """
     onnxruntime = import_onnxruntime()
 
     options = onnxruntime.SessionOptions()

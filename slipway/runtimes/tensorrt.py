@@ -159,6 +159,9 @@ def check_precision(trt: Any, engine: Any, expected: str) -> Literal["engine", "
 
     Returns the source of the evidence: "engine" if the inspector shows the precision, "network" if
     it only follows from the strongly typed network.
+
+    Returns the source of the evidence: "engine" if the inspector shows the precision, "network" if
+    it only follows from the strongly typed network.
     """
     found, is_shown = engine_precision(trt, engine)
     is_lower = found is not None and _PRECISIONS.index(found) < _PRECISIONS.index(expected)
@@ -235,14 +238,14 @@ def _configure(trt: Any, builder: Any, request: BuildRequest) -> Any:
 
 
 def _restore_timings(config: Any, saved: bytes) -> None:
-    """Load the timings of earlier builds, unless they are of another GPU or TensorRT."""
+    """Load the timings of earlier builds, unless another GPU or TensorRT measured them."""
     cache = config.create_timing_cache(saved)
     if cache is None or not config.set_timing_cache(cache, False):
         config.set_timing_cache(config.create_timing_cache(b""), False)
 
 
 def _collecting_logger(trt: Any) -> Any:
-    """Create a TensorRT logger that collects errors for the exception."""
+    """Create a TensorRT logger that collects error messages, for use in an exception."""
 
     class CollectingLogger(trt.ILogger):  # type: ignore[misc]  # the module is an argument
         def __init__(self) -> None:

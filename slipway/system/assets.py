@@ -1,4 +1,4 @@
-"""Files beside the code: a pipeline and params to begin with, demo data, launchers, dashboards.
+"""Paths of files that ship beside the code: default pipeline and params, demo data, launchers.
 
 In a checkout they lie at its top, in an installed package in `slipway/assets/`.
 """
@@ -9,6 +9,6 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def asset(name: str) -> Path:
-    """Return the path of the file or folder `name`, relative to the checkout, such as "launch"."""
+    """Return the path of the shipped file or folder `name`, such as "launch"."""
     installed = _PACKAGE / "assets"
     return (installed if installed.is_dir() else _PACKAGE.parent) / name

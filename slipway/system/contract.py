@@ -1,4 +1,4 @@
-"""Typed records that one part writes and another reads: frozen, no undeclared fields."""
+"""Base class of the typed records that stages and the service exchange as files."""
 
 import json
 from collections.abc import Mapping

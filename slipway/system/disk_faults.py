@@ -1,4 +1,4 @@
-"""Disk faults: recognised in any library's exception, and reported with a fix.
+"""Recognises disk faults in the exceptions of any library, and describes them with a fix.
 
 Most libraries raise an OSError. torch, safetensors and protobuf raise their own errors, in which
 only the text, or the chained error, names the fault.
@@ -28,7 +28,7 @@ _PROBE_BYTES = 64 << 10
 
 
 def try_to_write(folders: Iterable[Path]) -> None:
-    """Raise OSError, naming the folder, if an existing one has no room for 64 KiB.
+    """Raise OSError if one of `folders` exists but has no room for a file of 64 KiB.
 
     Reports a full disk at the start instead of after an hour of training.
     """
@@ -41,7 +41,7 @@ def try_to_write(folders: Iterable[Path]) -> None:
 
 
 def disk_fault(error: BaseException) -> str | None:
-    """Return one line with path, fault and fix; None if the disk is not the cause."""
+    """Return one line with path, fault and fix if the disk caused `error`; else None."""
     for cause in _chain(error):
         if isinstance(cause, OSError) and cause.errno in _FIXES:
             # filename2 is the target of a copy.

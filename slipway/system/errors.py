@@ -82,11 +82,11 @@ class MetricError(SlipwayError):
 
 
 class GateMissedError(SlipwayError):
-    """The quality gates of a model do not allow its release."""
+    """The bundle did not pass the quality gates in params.yaml, so it must not be released."""
 
 
 class ParityError(SlipwayError):
-    """Two backends that must agree gave different answers."""
+    """Two backends that must agree gave different predictions for the same rows."""
 
 
 class BundleError(SlipwayError):

@@ -41,7 +41,7 @@ def md5_file(path: Path) -> str:
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
-    """Read a file and check its digest. Raises IntegrityError if it is not `sha256`."""
+    """Read a file. Raises IntegrityError if the digest of its content is not `sha256`."""
     payload = path.read_bytes()
     found = sha256_bytes(payload)
     if found != sha256:
@@ -170,7 +170,7 @@ def move_directory(source: Path, path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory atomically: readers see all of it or nothing, even after a kill."""
+    """Remove a directory atomically: a reader finds all of it or nothing, even after a kill."""
     removed = _partial(path, ".removed")
     path.rename(removed)
     shutil.rmtree(removed)
@@ -178,7 +178,7 @@ def remove_directory(path: Path) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError of the block, because the error of a failed write has no path."""
+    """Add `path` to an OSError that the block raises, because a failed write names no path."""
     try:
         yield
     except OSError as error:

@@ -23,12 +23,15 @@ _SERVICE_TRIM_BYTES = 2 << 20
 
 
 def keep_freed_pages() -> bool:
-    """Keep freed memory in this process and its forks. Returns False if that is unsupported."""
+    """Let glibc keep freed memory for reuse, in this process and its forks.
+
+    Returns False if unsupported.
+    """
     return _set_thresholds(_BLOCK_BYTES, _TRIM_BYTES)
 
 
 def release_freed_pages() -> bool:
-    """Return freed memory to the system from now on. Returns False if that is unsupported."""
+    """Let glibc return freed memory to the system from now on. Returns False if unsupported."""
     return _set_thresholds(SERVICE_BLOCK_BYTES, _SERVICE_TRIM_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Memory in bytes as Linux reports it: used by this process, and free for it."""
+"""Reads sizes of memory from Linux, in bytes: the use of this process, and the free memory."""
 
 from pathlib import Path
 
@@ -7,17 +7,17 @@ _CGROUP = Path("/sys/fs/cgroup")  # version 2
 
 
 def status_bytes(key: str) -> int:
-    """Read a size such as VmRSS from /proc/self/status; 0 if it is missing."""
+    """Return the size `key`, such as VmRSS, of /proc/self/status in bytes; 0 if it is missing."""
     return _size_in(_STATUS, key) or 0
 
 
 def own_bytes() -> int:
-    """Return the bytes of memory of this process, without mapped files; 0 if unknown."""
+    """Return this process's resident memory in bytes, without mapped files; 0 if unknown."""
     return status_bytes("RssAnon")
 
 
 def free_bytes() -> int | None:
-    """Free memory of the machine, or of the container if it has less; None if unknown."""
+    """Return the free bytes of the machine, or of the container if it has less; None if unknown."""
     known = (_size_in(_MEMINFO, "MemAvailable"), _free_in_container())
     return min((size for size in known if size is not None), default=None)
 
@@ -33,7 +33,10 @@ def _free_in_container() -> int | None:
 
 
 def _size_in(path: Path, key: str) -> int | None:
-    """Return the size of the line `KEY:  NUMBER kB` in a file of /proc, in bytes, or None."""
+    """Return the size in the line `KEY: NUMBER kB` of a /proc file, in bytes.
+
+    Returns None if it is missing.
+    """
     try:
         lines = path.read_text().splitlines()
     except OSError:

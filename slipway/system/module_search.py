@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def search_the_project() -> None:
-    """Put the working directory on `sys.path`; `python -m` does so itself, a script does not."""
+    """Put the working directory on `sys.path`, as `python -m` does and a script does not."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)

@@ -1,4 +1,4 @@
-"""Source text reduced to what Python runs: comments, docstrings and blank lines are cut out.
+"""Reduces source text to what Python runs, without comments, docstrings and blank lines.
 
 The cuts are made by position, and the rest stays as written: syntax trees and token streams differ
 between versions of Python, positions do not. Positions of strings come from `ast`, those of
@@ -30,7 +30,7 @@ _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 @dataclass(frozen=True)
 class Source:
-    """The code of a Python file, reduced to what runs, and the modules that it names."""
+    """The code of a Python file without comments and docstrings, and the modules that it names."""
 
     text: str
     # "a" and "a.b" for `from a import b`, which may be a module or a name in one; "part:clean".
@@ -38,7 +38,7 @@ class Source:
 
 
 def read_source(source: str) -> Source:
-    """Reduce the text of a Python file to what runs, and collect the modules that it names.
+    """Reduce a Python file's text to what Python runs, and collect the modules that it names.
 
     Raises SyntaxError or ValueError if this version of Python cannot parse it.
     """
@@ -119,7 +119,7 @@ def _without_comments(source: str, tree: ast.Module, nodes: list[ast.AST]) -> st
 
 
 def _cut(lines: list[str], docstring: ast.expr) -> None:
-    """Replace a docstring in `lines` by nothing. `ast` counts columns in bytes of UTF-8."""
+    """Remove one docstring from `lines`, in place. `ast` counts columns in bytes of UTF-8."""
     first, last = docstring.lineno - 1, (docstring.end_lineno or 0) - 1
     before = lines[first].encode()[: docstring.col_offset].decode()
     after = lines[last].encode()[docstring.end_col_offset :].decode()

@@ -1,4 +1,4 @@
-"""Opt-out of the libraries' usage reports: nothing is sent unless the user allows it."""
+"""Switches off the usage reports of libraries, unless the user's environment allows them."""
 
 import os
 
@@ -16,6 +16,6 @@ _SWITCHES = {
 
 
 def switch_off_telemetry() -> None:
-    """Set the libraries' switches for this process and its children; a user's own value stays."""
+    """Set the libraries' opt-out variables in the environment, unless the user set them."""
     for name, value in _SWITCHES.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""The version of Slipway that runs."""
+"""The version number of the running Slipway, from the installed package or the checkout."""
 
 from collections.abc import Mapping
 

@@ -41,7 +41,7 @@ ALL_COLLECTED = b"slipway_all_collected"  # metadata key: each row of the file w
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `slipway dataset collect`; a SlipwayError explains why nothing was written."""
+    """Run `slipway dataset collect`. Raises SlipwayError if no rows can be written."""
     given = _parser().parse_args(arguments)
     if given.request_log is None:
         raise UnavailableError(
@@ -79,7 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def write_rows(
     out: Path, collected: SelectedRows, manifest: Bundle, columns: tuple[str, list[str]]
 ) -> None:
-    """Write the rows as a private Parquet file; `columns` are the result of `column_names`."""
+    """Write the selected rows to `out`, a Parquet file that only its owner can read.
+
+    `columns` is the result of `column_names`.
+    """
     table = _table(collected, manifest, *columns)
     table = table.replace_schema_metadata({ALL_COLLECTED: "true"})
     out.parent.mkdir(parents=True, exist_ok=True)

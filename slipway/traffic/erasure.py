@@ -1,4 +1,4 @@
-"""Erases requests, or single rows of them, from the service's records, also while it runs.
+"""Erases logged requests, or single rows of a request, while the service may be running.
 
 A line of a log is overwritten with spaces, which readers skip. Lines are not removed, because a
 writer may have the segment open and append to it. The payload is overwritten first and the id last,
@@ -77,8 +77,7 @@ def count_lines(folder: Path, rows: RequestRows) -> int:
 def erase_lines(folder: Path, rows: RequestRows) -> int:
     """Overwrite these rows in the lines of all segments; return the number of lines.
 
-    Raises:
-        DataError: a line would not be shorter without its rows. Nothing of it was changed.
+    Raises: DataError: a line would not be shorter without its rows. That line was not changed.
     """
     _end_pending(folder)
     num_erased = 0
@@ -157,7 +156,10 @@ def _in_postgres(statement: str, rows: RequestRows) -> Counter[str]:
 def _in_outbox(
     connection: SqlConnection, rows: RequestRows, *, erase: bool = False
 ) -> Counter[str]:
-    """Count the rows that wait for delivery to PostgreSQL, by table; `erase` also removes them."""
+    """Count these rows among those waiting for delivery to PostgreSQL, by table.
+
+    With `erase`, also removes them.
+    """
     found = Counter[str]()
     exists = "SELECT 1 FROM sqlite_schema WHERE name = 'outbox'"
     if connection.execute(exists).fetchone() is None:
@@ -176,7 +178,7 @@ def _in_outbox(
 
 
 def _in_parts(connection: SqlConnection, statement: str, rows: RequestRows) -> dict[str, int]:
-    """Run a statement on each table, for limited numbers of ids; return the rows by table."""
+    """Run a statement on each table, with some of the ids at a time; return the rows by table."""
     whole = sorted(name for name, items in rows.items() if items is None)
     parts: list[tuple[str, list[str | int]]] = []
     for begin in range(0, len(whole), _IDS_AT_ONCE):
@@ -244,7 +246,10 @@ def _without(line: bytes, items: frozenset[int] | None) -> bytes | None:
 
 
 def without_rows(request: LoggedRequest, items: frozenset[int]) -> LoggedRequest:
-    """Return a request without the contents, answers and outputs of some rows.
+    """Return a request without the inputs, predictions and outputs of the rows `items`.
+
+    The other rows keep their numbers. The digest of all inputs is removed as well, because it could
+    confirm a guess of the erased row.
 
     The other rows keep their numbers. The digest of all inputs goes: it would tell a guessed row
     from another.
@@ -276,7 +281,7 @@ def without_rows(request: LoggedRequest, items: frozenset[int]) -> LoggedRequest
 
 
 def _end_pending(folder: Path) -> None:
-    """Write the lines again that a killed call began to shorten."""
+    """Finish the lines that a killed call had begun to shorten."""
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _PENDING.fullmatch(path.name)
         if match is None:

@@ -134,7 +134,10 @@ class LabelQueue:
         return found
 
     def give(self, row: QueuedRow, labeller: str, truth: Any) -> Any:
-        """Store a labeller's label, or None to skip; return the row's decided label, or None."""
+        """Store the label that `labeller` gave, or None to skip the row.
+
+        Return the decided label or None.
+        """
         text = None if truth is None else json.dumps(truth, sort_keys=True)
         with self._transaction() as connection:
             connection.execute(
@@ -252,7 +255,10 @@ def choose(
 
 
 def gains(items: Sequence[LoggedItem]) -> list[float]:
-    """Return the expected gain of each label, from 0 to 1: the ambiguity of the answer.
+    """Return the expected gain (0 to 1) of a label for each row: how ambiguous its prediction is.
+
+    Predicted numbers have no probabilities. Their gain is the fraction of rows whose OOD score is
+    not larger.
 
     Numbers have no probabilities. Theirs is the fraction of rows with at most the same OOD score.
     """
@@ -274,7 +280,7 @@ def _is_copy(own: frozenset[Any], others: Sequence[frozenset[Any]]) -> bool:
 
 
 def _pieces(content: Content) -> frozenset[Any]:
-    """Return the set by which rows are compared: cells, pieces of texts or image gradients."""
+    """Return the parts by which rows are compared: cells, pieces of texts or image gradients."""
     if isinstance(content, bytes):
         with Image.open(BytesIO(content)) as image:
             small = image.convert("L").resize((_SIDE + 1, _SIDE))

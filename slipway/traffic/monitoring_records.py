@@ -101,7 +101,7 @@ class GroundTruth:
 
 @dataclass(frozen=True)
 class JoinedLabel:
-    """A true label beside the answer to the same row; both are class names or numbers."""
+    """A row's true label beside its predicted label; both are class names or numbers."""
 
     caller: str | None
     truth: str | float
@@ -117,7 +117,7 @@ class JoinedLabel:
 
 @dataclass(frozen=True)
 class JudgedWindow:
-    """A closed drift window of one variant of a model, with its verdict."""
+    """A closed drift window of one variant of a model, with the features that drifted."""
 
     model: str  # VERSION/VARIANT
     opened: float
@@ -127,7 +127,7 @@ class JudgedWindow:
 
 @dataclass(frozen=True)
 class DriftedSpan:
-    """The period of a drifted window of `model`; times in seconds since 1970."""
+    """The period in which `model` drifted, from a drift window; times in seconds since 1970."""
 
     model: str  # version
     opened: float
@@ -150,7 +150,7 @@ def read_ground_truth(state: Path) -> Iterator[GroundTruth]:
 
 
 def read_joined_labels(state: Path, version: str) -> list[JoinedLabel]:
-    """Return the labels of a model's answers, the latest first."""
+    """Return the labels joined to predictions of the model `version`, the latest first."""
     with _reading_labels(state) as connection:
         rows = connection.execute(
             "SELECT caller, label, value, predicted_label, predicted_value, answered, joined "

@@ -64,7 +64,7 @@ class LoggedRequest:
 
     @property
     def model_version(self) -> str:
-        """Version of the model, as in the answer: the first 12 digits of `bundle_digest`."""
+        """Model version as responses state it: the first 12 hex digits of `bundle_digest`."""
         return self.bundle_digest[:12]
 
     @property
@@ -91,7 +91,7 @@ class _Outputs(Contract):
 
 
 class StoredRequest(Contract):
-    """A line of the log. `request_id` comes first, so lines can be searched by their prefix."""
+    """The JSON form of one log line. `request_id` comes first, so a prefix finds the line."""
 
     request_id: str
     format_version: Literal[1, 2]
@@ -110,18 +110,18 @@ class StoredRequest(Contract):
 
 
 def has_row(rows: RequestRows, request_id: str, item: int) -> bool:
-    """Return True if `rows` has this row of a request."""
+    """Return True if `rows` contains the row with the number `item` of a request."""
     items = rows.get(request_id, frozenset())
     return items is None or item in items
 
 
 def digest_inputs(inputs: NDArray[Any]) -> str:
-    """Return the hex SHA-256 of decoded inputs, to compare two decoders bit for bit."""
+    """Return the hex SHA-256 of decoded inputs. Equal digests mean bit-identical inputs."""
     return hashlib.sha256(np.ascontiguousarray(inputs).data).hexdigest()
 
 
 def encode_line(request: LoggedRequest) -> bytes:
-    """Return the request as one line of JSON; ValueError if JSON cannot hold an answer."""
+    """Return the request as a line of JSON. Raises ValueError if JSON cannot hold a prediction."""
     content = {
         "request_id": request.request_id,
         "format_version": FORMAT_VERSION,
@@ -222,7 +222,10 @@ class SegmentWriter:
         self._begun = 0.0
 
     def append(self, lines: bytes) -> None:
-        """Append complete lines, at most `segment_bytes`; after an OSError none is stored."""
+        """Append complete lines of at most `segment_bytes` together.
+
+        An OSError means none was stored.
+        """
         if self._descriptor is not None and (
             self._size + len(lines) > self.segment_bytes or self._is_old()
         ):
@@ -238,7 +241,7 @@ class SegmentWriter:
         self._size += len(lines)
 
     def tidy(self) -> None:
-        """Close the own segment if it is old, and remove segments above the age limit."""
+        """Close this writer's segment if it is old, and remove segments above the age limit."""
         if self._is_old():
             self.close()
         if self._max_age_s is not None and self.root.is_dir():

@@ -30,7 +30,7 @@ Key = tuple[str, int, float]  # request id, item, time of the answer
 
 @dataclass(frozen=True)
 class LoggedItem:
-    """One item of a logged request, without its content."""
+    """One row of a logged request: its label, prediction and scores, without its content."""
 
     key: Key
     model: str
@@ -48,6 +48,8 @@ class LoggedItem:
     @property
     def error(self) -> float:
         """Error of the prediction: 0 or 1 for a class, the absolute error for a number.
+
+        It is 0 if the label is unknown.
 
         0 if the label is unknown.
         """
@@ -146,7 +148,7 @@ def _items(
     has_classes: bool,
     collected: SelectedRows,
 ) -> Iterator[LoggedItem]:
-    """Yield every logged item, not yet joined with its label."""
+    """Yield every logged row, without its label. Counts unusable rows in `collected`."""
     for request in read_requests(request_log):
         if isinstance(request, DamagedLine):
             collected.left_out["in a damaged line"] += 1
@@ -182,7 +184,7 @@ def _items(
 
 
 def _doubt(answer: Mapping[str, Any]) -> float:
-    """Return the uncertainty of an answer, from 0 to 1: one minus the largest probability.
+    """Return the uncertainty of a prediction, 0 to 1: one minus the largest probability.
 
     For several labels it is that of the least certain label: the smaller of p and 1 - p.
     """
@@ -201,7 +203,10 @@ def _ambiguity(answer: Mapping[str, Any]) -> float:
 
 
 def request_contents(request: LoggedRequest, contract: InputContract) -> dict[int, Content]:
-    """Return the items of a request that were not erased; ValueError if it does not fit."""
+    """Return the rows of a request that were not erased.
+
+    ValueError if it does not fit `contract`.
+    """
     is_json = request.content_type == "application/json"
     if is_json != isinstance(contract, (ColumnContract, TextContract)):
         raise ValueError("expected images, table rows or texts like the model's")
@@ -258,7 +263,7 @@ def _value_of(label: GroundTruth, has_classes: bool) -> str | float | None:
 
 
 def _place_of(label: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
-    """Return the index of the item that a label is for: the last one answered before the label.
+    """Return the index of the row that a label is for: the last one answered before the label.
 
     None if all items were answered later.
     """
@@ -269,7 +274,7 @@ def _place_of(label: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
 
 
 def _without_copies(items: Sequence[LoggedItem], collected: SelectedRows) -> list[LoggedItem]:
-    """Return one item of each content: the last item with a label, else the last one."""
+    """Return one row for each distinct content: the last one with a label, else the last one."""
     best: dict[str, LoggedItem] = {}
     for item in sorted(items, key=lambda item: (item.truth is not None, item.key[2])):
         before = best.get(item.digest)
@@ -296,7 +301,7 @@ def _ranked(items: Sequence[LoggedItem]) -> list[LoggedItem]:
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Return (rows,) for each value the fraction of smaller values, in [0, 1)."""
+    """Return for each value the fraction of values below it, (rows,), in [0, 1)."""
     numbers = np.array(values)
     below: NDArray[np.float64] = np.searchsorted(np.sort(numbers), numbers, side="left") / len(
         numbers
