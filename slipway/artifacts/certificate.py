@@ -121,8 +121,6 @@ def first_fault(hops: Sequence[Hop]) -> Hop | None:
     """Return the first hop that prevents a certificate; None if there is none.
 
     Such a hop differs from its reference, or is required and was not executed.
-
-    It is one that differs, or that is required and was not executed.
     """
     for hop in hops:
         if hop.status == "differs" or (hop.status == "not_executed" and hop.name in REQUIRED):

@@ -1,4 +1,4 @@
-"""params.yaml, typed: sections, checks, seals of stages, and edits that keep its comments.
+"""Reads params.yaml into typed sections, checks and edits it, and seals the inputs of stages.
 
 No defaults: every value is in params.yaml.
 """

@@ -1,4 +1,4 @@
-"""Runs a stage as a command: params in, exit code out, errors as one readable message."""
+"""Runs a stage as a command: reads params.yaml, and turns errors into messages and exit codes."""
 
 import logging
 import os
@@ -42,7 +42,7 @@ def run_stage(run: "Callable[[Params], None]") -> None:
 
 
 def _stage_name() -> str | None:
-    """Return NAME if this process was started as `python -m slipway.stages.NAME`."""
+    """Return NAME if this process runs `python -m slipway.stages.NAME`; else None."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     package, _, name = getattr(spec, "name", "").rpartition(".")
     return name if package == "slipway.stages" else None

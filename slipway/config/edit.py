@@ -146,7 +146,7 @@ def _replaced(text: str, node: Node, value: Any) -> str:
 
 
 def _end(node: Node) -> int:
-    """Return the position of the end of a value in the text.
+    """Return the position in the text at which a value ends.
 
     The library's own end mark of a block is too far: it lies after the comments below the block.
     """

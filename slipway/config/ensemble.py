@@ -1,4 +1,4 @@
-"""The section `ensemble` of `params.yaml`: models that answer together, in one graph.
+"""The section `ensemble` of `params.yaml`: several models whose predictions are combined.
 
 A member is the section `train` and the seed, with other values for some keys.
 """
@@ -34,7 +34,7 @@ _STUDENT = {"temperature": 2.0, "soft_fraction": 0.8, "served": True}
 
 
 class OwnParams(ParamsSection):
-    """The values of a model that differ from the rest of params.yaml."""
+    """Values of one model that replace those in the rest of params.yaml."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     train: Annotated[dict[str, Any], Field(examples=[{"learning_rate": 0.002}])] = Field(
@@ -50,7 +50,7 @@ class MemberParams(OwnParams):
 
 
 class StudentParams(OwnParams):
-    """A network that learns from the answers of the ensemble to the training rows."""
+    """A network that is trained on the ensemble's predictions for the training rows."""
 
     # Divides the logits of teacher and student in the loss; null for a number.
     temperature: Annotated[float, Field(gt=0)] | None
@@ -60,7 +60,7 @@ class StudentParams(OwnParams):
 
 
 class EnsembleParams(ParamsSection):
-    """Several models whose answers or weights are combined, and by which method."""
+    """Several models, and the method that combines their predictions or their weights."""
 
     method: Literal["average", "vote", "greedy", "stack", "soup"] | None  # null: one model
     # Folds of each member's trainings, for stack; else of the training rows, for without_fold.
@@ -113,14 +113,14 @@ class EnsembleParams(ParamsSection):
 
 
 class _Content(ParamsSection):
-    """Wraps a section `train`, so that its mistakes have the same keys as in params.yaml."""
+    """Wraps a section `train`, so that messages name its keys as params.yaml does."""
 
     train: TrainParams
 
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """Name, seed and section `train` of one member, and the fold of training rows it lacks."""
+    """Name, seed and section `train` of a member, and the fold of training rows it leaves out."""
 
     name: str  # name in reports: "tabm, seed 8"
     seed: int
@@ -129,7 +129,7 @@ class MemberSettings:
 
 
 def require_one_model(method: str | None, command: str) -> None:
-    """Raise ParamsError if `command`, which is for one model, is given for an ensemble."""
+    """Raise ParamsError for an ensemble, because `command` supports only a single model."""
     if method is not None:
         raise ParamsError(
             f"{command} is for one model, but ensemble.method is {method!r}, expected null. Write "
@@ -236,7 +236,7 @@ def _refusals(own: TrainParams, train: TrainParams) -> Iterator[str]:
 
 
 def _other_weights(params: MemberParams, seed: int, train: TrainParams) -> Iterator[str]:
-    """Yield the reasons why a member's weights cannot be averaged with those of the others."""
+    """Yield each reason why the weights of this member and the others cannot be averaged."""
     member = _member(params, seed, train)
     if are_trees(member.train.network):
         yield (

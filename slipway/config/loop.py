@@ -15,7 +15,7 @@ _GATE = {"accuracy": {"min": 0.9, "max": None}}
 
 
 class TriggerParams(ParamsSection):
-    """The reasons to train again. Each one is enough."""
+    """The triggers that start a new training. Any one of them suffices."""
 
     drift: bool  # two windows in a row that drifted in the same feature
     # Bounds by metric of the feedback; the whole interval has to lie outside. null: no trigger.
@@ -31,7 +31,7 @@ class TriggerParams(ParamsSection):
 
 
 class CanaryParams(ParamsSection):
-    """The steps of a canary, as of `slipway rollout canary`."""
+    """The steps of a canary rollout, as for `slipway rollout canary`."""
 
     steps: Annotated[
         list[Annotated[float, Field(gt=0, le=1)]],

@@ -1,4 +1,4 @@
-"""Describes each mistake of params.yaml: the value, the expected values, a correction.
+"""Describes each mistake in params.yaml: the value, the expected values and a correction.
 
 The expected values come from the types of the keys. pydantic's own messages are not used, because
 they name Python's types, have no example, and describe each type of a key separately.
@@ -40,7 +40,7 @@ def hint(name: str, known: Sequence[str], otherwise: str) -> str:
 
 
 def as_yaml(value: object) -> str:
-    """Format a value as YAML on one line: null, true, 'text', {min: 0.5, max: null}."""
+    """Format a value as YAML on one line, such as null, true, 'text' or {min: 0.5, max: null}."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_yaml, value))}]"
     if isinstance(value, dict):
@@ -63,7 +63,7 @@ def as_plain_yaml(value: object) -> str:
 
 
 def expected_values(kind: Any) -> str:
-    """Describe the values of a type: "a whole number of at least 1, such as 1, or null"."""
+    """Describe a type's values: "a whole number of at least 1, such as 1, or null"."""
     core, field = _parts(kind)
     arguments = get_args(core)
     if get_origin(core) in (Union, UnionType):
@@ -80,7 +80,7 @@ def expected_values(kind: Any) -> str:
 
 
 def _range(field: FieldInfo) -> str:
-    """Describe the bounds of a number, or of the length of a list."""
+    """Describe in words the bounds of a number, or of the length of a list."""
     bounds = _bounds(field)
     least, most = bounds.get("min_length"), bounds.get("max_length")
     if least:
@@ -141,13 +141,13 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _fields(kind: Any) -> dict[str, FieldInfo]:
-    """Return the keys of a section's type, also if it is optional; {} for any other type."""
+    """Return the keys of a section's type, which may be optional; {} for any other type."""
     sections = [core for core in _alternatives(kind) if _is_section(core)]
     return sections[0].model_fields if sections else {}
 
 
 def _meant(found: object, kind: Any) -> list[object]:
-    """Return a list with the first correction of `found` that is valid for the type, or []."""
+    """Return the first correction of `found` that is valid for the type, in a list, or []."""
     for candidate in _corrections(found, _choices(kind)):
         with contextlib.suppress(ValidationError):
             return [TypeAdapter(kind).validate_python(candidate, strict=True)]
@@ -155,7 +155,7 @@ def _meant(found: object, kind: Any) -> list[object]:
 
 
 def _corrections(found: object, choices: list[Any]) -> Iterator[object]:
-    """Yield possible corrections: `found` converted to other types, and similar choices."""
+    """Yield possible corrections of `found`: conversions to other types, and similar choices."""
     if found is None or isinstance(found, list | dict):
         return
     text = as_yaml(found).strip("'")

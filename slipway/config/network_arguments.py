@@ -1,4 +1,4 @@
-"""The arguments of Slipway's own networks, `train.network_arguments` in params.yaml.
+"""The typed arguments of Slipway's own networks: `train.network_arguments` in params.yaml.
 
 They are separate from the networks, so that params.yaml can be checked without importing torch.
 """

@@ -1,4 +1,4 @@
-"""Reads `params.yaml`, which fully determines how a model is made, and checks it.
+"""Reads and checks `params.yaml`, which fully determines how a model is made.
 
 The file must have every key and has no defaults, because DVC cannot see a value that is not in the
 file. Only keys for other kinds of input may be left out. Like DVC, it is YAML 1.2: `off` and `yes`
@@ -90,12 +90,12 @@ class Params(ParamsSection):
     loop: LoopParams | None = None
 
     def problems(self) -> list[str]:
-        """List the contradictions between sections that are valid on their own."""
+        """Return a message for each contradiction between sections that are valid on their own."""
         return misfits(self)
 
 
 def misfits(params: Params) -> list[str]:
-    """List the contradictions between sections, each of which is valid on its own.
+    """Return a message for each contradiction between sections that are valid on their own.
 
     `params` may lack the invalid sections (see `sound_part`). A rule that needs a missing section
     is skipped.
@@ -198,7 +198,7 @@ def _loop_that_cannot_compare(params: Params) -> Iterator[str]:
 
 
 def _too_few_epochs(params: Params) -> Iterator[str]:
-    """List every key that is too large for the epochs, with a value to paste."""
+    """Yield a message for each key that exceeds the number of epochs, with a value to paste."""
     train, audit = params.train, params.audit
     limits = {"epochs": train.epochs} | ({"audit.epochs": audit.epochs} if audit.folds else {})
     name, least = min(limits.items(), key=itemgetter(1))
@@ -242,7 +242,7 @@ def _gates_of_no_metric(params: Params) -> Iterator[str]:
 
 
 def _settings_without_effect(params: Params) -> Iterator[str]:
-    """List settings that cannot have an effect for the task, such as classes for a number."""
+    """Yield messages for settings without effect for the task, such as classes for a number."""
     task = params.data.task
     kind = kind_of(task)
     yield from (
@@ -274,7 +274,7 @@ def _settings_without_effect(params: Params) -> Iterator[str]:
 
 
 def _texts_without_columns(params: Params) -> Iterator[str]:
-    """List mistakes of text tasks: no text columns, or limits of length that no text meets."""
+    """Yield messages for text tasks without text columns, or with length limits no text meets."""
     data, clean = params.data, params.clean
     if not kind_of(data.task).input.has_texts:
         return
@@ -291,7 +291,7 @@ def _texts_without_columns(params: Params) -> Iterator[str]:
 
 
 def _tokens_that_do_not_fit(params: Params) -> Iterator[str]:
-    """List mistakes of text networks that read only bytes, or only tokens, but get the other."""
+    """Yield messages for text networks that read only bytes, or only tokens, but get the other."""
     network, tokenizer = params.train.network, params.precompute.tokenizer
     if network == "hashed_ngrams" and tokenizer is not None:
         yield (
@@ -324,7 +324,7 @@ def _tokens_that_do_not_fit(params: Params) -> Iterator[str]:
 
 
 def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str]:
-    """List the keys for several labels that have no effect for this task or these columns."""
+    """Yield a message for each multi-label key without effect for this task or these columns."""
     is_list, usual = isinstance(data.target_column, list), LABELS.settings["data.label_separator"]
     if is_list and not target.several:
         yield (
@@ -347,7 +347,7 @@ def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str
 
 
 def _decision_without_classes(params: Params, target: TargetKind) -> Iterator[str]:
-    """List mistakes of `evaluate.decision`, which needs a task with exactly its two classes."""
+    """Yield messages about `evaluate.decision` for a task that does not have its two classes."""
     decision, classes = params.evaluate.decision, params.data.classes
     if decision is None:
         return
@@ -368,7 +368,7 @@ def _value(params: Params, key: str) -> Any:
 
 
 def _pruning_without_effect(params: Params) -> Iterator[str]:
-    """List mistakes of pruning: without a pruned variant, variants without it, or impossible."""
+    """Yield messages about impossible pruning, or pruning and its variants without the other."""
     kind, train = params.prune.kind, params.train
     wanted = [variant for variant in params.export.variants if variant in PRUNED_VARIANTS]
     if wanted and kind is None:
@@ -422,7 +422,7 @@ def _loss_of_another_task(params: Params) -> Iterator[str]:
 
 
 def _members_that_do_not_fit(params: Params) -> Iterator[str]:
-    """List the mistakes of each ensemble member, checked as if it were the only model."""
+    """Yield the mistakes of each ensemble member, checked as if it were the only model."""
     ensemble, task = params.ensemble, params.data.task
     if ensemble.method is None:
         return
@@ -479,7 +479,7 @@ def _requests_beyond_trees(params: Params) -> Iterator[str]:
 
 
 def _settings_without_effect_on(train: TrainParams, has_classes: bool) -> Iterator[str]:
-    """List the settings of the built-in losses, which have no effect on the user's own loss."""
+    """Yield the settings of the built-in losses, which have no effect on the user's own loss."""
     built_in: dict[str, tuple[object, str]] = {"class_weights": (train.class_weights, "null")}
     if has_classes:
         built_in["label_smoothing"] = (train.label_smoothing, "0.0")
@@ -510,7 +510,7 @@ def read_content(path: Path = Path("params.yaml")) -> dict[str, Any]:
 
 
 def no_project(path: Path) -> ParamsError:
-    """Create the error for a working directory that has no `params.yaml`."""
+    """Return the error for a working directory that has no `params.yaml`."""
     return ParamsError(
         f"{path} is missing in {Path.cwd()}, expected in the folder of a project. "
         "Change to that folder, or make a project: `slipway init --data PATH`."
@@ -518,7 +518,7 @@ def no_project(path: Path) -> ParamsError:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file. Raises ValueError, whose text has the mistake and its correction."""
+    """Read a YAML file. Raises ValueError that describes the mistake and its correction."""
     return parse_yaml(path.read_bytes(), str(path))
 
 
@@ -588,7 +588,7 @@ def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
 
 
 def mistakes_in(content: dict[str, Any]) -> list[str]:
-    """List every mistake in the content of `params.yaml`, each named by its key."""
+    """Return a message for every mistake in the content of `params.yaml`, with its key."""
     content = _with_keys_of_other_kinds(content)
     try:
         Params.model_validate(content)
@@ -611,7 +611,7 @@ def sound_part(content: dict[str, Any]) -> Params:
 
 
 def _with_keys_of_other_kinds(content: dict[str, Any]) -> dict[str, Any]:
-    """Return `content`, completed with the keys that its kind of task may leave out.
+    """Return `content` with the keys added that tasks of its kind may leave out.
 
     An unknown task may leave out the keys of every kind: only the task is reported as a mistake.
     """
@@ -627,14 +627,14 @@ def _with_keys_of_other_kinds(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _described(error: ValidationError, content: dict[str, Any]) -> list[str]:
-    """Describe each mistake within a section, then those between valid sections."""
+    """Return messages for the mistakes within sections, then for those between valid sections."""
     return describe_mistakes(error, Params, content) + [
         f"sections that do not fit together: {text}" for text in misfits(sound_part(content))
     ]
 
 
 def _budgets_above_one(params: Params) -> Iterator[str]:
-    """List limits of accuracy loss above 1, such as 5 for 0.05, which would allow any loss."""
+    """Yield messages for limits of accuracy loss above 1, such as 5 instead of 0.05."""
     if not kind_of(params.data.task).target.headline_is_fraction:
         return
     budgets = {

@@ -1,4 +1,4 @@
-"""The dvc.yaml of a project: written by `slipway init`, renewed by `slipway upgrade`.
+"""Writes and merges the dvc.yaml of a project, for `slipway init` and `slipway upgrade`.
 
 Its first lines hold a digest of the others. The digest reveals if the user edited the file, for
 example to add a dependency; an edited file is merged, not replaced. RECORD stores the text as it
@@ -23,7 +23,7 @@ _WRITTEN = re.compile(re.escape(_HEAD) + _DIGEST.format("([0-9a-f]{64})"))
 
 
 def pipeline_text() -> str:
-    """Return the dvc.yaml of a project: the embedded one, without the code as dependencies."""
+    """Return the text of a project's dvc.yaml: the default one without code dependencies."""
     text = asset("dvc.yaml").read_text(encoding="utf-8")
     body = text.replace(
         "    deps: [params.yaml, slipway, transforms]\n", "    always_changed: true\n"
@@ -32,7 +32,7 @@ def pipeline_text() -> str:
 
 
 def is_unedited(text: str) -> bool:
-    """Return True if this dvc.yaml is as Slipway wrote it, by the digest in its first lines."""
+    """Return True if the digest in the first lines of a dvc.yaml fits its other lines."""
     head = _WRITTEN.match(text)
     return head is not None and files.sha256_bytes(text[head.end() :].encode()) == head[1]
 
@@ -44,7 +44,7 @@ def is_edit_of(text: str, written: str) -> bool:
 
 
 def has_head(text: str) -> bool:
-    """Return True if the first lines of a dvc.yaml hold a digest, so that Slipway wrote it."""
+    """Return True if a dvc.yaml begins with the lines, with a digest, that Slipway writes."""
     return _WRITTEN.match(text) is not None
 
 
@@ -74,7 +74,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def without_our_code(content: dict[str, Any]) -> dict[str, Any]:
-    """Remove Slipway's own files, which version 0 listed, from the dependencies of all stages."""
+    """Remove Slipway's own files, which version 0 of dvc.yaml listed, from all dependencies."""
     for entry in content["stages"].values():
         if isinstance(entry, dict) and isinstance(deps := entry.get("deps"), list):
             entry["deps"] = [one for one in deps if not str(one).startswith(_OUR_CODE)]

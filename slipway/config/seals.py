@@ -1,4 +1,4 @@
-"""Seals the inputs of a stage, so that records always name the inputs that the stage read.
+"""Seals the inputs of a stage: its records then name exactly the inputs that it read.
 
 When a stage starts, it notes the params that `dvc.yaml` lists for it, the digests of its code, and
 the size, time and inode of the files it depends on. When it ends, before it removes resumable
@@ -84,7 +84,7 @@ class Seal:
 
 
 class _LockedPath(BaseModel):
-    """A dependency or an output in dvc.lock."""
+    """The entry of one dependency or output in dvc.lock."""
 
     path: str
     hash: str | None = None
@@ -204,7 +204,7 @@ def sealed_params(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_code(seal: Seal) -> None:
-    """Raise SealError if code.yaml has digests of other code than the stage runs.
+    """Raise SealError if the digests in code.yaml are not those of the code that the stage runs.
 
     dvc.lock would record those digests for this run.
     """
@@ -305,7 +305,7 @@ def _read_seal(stage: str) -> dict[str, Any]:
 
 
 def _sealed_before(pipeline: Pipeline, stage: str) -> list[str]:
-    """List the sealed stages whose outputs `stage` depends on, directly or not."""
+    """Return the sealed stages whose outputs `stage` depends on, directly or not."""
     return [
         name
         for name in pipeline.before(stage)
@@ -331,7 +331,7 @@ def _picked(content: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return a text `key old -> new` for each value that differs."""
+    """Return a text `key old -> new` for each value that changed from `then` to `now`."""
     old, new = dict(_flat(then)), dict(_flat(now))
     return [
         f"{key} {_text(old.get(key))} -> {_text(new.get(key))}"

@@ -1,4 +1,4 @@
-"""The typed sections of `params.yaml`: units, bounds, and rules between the keys of one section.
+"""The typed sections of `params.yaml`, with units, bounds, and rules between a section's keys.
 
 slipway/config/params.py reads the file and checks the rules between sections.
 """
@@ -65,7 +65,7 @@ class ParamsSection(BaseModel):
         return self
 
     def problems(self) -> Iterable[str]:
-        """Return the contradictions between keys that are valid on their own."""
+        """Return a message for each contradiction between keys that are valid on their own."""
         return ()
 
 
@@ -201,7 +201,10 @@ class DataParams(ParamsSection):
 
 
 class RuleParams(ParamsSection):
-    """Action for a row that breaks a rule. docs/reference/data.md has the fixed rules, too."""
+    """The action for rows that break a rule, per rule.
+
+    docs/reference/data.md lists the rules whose action is fixed.
+    """
 
     near_duplicate: Action  # flag: its cluster stays in one split; refuse: one row per cluster
     conflicting_label: Action  # equal images or rows with different classes or targets
@@ -230,7 +233,7 @@ class RuleParams(ParamsSection):
 
 
 class CleanParams(ParamsSection):
-    """Limits beyond which a sample is refused or flagged, and the allowed number of bad rows."""
+    """Limits beyond which a row is refused or flagged, and the allowed number of bad rows."""
 
     # The stage fails if refused rows are a larger fraction of the rows read. Duplicates do not
     # count.
@@ -371,7 +374,7 @@ _WHY_NOT_ZERO_3 = "no process has whole weights there. Use deepspeed_stage_2"
 
 
 def _belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[str]:
-    """Describe mistakes in values that exactly one choice of `key` needs."""
+    """Return messages for values that only one choice of `key` needs, given the `chosen` one."""
     if chosen == choice:
         return [
             f"{key} is {chosen!r}, which needs {name}"
@@ -498,7 +501,7 @@ class TrainParams(ParamsSection):
                     yield f"{key} is {value:g}, but {chosen}: {_WHY_NOT_ZERO_3}"
 
     def _problems_of_choices(self) -> Iterator[str]:
-        """Describe values that another choice needs, and values that a choice lacks."""
+        """Yield messages for values that the choices do not use, and for values that they need."""
         yield from _named_twice("loggers", self.loggers)
         yield from _belongs_to("loss", self.loss, "huber", huber_delta=self.huber_delta)
         yield from _belongs_to("optimizer", self.optimizer, "sgd", momentum=self.momentum)
@@ -567,7 +570,7 @@ class AuditParams(ParamsSection):
 
 
 class Gate(ParamsSection):
-    """Required range of a metric."""
+    """The required range of a metric."""
 
     min: float | None
     max: float | None
@@ -599,7 +602,7 @@ class CostParams(ParamsSection):
 
 
 class DecisionParams(ParamsSection):
-    """Rule that turns the probability of one of two classes into an answer."""
+    """The rule that turns the probability of one of two classes into a decision."""
 
     positive: str  # the class that has the threshold
     # Its threshold has the lowest cost on validation rows; null: the largest F1.
@@ -611,7 +614,7 @@ Rule = Annotated[DecisionParams, Field(examples=[_DECISION])]
 
 
 class MeasuringParams(ParamsSection):
-    """Keys of `evaluate` that `prune` reads as well: calibration and measurement of predictions."""
+    """Keys of `evaluate` that `prune` also reads: calibration, and measurement of predictions."""
 
     batch_size: Positive
     bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
@@ -644,7 +647,7 @@ class EvaluateParams(MeasuringParams):
 
     @property
     def metric_names(self) -> list[str]:
-        """The names of your own metrics: those of their functions."""
+        """The names of the user's own metrics: the names of their functions."""
         return [name.partition(":")[2] for name in self.metrics]
 
 
@@ -659,7 +662,7 @@ class PruneParams(ParamsSection):
 
 
 class GoalParams(ParamsSection):
-    """Selection of the variant that the service's `auto` serves, per provider."""
+    """The goal by which a provider's variant is chosen for the service's `auto`."""
 
     # Against fp32 on validation rows: accuracy points, or relative growth of the RMSE.
     max_metric_loss: NotNegative
@@ -667,7 +670,7 @@ class GoalParams(ParamsSection):
 
 
 class ExportParams(ParamsSection):
-    """The ONNX graphs to make, and the selection among them."""
+    """The ONNX graphs to make, and the rules for choosing one."""
 
     purpose: str | None  # intended use, for the model card; null: the card says it is unknown
     # Licences of weights and raw data, for the model card and the release's bill of materials: an
@@ -691,7 +694,7 @@ class ExportParams(ParamsSection):
 
 
 class CompileParams(ParamsSection):
-    """The TensorRT engine."""
+    """Settings of the TensorRT engine that the stage `compile` builds."""
 
     variant: Literal["fp32", "fp16", "int8_tensorrt"]  # exported graph to compile
     # true: fail without a GPU or TensorRT; false: record why there is no engine.

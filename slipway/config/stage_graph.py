@@ -1,4 +1,4 @@
-"""The stages of `dvc.yaml`: their params, their dependencies and their outputs."""
+"""Reads the stages of `dvc.yaml`, with their params, dependencies and outputs."""
 
 import os
 import re
@@ -35,7 +35,7 @@ class Pipeline:
 
 
 def read_pipeline(content: dict[str, Any] | None = None) -> Pipeline:
-    """Read the stages of `dvc.yaml`. Without the file, every key counts for every stage.
+    """Read the stages of `dvc.yaml`; without the file, every stage depends on every key.
 
     `content` is that of params.yaml; the file is read if it is None.
     """

@@ -1,4 +1,4 @@
-"""Settings that boosted trees cannot apply.
+"""Checks params.yaml for settings that boosted trees cannot apply.
 
 Explicit requests are refused: devices, precision, weight averages, the user's loss. For a key of
 gradient steps that always has a value, such as `batch_size`, the stage notes that it has no effect.
@@ -30,7 +30,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def require_gradient_steps(network: str, command: str) -> None:
-    """Raise ParamsError if `network` takes no gradient steps, which `command` would time."""
+    """Raise ParamsError if `network` takes no gradient steps, because `command` would time them."""
     if are_trees(network):
         raise ParamsError(
             f"{command} times gradient steps, but train.network is {network!r}, which takes none, "
@@ -41,7 +41,7 @@ def require_gradient_steps(network: str, command: str) -> None:
 def requests_beyond_trees(
     train: TrainParams, prune: PruneParams, compiled: CompileParams, target: TargetKind
 ) -> Iterator[str]:
-    """Describe each setting that trees cannot apply, with the value to write instead."""
+    """Yield a message for each setting that trees cannot apply, with the value to write instead."""
     trees = f"train.network is {train.network!r}, which"
     if "trees" not in target.parts:
         yield f"{trees} cannot learn {target.plural}: use another network"

@@ -1,4 +1,4 @@
-"""Exports and certifies a trained model again, without the stages before `export`."""
+"""Repeats export and certification of a trained model, without the stages before `export`."""
 
 import subprocess
 import sys
@@ -13,8 +13,8 @@ _MODEL = Path("artifacts/model/model.json")
 def export_again(*, force: bool, is_quiet: bool = False) -> None:
     """Run the stages from `export` to `verify` with DVC.
 
-    `is_quiet` prints their output only if one fails. Raises UnavailableError if one fails, or if
-    there is no trained model.
+    With `is_quiet`, their output is printed only if a stage fails. Raises UnavailableError if one
+    fails, or if there is no trained model.
     """
     if not _MODEL.is_file():
         raise UnavailableError(

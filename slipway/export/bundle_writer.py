@@ -1,4 +1,4 @@
-"""Writes the bundle of a trained network: all variants, the choice among them, then the manifest.
+"""Writes the bundle of a trained network: its variants, the chosen variant, and the manifest.
 
 Errors of the modules `graphs.graph` and `graphs.variants` are passed on. Nothing here depends on
 the kind of network, so any torch module with the right signature can be exported.
@@ -80,7 +80,7 @@ _DRIFT_BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class Pruned:
-    """The pruned network with its own calibration."""
+    """A pruned network and the calibration that was fitted to it."""
 
     kind: Literal["structured", "magnitude"]
     network: CalibratedNetwork
@@ -90,7 +90,7 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network, and the facts about it that its bundle records.
+    """A trained network, with the facts that its bundle records.
 
     The network maps inputs (rows, ...) to outputs (rows, K) and OOD scores (rows,).
     """
@@ -108,13 +108,13 @@ class Trained:
 
     @property
     def output(self) -> OutputContract:
-        """The output contract: probabilities for classes, one value for a numeric target."""
+        """The form of the outputs: probabilities for classes, one value for a numeric target."""
         return OutputContract(kind=kind_of(self.task).target.output, labels=self.labels)
 
 
 @dataclass(frozen=True)
 class ExportRows:
-    """Rows for samples, losses and golden rows of an export."""
+    """The rows that an export reads: samples for ranges, rows for losses, and golden rows."""
 
     samples: NDArray[Any]  # (rows, ...) training rows as the network takes them, for quantization
     validation: PackedSplit  # rows to check, choose and compare variants
@@ -247,7 +247,7 @@ def _write_golden_rows(
 
 @dataclass(frozen=True)
 class _Source:
-    """A network from which variants are made, its fp32 graph, and the variants' allowed loss."""
+    """A network to make variants from, its fp32 graph, and the loss that its variants may have."""
 
     trained: Trained
     fp32: bytes
@@ -257,7 +257,7 @@ class _Source:
 def _write_variants(
     root: Path, trained: Trained, rows: ExportRows, params: ExportParams, resampling: Resampling
 ) -> tuple[dict[str, ModelFile], dict[str, str], dict[str, list[Attempt]]]:
-    """Write the graph of each variant; return graphs, reasons for omissions, and int8 attempts."""
+    """Write the graph of each variant. Returns graphs, reasons for omissions, and int8 attempts."""
     fp32 = _export_fp32(trained, rows, params)
     loss = _GraphLoss(fp32, trained, rows.validation, resampling)
     unpruned = _Source(trained, fp32, params.goal.max_metric_loss)
@@ -343,7 +343,10 @@ def _pruned_source(
 
 
 class _GraphLoss:
-    """Computes the metric loss of a graph against fp32 on validation rows; infinite if broken."""
+    """Computes the metric loss of a graph relative to fp32 on validation rows.
+
+    Infinite if broken.
+    """
 
     def __init__(
         self, fp32: bytes, trained: Trained, validation: PackedSplit, resampling: Resampling

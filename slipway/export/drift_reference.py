@@ -1,4 +1,4 @@
-"""Chooses the rows of a bundle's drift reference, and writes the file.
+"""Chooses the rows of a bundle's drift reference, and writes its file.
 
 slipway/drift/ defines the format of the reference.
 """
@@ -37,7 +37,7 @@ def choose_rows(split: PackedSplit, seed: int, num_rows: int = _MAX_ROWS) -> NDA
 
 
 def has_served_form(inputs: Inputs, contract: InputContract) -> bool:
-    """Return True if the rows are stored exactly as the service computes them.
+    """Return True if the rows are stored exactly as the service computes them from raw input.
 
     Training images may instead be stored larger, for random crops, or as lossy JPEGs.
     """
@@ -46,7 +46,7 @@ def has_served_form(inputs: Inputs, contract: InputContract) -> bool:
 
 @dataclass(frozen=True)
 class DriftRows:
-    """The rows that a reference is made from."""
+    """The rows from which a drift reference is made."""
 
     validation: PackedSplit
     train: PackedSplit | None  # enlarges the input reference if it is stored in the served form

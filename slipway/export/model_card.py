@@ -57,7 +57,7 @@ class CardFacts:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read a stage's JSON report; raises SchemaError if it is missing or has another form."""
+    """Read the JSON report of a stage. Raises SchemaError if it is missing or malformed."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -74,7 +74,10 @@ def read_report(path: Path) -> dict[str, Any]:
 def model_card(
     facts: CardFacts, models: Mapping[str, ModelFile], choice: Mapping[Provider, Choice]
 ) -> str:
-    """Return the card as Markdown; `models` are by variant, `choice` is by provider."""
+    """Return the model card as Markdown.
+
+    `models` are keyed by variant, `choice` by provider.
+    """
     network = facts.training.network
     what = f"one of {len(network.classes)} classes" if network.classes else facts.target_column
     if facts.target.several:
@@ -344,7 +347,7 @@ def _licenses(facts: CardFacts) -> Iterator[str]:
 
 
 def _user_code(facts: CardFacts) -> Iterator[str]:
-    """Yield a line for each part that is the user's own code, with its digest."""
+    """Yield a line for each part of the model that is the user's own code, with its digest."""
     evaluation = map(UserCode.model_validate, facts.evaluation.get("user_code", []))
     for code in (*facts.training.user_code, *evaluation):
         yield f"User code: `{code.key}` is `{code.name}`, SHA-256 `{code.sha256}`."

@@ -1,4 +1,4 @@
-"""Runs the fp32 graph of the reference model on the test rows, with its own preprocessing.
+"""Runs the reference model's fp32 graph on the test rows, with its own preprocessing.
 
 If its input contract equals that of the packed store, it runs on the packed rows. Otherwise the raw
 rows are decoded or encoded by its own contract. Rows that the contract refuses are marked and get
@@ -34,7 +34,7 @@ _Batch = tuple[NDArray[np.int64], NDArray[Any]]  # (B,) positions of test rows, 
 
 
 def open_reference(root: Path, manifest: PackedManifest) -> LoadedBundle:
-    """Open the bundle in `root` and check every file.
+    """Open the bundle in `root`, and check the digest of every file.
 
     Raises:
         BundleError: it is not a bundle, or is of another task or other classes than `manifest`.
@@ -51,7 +51,10 @@ def open_reference(root: Path, manifest: PackedManifest) -> LoadedBundle:
 
 
 def open_reference_of(root: Path, task: Task) -> LoadedBundle:
-    """Open the bundle in `root` and check every file; BundleError if it is of another task."""
+    """Open the bundle in `root` and check every file.
+
+    Raises BundleError if its task is not `task`.
+    """
     if not (root / MANIFEST).is_file():
         raise BundleError(
             f"evaluate.reference_model is {str(root)!r}, where there is no {MANIFEST}. "
@@ -75,7 +78,7 @@ def answer_test_rows(
     manifest: PackedManifest,
     data: Callable[[], DataParams],
 ) -> ReferenceAnswers:
-    """Predict the test rows of the store `packed` with the reference model.
+    """Predict the test rows in the store `packed` with the reference model.
 
     Args:
         data: locates the raw rows; called only if they are needed.
@@ -120,7 +123,7 @@ def answer_test_rows(
 def _in_order(
     thresholds: Sequence[float] | None, labels: Sequence[str], manifest: PackedManifest
 ) -> list[float] | None:
-    """Reorder the thresholds of `labels` to the order of the packed classes."""
+    """Return the thresholds of `labels` in the order of the packed classes."""
     if thresholds is None:
         return None
     return [thresholds[labels.index(name)] for name in manifest.classes]
@@ -132,7 +135,7 @@ def _batches(
     manifest: PackedManifest,
     data: Callable[[], DataParams],
 ) -> Iterator[_Batch]:
-    """Yield every row that the bundle accepts, in batches up to the bundle's maximum size."""
+    """Yield all rows that the bundle accepts, in batches of at most the bundle's maximum size."""
     contract, size = bundle.manifest.input, bundle.manifest.max_batch_size
     if contract == manifest.input:
         for start in range(0, len(test), size):

@@ -136,7 +136,7 @@ def verify_bundle(folder: Path, keys: Sequence[Path] = (), key_list: Path | None
 def read_known_rows(
     bundle: LoadedBundle, ids: list[str], packed: Path
 ) -> tuple[NDArray[np.bool_] | None, str]:
-    """Find the test rows `ids` that the reference model was trained on or selected by.
+    """Find those of the test rows `ids` on which the reference model was trained or selected.
 
     Returns:
         A mask, or None if its rows are unknown; and a remark in words.
@@ -159,7 +159,7 @@ def read_known_rows(
 
 
 def _known_ids(bundle: LoadedBundle) -> list[str] | None:
-    """Return the ids of the bundle's rows; None if the packed store is missing or has changed."""
+    """Return the ids of the bundle's rows; None if the packed store is missing or changed."""
     if not _is_made_from(bundle, PACKED):
         return None
     manifest = read_manifest(PACKED)
@@ -167,7 +167,7 @@ def _known_ids(bundle: LoadedBundle) -> list[str] | None:
 
 
 def _is_made_from(bundle: LoadedBundle, packed: Path) -> bool:
-    """Return True if the digest of the packed manifest, which covers all rows, is unchanged."""
+    """Return True if the digest of the packed manifest, which covers all rows, is the bundle's."""
     path = packed / "manifest.json"
     recorded = bundle.manifest.lineage.digests.get((PACKED / path.name).as_posix())
     return path.is_file() and recorded == files.sha256_file(path)

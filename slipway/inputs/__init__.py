@@ -1,4 +1,4 @@
-"""Model inputs, shared by training and serving: encoded images to pixels, cells to numbers.
+"""Converts raw inputs to network inputs, for training and serving alike: images, rows, texts.
 
 Normalisation is not here: it is part of the exported graph.
 """

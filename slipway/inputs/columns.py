@@ -75,7 +75,7 @@ class Column(ColumnType):
         return {category: position for position, category in enumerate(self.categories, start=1)}
 
     def describe(self) -> dict[str, Any]:
-        """Return name and kind, if a value is required, and categories or bounds, as JSON."""
+        """Return the column's name, kind, categories or bounds, and if it is required, as JSON."""
         described = {"name": self.name, "kind": self.kind, "required": self.is_required}
         if self.kind == "category":
             return described | {
@@ -106,7 +106,7 @@ class Column(ColumnType):
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """A contract's parameters as arrays, so that numpy encodes all columns in a few calls."""
+    """The parameters of a contract as arrays, so that numpy encodes all columns in a few calls."""
 
     names: list[str]  # names of the columns of numbers, booleans and dates
     fills: NDArray[np.float64]  # (numeric,) like the next two
@@ -131,7 +131,7 @@ class ColumnContract(InputContract):
 
     @cached_property
     def accepted(self) -> frozenset[str]:
-        """Names of the columns that a row may have, those that training ignored included."""
+        """Names of the columns that a row may have, including those that training ignored."""
         return frozenset([*(column.name for column in self.columns), *self.ignored])
 
     @property
@@ -206,7 +206,7 @@ class ColumnContract(InputContract):
 
 
 def positions_of(contract: ColumnContract) -> list[list[int]]:
-    """Return the positions of each column in the encoded row.
+    """Return the positions of each column's values in the encoded row.
 
     A number, boolean or date has one for its value and perhaps one for its indicator; a category
     has one for its code.
@@ -273,11 +273,10 @@ def read_cell(value: Any, column: Column) -> Cell:
 def encode(
     columns: Mapping[str, Sequence[Cell] | NDArray[Any]], contract: ColumnContract
 ) -> NDArray[np.float32]:
-    """Encode columns, lists of cells or float64 arrays with NaN for missing, as (rows, width).
+    """Encode columns as (rows, width) float32.
 
-    The result is float32.
-
-    Raises CellError if a standardised value exceeds the range of float32.
+    Each column is a list of cells, or a float64 array with NaN for missing. Raises CellError if a
+    standardised value exceeds the range of float32.
     """
     num_rows = len(columns[contract.columns[0].name]) if contract.columns else 0
     encoded = np.empty((num_rows, *contract.shape), np.float32)
@@ -306,7 +305,7 @@ def encode_rows(
 
 
 def _hint(name: str, known: set[str]) -> str:
-    """Return a hint for an unknown column: the name that differs only in case, or all names.
+    """Return a hint for an unknown column: a known name that differs only in case, or all names.
 
     Does not search for similar names, because long names from callers would make that slow.
     """

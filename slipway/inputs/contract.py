@@ -1,4 +1,4 @@
-"""The base class of input contracts; the record of each kind of input names its own class."""
+"""The base class of input contracts, which define the network's input; one class per kind."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
@@ -29,11 +29,11 @@ class InputContract(Contract):
 
     @property
     def varies_in_length(self) -> bool:
-        """True if rows (length,) are padded with zeros that may be cut off for the network."""
+        """True if rows (length,) end in zeros for padding, which the network does not need."""
         return False
 
     def require_usable(self) -> None:
-        """Raise BundleError if this process cannot turn raw input into rows of this form."""
+        """Raise BundleError if this process cannot convert raw input to network input."""
 
     def describe(self) -> dict[str, Any]:
         """Return the contract as JSON for callers, without details that only the network needs."""
@@ -41,18 +41,18 @@ class InputContract(Contract):
 
     @property
     def remark_names(self) -> tuple[str, ...]:
-        """Names of extra true-or-false fields in every answer, such as `truncated` for texts."""
+        """Names of extra boolean fields in every prediction, such as `truncated` for texts."""
         return ()
 
     def remarks(self, rows: NDArray[Any]) -> list[dict[str, bool]]:
-        """Return the remarks on each of the inputs (rows, ...), by name.
+        """Return for each of the inputs (rows, ...) the values of its extra fields, by name.
 
         Returns an empty list if the contract has no `remark_names`.
         """
         return []
 
     def redacted(self, payload: bytes) -> bytes:
-        """Return a request's body for logs, with personal data masked if the contract says so.
+        """Return a request's body for logs, with personal data masked if the contract requires it.
 
         The network gives the same answer to the original and the returned body.
         """
@@ -69,13 +69,16 @@ def input_name(contract: InputContract) -> str:
 
 
 def listed_rows(content: Mapping[str, Any]) -> list[Any] | None:
-    """Return the list of an object whose only key is `rows`; None for an object that is a row."""
+    """Return the list in an object whose only key is `rows`.
+
+    Returns None for an object that is a row itself.
+    """
     rows = content.get("rows")
     return rows if list(content) == ["rows"] and isinstance(rows, list) else None
 
 
 def _typed(content: Any) -> Any:
-    """Parse a mapping by the contract of its kind; leave anything else to pydantic."""
+    """Parse a mapping as the contract of its kind; return anything else unchanged."""
     if not isinstance(content, dict) or "kind" not in content:
         return content
     try:

@@ -1,4 +1,4 @@
-"""Sizes of the pictures in a HEIC or an AVIF, read before any pixel is decoded.
+"""Reads the sizes of the pictures in a HEIC or an AVIF before any pixel is decoded.
 
 The decoders trust different headers: libheif decodes no picture that is larger than its box `ispe`,
 but libavif uses the size in the AV1 stream. So both sizes are read, to refuse decompression bombs.
@@ -162,7 +162,7 @@ def _parts(stream: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _bits(content: bytes) -> Callable[[int], int]:
-    """Return a function that reads the next bits as an unsigned number."""
+    """Return a function that reads the next N bits of `content` as an unsigned number."""
     at, value, num_bits = 0, int.from_bytes(content), 8 * len(content)
 
     def read(count: int) -> int:
@@ -206,7 +206,7 @@ def _read_sequence(read: Callable[[int], int]) -> _Sequence:
 
 
 def _frame_size(read: Callable[[int], int], sequence: _Sequence) -> tuple[int, int]:
-    """Return width and height of a frame; the stream's maximum if its header is unusual."""
+    """Return width and height of a frame, or the stream's maximum if its header is unusual."""
     if sequence.is_still:
         return sequence.size
     if read(1):  # shows a decoded frame again

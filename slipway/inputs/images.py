@@ -88,7 +88,7 @@ class ImageContract(InputContract):
 
 
 class DecodedImage(NamedTuple):
-    """An upright Pillow image and metadata of its file."""
+    """An upright Pillow image, with metadata of its file."""
 
     image: Image.Image  # image of mode 1, L, LA, RGB, RGBA, I or I;16
     image_format: str  # one of FORMATS
@@ -154,9 +154,10 @@ class JpegHeader(NamedTuple):
 
 
 def read_jpeg_header(payload: bytes, max_pixels: int) -> JpegHeader | None:
-    """Read the header; None if Pillow must decode: no JPEG, rotated, unusual colours, damaged.
+    """Read the header of a JPEG; None if it is not one that libjpeg-turbo may decode here.
 
-    Raises ImageError with the rule `pixel_bomb`.
+    That is so for rotated, damaged or unusually coloured JPEGs, which Pillow must decode. Raises
+    ImageError with the rule `pixel_bomb`.
     """
     if not payload.startswith(_JPEG) or not _is_upright(payload):
         return None
@@ -188,7 +189,7 @@ def decode_jpeg(
 def decode_jpeg_pixels(
     payload: bytes, header: JpegHeader, buffer: PixelBuffer | None = None
 ) -> NDArray[np.uint8] | None:
-    """Decode a JPEG as `decode_jpeg` does, for callers that already have its header."""
+    """Decode a JPEG as `decode_jpeg` does, given its header."""
     if header.is_grey:
         return decode_jpeg_grey(payload, header, buffer)
     return _decode(payload, header, "RGBA", 4, buffer)
@@ -255,7 +256,7 @@ def _upright(image: Image.Image, image_format: str) -> tuple[int, Image.Image]:
 
 
 def _check_range(image: Image.Image, payload: bytes) -> None:
-    """Refuse integers beyond 16 bits: clipping them would change the picture."""
+    """Raise ImageError for integers beyond 16 bits: clipping them would change the picture."""
     if image.mode != "I":
         return
     values, numbers = np.asarray(image), _tiff_numbers(payload)[0] or "integers"
@@ -269,9 +270,9 @@ def _check_range(image: Image.Image, payload: bytes) -> None:
 
 
 def _tiff_numbers(payload: bytes) -> tuple[str, int]:
-    """Return the numbers in a TIFF, as in "unsigned integers of 32 bits", and how many a pixel has.
+    """Return a TIFF's number type, as in "unsigned integers of 32 bits", and values per pixel.
 
-    ("", 0) for other files.
+    Returns ("", 0) for other files.
     """
     try:
         tags = TiffImagePlugin.ImageFileDirectory_v2(payload[:8])
@@ -371,7 +372,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _is_upright(payload: bytes) -> bool:
-    """Return True for a JPEG without orientation or with the upright one.
+    """Return True for a JPEG that has no EXIF orientation, or the upright one.
 
     EXIF and XMP are in segments before the first scan.
     """
@@ -439,7 +440,7 @@ def array_and_values(payload: bytes, contract: ImageContract) -> "tuple[NDArray[
 
 
 def _exact_size(pixels: NDArray[np.uint8], contract: ImageContract) -> NDArray[np.uint8] | None:
-    """Return pixels (size_px, size_px, channels) if they need no resizing or conversion; else None.
+    """Return pixels (size_px, size_px, channels) if they need no resizing or conversion; or None.
 
     This spares the slow way through a Pillow image.
     """
@@ -463,7 +464,10 @@ def load_transform(contract: ImageContract) -> None:
 
 
 def flatten(image: Image.Image, channels: int) -> Image.Image:
-    """Convert any mode to grey (1 channel) or RGB (3): 16 bits become 8, transparency white."""
+    """Convert an image of any mode to grey (1 channel) or RGB (3).
+
+    16-bit values become 8-bit, and transparent pixels become white.
+    """
     image = _in_plain_mode(image)
     if image.mode in ("I", "I;16"):
         image = Image.fromarray(

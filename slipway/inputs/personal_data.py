@@ -36,7 +36,7 @@ _NATIONAL_DIGITS = range(9, 12)  # digits of a number that begins with the 0 of 
 
 
 class Found(NamedTuple):
-    """A passage of a text with personal data: its kind, and its place in characters."""
+    """A passage of a text with personal data: its kind, and its position in characters."""
 
     kind: PersonalData
     begin: int
@@ -55,7 +55,7 @@ def personal_data(text: str) -> list[Found]:
 
 
 def mask(text: str, kinds: Collection[PersonalData]) -> str:
-    """Replace each passage with data of these kinds by its kind in brackets, such as "[email]"."""
+    """Replace each passage with personal data of `kinds` by its kind, such as "[email]"."""
     if not kinds:
         return text
     parts, end = [], 0
@@ -78,7 +78,7 @@ def _numbers(text: str, begin: int, end: int) -> Iterator[Found]:
 
 
 def _is_card(written: str, digits: list[int]) -> bool:
-    """Return True for a payment card's number, by length, first digit and Luhn check digit.
+    """Return True if digits have the length, first digit and Luhn check digit of a payment card.
 
     Source: ISO/IEC 7812-1.
     """
@@ -89,7 +89,7 @@ def _is_card(written: str, digits: list[int]) -> bool:
 
 
 def _is_phone(written: str, digits: list[int]) -> bool:
-    """Return True for the form of a phone number, which dates, prices and counts do not have."""
+    """Return True if text has the form of a phone number, unlike dates, prices and counts."""
     if written[0] == "+" or digits[:2] == [0, 0]:
         return len(digits) in _PHONE_DIGITS
     if digits[0] == 0:

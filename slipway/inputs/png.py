@@ -44,7 +44,10 @@ class PngHeader(NamedTuple):
 
 
 def read_png_header(payload: bytes) -> PngHeader | None:
-    """Read the header; None if Pillow must decode: no PNG, other colours, interlaced, damaged."""
+    """Read the header of a PNG; None if Pillow must decode the file.
+
+    That is so for files that are not PNGs, and for interlaced, damaged or unusually coloured PNGs.
+    """
     return _read_head(bytes(payload[: _HEAD.size]))
 
 
@@ -101,7 +104,7 @@ def has_too_much_text(payload: bytes) -> bool:
 
 
 def _text_bytes(kind: bytes, content: bytes, most: int) -> int:
-    """Return the decompressed size of a text or profile chunk in bytes, counted up to `most`."""
+    """Return the decompressed size in bytes of a text or profile chunk, counted up to `most`."""
     _, _, rest = content.partition(b"\0")  # the rest after the keyword
     stream = rest[1:]
     if kind == b"iTXt":

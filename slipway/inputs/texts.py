@@ -71,7 +71,7 @@ class TextContract(InputContract):
 
     @property
     def varies_in_length(self) -> bool:
-        """True for tokens: a graph reads only the longest row of a batch."""
+        """True for tokens: the network reads a batch only up to the end of its longest row."""
         return self.tokenizer is not None
 
     @cached_property
@@ -104,7 +104,7 @@ class TextContract(InputContract):
 
     @cached_property
     def accepted(self) -> frozenset[str]:
-        """Names that a row may have."""
+        """Names of the columns that a row may have."""
         return frozenset([*self.columns, *self.ignored])
 
     def require_usable(self) -> None:
@@ -157,7 +157,7 @@ class TextContract(InputContract):
         return ("truncated",)
 
     def remarks(self, rows: NDArray[Any]) -> list[dict[str, bool]]:
-        """Return the remark `truncated` of each row: True if its text was cut for the network."""
+        """Return for each row the field `truncated`: True if its text was cut for the network."""
         return [{"truncated": cut} for cut in self.is_truncated(rows).tolist()]
 
     def redacted(self, payload: bytes) -> bytes:
@@ -177,7 +177,7 @@ class TextContract(InputContract):
         return json.dumps(content).encode()
 
     def seen(self, cell: str) -> str:
-        """Return a cell as the network sees it: normalised, with personal data masked."""
+        """Return a cell's text as the network sees it: normalised, with personal data masked."""
         return self._masked(normalised(cell, _CHARACTERS_PER_BYTE * self.max_bytes))
 
     def _masked(self, text: str) -> str:
@@ -188,13 +188,13 @@ class TextContract(InputContract):
         return mask(text, self.masked)
 
     def is_truncated(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a mask (rows,) of the encoded texts that were too long and were cut."""
+        """Return a mask (rows,) of the encoded texts that were cut because they were too long."""
         cut: NDArray[np.bool_] = rows[:, 0] < 0 if self.tokenizer else rows[:, -1] == TRUNCATED
         return cut
 
 
 def _joined(text: str) -> str:
-    """Return a text with each run of white space and control characters as one space."""
+    """Replace each run of white space and control characters in a text by one space."""
     return _SPACE.sub(" ", text).strip(" ")
 
 
@@ -207,7 +207,7 @@ def normalised(text: str, most: int | None = None) -> str:
 
 
 def text_of(cells: Iterable[str], contract: TextContract) -> str:
-    """Join the text cells of a row, given in the order of the contract's columns, to one text."""
+    """Join a row's text cells, given in the order of the contract's columns, to one text."""
     return SEPARATOR.join(map(contract.seen, cells))
 
 
@@ -227,7 +227,7 @@ def encode_texts(texts: Sequence[str], contract: TextContract) -> NDArray[Any]:
 
 
 def load_tokenizer(content: str) -> Any:
-    """Return the `tokenizers.Tokenizer` of a `tokenizer.json`, which neither pads nor cuts.
+    """Load the tokenizer in the text of a `tokenizer.json`; it neither pads nor cuts.
 
     Names of special tokens within a text are ordinary characters. Raises BundleError if the content
     cannot be read, UnavailableError without the package.
@@ -253,9 +253,10 @@ def joins_pairs(tokenizer: Any) -> bool:
 
 
 def read_tokenizer(path: Path) -> str:
-    """Read a `tokenizer.json`, or that of a folder, without its rules for padding and length.
+    """Read the text of a `tokenizer.json`, without its rules for padding and length.
 
-    Raises ParamsError if it is missing or cannot be read.
+    `path` is the file, or a folder that contains it. Raises ParamsError if it is missing or cannot
+    be read.
     """
     file = path / _TOKENIZER if path.is_dir() else path
     try:
@@ -322,7 +323,7 @@ def _pair(encoded: bytes, size: int) -> tuple[str, str]:
 
 
 def _cut(encoded: bytes, size: int) -> str:
-    """Decode the first `size` bytes of UTF-8, without a last character that they cut."""
+    """Decode the first `size` bytes of UTF-8, without an incomplete character at their end."""
     return encoded[:size].decode(errors="ignore")
 
 
@@ -357,7 +358,7 @@ def read_text(row: Mapping[str, Any], contract: TextContract) -> str:
 
 
 def text_faults(row: Mapping[str, Any], contract: TextContract) -> Iterator[CellError]:
-    """Yield all faults of a row: unknown columns first, then cells in the contract's order."""
+    """Yield an error for each fault of a row: first unknown columns, then the contract's."""
     for name in row:
         if name not in contract.accepted:
             known = ", ".join(map(repr, contract.columns))
@@ -381,5 +382,5 @@ def text_faults(row: Mapping[str, Any], contract: TextContract) -> Iterator[Cell
 
 
 def is_blank(text: str) -> bool:
-    """Return True for a text without a character besides white space and control characters."""
+    """Return True for a text of white space and control characters only."""
     return not text or _SPACE.fullmatch(text) is not None

@@ -43,7 +43,7 @@ def code_digest(function: str) -> str:
 
 @lru_cache(maxsize=16)
 def load(function: str, sha256: str) -> ImageFunction:
-    """Import the function; IntegrityError, before any of it runs, if its digest differs.
+    """Import the function. Raises IntegrityError, before any code runs, if its digest differs.
 
     Raises UnavailableError if it cannot be imported, or if this process imported an older version.
     """
@@ -69,7 +69,7 @@ def load(function: str, sha256: str) -> ImageFunction:
 
 
 def run(function: str, sha256: str, image: Image.Image) -> tuple[Image.Image, Values]:
-    """Apply the function to `image`; return its image and its values ({} if it returns none).
+    """Apply the function to `image`; return its image and its extra values ({} without any).
 
     Raises ImageError with the rule `transform_failed` if it raises or returns something else, and
     the errors of `load` if it cannot be loaded.

@@ -1,4 +1,4 @@
-"""Samples an archive: unpacks some files of every folder to a temporary folder, and counts all.
+"""Samples an archive: unpacks some files of each folder, and counts the files of all folders.
 
 The whole archive is unpacked and checked by the stages only.
 """

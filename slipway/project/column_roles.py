@@ -179,7 +179,7 @@ def _is_json_list(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns that are neither inputs nor the target, and the columns that may be the target.
+    """Columns with a role besides input, such as group or time, and candidates for the target.
 
     `dates` are all columns of dates; `time` is the one that orders the rows, if it is clear.
     """
@@ -193,13 +193,13 @@ class Roles:
 
     @property
     def special(self) -> list[SampledColumn]:
-        """The columns with a role other than that of the target."""
+        """The columns with a role other than input or target."""
         roles = (self.group, self.time, self.weight, self.split)
         return [column for column in roles if column is not None]
 
     @property
     def named_target(self) -> SampledColumn | None:
-        """The candidate that is named like a target; of an id and its text, the text."""
+        """The candidate that is named like a target. Of an id and its text, it is the text."""
         named = [column for column in self.targets if column.plain_name in _TARGET_NAMES]
         if len(named) == 2 and len(named[0].counts) == len(named[1].counts):
             texts = [column for column in named if not column.is_numeric]
@@ -241,7 +241,7 @@ def _is_group(column: SampledColumn) -> bool:
 
 
 def target_kinds(column: SampledColumn) -> list[TargetKind]:
-    """Return the kinds of target that the values suit: one, or both in cases of doubt."""
+    """Return the kinds of target that a column's values suit: one, or both in cases of doubt."""
     if column.may_be_labels:
         return [LABELS] if column.holds_lists else [LABELS, CLASS]
     if not column.is_numeric or column.raw.stored == "boolean":

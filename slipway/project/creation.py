@@ -120,7 +120,7 @@ def require_no_project(folder: Path) -> None:
 
 
 def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the params with paths as seen from the project: relative inside it, else absolute."""
+    """Return the params with paths relative to the project; paths outside it become absolute."""
     content = copy.deepcopy(dict(params))
     for section, key in (("data", "path"), ("train", "pretrained")):
         value = content[section][key]
@@ -207,7 +207,7 @@ def _commit(folder: Path, names: list[str]) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Run git in the folder; return what it printed, or None if it failed."""
+    """Run git in the folder. Returns its output, or None if it failed."""
     try:
         answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True)
     except OSError:

@@ -112,7 +112,7 @@ def sample_texts(files: Sequence[str]) -> tuple[RawTable, str]:
 
 
 def payloads(files: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and bytes of each file that can be read."""
+    """Yield the name and bytes of each file; skip files that cannot be read."""
     for name in files:
         payload, fault = read_file(name)
         if not fault:

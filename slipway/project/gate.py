@@ -55,7 +55,7 @@ def number_gate(num_test: int) -> ProposedGate:
 
 
 def _least(baseline: float, error: Callable[[float], float]) -> float | None:
-    """Return the lowest value that exceeds `baseline` by enough times the standard `error`.
+    """Return the lowest result that is significantly better than `baseline`.
 
     None if there is no such value.
     """

@@ -1,4 +1,4 @@
-"""Samples images: finds their sizes, and whether they have colour."""
+"""Samples images, to find their sizes and whether they have colour."""
 
 import time
 from collections.abc import Iterable

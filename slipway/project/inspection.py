@@ -44,7 +44,7 @@ _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy
 
 
 def inspect(path: Path) -> DataSummary:
-    """Inspect the data at `path`; raises DataError if it suits no task."""
+    """Inspect the data at `path` and describe it. Raises DataError if the data suits no task."""
     if not path.exists():
         raise DataError(
             f"{str(path)!r} does not exist (looked in {Path.cwd()}). Name a folder with one "
@@ -96,7 +96,7 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
 
 
 def data_params(path: Path, **changes: Any) -> DataParams:
-    """Return the section `data` of the default params with `path`."""
+    """Return the section `data` of the default params, with `path` as the location of the data."""
     task = task_for(IMAGES, CLASS)
     plain = {"split_column": None, "split_folders": "auto", "task": task}
     return template_params().data.model_copy(update={"path": str(path), **plain, **changes})
@@ -123,7 +123,7 @@ def _check_has_folders(root: Path) -> None:
 
 
 def _joinable(root: Path) -> tuple[str, ...]:
-    """Return the tables of text at the top of a folder, if there are several of equal columns."""
+    """Return the text tables at the top of a folder if several have equal columns; else ()."""
     names = [
         entry.name
         for entry in visible_entries(root)
@@ -169,7 +169,7 @@ def _given_by_folders(part: TablePart, images: RawColumn, num_rows: int) -> Coun
 
 
 def _images(parts: Sequence[TablePart], raw: RawTable) -> tuple[str | None, ImageSample | None]:
-    """Return the column that holds or names images, and a sample of the images."""
+    """Return the column that holds or names images, and a sample of them; or (None, None)."""
     first = parts[0].path
     if is_parquet(first):
         with parquet_errors(first):
@@ -212,7 +212,10 @@ def _named_images(
 
 
 def _stored_images(paths: Sequence[Path], column: str) -> Iterator[tuple[str, bytes]]:
-    """Yield images of the first rows of some row groups; an image in a file is read from there."""
+    """Yield images from the first rows of some row groups.
+
+    A cell with a path is read from its file.
+    """
     for path in paths:
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         groups = file.num_row_groups

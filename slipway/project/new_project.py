@@ -1,4 +1,4 @@
-"""`slipway init`: creates a project folder for some data, or asks what it cannot decide."""
+"""Implements `slipway init`: creates a project folder for some data, or asks the user."""
 
 from pathlib import Path
 
@@ -17,13 +17,16 @@ def plan_project(
     target: str | None = None,
     pretrained: Path | None = None,
 ) -> ProjectProposal:
-    """Inspect `data` and propose the params of a project in `folder`; nothing is written."""
+    """Inspect `data` and propose the params of a project in `folder`. Writes nothing."""
     summary = inspect(data)
     return propose(summary, task, target, weights=_weights(folder, summary, pretrained))
 
 
 def create_project(folder: Path, proposal: ProjectProposal) -> str:
-    """Write the project; return a text for the terminal: files, proposed params and findings."""
+    """Write the project.
+
+    Returns a text for the terminal with files, proposed params and findings.
+    """
     names = create(folder, proposal)
     lines = [f"looked at {proposal.data}: {'; '.join(proposal.notes)}"]
     lines += [f"  {key}: {proposal.value(key)} ({why})" for key, why in proposal.reasons.items()]

@@ -1,4 +1,4 @@
-"""Writes a new params.yaml: the keys to change first, each with its reason, then all others.
+"""Writes a new params.yaml, with the keys that a user should review first at its top.
 
 The comments on the other keys come from the default params.yaml in the package.
 """
@@ -71,7 +71,7 @@ def template_params() -> Params:
 
 
 def params_text(content: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
-    """Write `content` as YAML; `reasons` are for the keys to change first, as "section.key"."""
+    """Format `content` as YAML; `reasons` explain the keys to review first, as "section.key"."""
     first = [name for name in content if any(key.startswith(f"{name}.") for key in reasons)]
     scalars = [name for name, value in content.items() if not isinstance(value, dict)]
     others = [name for name in content if name not in first and name not in scalars]
@@ -88,7 +88,7 @@ def params_text(content: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
 
 
 def search_text(section: Mapping[str, Any]) -> str:
-    """Write the section `search`, for the end of params.yaml."""
+    """Format the section `search` as YAML, for the end of params.yaml."""
     lines = [*_SEARCH, "search:"]
     lines += [f"  {key}: {in_one_line(section[key])}" for key in section if key != "space"]
     lines.append("  space:")

@@ -1,4 +1,4 @@
-"""Proposes the params of a project from what `inspect` found, each with its reason."""
+"""Proposes the params of a project, each with its reason, from what `inspect` found in the data."""
 
 import copy
 import textwrap
@@ -70,7 +70,7 @@ class ProjectProposal:
     data: Path | None = None
 
     def value(self, key: str) -> str:
-        """Return the value of "section.key" as it stands in params.yaml."""
+        """Return the proposed value of "section.key" as params.yaml writes it."""
         return in_one_line(value_at(self.params, key))
 
     def text(self) -> str:
@@ -121,7 +121,7 @@ def propose(
 
 @dataclass
 class _Draft:
-    """Params that are being proposed for a new project, section by section."""
+    """The params of a new project while they are being proposed, section by section."""
 
     summary: DataSummary
     choice: TaskChoice
@@ -152,7 +152,7 @@ class _Draft:
         self._outputs()
 
     def sampled(self) -> str:
-        """Describe the rows and images that were inspected."""
+        """Describe in words the rows and images that were inspected."""
         about = "" if self.summary.is_exact else "about "
         text = f"{about}{self.summary.num_rows:,} rows"
         if self.summary.images:
@@ -162,7 +162,7 @@ class _Draft:
         return text
 
     def set(self, key: str, value: Any, reason: str = "") -> None:
-        """Set "section.key"; with a reason it is among the keys to look at first."""
+        """Set "section.key". A key with a reason is listed among those to review first."""
         *sections, name = key.split(".")
         section = self.content
         for part in sections:
@@ -450,7 +450,7 @@ class _Draft:
             )
 
     def _outputs(self) -> None:
-        """Remove variants that need a missing GPU; loosen the budgets of numeric errors."""
+        """Remove variants that need a GPU if there is none; loosen the bounds of numeric errors."""
         if not self.machine.has_gpu:
             variants = [v for v in self.content["export"]["variants"] if v != "int8_tensorrt"]
             self.set("export.variants", variants)
@@ -461,12 +461,12 @@ class _Draft:
 
 
 def _still() -> dict[str, Any]:
-    """Return the augmentation that changes nothing."""
+    """Return the params of an augmentation that changes nothing."""
     return {key: list(v) if isinstance(v, tuple) else v for key, v in NEUTRAL.items()}
 
 
 def label_column_counts(columns: Sequence[SampledColumn]) -> Counter[str]:
-    """Return the number of rows with each label, from one column per label."""
+    """Return the number of rows with each label, for tables with one column per label."""
     return Counter(
         {
             column.name: int((typed_column(column.raw, "boolean").cells == 1).sum())

@@ -1,4 +1,4 @@
-"""Rules of thumb for image size, network, batches, epochs and augmentation, each with a reason."""
+"""Rules of thumb, each with its reason: image size, network, batches, epochs, augmentation."""
 
 import math
 import re
@@ -50,7 +50,7 @@ _SIDES = re.compile(r"(^|[^a-z])(left|right)([^a-z]|$)", re.IGNORECASE)
 
 
 class Length(NamedTuple):
-    """Rows per step, and epochs."""
+    """The length of a training: rows per step, and epochs."""
 
     batch_size: int
     epochs: int
@@ -97,7 +97,10 @@ def small_resnet_width(size_px: int, num_train: int, machine: Machine) -> int:
 
 
 def image_length(size_px: int, width: int | None, num_train: int, machine: Machine) -> Length:
-    """Return batch size and epochs of `small_resnet` of a width, or of ResNet-18 if it is None."""
+    """Return batch size and epochs of a network for images.
+
+    `width` is that of `small_resnet`; None means ResNet-18.
+    """
     per_pixel = _RESNET18_FLOPS if width is None else _SMALL_RESNET_FLOPS * width**2
     usual = _USUAL_EPOCHS["pretrained" if width is None else "scratch"]
     return _length(per_pixel * size_px**2, usual, num_train, machine)
@@ -106,7 +109,7 @@ def image_length(size_px: int, width: int | None, num_train: int, machine: Machi
 def table_length(
     num_columns: int, arguments: dict[str, Any], num_train: int, machine: Machine
 ) -> Length:
-    """Return batch size and epochs of TabM."""
+    """Return batch size and epochs of a TabM network with these `arguments`."""
     width = arguments["width"]
     inner = num_columns * arguments["embedding_size"] + (arguments["num_blocks"] - 1) * width
     cost = 2 * arguments["num_submodels"] * width * inner / _TABLE_EFFICIENCY
@@ -163,7 +166,10 @@ def batch_size(num_train: int) -> int:
 
 
 def _length(cost: float, usual: int, num_train: int, machine: Machine) -> Length:
-    """Return the batch size and the affordable epochs; `cost` is the FLOPs of one forward row."""
+    """Return the batch size and the epochs that the machine can afford.
+
+    `cost` is the number of FLOPs of a forward pass of one row.
+    """
     size = batch_size(num_train)
     steps = max(1, math.ceil(num_train / size))
     affordable = _seconds(machine) * machine.flops / (cost * _TRAINING * max(1, num_train))
@@ -188,7 +194,7 @@ def _seconds(machine: Machine) -> float:
 
 
 def network_values(weights: Weights | None, width: int, size_px: int) -> Values:
-    """Return the params of the network for images: pretrained, or `small_resnet` of a width."""
+    """Return the params of a network for images: a pretrained one, or `small_resnet` of a width."""
     if weights is not None:
         return {
             "train.network": (weights.network, "photographs: a pretrained network"),
@@ -212,7 +218,7 @@ def network_values(weights: Weights | None, width: int, size_px: int) -> Values:
 def augmentation(
     images: ImageSample, classes: Iterable[str], size_px: int, counts_matter: bool
 ) -> tuple[dict[str, Any], list[str], str]:
-    """Return the operations to use, the operations to forbid, and the reason to forbid them.
+    """Return the augmentations to use, those to forbid, and the reason to forbid them.
 
     Signs lose their meaning in a mirror, and a crop may change a number.
     """

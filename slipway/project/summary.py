@@ -1,4 +1,4 @@
-"""Findings of `inspect` about a data set, before any stage has run."""
+"""The findings of `inspect` about a data set."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

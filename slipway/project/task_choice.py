@@ -1,4 +1,4 @@
-"""Chooses task and target; if there is any doubt, returns a question with candidates."""
+"""Chooses the task and the target, or returns a question to the user if they are unclear."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -4,11 +4,6 @@ One interface, `Runner`, covers all of them. `slipway/stages/verify.py` and the 
 only through this module. A requested provider is never replaced by another one: it runs, or an
 error gives the reason. An engine whose manifest does not match the bundle or the machine is
 refused. onnxruntime and tensorrt are imported on first use.
-
-`slipway/stages/verify.py` and the service run models only through this module. A requested provider
-is never replaced by another one: it runs, or an error gives the reason. An engine whose manifest
-does not match the bundle or the machine is refused. onnxruntime and tensorrt are imported on first
-use.
 """
 
 import ctypes

@@ -159,9 +159,6 @@ def check_precision(trt: Any, engine: Any, expected: str) -> Literal["engine", "
 
     Returns the source of the evidence: "engine" if the inspector shows the precision, "network" if
     it only follows from the strongly typed network.
-
-    Returns the source of the evidence: "engine" if the inspector shows the precision, "network" if
-    it only follows from the strongly typed network.
     """
     found, is_shown = engine_precision(trt, engine)
     is_lower = found is not None and _PRECISIONS.index(found) < _PRECISIONS.index(expected)

@@ -250,9 +250,6 @@ def without_rows(request: LoggedRequest, items: frozenset[int]) -> LoggedRequest
 
     The other rows keep their numbers. The digest of all inputs is removed as well, because it could
     confirm a guess of the erased row.
-
-    The other rows keep their numbers. The digest of all inputs goes: it would tell a guessed row
-    from another.
     """
     kind, payload = request.content_type, request.payload
     if kind == "application/json":

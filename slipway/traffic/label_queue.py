@@ -259,8 +259,6 @@ def gains(items: Sequence[LoggedItem]) -> list[float]:
 
     Predicted numbers have no probabilities. Their gain is the fraction of rows whose OOD score is
     not larger.
-
-    Numbers have no probabilities. Theirs is the fraction of rows with at most the same OOD score.
     """
     scores = sorted(item.ood_score for item in items)
     return [

@@ -50,8 +50,6 @@ class LoggedItem:
         """Error of the prediction: 0 or 1 for a class, the absolute error for a number.
 
         It is 0 if the label is unknown.
-
-        0 if the label is unknown.
         """
         if self.truth is None:
             return 0.0

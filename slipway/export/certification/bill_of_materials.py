@@ -1,4 +1,4 @@
-"""Makes a release's bill of materials (CycloneDX 1.6): model, graphs, data, packages, licences.
+"""Writes the bill of materials of a release (CycloneDX 1.6): model, data, packages, licences.
 
 https://cyclonedx.org/docs/1.6/json describes the format. cyclonedx-python-lib does not support
 model cards, so it only checks the result, in the tests. The user declares the licences of data and
@@ -80,14 +80,17 @@ def bill_of_materials(
 
 
 def license_of(bundle: LoadedBundle, of: str) -> str | None:
-    """Return the licence of "weights" or "data" in params.yaml; None if it is not set."""
+    """Return the licence that params.yaml declares for "weights" or "data".
+
+    Returns None if it is not set.
+    """
     key = _OPTIONS[of].removeprefix("export.")
     found = bundle.manifest.lineage.params.get("export", {}).get(key)
     return None if found is None else str(found)
 
 
 def undeclared(bundle: LoadedBundle) -> list[str]:
-    """Return the keys of params.yaml for licences that are not set."""
+    """Return the keys of params.yaml that should declare a licence but are null."""
     return [key for of, key in _OPTIONS.items() if license_of(bundle, of) is None]
 
 
@@ -153,7 +156,7 @@ def _card(bundle: LoadedBundle) -> dict[str, Any]:
 
 
 def _data(bundle: LoadedBundle) -> dict[str, Any]:
-    """Describe the raw data.
+    """Describe the raw data as a component of the bill of materials.
 
     A folder has no hash, because DVC's MD5 is that of its list of files.
     """
@@ -182,7 +185,7 @@ def _data(bundle: LoadedBundle) -> dict[str, Any]:
 
 
 def _packages(versions: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Describe the packages of the bundle, and those that they require, as installed here."""
+    """Yield a component for each package of the bundle, and for each package that these require."""
     found = {canonicalize_name(name): version for name, version in versions.items()}
     waiting = list(found)
     while waiting:
@@ -205,7 +208,10 @@ def _packages(versions: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def _required(name: str, found: Mapping[Any, str]) -> Iterator[Any]:
-    """Yield the requirements of a package that are not in `found`, if its version is installed."""
+    """Yield the names that a package requires and `found` lacks.
+
+    Yields nothing if its version is not installed.
+    """
     own = _installed(name, found[name])
     for text in own.get_all("Requires-Dist", []) if own else []:
         requirement = Requirement(text)
@@ -243,7 +249,7 @@ def _license_of_package(name: str, version: str) -> str | None:
 
 
 def _declared(of: str, license_: str | None) -> dict[str, Any]:
-    """Return the field `licenses`, or a property that states that no licence is declared."""
+    """Return the field `licenses`, or a property stating that no licence is declared."""
     if license_ is None:
         remedy = f": set {_OPTIONS[of]} in params.yaml" if of in _OPTIONS else ""
         return {"properties": [{"name": "slipway:license", "value": f"NOASSERTION{remedy}"}]}
@@ -253,7 +259,7 @@ def _declared(of: str, license_: str | None) -> dict[str, Any]:
 
 
 def as_spdx(license_: str) -> str | None:
-    """Return the licence as an SPDX expression; None if it is another text."""
+    """Return the licence as an SPDX expression; None if it is not one."""
     try:
         return canonicalize_license_expression(license_)
     except InvalidLicenseExpression:

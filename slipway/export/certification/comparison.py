@@ -1,4 +1,4 @@
-"""Decides if two ways of running the model (hops) agree on the same rows.
+"""Decides whether two ways of running the model (hops) agree on the same rows.
 
 It only compares predictions that were measured before. Predictions that are not finite, have
 another shape, or come from another execution than requested never agree. Metrics are compared row
@@ -48,7 +48,7 @@ _NOT_MEASURED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TestRows:
-    """The test rows that every hop predicts."""
+    """The test rows that every hop predicts, with their ids and targets."""
 
     __test__ = False  # keeps pytest from collecting it
 
@@ -64,7 +64,7 @@ def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
     """Read the test split and check its digests.
 
     Raises:
-        SchemaError: the network was trained with other `classes`.
+        SchemaError: the network was trained with classes other than `classes`.
     """
     manifest = read_manifest(packed)
     if manifest.classes != classes:
@@ -144,7 +144,7 @@ class Tolerance:
 
 
 class HopComparison:
-    """Compares hops over one set of rows; all intervals come from one resampling."""
+    """Compares hops on the same rows; one resampling gives all intervals."""
 
     def __init__(self, rows: TestRows, resampling: Resampling) -> None:
         self.rows = rows
@@ -172,7 +172,10 @@ class HopComparison:
         reference: tuple[Hop, Measurement],
         tolerance: Tolerance,
     ) -> Hop:
-        """Compare the answers of a hop with those of `reference`, and return the judged hop."""
+        """Compare the predictions of a hop with those of `reference`.
+
+        Returns the hop with its verdict.
+        """
         before, expected = reference
         if measured.outputs.shape != expected.outputs.shape:
             found = f"answers of shape {measured.outputs.shape}, expected {expected.outputs.shape}"
@@ -358,7 +361,7 @@ class HopComparison:
         changes: dict[str, Metric],
         tolerance: Tolerance,
     ) -> "list[_MetricLoss]":
-        """Express the loss of each judged metric in the unit of the budget."""
+        """Return the loss of each judged metric, in the unit of its budget."""
         if tolerance.max_metric_loss is None or expected is None or found is None or not changes:
             return []
         moved = f"(from {expected.value:.4f} to {found.value:.4f})"
@@ -421,7 +424,7 @@ class _Distances:
 
 @dataclass(frozen=True)
 class _MetricLoss:
-    """Loss of one metric; `mild` is the end of its paired interval with the smaller loss."""
+    """The loss of one metric; `mild` is the end of its paired interval with the smaller loss."""
 
     what: str
     measured: float
@@ -432,12 +435,12 @@ class _MetricLoss:
 
     @property
     def is_proven(self) -> bool:
-        """True if the smaller end of the interval exceeds the budget and the loss of one row."""
+        """True if even the interval's smaller end exceeds the budget and the loss of one row."""
         return not self.mild <= max(self.budget, self.row) + _ROUNDING
 
     @property
     def is_seen(self) -> bool:
-        """True if the loss on these rows exceeds the budget."""
+        """True if the loss measured on these rows exceeds the budget."""
         return not self.measured <= self.budget + _ROUNDING
 
     def problem(self) -> str:
@@ -525,7 +528,7 @@ def _outlier_problems(found: Metric | None, bounds: HopBounds) -> list[str]:
 
 
 def _flips(found: Measurement, expected: Measurement) -> NDArray[np.int64]:
-    """Return the positions of rows whose labels differ."""
+    """Return the positions of the rows whose labels differ between `found` and `expected`."""
     both = found.thresholds, expected.thresholds
     return flipped_rows(found.outputs, expected.outputs, both)
 
@@ -533,7 +536,7 @@ def _flips(found: Measurement, expected: Measurement) -> NDArray[np.int64]:
 def lost_leads(
     found: NDArray[np.float32], expected: NDArray[np.float32], thresholds: Thresholds
 ) -> NDArray[np.float64]:
-    """Return how far each row's expected label was from changing, (rows,).
+    """Return the margin of each row's expected label before it changed, (rows,).
 
     For classes it is the lead of the most probable class. For several labels it is the largest
     distance of a flipped label's probability from its threshold; 0 if no label flipped.
@@ -551,7 +554,7 @@ def _are_equal(before: Measurement, after: Measurement) -> bool:
 
 
 def _is_another_model(found: Measurement, expected: Measurement) -> bool:
-    """Return True if the difference is too large for rounding.
+    """Return True if the difference is too large for rounding, as between two different models.
 
     Then most labels changed, or the values are further from the reference than a constant would be.
     """
@@ -562,7 +565,7 @@ def _is_another_model(found: Measurement, expected: Measurement) -> bool:
 
 
 def _differences(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return absolute differences from the first rows of `expected`; infinity in place of NaN.
+    """Return absolute differences from the first rows of `expected`, with infinity for NaN.
 
     A NaN would pass every comparison with a bound.
     """
@@ -575,5 +578,5 @@ def _scale(values: NDArray[np.float32]) -> float:
 
 
 def _finite(value: float) -> float | None:
-    """Replace infinity, which JSON lacks, by None."""
+    """Return `value`, or None if it is infinite, because JSON has no infinity."""
     return value if np.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Sends the test rows to the running service over gRPC, with Triton's own client.
+"""Sends the test rows to the running service over gRPC, with the client library of Triton.
 
 The rows are those of the HTTP hop, as tensors of the Open Inference Protocol. Their datatypes come
 from the service's metadata, as for any client.
@@ -25,7 +25,7 @@ _BYTES = "BYTES"
 
 
 def why_no_grpc(packages: Sequence[str] = PACKAGES) -> str | None:
-    """Return why gRPC requests are not possible here, or None."""
+    """Return the reason why gRPC requests are not possible here; None if they are."""
     missing = [name for name in packages if find_spec(name) is None]
     if not missing:
         return None
@@ -36,7 +36,7 @@ def why_no_grpc(packages: Sequence[str] = PACKAGES) -> str | None:
 
 
 class GrpcClient(ServiceClient):
-    """A ServiceClient that predicts over gRPC at `address`."""
+    """Requests predictions over gRPC from the service at `address`."""
 
     backend = "grpc"  # backend of its executions
 
@@ -93,7 +93,7 @@ class GrpcClient(ServiceClient):
             raise ParityError(f"{what}: the service gave no answer over gRPC ({error}).") from error
 
     def _cells(self, payload: RowPayload) -> dict[str, Any]:
-        """Return the value of each input by name: the bytes of a file, or a cell of the row."""
+        """Return the value of each input by name: an image's bytes, or a cell of the row."""
         if input_kind(self.bundle.manifest.input.kind).takes_files:
             return dict.fromkeys(self._datatypes, payload.content)
         row = json.loads(payload.content)
@@ -124,7 +124,10 @@ class GrpcClient(ServiceClient):
     def _described(
         self, what: str, outputs: dict[str, NDArray[Any]], num_rows: int
     ) -> list[dict[str, Any]]:
-        """Return one prediction per row; intervals, which the protocol lacks, are computed here."""
+        """Return one prediction per row.
+
+        Computes the intervals, which the protocol does not carry.
+        """
         labels = self.bundle.manifest.output.labels
         columns = {name: values.tolist() for name, values in outputs.items()}
         try:
@@ -153,5 +156,5 @@ class GrpcClient(ServiceClient):
 
 
 def _bytes(cell: Any) -> bytes:
-    """Encode a cell as bytes; a missing text is empty."""
+    """Encode a cell as bytes; a missing text becomes empty."""
     return cell if isinstance(cell, bytes) else ("" if cell is None else str(cell)).encode()

@@ -59,7 +59,7 @@ EngineOpener = Callable[[Path, LoadedBundle, str | None], Runner]
 
 
 class TorchRunner:
-    """The trained network behind the interface of the other runners."""
+    """The trained torch network, with the interface of the other runners."""
 
     actual = TORCH
 
@@ -72,7 +72,7 @@ class TorchRunner:
 
 
 class HopRunner:
-    """Runs hops over the test rows of a comparison, each compared with the trained network."""
+    """Runs each hop on the test rows, and compares its predictions with the trained network's."""
 
     def __init__(
         self,
@@ -185,7 +185,10 @@ class HopRunner:
         return open_onnx_tensorrt(self._bundle, variant, profile, cache, num_threads=0)
 
     def _measure(self, runner: Runner, requested: Execution) -> Measurement:
-        """Measure a hop; fp32 at several batch sizes, on which predictions must not depend."""
+        """Measure a hop's predictions and speed; for fp32 at several batch sizes.
+
+        The predictions of fp32 must not depend on the batch size.
+        """
         rows, manifest, size = self._comparison.rows, self._bundle.manifest, self._max_batch_size
         measured = measure(runner, rows, size, self._params.timing_rounds)
         runs = [BatchAnswers(size, measured.outputs, measured.scores)]
@@ -212,7 +215,7 @@ class HopRunner:
 
 
 def measure(runner: Runner, rows: TestRows, max_batch_size: int, timing_rounds: int) -> Measurement:
-    """Measure the predictions of all rows, the median latency of one row, and the throughput."""
+    """Measure predictions for all rows, the median latency of one row, and the throughput."""
     row, batch = rows.inputs[:1], repeated_rows(rows.inputs, max_batch_size)
     answers = _answer_all(runner, rows.inputs, max_batch_size)
     for _ in range(_WARM_UP_CALLS):
@@ -236,7 +239,7 @@ def measure(runner: Runner, rows: TestRows, max_batch_size: int, timing_rounds: 
 
 
 def _answer_all(runner: Runner, inputs: Inputs, batch_size: int) -> Answers:
-    """Predict all rows; if they are fewer than a batch, they are repeated to fill one."""
+    """Predict all rows. If they are fewer than a batch, repeats them to fill one."""
     if len(inputs) >= batch_size:
         return run_in_batches(runner.run, inputs, batch_size)
     outputs, scores = runner.run(repeated_rows(inputs, batch_size))

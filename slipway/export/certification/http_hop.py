@@ -40,7 +40,7 @@ _MAX_SHOWN = 300  # characters of an answer in a message
 
 @dataclass(frozen=True)
 class ServiceChoice:
-    """The execution that the service is configured for, and the one that it runs, from `/model`."""
+    """The execution that the service is configured for, and the one that `/model` reports."""
 
     requested: Execution  # execution with the backend "http" or "grpc"
     actual: Execution
@@ -49,7 +49,7 @@ class ServiceChoice:
 
 @dataclass(frozen=True)
 class RowPayload:
-    """One test row as a client sends it."""
+    """One test row in the form in which a client sends it."""
 
     position: int  # among the test rows
     row_id: str
@@ -101,7 +101,7 @@ class ServiceClient:
         self._client.close()
 
     def choice(self) -> ServiceChoice:
-        """Read which variant the service runs; its calibration then checks later answers.
+        """Read the service's variant from `/model`; predictions must then fit its calibration.
 
         Raises:
             ParityError: `/model` is of another bundle, or has another form.
@@ -175,7 +175,7 @@ class ServiceClient:
         """Return the prediction for one row followed by its OOD score, (columns + 1,).
 
         Raises:
-            ParityError: the answer is not a prediction; the message names the row.
+            ParityError: the response is not a prediction; the message names the row.
         """
         what = f"row {payload.row_id}"
         columns: NDArray[np.float32] = self._columns(what, *self.predictions(what, [payload]))[0]
@@ -207,7 +207,7 @@ class ServiceClient:
         return answer, answer.get("predictions") if is_list else [answer]
 
     def check_version(self, found: object, what: str) -> None:
-        """Raise ParityError if the answer is from another model."""
+        """Raise ParityError if a response is from another model than the bundle's."""
         if found != self.bundle.version:
             raise ParityError(
                 f"{what}: the service answered as model {found!r}, "
@@ -249,7 +249,7 @@ class ServiceClient:
 
 
 def _groups(chunk: list[RowPayload]) -> list[list[RowPayload]]:
-    """Divide the rows of a chunk into requests of different sizes."""
+    """Divide rows into groups of different sizes, each for one request."""
     rows, sizes = iter(chunk), itertools.cycle(_REQUEST_ROWS)
     return list(iter(lambda: list(itertools.islice(rows, next(sizes))), []))
 

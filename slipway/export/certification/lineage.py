@@ -94,7 +94,7 @@ def describe_hardware() -> dict[str, str]:
 
 
 def _raw_data(stages: dict[str, Any], params: dict[str, Any]) -> DataSource | None:
-    """Return the entry of the raw data among the dependencies of `clean` in dvc.lock, or None."""
+    """Return dvc.lock's entry for the raw data, a dependency of `clean`; None without one."""
     path = params.get("data", {}).get("path")
     for dependency in stages.get("clean", {}).get("deps", []):
         kind = dependency.get("hash", "md5")

@@ -1,4 +1,4 @@
-"""Finds the packed test rows in the raw data, and checks that they did not change."""
+"""Matches raw rows to the packed test rows, and checks that none changed or is missing."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,10 @@
-"""Runs the hops `http` and `grpc`: starts the service, sends every test row, compares, stops it.
+"""Runs the hops `http` and `grpc`: starts the service and compares its predictions.
 
-The reference is the hop of the runtime that the service uses, so a difference can only come from
-the service: decoding, resizing, reading and encoding rows, batching, rounding or labels. On a GPU a
-prediction depends slightly on its batch, most of all in fp16. That noise was measured with the
-runtime only and is allowed here. Without the packages of gRPC the hop `grpc` is not executed.
+Every test row is sent, and the service is stopped at the end. The reference is the hop of the
+runtime that the service uses, so a difference can only come from the service: decoding, resizing,
+reading and encoding rows, batching, rounding or labels. On a GPU a prediction depends slightly on
+its batch, most of all in fp16. That noise was measured with the runtime only and is allowed here.
+Without the packages of gRPC the hop `grpc` is not executed.
 """
 
 from collections.abc import Callable, Iterator
@@ -83,7 +84,7 @@ class ServiceHop:
 
 
 def not_tried(fault: Hop) -> list[Hop]:
-    """Return both hops as not executed, because the earlier hop `fault` differs."""
+    """Return both hops with the status `not_executed`, because the earlier hop `fault` differs."""
     reason = f"not tried, because the earlier hop {fault.name} differs"
     return [_not_executed("http", reason), _not_executed("grpc", reason)]
 

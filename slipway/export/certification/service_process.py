@@ -63,7 +63,7 @@ def running_service(
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that is free now."""
+    """Return a port of 127.0.0.1 that no process uses at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -102,7 +102,7 @@ def _wait_until_ready(
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to the service, and SIGKILL to it and its workers after the deadline."""
+    """Send SIGTERM to the service; after the deadline, SIGKILL to it and its workers."""
     with suppress(ProcessLookupError):
         child.terminate()
     try:

@@ -1,4 +1,4 @@
-"""A release's tests as an in-toto statement, which policy engines and other tools can read.
+"""Writes a release's test results as an in-toto statement, for policy engines and other tools.
 
 The statement (https://in-toto.io/Statement/v1) names every file of the bundle by its digest. Its
 predicate, `test-result` 0.1, lists the quality gates and the hops of the certificate by outcome.
@@ -19,7 +19,10 @@ _PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
 
 
 def statement_of(bundle: LoadedBundle, certificate: Certificate, seal: str) -> dict[str, Any]:
-    """Return the statement of a certified bundle. `seal` is its certificate's SHA-256, in hex."""
+    """Return the in-toto statement of a certified bundle.
+
+    `seal` is the SHA-256 of its certificate, in hex.
+    """
     outcomes: dict[str, list[str]] = {"passed": [], "missed": [], "unjudged": []}
     for gate in certificate.gate_results:
         outcomes[gate.outcome].append(_name(gate))

@@ -1,4 +1,4 @@
-"""Times several models in turns, so that a disturbance of the machine affects all of them equally.
+"""Times several models alternately, so that a disturbance of the machine affects all equally.
 
 Every round calls each model at each batch size, in an order that changes from round to round. A
 ratio of two models is formed within a round. No figure comes from a single call. A model that is
@@ -64,13 +64,16 @@ class Timings:
         return max(speeds, key=lambda size: speeds[size])
 
     def latency(self, name: str, reference: str, confidence: float) -> Ratio:
-        """Return the speed-up over `reference` for one row."""
+        """Return the speed-up of `name` over `reference` for one row."""
         pairs = zip(self.calls[reference], self.calls[name], strict=True)
         ratios = [statistics.median(before) / statistics.median(after) for before, after in pairs]
         return median_ratio(ratios, confidence)
 
     def throughput(self, name: str, reference: str, confidence: float) -> Ratio:
-        """Return the speed-up over `reference` in rows per second, each at its best batch size."""
+        """Return the speed-up of `name` over `reference` in rows per second.
+
+        Each is timed at its best batch size.
+        """
         size, reference_size = self.best_batch_size(name), self.best_batch_size(reference)
         pairs = zip(self.blocks[reference][reference_size], self.blocks[name][size], strict=True)
         ratios = [(size / after) / (reference_size / before) for before, after in pairs]
@@ -209,7 +212,10 @@ def _warm_up(
 
 
 def _block(runner: Runner, batch: NDArray[Any], expected_s: float) -> float:
-    """Call the model for about `_BLOCK_S`, at most `_MAX_CALLS` times; return seconds per call."""
+    """Call the model for about `_BLOCK_S` seconds, at most `_MAX_CALLS` times.
+
+    Returns the seconds per call.
+    """
     num_calls = max(1, min(_MAX_CALLS, int(_BLOCK_S / max(expected_s, 1e-6))))
     start = time.perf_counter()
     for _ in range(num_calls):

@@ -1,4 +1,4 @@
-"""Turns the compared hops into the certificate, its refusal, and its texts."""
+"""Makes the certificate from the compared hops, and the texts that report it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ def make_certificate(
 def user_code_of(
     bundle: LoadedBundle, trained: Sequence[UserCode], evaluation: Path
 ) -> list[UserCode]:
-    """List the user's own code in a model: transform, network and loss, and metrics."""
+    """Return the user's own code in a model: transform, network, loss and metrics."""
     contract, transforms = bundle.manifest.input, []
     if isinstance(contract, ImageContract) and contract.transform:
         name, sha256 = contract.transform.function, contract.transform.sha256
@@ -115,7 +115,7 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
 
 
 def hop_table(hops: Sequence[Hop], bundle: LoadedBundle) -> str:
-    """Format the hops as a table; hops that were not executed are listed together, by reason."""
+    """Format the hops as a table. Hops that were not executed are grouped by reason."""
     metric = kind_of(bundle.manifest.task).target.headline
     columns = ["hop", "ran on", "agreement", "max diff", metric, "size", "ms/row", "rows/s"]
     measured = [(hop, hop.actual) for hop in hops if hop.rows and hop.actual]
@@ -130,7 +130,7 @@ def hop_table(hops: Sequence[Hop], bundle: LoadedBundle) -> str:
 
 
 def cut_batches(hop: Hop) -> list[str]:
-    """Describe the batch sizes at which `verify.batch_seconds` did not suffice for all rows."""
+    """Describe the batch sizes for which `verify.batch_seconds` was too short to run all rows."""
     return [
         f"in batches of {check.batch_size} it answered {check.rows} of {hop.rows} rows "
         "within verify.batch_seconds"
@@ -189,7 +189,7 @@ def _table_row(hop: Hop, actual: Execution, bundle: LoadedBundle) -> list[str]:
 
 
 def _agreement(hop: Hop, task: Task) -> str:
-    """Return the count of rows with the same label, and the status if the hop does not agree."""
+    """Return as text the count of rows with equal labels, and the status of a bad hop."""
     if not kind_of(task).target.has_classes:
         return hop.status
     same = f"{hop.rows - len(hop.flipped)}/{hop.rows}"

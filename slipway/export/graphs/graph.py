@@ -32,7 +32,7 @@ _BATCH_SIZE = 64
 
 
 def torch_answers(network: CalibratedNetwork, batch: NDArray[Any]) -> Answers:
-    """Run the network in torch, fp32 on the CPU; the exported graph must give the same outputs."""
+    """Run the network in torch, in fp32 on the CPU. The exported graph must give equal outputs."""
     with torch.inference_mode():
         outputs, scores = network.eval()(torch.from_numpy(np.array(batch)))
     return Answers(outputs.numpy(), scores.numpy())
@@ -41,13 +41,13 @@ def torch_answers(network: CalibratedNetwork, batch: NDArray[Any]) -> Answers:
 def onnx_answers(
     graph: bytes, rows: Inputs, batch_size: int | None = None, variant: str = "int8"
 ) -> Answers:
-    """Run a graph on the CPU in batches of `batch_size`, by default its `largest_batch`."""
+    """Run a graph on the CPU in batches of `batch_size` (default: `largest_batch(graph)`)."""
     runner = open_onnx(graph, variant=variant, precision=variant, provider="cpu", num_threads=0)
     return run_in_batches(runner.run, rows, batch_size or largest_batch(graph))
 
 
 def largest_batch(graph: bytes) -> int:
-    """Return the batch size for a graph: 64, or 1 if its batch is fixed at 1."""
+    """Return the batch size to run a graph with: 64, or 1 if the graph only accepts single rows."""
     batch = onnx.load_model_from_string(graph).graph.input[0].type.tensor_type.shape.dim[0]
     fixed: int = batch.dim_value
     return fixed or _BATCH_SIZE
@@ -205,7 +205,7 @@ def _signature(value: Any) -> tuple[str, int, list[int]]:
 
 
 def _forget_the_machine(model: onnx.ModelProto) -> None:
-    """Remove the exporter's stack traces: they contain local paths and change with the code."""
+    """Remove the exporter's stack traces, which contain local paths and change with the code."""
     for item in [
         *model.graph.node,
         *model.graph.value_info,

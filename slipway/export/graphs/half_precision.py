@@ -61,7 +61,7 @@ def score_branch(graph: GraphProto) -> set[str]:
 
 
 def to_half(model: ModelProto, kept: set[str]) -> ModelProto:
-    """Convert every node to fp16 except those in `kept`.
+    """Convert a graph to fp16, except the nodes named in `kept`.
 
     The inputs and outputs of the graph keep their types.
     """
@@ -105,7 +105,7 @@ def _before_a_layer(nodes: list[NodeProto]) -> set[str]:
 
 
 def _undo_round_trips(graph: GraphProto) -> None:
-    """Remove the converter's casts to fp16 and back between two nodes that stay in fp32."""
+    """Remove the converter's casts to fp16 and back between two fp32 nodes."""
     down = {
         node.output[0]: node.input[0]
         for node in graph.node

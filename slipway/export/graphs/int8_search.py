@@ -1,4 +1,4 @@
-"""Searches for the simplest quantization of a graph that stays within its loss budget.
+"""Searches for the simplest int8 quantization of a graph whose loss is within the budget.
 
 The search first tries quantization ranges from the smallest to the largest activation, then ranges
 that clip rare values. Then it leaves the most sensitive layers in fp32: one, two, four, and so on.
@@ -33,7 +33,7 @@ def search(
     budget: float,
     limit_s: float = LIMIT_S,
 ) -> tuple[bytes, list[Attempt]]:
-    """Return the first graph whose `loss` is at most `budget`, and every attempt.
+    """Return the first graph whose `loss` is at most `budget`, with the list of all attempts.
 
     If no graph meets the budget, returns the one with the smallest loss. Only the first attempt may
     start after `limit_s` seconds.
@@ -70,7 +70,7 @@ def most_sensitive_first(
     rows: NDArray[Any],
     deadline: float,
 ) -> list[str]:
-    """Sort the layers by the mean squared change of the outputs if only that layer is quantized.
+    """Sort the layers by sensitivity: the outputs' mean squared change if only one is quantized.
 
     Layers that were not tried before the deadline come last.
     """

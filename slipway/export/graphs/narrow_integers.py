@@ -1,4 +1,4 @@
-"""Rewrites the integer arithmetic of hashed n-grams for a runtime that computes in 32 bits.
+"""Rewrites the 64-bit integer arithmetic of hashed n-grams for runtimes that compute in 32 bits.
 
 OpenVINO computes int64 as int32, and divides, compares and chooses in float32. The hashes are
 remainders of sums of products, up to 2**61. Each `Mod` by a constant is replaced by nodes whose
@@ -53,7 +53,7 @@ def in_32_bits(graph: bytes) -> bytes:
 def _replace_content(
     model: ModelProto, nodes: list[NodeProto], constants: list[TensorProto]
 ) -> None:
-    """Put nodes and constants into a graph, without those that no output needs any more."""
+    """Replace a graph's nodes and constants, without those that no output needs."""
     graph = model.graph
     names, kept = {one.name for one in graph.output}, []
     for node in reversed(nodes):
@@ -70,7 +70,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 class _Writer:
-    """The new nodes of a graph, in order."""
+    """Collects the new nodes of a graph, in order. A value below is named by its tensor."""
 
     def __init__(self, model: ModelProto) -> None:
         self.nodes: list[NodeProto] = []
@@ -105,7 +105,7 @@ class _Writer:
         self._end(found, node)
 
     def _terms(self, name: str) -> tuple[list[tuple[str, int]], int]:
-        """Return a value as a sum of other values times constants, plus a constant."""
+        """Return the tensor `name` as a sum of other tensors times constants, plus a constant."""
         known, node = self._constant(name), self._makers.get(name)
         if known is not None:
             return [], known
@@ -121,7 +121,7 @@ class _Writer:
         return [(name, 1)], 0
 
     def _product(self, value: str, factor: int) -> list[str]:
-        """Return numbers below 2**31 whose sum is value * factor, modulo 2**31 - 1."""
+        """Return tensors below 2**31 whose sum is value * factor, modulo 2**31 - 1."""
         factor %= _MERSENNE
         if factor == 1:
             return [value]
@@ -142,7 +142,7 @@ class _Writer:
         return self._node("Add", self._node("Mul", low, 1 << by), high)
 
     def _folded(self, parts: list[str], rest: int) -> str:
-        """Add numbers of 31 bits and a constant, modulo 2**31 - 1."""
+        """Add tensors of 31 bits and the constant `rest`, modulo 2**31 - 1."""
         below: str | int = rest - _MERSENNE  # the sum minus the modulus, at most 0
         for part in parts:
             total = self._node("Add", below, part)
@@ -151,7 +151,7 @@ class _Writer:
         return self._lifted(self._name(below), _MERSENNE)
 
     def _small(self, terms: list[tuple[str, int]], rest: int, modulus: int) -> str:
-        """Return a sum of products and a constant, modulo a number of at most 24 bits."""
+        """Return a sum of products plus the constant `rest`, modulo a number of at most 24 bits."""
         width = min(_BITS - (modulus - 1).bit_length(), _MOST_QUOTIENT_BITS)
         total = self._name(rest)
         for value, factor in terms:
@@ -166,7 +166,7 @@ class _Writer:
         return self._remainder(total, modulus)
 
     def _remainder(self, value: str, modulus: int) -> str:
-        """Return the remainder of a number of 31 bits. Its quotient may be off by 1."""
+        """Return the remainder of a 31-bit tensor. The computed quotient may be off by 1."""
         if _is_power_of_two(modulus):
             return self._node("BitwiseAnd", value, modulus - 1)
         quotient = self._node("Div", value, modulus)
@@ -174,12 +174,12 @@ class _Writer:
         return self._lifted(self._node("Sub", self._lifted(left, modulus), modulus), modulus)
 
     def _lifted(self, value: str, modulus: int) -> str:
-        """Add the modulus to negative numbers."""
+        """Add the modulus to negative values."""
         truth = self._node("Cast", self._node("Less", value, 0), to=TensorProto.INT64)
         return self._node("Add", value, self._node("Mul", truth, modulus))
 
     def _limbs(self, value: str, width: int) -> Iterable[tuple[int, str]]:
-        """Yield the parts of a number of 31 bits with `width` bits each, and their first bits."""
+        """Yield the parts of a 31-bit value, `width` bits each, with their first bit's position."""
         for begin in range(0, _BITS, width):
             if begin + width >= _BITS:
                 yield begin, value
@@ -188,7 +188,7 @@ class _Writer:
             yield begin, low
 
     def _divided(self, value: str, bits: int) -> tuple[str, str]:
-        """Return the last `bits` bits of a number, and those before them."""
+        """Return the lowest `bits` bits of a value, and the remaining higher bits."""
         low = self._node("BitwiseAnd", value, (1 << bits) - 1)
         # Without them it has at most 24 digits before zeros, which float32 divides exactly.
         return low, self._node("Div", self._node("Sub", value, low), 1 << bits)

@@ -1,4 +1,4 @@
-"""Quantizes graphs to int8: static with ranges from sample rows, dynamic with a range per row.
+"""Quantizes graphs to int8: static (ranges from sample rows) or dynamic (a range for each row).
 
 The CPU and TensorRT need different static graphs. In our dynamic graphs a prediction never depends
 on other rows of its batch. ONNX Runtime's own dynamic graphs have one range for the whole batch, so
@@ -37,7 +37,7 @@ _LARGEST_UINT8_STEP = 127.0  # steps from the zero point 128 to both ends
 
 @dataclass(frozen=True)
 class Scheme:
-    """The kind of int8 that a runtime supports."""
+    """The kind of int8 quantization that a runtime supports."""
 
     is_symmetric: bool
     options: Mapping[str, bool]  # options of ONNX Runtime's quantizer
@@ -93,7 +93,7 @@ class StaticQuantizer:
         in_fp32: Collection[str] = (),
         only: str | None = None,
     ) -> bytes:
-        """Quantize all layers except `in_fp32`, or only the layer `only`, with a scale per channel.
+        """Return the graph with every layer quantized but `in_fp32`, or with the layer `only`.
 
         For the CPU, sums and ReLUs between convolutions are quantized too, unless a layer stays in
         fp32.
@@ -141,7 +141,7 @@ class StaticQuantizer:
 
 
 def dynamic_graph(fp32: bytes, scratch: Path, bits: int | None = None) -> bytes:
-    """Quantize weights to int8 with a scale per column, and inputs at run time, row by row."""
+    """Return the graph with int8 weights, a scale per column, and inputs quantized row by row."""
     import_onnxruntime()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -162,7 +162,7 @@ def dynamic_graph(fp32: bytes, scratch: Path, bits: int | None = None) -> bytes:
 
 
 def why_not_dynamic(fp32: bytes, scratch: Path) -> str | None:
-    """Return why a dynamic graph would gain nothing, or None.
+    """Return the reason why a dynamic graph would gain nothing; None if it may gain speed.
 
     Dynamic quantization only reaches matrix products.
     """
@@ -187,7 +187,7 @@ def why_not_dynamic(fp32: bytes, scratch: Path) -> str | None:
 
 
 def prepare(fp32: bytes, scratch: Path) -> Path:
-    """Fold constants and fuse layers, as both quantizers require."""
+    """Fold the constants of a graph and fuse its layers, as both quantizers require."""
     import_onnxruntime()
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -204,7 +204,7 @@ def prepare(fp32: bytes, scratch: Path) -> Path:
 
 
 def _give_own_weights(graph: onnx.GraphProto) -> None:
-    """Copy weights that layers share, because ONNX Runtime cannot convert shared int8 weights."""
+    """Give each layer its own copy of shared weights: ONNX Runtime cannot share int8 weights."""
     weights, taken = {tensor.name: tensor for tensor in graph.initializer}, set[str]()
     for node in graph.node:
         for index, name in enumerate(node.input if node.op_type in LAYERS else ()):
@@ -217,10 +217,10 @@ def _give_own_weights(graph: onnx.GraphProto) -> None:
 
 
 def _excluded(graph: onnx.GraphProto) -> list[str]:
-    """List the nodes to leave in fp32: layers with a matrix per column or submodel, the OOD score.
+    """Return the nodes to leave in fp32: those of stacked matrices and of the OOD score.
 
-    ONNX Runtime has no scale per channel for such layers, which are small. The OOD score is a
-    distance; computed from rounded features, it would mostly be the rounding error.
+    A layer with one matrix per column or submodel has stacked matrices. ONNX Runtime has no scale
+    per channel for such layers, which are small. The OOD score is a distance; computed from rounded features, it would mostly be the rounding error.
     """
     stacked = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}
     score_only = score_branch(graph)
@@ -233,7 +233,7 @@ def _excluded(graph: onnx.GraphProto) -> list[str]:
 
 
 def _joints(graph: onnx.GraphProto) -> list[str]:
-    """List the sums and ReLUs of feature maps between layers, which are quantized for the CPU.
+    """Return the sums and ReLUs of feature maps between layers, which the CPU's int8 includes.
 
     Results of a matrix product, and transposed tensors such as a transformer's tokens, do not count
     as feature maps until the next convolution: int8 gains nothing in their sums and loses accuracy.
@@ -333,6 +333,6 @@ class _SampleReader:
         self._left = iter(self._parts[start_index:end_index])
 
     def get_next(self) -> dict[str, NDArray[Any]] | None:
-        """Return the next batch by the input's name, or None."""
+        """Return the next batch by the input's name; None after the last batch."""
         batch = next(self._left, None)
         return None if batch is None else {self._name: np.ascontiguousarray(batch)}

@@ -1,4 +1,4 @@
-"""Writes boosted trees as ONNX's `TreeEnsemble`, which replaces the placeholder node in a graph.
+"""Writes boosted trees as ONNX's operator `TreeEnsemble`, in place of the placeholder node.
 
 LightGBM's thresholds are float64, but ONNX compares in float32. Each threshold is therefore rounded
 down, so that `x <= threshold` holds for exactly the same float32 numbers. Rounding to the nearest
@@ -44,13 +44,13 @@ class Tree:
 
 
 def read_trees(text: str) -> list[Tree]:
-    """Read every tree of LightGBM's text."""
+    """Parse all trees in LightGBM's text format."""
     blocks = text.partition("\nend of trees")[0].split("\nTree=")[1:]
     return [_read_tree(dict(_fields(block))) for block in blocks]
 
 
 def round_down(thresholds: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the largest float32 numbers that are not above `thresholds`."""
+    """Return for each threshold the largest float32 number that is not above it."""
     nearest = thresholds.astype(np.float32)
     below = np.nextafter(nearest, np.float32(-np.inf))
     return np.where(nearest.astype(np.float64) > thresholds, below, nearest)
@@ -94,7 +94,7 @@ def tree_node(text: str, num_sums: int, source: str, target: str) -> onnx.NodePr
 
 
 class _Ensemble:
-    """The attributes of `TreeEnsemble`, one tree after the other."""
+    """Collects the attributes of `TreeEnsemble`, one tree after the other."""
 
     def __init__(self) -> None:
         self._roots: list[int] = []
@@ -109,7 +109,7 @@ class _Ensemble:
         self._leaves: list[float] = []
 
     def add(self, tree: Tree, target: int) -> None:
-        """Append a tree, whose leaf values are added to the output number `target`."""
+        """Append a tree, whose leaf values are added to output number `target`."""
         if not len(tree.columns):
             tree = _with_a_split(tree)
         first, first_leaf = len(self._columns), len(self._leaves)
@@ -159,7 +159,7 @@ class _Ensemble:
 
 
 def _goes_left_if_missing(tree: Tree) -> NDArray[np.bool_]:
-    """Return True for each split, (splits,), that sends NaN left.
+    """Return a mask (splits,) of the splits that send NaN to the left.
 
     A split without a direction for NaN treats it as 0.
     """
@@ -176,7 +176,7 @@ def _goes_left_if_missing(tree: Tree) -> NDArray[np.bool_]:
 
 
 def _with_a_split(tree: Tree) -> Tree:
-    """Add a split to a tree of one leaf; both of its sides lead to this leaf."""
+    """Replace the only leaf of a tree by a split, whose two sides both lead to this leaf."""
     zero = np.zeros(1, np.int64)
     return Tree(zero, zero, np.zeros(1), ~zero, ~zero, tree.leaves, [])
 

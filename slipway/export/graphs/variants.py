@@ -91,7 +91,7 @@ def fp16_graph(fp32: bytes, rows: NDArray[Any]) -> bytes:
 
 
 def why_left_out(variant: str, fp32: bytes, scratch: Path) -> str | None:
-    """Return why `variant` gains nothing for this graph or is impossible, or None."""
+    """Return the reason why `variant` gains nothing for this graph or is impossible; else None."""
     if variant != "fp32" and has_trees(fp32):
         return (
             f"the graph has trees, which compare in float32: {variant} would move rows to other "
@@ -101,7 +101,7 @@ def why_left_out(variant: str, fp32: bytes, scratch: Path) -> str | None:
 
 
 def targets_of(variant: str, graph: bytes) -> list[Target]:
-    """Return the providers that a variant is meant for; trees run on the CPU only."""
+    """Return the providers that a variant is intended for; trees run on the CPU only."""
     return ["cpu"] if has_trees(graph) else MEANT_FOR[variant]
 
 

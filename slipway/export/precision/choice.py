@@ -25,7 +25,7 @@ def choose(
     provider: str,
     hardware: dict[str, str],
 ) -> Choice:
-    """Choose among the variants in `figures`, which include fp32, with a verdict on each."""
+    """Choose one of the variants in `figures`, which include fp32, and give each a verdict."""
     reasons = {
         variant: why_not(found, goal, task, provider, is_meant_for=meant_for[variant])
         for variant, found in figures.items()
@@ -61,7 +61,7 @@ def choose(
 def why_not(
     found: VariantFigures, goal: GoalParams, task: Task, provider: str, *, is_meant_for: bool
 ) -> str | None:
-    """Return why a variant cannot be chosen on a provider, or None if it can."""
+    """Return the reason why a variant cannot be chosen for a provider; None if it can."""
     if not is_meant_for:
         return f"not meant for {provider}"
     if provider == "cpu" and not found.batch_dependence <= MAX_BATCH_DEPENDENCE:

@@ -1,4 +1,4 @@
-"""Measures every variant on every available provider: predictions, speed and memory.
+"""Measures each variant on each available provider: predictions, speed and memory.
 
 The variants of a provider are timed in turns. The measurements use validation rows; only `verify`
 uses the test rows, to judge the choice.
@@ -37,7 +37,7 @@ _SINGLE_ROWS, _SINGLE_ROWS_S = 64, 2.0
 
 @dataclass(frozen=True)
 class Contest:
-    """The rows and rules by which variants are compared."""
+    """The rows and rules by which the variants of a bundle are compared."""
 
     task: Task
     output: OutputContract
@@ -55,7 +55,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of measuring speed and memory."""
+    """Limits on the time to measure speed, and on memory measurements."""
 
     limit_s: float  # approximate, for the timings of one provider
     memory: bool  # True starts a process for each variant
@@ -73,7 +73,7 @@ def make_leaderboard(
     left_out: dict[str, str],
     attempts: dict[str, list[Attempt]],
 ) -> Leaderboard:
-    """Measure the graphs in `root` and choose one for each provider.
+    """Measure the graphs in `root`, and choose one of them for each provider.
 
     Raises:
         ParityError: a graph is broken.
@@ -160,7 +160,7 @@ def metric_loss(
     resampling: Resampling,
     thresholds: tuple[Sequence[float] | None, Sequence[float] | None] = (None, None),
 ) -> Metric:
-    """Measure the loss of `after` against `before` on the same rows, with its paired interval.
+    """Measure how much worse `after` is than `before` on the same rows, with a paired interval.
 
     The unit is accuracy points, or relative growth of the RMSE.
     """
@@ -229,7 +229,7 @@ def _figures(
 
 
 def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Contest) -> float:
-    """Return the largest change of an output if its row runs by itself; relative for values."""
+    """Return the largest change of an output if its row is run alone; relative for values."""
     largest, deadline = 0.0, time.monotonic() + _SINGLE_ROWS_S
     for row in range(min(_SINGLE_ROWS, len(found))):
         single = runner.run(np.ascontiguousarray(contest.validation.inputs[row : row + 1])).outputs
@@ -244,7 +244,7 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
 def _add_sizes(
     line: LeaderboardLine, root: Path, model: ModelFile, contest: Contest, effort: Effort
 ) -> VariantFigures:
-    """Add the file size, and the memory with the largest timed batch.
+    """Add the file size, and the memory used with the largest timed batch, to a line.
 
     Memory is measured on the CPU only, because the figure is the memory of a process.
     """

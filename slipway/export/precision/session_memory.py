@@ -1,4 +1,4 @@
-"""Measures the memory of a graph: a fresh process loads it, runs one batch and reports its peak.
+"""Measures the peak memory of a graph: a new process loads it and runs one batch.
 
 The figure is the growth after ONNX Runtime is imported: the bytes of the file, the session's copy
 of the weights, its arena, and library pages touched for the first time. The interpreter is not
@@ -21,7 +21,7 @@ from slipway.system.memory import status_bytes
 
 
 def session_peak_bytes(graph: Path, batch: NDArray[Any]) -> int | None:
-    """Return the peak growth of a process that loads `graph` on the CPU and runs `batch` once.
+    """Return the peak growth in bytes of a process that loads `graph` and runs `batch` on the CPU.
 
     None if the system does not report it.
     """

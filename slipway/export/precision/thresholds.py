@@ -1,4 +1,4 @@
-"""Refits the thresholds of an int8 graph, because rounding shifts OOD scores and probabilities."""
+"""Refits an int8 graph's thresholds, because rounding changes OOD scores and probabilities."""
 
 import numpy as np
 

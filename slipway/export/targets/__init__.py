@@ -1,4 +1,5 @@
-"""Export targets: folders that answer without the service, each with a hop of its own.
+"""Exports a bundle to other runtimes, as folders that predict without the service.
 
-No model is trained or converted to another precision here.
+Each export is verified by a hop of its own: its predictions for the test rows. No model is trained
+or converted to another precision here.
 """

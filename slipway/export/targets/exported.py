@@ -1,4 +1,4 @@
-"""The common shape of an export: the certified model it is made from, and the folder it writes.
+"""The common form of exports: the certified model as their source, and the written folder.
 
 FOLDER/export.json        target, facts, the hop of its own, and the SHA-256 of every other file
 FOLDER/certificate.json   the certificate of the bundle, with this hop as the last one
@@ -75,7 +75,7 @@ class ExportRecord(Contract):
 
 @dataclass(frozen=True)
 class CertifiedRows:
-    """The test rows of an export, their original bytes, and the allowed difference."""
+    """The test rows of an export, their original bytes, and the allowed differences."""
 
     comparison: HopComparison
     payloads: Callable[[], Iterator[RowPayload]]
@@ -108,13 +108,13 @@ class ExportSource:
         return self.bundle.model_bytes(self.variant)
 
     def requested(self, backend: Target, provider: str) -> Execution:
-        """Return the execution that the target's hop requests."""
+        """Return the execution that the hop of a target requests."""
         return Execution(
             backend=backend, provider=provider, precision=self.model.precision, variant=self.variant
         )
 
     def reference(self, inputs: NDArray[Any]) -> Answers:
-        """Answer (rows, ...) inputs one by one, as targets do, with ONNX Runtime on the CPU.
+        """Predict inputs (rows, ...) one by one, as targets do, with ONNX Runtime on the CPU.
 
         In a batch, answers of a dynamic int8 graph depend on the other rows.
         """
@@ -130,7 +130,7 @@ class ExportSource:
 
 @dataclass(frozen=True)
 class TargetAnswers:
-    """Answers of a target to every test row, and its speed."""
+    """The predictions of a target for every test row, and its speed."""
 
     answers: Answers
     latency_ms: float  # median for one row
@@ -156,7 +156,7 @@ def _unassigned() -> list[list[int]]:
 
 
 def as_ranges(codes: Iterable[int]) -> list[list[int]]:
-    """Return ascending numbers as ranges of the first and the last."""
+    """Return ascending numbers as ranges [first, last]."""
     ranges: list[list[int]] = []
     for code in codes:
         if ranges and ranges[-1][1] == code - 1:
@@ -220,7 +220,7 @@ def compare(
     *,
     is_other_runtime: bool = False,
 ) -> Hop:
-    """Compare a target's answers with ONNX Runtime's on the CPU.
+    """Compare a target's predictions with those of ONNX Runtime on the CPU.
 
     `inputs` are those that the target computed from the original bytes, if they may differ from
     the packed ones. Another runtime rounds elsewhere in fp16 and int8: these may lose as much as
@@ -264,7 +264,7 @@ def write_export(
     fill: Callable[[Path], tuple[Hop, dict[str, Any]]],
     finish: Callable[[Path, Certificate, bool], None] | None = None,
 ) -> ExportRecord:
-    """Write the folder `out`: `fill` writes the target's files and runs its hop.
+    """Write the export's folder `out`: `fill` writes the target's files and runs its hop.
 
     `finish` may add files that show the certificate.
 

@@ -92,7 +92,7 @@ def write_layout(out: Path, source: ExportSource, target: LayoutTarget) -> Expor
 
 
 def preprocessing_note(source: ExportSource) -> str:
-    """Return the work that is inside the graph, and the work of its caller, as Markdown."""
+    """Return as Markdown the preprocessing in the graph, and that left to its caller."""
     manifest = source.bundle.manifest
     contract, name = manifest.input, manifest.input_name
     shape = ", ".join(map(str, ["rows", *contract.shape]))
@@ -135,7 +135,7 @@ def preprocessing_note(source: ExportSource) -> str:
 def run_layout_hop(
     folder: Path, source: ExportSource, target: LayoutTarget, load: "Load | None" = None
 ) -> Hop:
-    """Load the folder as its users do, and compare its answers to every test row."""
+    """Load the folder as its users do, and compare its predictions for every test row."""
     ask = (load or _LAYOUTS[target][1])(folder, source)
     inputs = source.rows.comparison.rows.inputs
     ask(np.ascontiguousarray(inputs[:1]))  # a warm-up
@@ -157,7 +157,7 @@ def run_layout_hop(
 
 
 def _fill_mlflow(folder: Path, source: ExportSource) -> dict[str, Any]:
-    """Let MLflow write its folder: flavours, signature and requirements."""
+    """Write the folder with MLflow: flavours, signature and requirements."""
     mlflow = _import_mlflow()
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -225,7 +225,7 @@ def _import_mlflow() -> Any:
 
 
 def _fill_hub(folder: Path, source: ExportSource) -> dict[str, Any]:
-    """Write the card with its head, and the labels in the hub's form."""
+    """Write the README with its metadata, and the labels in the hub's form."""
     labels = source.bundle.manifest.output.labels
     manifest = source.bundle.manifest
     config = {
@@ -247,7 +247,7 @@ def _fill_hub(folder: Path, source: ExportSource) -> dict[str, Any]:
 
 
 def hub_card(source: ExportSource) -> str:
-    """Return README.md: the head of the hub, with results and licence, and our own model card."""
+    """Return README.md: the hub's metadata with results and licence, and the model card."""
     try:
         from huggingface_hub import EvalResult, ModelCardData
     except ImportError as error:
@@ -294,13 +294,13 @@ def hub_card(source: ExportSource) -> str:
 
 
 def hub_task(task: str) -> str | None:
-    """Return the hub's name of a task; None if it has none."""
+    """Return the hub's name of a task; None if the hub has none."""
     name = task.replace("table_", "tabular_").replace("_", "-")
     return name if name in _HUB_TASKS else None
 
 
 def hub_license(license_: str | None) -> dict[str, Any]:
-    """Return the licence's fields of the head: the hub's own name, or `other` with the text."""
+    """Return the metadata of a licence: the hub's own name, or `other` with the text."""
     if license_ is None:
         return {}
     name = as_spdx(license_) or license_

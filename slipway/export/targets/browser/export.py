@@ -68,7 +68,7 @@ class WebRuntime:
 
     @property
     def is_tried(self) -> bool:
-        """True for the files that Slipway was tried with."""
+        """True for the files with which Slipway was tested."""
         return self.digests == SHA256
 
 
@@ -115,7 +115,7 @@ def write_browser(
 
 
 def require_page(source: ExportSource) -> None:
-    """Raise UnavailableError for a bundle that the page cannot carry."""
+    """Raise UnavailableError for a bundle that the page cannot run."""
     contract = source.bundle.manifest.input
     if isinstance(contract, ImageContract) and contract.transform is not None:
         found = f"the function {contract.transform.function} of precompute.transform"
@@ -237,7 +237,7 @@ def _where_to_get(found: str) -> str:
 
 
 def _show_certificate(folder: Path, certificate: Certificate, is_certified: bool) -> None:
-    """Write certificate.js, from which the page shows the hops."""
+    """Write certificate.js, from which the page displays the hops."""
     hop = certificate.hops[-1]
     if is_certified:
         verdict = (

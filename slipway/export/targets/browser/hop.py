@@ -1,4 +1,4 @@
-"""The hop `browser`: a real Chromium answers every test row from its original bytes.
+"""The hop `browser`: a real Chromium predicts every test row from its original bytes.
 
 The page itself runs, with `hop.js` as one more script, which fetches rows from a server on
 127.0.0.1 and sends back the pixels or numbers that the network took, and the answers. A PNG must
@@ -61,7 +61,7 @@ def find_browser() -> str | None:
 
 @dataclass
 class Conversation:
-    """The rows for the page, and the messages that it sent."""
+    """The rows to send to the page, and the messages that the page sent back."""
 
     payloads: list[RowPayload]
     rounds: int
@@ -100,7 +100,7 @@ def run_browser_hop(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, 
 def judge(
     source: ExportSource, talk: Conversation, done: dict[str, Any]
 ) -> tuple[Hop, dict[str, Any]]:
-    """Compare what the page sent with the packed rows and the certified graph's answers.
+    """Compare the page's inputs and predictions with the packed rows and the certified graph's.
 
     `done` has the browser's name, its speed, and if it has WebGPU.
     """
@@ -157,7 +157,7 @@ def judge(
 
 
 def _row_differences(found: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.float64]:
-    """Return (rows,) the largest difference of each row's input."""
+    """Return the largest difference in each row's input, (rows,)."""
     distances = np.abs(found.astype(np.float64) - expected.astype(np.float64))
     return np.asarray(distances.reshape(len(distances), -1).max(axis=1))
 
@@ -181,7 +181,7 @@ def _preprocessing_problems(
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Serves the page, the rows, and takes the answers."""
+    """Serves the page and the rows over HTTP, and receives the predictions."""
 
     protocol_version = "HTTP/1.1"
 
@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(b"", "text/plain")
 
     def log_message(self, *_: Any) -> None:
-        """Drop the server's log line of each request."""
+        """Print no log line for the request."""
 
     def _described(self, fault: dict[str, Any]) -> str:
         if fault["row"] is None:
@@ -251,7 +251,7 @@ class _HopServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing: the browser may end in the middle of a request."""
+        """Print nothing: the browser may close a connection during a request."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Facts about texts that the page needs, from the contract and the package tokenizers.
+"""Describes texts for the page: the contract, the tokenizer and tables of characters.
 
 The page repeats two forms of tokenizers: ByteLevel BPE, which `precompute` learns and RoBERTa has,
 and BERT's WordPiece. What depends on a version of Unicode is listed here character by character,
@@ -96,7 +96,7 @@ def _page_tokenizer(contract: TextContract) -> dict[str, Any]:
 
 
 def _around(found: Any) -> list[list[int]]:
-    """Return the ids of special tokens before, between and after the texts of an `Encoding`."""
+    """Return the ids of the special tokens before, between and after the texts of an `Encoding`."""
     parts: list[list[int]] = [[]]
     last = None
     for code, sequence in zip(found.ids, found.sequence_ids, strict=True):
@@ -110,7 +110,7 @@ def _around(found: Any) -> list[list[int]]:
 
 @cache
 def _letters_and_numbers(codes: int) -> dict[str, list[list[int]]]:
-    """Return the ranges of letters and of numbers below `codes` by the package tokenizers."""
+    """Return the letters and the numbers below `codes`, as ranges, by the package tokenizers."""
     splitter = import_tokenizers().pre_tokenizers.ByteLevel(add_prefix_space=False)
 
     def joining(first: str) -> list[list[int]]:
@@ -122,7 +122,7 @@ def _letters_and_numbers(codes: int) -> dict[str, list[list[int]]]:
 
 
 def _punctuation() -> Iterator[int]:
-    """Yield the characters that the pre-tokenizer of BERT makes a word of their own."""
+    """Yield the characters that BERT's pre-tokenizer makes words of their own."""
     splitter = import_tokenizers().pre_tokenizers.BertPreTokenizer()
     text = "".join(f"a{chr(code)}a " for code in _below(_CODES))
     begins = {begin for _, (begin, _) in splitter.pre_tokenize_str(text)}

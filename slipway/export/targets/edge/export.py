@@ -47,7 +47,7 @@ from slipway.system.errors import ParityError, UnavailableError
 
 @dataclass(frozen=True)
 class ScriptTarget:
-    """A runtime of the script: its package, and how it is installed."""
+    """A runtime that the script can use: its package, and how to install it."""
 
     name: Literal["edge", "openvino"]
     package: str  # name in the index; its version is that of `pinned`, or the one in use
@@ -82,7 +82,7 @@ NO_BUDGET = EdgeParams(
 
 
 def export_script(target: ScriptTarget, out: Path, variant: str | None) -> str:
-    """Write the folder to `out`; return a summary.
+    """Write the export of the runtime `target` to the folder `out`. Returns a summary.
 
     Raises:
         UnavailableError: a bundle that the script or its runtime cannot carry.
@@ -104,7 +104,7 @@ def write_script(
     target: ScriptTarget = EDGE,
     budget: EdgeParams = NO_BUDGET,
 ) -> ExportRecord:
-    """Write script, graph and recipe of a certified model, and run its hop within `budget`."""
+    """Write the script, graph and recipe of a certified model, and verify them within `budget`."""
     require_script(source)
 
     def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
@@ -121,7 +121,7 @@ def write_script(
 
 
 def require_script(source: ExportSource) -> None:
-    """Raise UnavailableError for a bundle that the script cannot carry."""
+    """Raise UnavailableError for a bundle that the script cannot run."""
     contract = source.bundle.manifest.input
     if isinstance(contract, ImageContract) and contract.transform is not None:
         raise UnavailableError(
@@ -190,14 +190,14 @@ def _has_tokens(source: ExportSource) -> bool:
 
 
 def _options(source: ExportSource, target: ScriptTarget) -> tuple[str, ...]:
-    """Return the options of the installation: tokenizers requires a client for downloads."""
+    """Return the options of the installation; for tokenizers, without its client for downloads."""
     return ("--no-deps",) if _has_tokens(source) else target.options
 
 
 def run_script_hop(
     folder: Path, source: ExportSource, target: ScriptTarget = EDGE
 ) -> tuple[Hop, dict[str, Any]]:
-    """Let the script answer every test row in a new environment; return the hop and its facts.
+    """Predict every test row with the script in a new environment. Returns the hop and its facts.
 
     Raises UnavailableError, with their names, for operators that the runtime lacks.
     """
@@ -290,7 +290,10 @@ def _uv(command: str, *arguments: str) -> None:
 
 
 def _read_answers(lines: list[dict[str, Any]], source: ExportSource, ids: list[str]) -> Answers:
-    """Read the lines of the script; ParityError if a row was refused or its label is wrong."""
+    """Parse the output of the script.
+
+    Raises ParityError if a row was refused or its label is wrong.
+    """
     labels, calibration = source.bundle.manifest.output.labels, source.calibration
     outputs, scores = [], []
     if len(lines) != len(ids):
@@ -311,7 +314,7 @@ def _read_answers(lines: list[dict[str, Any]], source: ExportSource, ids: list[s
 def _expected_fields(
     outputs: NDArray[np.float32], score: np.float32, labels: list[str], calibration: Calibration
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that follow from an answer, by the bundle's calibration."""
+    """Yield the fields that a prediction must have, by the bundle's calibration."""
     yield "is_ood", bool(calibration.is_ood(score))
     if not labels:
         interval = calibration.interval(float(outputs[0]))
@@ -327,7 +330,7 @@ def _expected_fields(
 
 
 def _installed(name: str) -> str:
-    """Return the version in use; that of onnxruntime may be installed with CUDA."""
+    """Return the installed version of a package; onnxruntime's may be that of the CUDA package."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -68,7 +68,7 @@ def pixels_of(payload: bytes, contract: Mapping[str, Any]) -> NDArray[np.uint8]:
 
 
 def _flat(image: Any, channels: int) -> Any:
-    """Convert to grey or RGB: 16 bits become 8, transparency white."""
+    """Convert an image to grey or RGB: 16 bits become 8, transparent pixels become white."""
     from PIL import Image
 
     if image.mode.startswith("I"):
@@ -173,7 +173,7 @@ def _refusal(column: Mapping[str, Any], found: str) -> InputError:
 
 
 def text_of(row: Mapping[str, Any], contract: Mapping[str, Any]) -> str:
-    """Join the normalised texts of a row."""
+    """Join the normalised texts of a row, in the order of the contract's columns."""
     columns = contract["columns"]
     known = [*columns, *contract["ignored"]]
     for name in row:
@@ -228,7 +228,7 @@ def _masked(text: str, contract: Mapping[str, Any]) -> str:
 
 @cache
 def _finder() -> Any:
-    """Load personal_data.py beside this script. Python's option -I leaves the folder out."""
+    """Load personal_data.py from the folder of this script, which Python's option -I ignores."""
     spec: Any = importlib.util.spec_from_file_location("personal_data", HERE / "personal_data.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -247,7 +247,7 @@ def bytes_of(text: str, contract: Mapping[str, Any]) -> NDArray[np.uint8]:
 
 
 def tokens_of(text: str, contract: Mapping[str, Any], least: int) -> NDArray[np.int32]:
-    """Encode a text as (tokens,) int32: each id plus 1, at least `least` of them with padding."""
+    """Encode a text as (tokens,) int32: each id plus 1, padded to at least `least` numbers."""
     encoded, size = text.encode(), contract["max_bytes"]
     texts = _pair(encoded, size) if contract["is_pair"] else (_cut(encoded, size),)
     found = _tokenizer(contract["tokenizer"], contract["max_tokens"]).encode(*texts)
@@ -310,7 +310,7 @@ def open_openvino(file: Path, outputs: list[str]) -> Graph:
 
 
 def unsupported_operators(file: Path) -> list[str]:
-    """List the operators of a graph that OpenVINO's CPU plugin lacks."""
+    """Return the operators of a graph that OpenVINO's CPU plugin does not support."""
     import openvino
 
     core = openvino.Core()
@@ -325,7 +325,7 @@ def unsupported_operators(file: Path) -> list[str]:
 
 
 class ExportedModel:
-    """The graph in its runtime, with its contract, labels and calibration."""
+    """A loaded graph, with its contract, labels and calibration."""
 
     def __init__(self, folder: Path = HERE) -> None:
         self.facts: dict[str, Any] = json.loads((folder / "model.json").read_text())
@@ -335,7 +335,7 @@ class ExportedModel:
         self._graph = open_graph(folder / "model.onnx", names)
 
     def input_of(self, payload: bytes) -> NDArray[Any]:
-        """Turn the bytes of a file into one row as the network takes it."""
+        """Convert the bytes of a file to one row of network input."""
         contract = self.facts["contract"]
         if contract["kind"] == "images":
             return pixels_of(payload, contract)
@@ -358,14 +358,14 @@ class ExportedModel:
         return outputs[0], scores[0]
 
     def remarks(self, row: NDArray[Any]) -> dict[str, bool]:
-        """Return for a text if it was longer than the network reads; nothing for other rows."""
+        """Return the field `truncated` for a text, True if it was cut; {} for other rows."""
         contract = self.facts["contract"]
         if contract["kind"] != "texts":
             return {}
         return {"truncated": bool(row[0] < 0 if contract["tokenizer"] else row[-1] == TRUNCATED)}
 
     def describe(self, outputs: NDArray[np.float32], score: np.float32) -> dict[str, Any]:
-        """Return an answer with the fields of the service."""
+        """Return a prediction with the fields of the service."""
         labels, calibration = self.facts["labels"], self.facts["calibration"]
         most = calibration["ood"]["threshold"]
         is_ood = most is not None and bool(score > np.float32(most))
@@ -403,7 +403,7 @@ def files_in(paths: list[Path]) -> Iterator[Path]:
 
 
 def measure(model: ExportedModel, row: NDArray[Any], rounds: int) -> dict[str, float]:
-    """Measure the median seconds of one row, and the memory of this process at its peak."""
+    """Measure the median seconds of one row, and the peak memory of this process."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -413,7 +413,7 @@ def measure(model: ExportedModel, row: NDArray[Any], rounds: int) -> dict[str, f
 
 
 def _peak_bytes() -> int:
-    """Return the memory of this process at its peak."""
+    """Return the peak memory of this process in bytes."""
     status = Path("/proc/self/status")
     if status.exists():  # the rusage of Linux counts the parent before `exec`, too
         fields = dict(line.partition(":")[::2] for line in status.read_text().splitlines())

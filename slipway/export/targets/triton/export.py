@@ -53,7 +53,7 @@ _PARTS = ("grpc", "tritonclient")
 
 @dataclass(frozen=True)
 class Batching:
-    """The settings that the load test found: workers, threads and batches."""
+    """The settings that a load test found: workers, threads and batch sizes."""
 
     workers: int
     num_threads: int  # threads of each worker
@@ -63,7 +63,7 @@ class Batching:
 
 @dataclass(frozen=True)
 class ServerExport:
-    """The options of an export for a server."""
+    """The options of an export for a Triton server."""
 
     target: ServerTarget
     name: str  # name of the model
@@ -84,7 +84,7 @@ def export_server(given: ServerExport, out: Path, variant: str | None) -> str:
 
 
 def require_name(name: str) -> None:
-    """Raise UnavailableError for a name that is a path, or that Kubernetes refuses."""
+    """Raise UnavailableError for a name that is a path, or that Kubernetes rejects."""
     if not _NAME.fullmatch(name):
         raise UnavailableError(
             f"--name is {name!r}, expected at most 63 small letters, digits and hyphens that begin "
@@ -114,7 +114,7 @@ def write_server(out: Path, source: ExportSource, given: ServerExport) -> Export
 
 
 def read_batching(path: Path, source: ExportSource) -> tuple[Batching | None, str]:
-    """Read the load test's settings; None with a remark if there are none of this model.
+    """Read the load test's settings; (None, remark) if it did not measure this model.
 
     The wait is the time in which the measured rate fills a batch, at most a tenth of the limit.
     """
@@ -172,7 +172,7 @@ def config_text(source: ExportSource, name: str, batching: Batching | None) -> s
 
 
 def check_config(text: str) -> str:
-    """Parse config.pbtxt by NVIDIA's own schema, which tritonclient carries; return a remark."""
+    """Parse config.pbtxt by the schema in tritonclient. Returns a remark on the result."""
     reason = why_no_grpc(_PARTS)
     if reason:
         return f"not checked: {reason}"
