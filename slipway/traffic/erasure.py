@@ -77,7 +77,8 @@ def count_lines(folder: Path, rows: RequestRows) -> int:
 def erase_lines(folder: Path, rows: RequestRows) -> int:
     """Overwrite these rows in the lines of all segments; return the number of lines.
 
-    Raises: DataError: a line would not be shorter without its rows. That line was not changed.
+    Raises:
+        DataError: a line would not be shorter without its rows. That line was not changed.
     """
     _end_pending(folder)
     num_erased = 0

@@ -219,8 +219,9 @@ def _give_own_weights(graph: onnx.GraphProto) -> None:
 def _excluded(graph: onnx.GraphProto) -> list[str]:
     """Return the nodes to leave in fp32: those of stacked matrices and of the OOD score.
 
-    A layer with one matrix per column or submodel has stacked matrices. ONNX Runtime has no scale
-    per channel for such layers, which are small. The OOD score is a distance; computed from rounded features, it would mostly be the rounding error.
+    A layer with one matrix per column or submodel has stacked matrices. ONNX Runtime has no
+    scale per channel for such layers, which are small. The OOD score is a distance; computed
+    from rounded features, it would mostly be the rounding error.
     """
     stacked = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 2}
     score_only = score_branch(graph)
