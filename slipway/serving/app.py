@@ -1,4 +1,4 @@
-"""The outermost ASGI application: every request reaches it first.
+"""The outermost ASGI application, which receives every request first.
 
 It routes, authenticates, limits and answers requests itself; only listed routes are reachable.
 BentoML's application behind it costs about a millisecond per request, and only receives
@@ -46,7 +46,7 @@ Port = Literal["only", "main", "operators"]
 
 
 class Application:
-    """An ASGI application that wraps BentoML's. Each port has its own."""
+    """An ASGI application in front of BentoML's. Each port has its own instance."""
 
     def __init__(self, behind: ASGIApp, worker: ModelWorker, port: Port | None = None) -> None:
         self._behind = behind
@@ -154,7 +154,7 @@ class Application:
             await send({"type": "http.response.body", "body": b""})
 
     def _require_known_address(self, scope: Scope) -> None:
-        """Refuse requests that arrive on a public address while remote callers are not allowed."""
+        """Raise Refusal for a request on a public address while remote callers are not allowed."""
         server = scope.get("server")
         if not self._check.allows_remote and server and not is_loopback(server[0]):
             message = (

@@ -1,4 +1,4 @@
-"""The interface of optional features. slipway/serving/extensions.py lists all of them.
+"""The interface of extensions, the optional features in slipway/serving/extensions.py.
 
 An extension may import the core (application, worker, endpoints and below). The core never imports
 an extension, and no extension imports another. Reasons: docs/decisions/0022.

@@ -1,4 +1,4 @@
-"""The extensions of the service. Removing one from the list removes its feature and nothing else.
+"""The list of the service's extensions. Removing an entry removes its feature and nothing else.
 
 The order of the list matters. Extensions stop in this order, gRPC first. `GET /status` shows their
 parts in this order. Each ended request is reported to them in this order: tracing comes before the

@@ -1,4 +1,4 @@
-"""One line of JSON for each request, sampled, for operators: who, what, when, and how long.
+"""Logs sampled requests for operators, one line of JSON each: caller, route, status, times.
 
-It holds no payload and no answer. Those are in the request log.
+A line holds no payload and no prediction. Those are in the request log.
 """

@@ -1,6 +1,6 @@
-"""Writes the access log: SLIPWAY_ACCESS_LOG_DIRECTORY.
+"""Writes the access log to the folder that SLIPWAY_ACCESS_LOG_DIRECTORY names.
 
-Segments and their bounds are those of the request log, in a folder of their own.
+Segments and their limits are those of the request log.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ class AccessLogSettings(SettingsSection):
 
 
 class _Gatherer:
-    """Writes the lines of many requests at once, on the event loop, and hands them to the log.
+    """Formats the lines of many requests at once, on the event loop, and passes them to the log.
 
-    In a row, lines take half of the time that they take one by one. On the log's thread they would
-    take more: two threads would take turns in the interpreter.
+    Formatting many lines in succession takes half the time of formatting them one by one. On the
+    log's thread it would take more: two threads would compete for the interpreter.
     """
 
     def __init__(self, log: LineLog[bytes], max_requests: int) -> None:
@@ -55,7 +55,7 @@ class _Gatherer:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, exchange: Exchange) -> None:
-        """Log a request within _GATHER_S."""
+        """Add a request, whose line is logged within _GATHER_S seconds."""
         self._ended.append(exchange)
         if len(self._ended) >= self._max_requests:
             self.pass_on()
@@ -63,7 +63,7 @@ class _Gatherer:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self.pass_on)
 
     def pass_on(self) -> None:
-        """Hand over the lines of all requests so far."""
+        """Format the lines of all gathered requests, and pass them to the log."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -79,7 +79,7 @@ class _Gatherer:
 
 
 def format_line(exchange: Exchange, clock_offset: float) -> str:
-    """Return the line of a request. `clock_offset` makes its times seconds since 1970."""
+    """Return a request's line; `clock_offset` converts its times to seconds since 1970."""
     trace, times = exchange.trace, exchange.trace.times
     moment = exchange.ended + clock_offset
     second = int(moment)
@@ -113,7 +113,7 @@ def _pattern(
     model_version: str | None,
     num_stages: int,
 ) -> str:
-    """Return the line of such requests with a place for each value that differs between them.
+    """Return a line for such requests, with a placeholder for each value that differs between them.
 
     Filling it takes a third of the time of encoding each line as JSON. The texts that fill it
     need no escapes: ids have letters, digits and `._-`.

@@ -1,1 +1,1 @@
-"""The documentation of the API: OpenAPI and a page for people. An extension of the service."""
+"""Documents the API as OpenAPI and as an HTML page: an extension of the service."""

@@ -1,4 +1,4 @@
-"""The page at `/docs`: the API for people. Rendered on the server: escaped text, no scripts."""
+"""Renders the page at `/docs`, which documents the API, on the server, without scripts."""
 
 import base64
 import hashlib

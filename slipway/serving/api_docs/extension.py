@@ -1,4 +1,4 @@
-"""`/docs.json` (OpenAPI), `/docs` (a page for people) and `/schema.json` (BentoML's client)."""
+"""Serves `/docs.json` (OpenAPI), `/docs` (a page) and `/schema.json` (for BentoML's client)."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.0 document of the API, built from the routes and the served bundle.
+"""Builds the API's OpenAPI 3.0 document from the routes and the served bundle.
 
 BentoML's own document has only `predict`, and lists errors that the service never returns. The
 version is 3.0, because BentoML's document shares the schemas of rows, which use `nullable`.

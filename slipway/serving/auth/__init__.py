@@ -1,4 +1,4 @@
-"""API keys: authentication of callers, and the addresses allowed without keys.
+"""Authenticates callers by API keys; without keys, limits the addresses that may call.
 
 `slipway/serving/http/` limits the size of requests.
 """

@@ -1,4 +1,4 @@
-"""Authentication of callers: checks a request's key, the role of the key and its rate.
+"""Adds authentication to the service: checks a request's key, the key's role and its rate.
 
 Without keys, it admits only this machine, or everybody if SLIPWAY_DISABLE_AUTH is set.
 """
@@ -65,12 +65,12 @@ class AuthMetrics:
         )
 
     def file_fault(self) -> None:
-        """Count a change of the key file that made it unreadable or invalid."""
+        """Count a change that made the key file unreadable or invalid."""
         self.faults.total += 1
 
 
 class KeyCheck:
-    """Admits callers that present a key of the key file. Each worker has one KeyCheck."""
+    """Admits callers that present a key in the key file, one instance for each worker."""
 
     allows_remote = True
     errors: tuple[str, ...] = ("key_missing", "key_unknown", "not_allowed", "rate_limited")
@@ -159,7 +159,7 @@ def _attach(worker: ModelWorker) -> Hooks:
 
 
 def _allows_remote(settings: Settings) -> bool:
-    """Return True if other machines may connect. Raises KeysError for an unusable key file."""
+    """Return True if other machines may connect. Raises KeysError if the key file is unusable."""
     section = settings.section(AuthSettings)
     if section.keys:
         read_keys(section.keys)

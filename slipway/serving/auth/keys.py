@@ -1,4 +1,4 @@
-"""API keys: a file of digests that may change while the service runs.
+"""API keys, stored as digests in a file that may change while the service runs.
 
 A key has 256 random bits, so it cannot be guessed from one round of SHA-256. `python -m
 slipway.serving.auth.keys NAME` makes a key, prints it once, and adds a line to the file,
@@ -179,7 +179,10 @@ class KeyRing:
         self._look(clock())
 
     def find(self, presented: bytes) -> Key | None:
-        """Find a presented key in the file, in the same time for every unknown key."""
+        """Return the key in the file that equals `presented`; None for an unknown one.
+
+        The time is the same for every unknown key.
+        """
         self._look(self._clock())
         digest, found = digest_of(presented), None
         for key in self._keys:
@@ -229,7 +232,7 @@ class KeyRing:
 
 
 class KeyFile:
-    """Checks the key file at regular intervals and passes its state to `show`, for a gauge.
+    """Checks the key file at regular intervals, and passes its state to `show`, which sets a gauge.
 
     KeyRing is not enough: it reads the file only when a request arrives, and counts a fault once,
     so its counter does not show for how long the file is invalid.

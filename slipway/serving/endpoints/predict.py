@@ -1,4 +1,4 @@
-"""`POST /predict`: images or rows in, predictions out."""
+"""The endpoint `POST /predict`, which receives images or rows and returns predictions."""
 
 from collections.abc import Awaitable, Callable
 from time import perf_counter
@@ -42,7 +42,7 @@ async def predict_within_deadline(
     received: Awaitable[Callable[[], Payload | Awaitable[Payload]]],
     encode: Callable[[dict[str, Any]], Response | Awaitable[Response]],
 ) -> Response:
-    """Predict within the deadline, between an endpoint's own parsing and encoding.
+    """Predict within the deadline, with the parser and the encoder of an endpoint.
 
     `received` awaits the body and returns a function that parses it. The parser runs after
     admission, so a refused request costs only its bytes, and a slow sender does not occupy a place.

@@ -1,1 +1,1 @@
-"""Builds a TensorRT engine for this machine in the background: an extension of the service."""
+"""Builds a TensorRT engine for this machine in the background, as an extension of the service."""

@@ -1,4 +1,4 @@
-"""Builds a TensorRT engine for this machine in the background, while the service keeps answering.
+"""Builds a TensorRT engine for this machine in the background, while the service predicts.
 
 A process of low priority builds the engine and ends with the worker, so the worker never loads
 TensorRT's builder. If it fails, its last output, or the signal that ended it, is the reason in `GET
@@ -32,7 +32,7 @@ _MAX_OUTPUT = 2000  # characters of the output that are kept
 
 
 class RebuildSettings(SettingsSection):
-    """Settings for rebuilding, on this machine, an engine that was built for another machine."""
+    """Settings for rebuilding an engine that was built on another machine."""
 
     rebuild_engine: bool = False
 
@@ -106,7 +106,7 @@ class EngineRebuild:
         self.state = RebuildState("not_asked_for", "the model is being loaded")
 
     def start(self) -> None:
-        """Schedule the rebuild, if an engine is needed. It begins after the model is loaded."""
+        """Schedule the rebuild, if an engine is needed, for the time after the model is loaded."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -133,7 +133,10 @@ class EngineRebuild:
             await self.rebuild()
 
     async def rebuild(self) -> None:
-        """Build, load and swap in an engine. On any failure, the current model stays."""
+        """Build an engine, load it and replace the model.
+
+        On any failure the current model stays.
+        """
         try:
             settings = self._worker.model_settings
             await build(settings, self._command)

@@ -63,7 +63,7 @@ class BackgroundRows:
         return np.stack(outputs)
 
     async def submit(self, rows: NDArray[Any]) -> tuple[Sequence[AnsweredRow], float]:
-        """Queue rows like a request; return their answers and the inference time in seconds.
+        """Queue rows like a request; return their predictions and the inference time in seconds.
 
         Raises Refusal if the model fails or is overloaded.
         """

@@ -1,4 +1,4 @@
-"""Explains the answer to one image, row or text by running the model on changed copies of it.
+"""Explains the prediction for one item by running the model on changed copies of the item.
 
 An explanation takes up to 1,024 further rows, fewer if the model is slow. So each worker explains
 one request at a time, behind live traffic (slipway/serving/explaining/background.py). These rows do
@@ -29,7 +29,7 @@ _TRIES = 3  # measurements of a row's time, because other work can slow down any
 
 
 class Explainer:
-    """Explains one request at a time, with at most `budget_s` seconds of the model's time."""
+    """Explains one request at a time, within `budget_s` seconds of the model's time."""
 
     def __init__(self, budget_s: float) -> None:
         self._budget_s = budget_s
@@ -38,7 +38,7 @@ class Explainer:
     async def explain(self, live: LiveModel, payload: Payload) -> dict[str, Any]:
         """Predict one item and explain the prediction.
 
-        Returns the JSON fields of the answer with `explanation` added, but no request id. Raises
+        Returns the response's JSON fields, with `explanation` but without the request id. Raises
         Refusal if `payload` has several items or the model gives no valid answer.
         """
         with self._alone(), live:
@@ -71,7 +71,7 @@ class Explainer:
     async def _predict(self, rows: BackgroundRows, item: NDArray[Any]) -> tuple[AnsweredRow, int]:
         """Run the model on the unchanged item.
 
-        Returns its answer, and the number of changed copies that fit into the time budget.
+        Returns its prediction, and the number of changed copies that fit into the time budget.
         """
         seconds = float("inf")
         for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""`POST /explain`: takes one image, row or text; returns the answer of `/predict`, explained."""
+"""Adds `POST /explain`, which returns the response of `/predict` with an explanation."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ class _Explanations:
         self._explainer.require_idle()
 
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
-        """Return the JSON fields of the answer and its explanation, without the request id.
+        """Return the response's JSON fields, explanation included, without the request id.
 
         Raises Refusal if the worker is busy or the answer cannot be explained.
         """
@@ -65,7 +65,7 @@ class _Explanations:
 
 
 def explain_routes(worker: ModelWorker) -> Routes:
-    """Return the route `/explain`, which explains the answer to one image, row or text."""
+    """Return the route `/explain`, which explains the prediction for one image, row or text."""
     explanations, settings = _Explanations(worker), worker.settings
 
     async def explain(request: Request) -> Response:

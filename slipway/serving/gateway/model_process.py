@@ -1,4 +1,4 @@
-"""The service of one model, as a child process that is started again when it ends."""
+"""Runs the service of one model as a child process, and restarts it when it ends."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ class ModelProcess:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The connections to the service. Call it on the event loop."""
+        """The HTTP session for requests to the service. Read it on the event loop."""
         if self._session is None:
             patience = self.model.settings.request_timeout_s + PATIENCE_S
             self._session = aiohttp.ClientSession(
@@ -67,7 +67,7 @@ class ModelProcess:
         return self._session
 
     async def is_ready(self) -> bool:
-        """Ask the service, and return True if it reports that it is ready."""
+        """Send a readiness probe, and return True if the service reports that it is ready."""
         quickly = aiohttp.ClientTimeout(total=1.0)
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self.session.get(f"{self.address}/readyz", timeout=quickly) as answer:
@@ -80,7 +80,7 @@ class ModelProcess:
             await self._session.close()
 
     async def run(self) -> None:
-        """Keep the service running until this is cancelled; then stop it."""
+        """Run the service until this coroutine is cancelled, then stop it."""
         delay = FIRST_DELAY_S
         clock = asyncio.get_running_loop().time
         try:
@@ -100,7 +100,7 @@ class ModelProcess:
             await self.close()
 
     async def _run_once(self) -> str:
-        """Start the service and wait for its end. Returns why it ended."""
+        """Start the service and wait until it ends. Returns the reason."""
         command = (
             *(sys.executable, "-m", "slipway.system.parent_death", str(os.getpid())),
             *(sys.executable, "-m", "slipway.cli", "serve", "--port", str(self.port)),
@@ -135,7 +135,7 @@ class ModelProcess:
         return f"its service ended with exit code {code}: {' '.join(last) or 'it said nothing'}"
 
     async def _forward(self, output: asyncio.StreamReader, last: deque[str]) -> None:
-        """Write the service's lines with the name of the model in front."""
+        """Print the service's output, each line with the name of the model in front."""
         while line := await _next_line(output):
             if not (text := line.decode(errors="replace").rstrip()):
                 continue
@@ -143,7 +143,7 @@ class ModelProcess:
             print(f"[{self.model.name}] {text}", file=sys.stderr, flush=True)
 
     async def _watch_memory(self, last: deque[str]) -> None:
-        """End the service if its processes need more memory than the model may have."""
+        """End the service if its processes use more memory than the model's limit."""
         assert self._process
         limit = self.model.max_memory_bytes
         while True:
@@ -159,7 +159,7 @@ class ModelProcess:
                 return
 
     async def _stop(self) -> None:
-        """Let the service finish its requests; kill all of its processes if it does not end."""
+        """Let the service finish its requests; kill its processes if they do not end in time."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -175,7 +175,7 @@ class ModelProcess:
 
 
 def memory_of(pid: int) -> int:
-    """Return the bytes of memory of a process and its descendants; shared pages count once."""
+    """Return the memory of a process and its descendants in bytes; shared pages count once."""
     total = 0
     with contextlib.suppress(psutil.Error):
         parent = psutil.Process(pid)
@@ -187,7 +187,7 @@ def memory_of(pid: int) -> int:
 
 
 async def _next_line(output: asyncio.StreamReader) -> bytes:
-    """Return the next line, or the part of a very long one; empty at the end."""
+    """Return the next line of `output`, or a part of a very long line; b"" at the end."""
     try:
         return await output.readuntil()
     except asyncio.IncompleteReadError as error:

@@ -1,4 +1,4 @@
-"""The file that names the models behind one address, and the settings that each brings along.
+"""Reads the TOML file that lists the models behind one address.
 
 ```toml
 [models.digits]
@@ -60,7 +60,7 @@ class HostedModel:
 
     @property
     def allows_remote(self) -> bool:
-        """True if its settings admit callers from other machines. It reads no key file."""
+        """True if the model's settings admit callers from other machines. Reads no key file."""
         own = self.settings.section(AuthSettings)
         return own.keys is not None or own.disable_auth
 

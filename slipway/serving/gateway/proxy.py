@@ -1,8 +1,8 @@
-"""The application in front of several models: `/models/NAME/...` and `/v2/models/NAME/...`.
+"""The proxy in front of several models, at `/models/NAME/...` and `/v2/models/NAME/...`.
 
-It passes requests and answers on as they are, and decides nothing that the service of the model
-decides: keys, limits, deadlines. What it has of its own is a list of the models, their health, and
-the metrics of all with the label `model`.
+It passes requests and responses on unchanged. Keys, limits and deadlines are decided by each
+model's service. Its own responses are a list of the models, their health, and the metrics of all
+with the label `model`.
 """
 
 import asyncio
@@ -71,7 +71,10 @@ class Gateway:
     """An ASGI application in front of the services of several models."""
 
     def __init__(self, services: list[ModelProcess], caller_check: CallerCheck | None) -> None:
-        """Set up the gateway; `caller_check` guards its own addresses, None admits all callers."""
+        """Create the gateway.
+
+        `caller_check` guards its own addresses; None admits all callers.
+        """
         self._services = {service.model.name: service for service in services}
         self._caller_check = caller_check
         self._registry = CollectorRegistry()
@@ -90,7 +93,7 @@ class Gateway:
             await self._serve(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        """Run the services from the start of the server to its end."""
+        """Run the services from the start of the gateway's server to its end."""
         await receive()
         self._running = [asyncio.create_task(service.run()) for service in self._services.values()]
         await send({"type": "lifespan.startup.complete"})
@@ -122,7 +125,7 @@ class Gateway:
         await send_response(response, request_id, send, with_body=with_body)
 
     def _find(self, path: str) -> tuple[str, str]:
-        """Return the model and the path of its service; "" and the path for one of our own."""
+        """Return the model's name and the path in its service; "" and the path for our own."""
         for prefix, is_kept in (("/models/", False), ("/v2/models/", True)):
             if path.startswith(prefix):
                 name, slash, below = path.removeprefix(prefix).partition("/")
@@ -138,7 +141,7 @@ class Gateway:
         return "", path
 
     async def _answer(self, path: str, headers: Headers) -> Response:
-        """Answer one of the gateway's own addresses."""
+        """Respond to a request for one of the gateway's own addresses."""
         name = path.removeprefix("/models/")
         if name in self._services:  # without the slash, the page would look for its files above
             return Response(308, b"", headers=(("location", f"{name}/"),))
@@ -238,7 +241,7 @@ class Gateway:
     async def _pass_on(
         self, service: ModelProcess, target: str, scope: Scope, receive: Receive, send: Send
     ) -> int:
-        """Send the request to the service and its answer to the caller. Returns the status."""
+        """Send the request to the service, and its response to the caller. Returns the status."""
         limit = service.model.settings.max_connections
         if service.num_requests >= limit:
             message = (
@@ -283,7 +286,7 @@ class Gateway:
 
 
 def merged(texts: dict[str, str], more: list[Metric]) -> bytes:
-    """Join metrics in the text format, each sample with the label `model`: the key of its text."""
+    """Join metrics in text format; each sample gets the label `model`, the key of its text."""
     families: dict[str, Metric] = {}
     for model, text in texts.items():
         for family in text_string_to_metric_families(text):
@@ -298,7 +301,7 @@ def merged(texts: dict[str, str], more: list[Metric]) -> bytes:
 
 
 async def _scrape(service: ModelProcess, headers: dict[str, str]) -> tuple[int, str]:
-    """Return the status and the text of the service's metrics; 0 without an answer."""
+    """Return the status and the text of a service's metrics; status 0 without a response."""
     url, quickly = f"{service.operators_address}/metrics", aiohttp.ClientTimeout(total=2.0)
     try:
         async with service.session.get(url, headers=headers, timeout=quickly) as answer:
@@ -313,7 +316,7 @@ def _has_body(scope: Scope) -> bool:
 
 
 async def _body_of(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the parts of a request's body. Raises ClientDisconnectedError."""
+    """Yield the pieces of a request's body. Raises ClientDisconnectedError."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

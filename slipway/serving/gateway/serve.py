@@ -1,4 +1,4 @@
-"""Runs the gateway of a file of models until a signal ends it."""
+"""Runs the gateway for the models in a file, until a signal ends it."""
 
 import logging
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""GPU utilization, memory and temperature: an extension of the service."""
+"""Reports GPU utilization, memory and temperature, as an extension of the service."""

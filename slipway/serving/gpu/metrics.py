@@ -40,7 +40,7 @@ class GpuMetrics:
         }
 
     def sample(self) -> None:
-        """Update the gauges of every GPU. If a GPU does not respond, its gauges become NaN.
+        """Update the gauges of every GPU; those of a GPU that does not respond become NaN.
 
         Such a GPU is logged once.
         """
@@ -113,7 +113,7 @@ def open_gpu_metrics(registry: CollectorRegistry, nvml: Any = None) -> GpuMetric
 
 
 def _bindings() -> Any:
-    """Import NVIDIA's bindings, a dependency of BentoML. They load the driver only in nvmlInit."""
+    """Import NVIDIA's Python bindings, which load the driver only when nvmlInit is called."""
     import pynvml
 
     return pynvml

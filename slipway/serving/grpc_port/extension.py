@@ -59,7 +59,7 @@ class GrpcSettings(SettingsSection):
 
 
 class _FailedError(Exception):
-    """The application answered a call's HTTP request with an error response."""
+    """Raised if the application returned an error response to a call's HTTP request."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(response.body)
@@ -77,7 +77,7 @@ class GrpcPort:
         self._server: grpc.aio.Server | None = None
 
     def open(self) -> None:
-        """Listen and start to answer. Raises SettingsError if the port is taken."""
+        """Start to listen and to serve calls. Raises SettingsError if the port is taken."""
         import grpc
         from grpc_reflection.v1alpha import reflection
 
@@ -108,7 +108,7 @@ class GrpcPort:
         self._started = asyncio.create_task(self._server.start())
 
     async def close(self) -> None:
-        """Finish the calls in flight, and stop."""
+        """Finish the calls in flight, and close the port."""
         if self._server:
             await self._started
             await self._server.stop(self._settings.request_timeout_s)
@@ -116,7 +116,7 @@ class GrpcPort:
     async def _request(
         self, context: Any, method: str, path: str, body: bytes = b"", head_length: int = 0
     ) -> Response:
-        """Pass a request to the application. Raises _FailedError if the answer is an error."""
+        """Pass a request to the application. Raises _FailedError if the response is an error."""
         given = (
             (name.encode(), value.encode() if isinstance(value, str) else bytes(value))
             for name, value in context.invocation_metadata()
@@ -145,7 +145,7 @@ class GrpcPort:
 
 
 class _Methods:
-    """The methods of the protocol that this service implements; others answer UNIMPLEMENTED.
+    """The methods of the protocol that this service implements; all others return UNIMPLEMENTED.
 
     Messages are parsed here, because gRPC answers INTERNAL to an invalid one.
     """
@@ -215,7 +215,7 @@ class _Methods:
         return handle
 
     def _state(self, name: str, path_of: Callable[[Any], str]) -> Any:
-        """Create a method that reports if the server or the model is live or ready.
+        """Create a method that reports whether the server or the model is live or ready.
 
         `name` is the true-or-false field of its reply, and `path_of` returns the HTTP path to ask.
         """
@@ -264,7 +264,10 @@ class _Methods:
         return self._messages.infer_response(response.body, found)
 
     async def _stream(self, contents: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Answer each message of a stream in turn. An error is part of its answer."""
+        """Yield the reply to each message of a stream, in order.
+
+        An error is a field of its reply.
+        """
         async for content in contents:
             answer = self._pb.ModelStreamInferResponse()
             try:
@@ -306,7 +309,7 @@ _ANOTHER = "Choose another with SLIPWAY_GRPC_PORT"
 
 
 def _address(settings: Settings) -> tuple[str, int, str] | None:
-    """Return host and port, with a hint on choosing another port; None without gRPC."""
+    """Return host, port, and a hint for choosing another port; None without gRPC."""
     own = settings.section(GrpcSettings)
     if not own.grpc_port:
         return None

@@ -1,4 +1,4 @@
-"""Converts gRPC messages of the Open Inference Protocol to its HTTP requests, and responses back.
+"""Converts gRPC messages of the Open Inference Protocol to HTTP requests, and responses back.
 
 gRPC and HTTP send tensors as the same bytes, so only names, shapes and datatypes are converted.
 https://github.com/kserve/open-inference-protocol
@@ -133,6 +133,6 @@ def infer_response(body: bytes, head_length: int) -> service_pb2.ModelInferRespo
 
 
 def described(content: Any, kind: type[Message]) -> Message:
-    """Build a message of `kind` from JSON content. Fields that the message lacks are ignored."""
+    """Build a message of class `kind` from JSON. Ignores fields that the message lacks."""
     message: Message = json_format.ParseDict(content, kind(), ignore_unknown_fields=True)
     return message

@@ -1,4 +1,4 @@
-"""HTTP: routes, requests, responses, connection limits, deadlines.
+"""HTTP without anything about models: routes, requests, responses, connections, deadlines.
 
 Nothing here depends on models.
 """

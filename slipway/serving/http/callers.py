@@ -1,4 +1,4 @@
-"""The check of callers. Without authentication, only this machine is admitted.
+"""Decides which callers are admitted. Without authentication, only this machine is.
 
 A web page of another site could call the service through a browser on this machine. Two headers
 that a page cannot forge prevent this. `Host` shows DNS rebinding: it has the page's own host name,
@@ -17,7 +17,7 @@ from slipway.serving.http.routes import Access, Headers
 
 
 class CallerCheck(Protocol):
-    """Decides if a caller may use a route. Each worker has one CallerCheck."""
+    """Decides whether a caller may use a route. Each worker has one CallerCheck."""
 
     @property
     def allows_remote(self) -> bool:
@@ -32,11 +32,11 @@ class CallerCheck(Protocol):
         """OpenAPI security schemes, by name. Empty if callers send no credentials."""
 
     def admit(self, headers: Headers, access: Access) -> str | None:
-        """Return the name of the caller's key, or None if no key is needed. Raises Refusal."""
+        """Return the name of the caller's key; None if no key is needed. Raises Refusal."""
 
 
 class LoopbackOnly:
-    """Admits every caller on this machine, except pages of other sites.
+    """Admits every caller on this machine, except web pages of other sites.
 
     `names` are allowed host names besides addresses and localhost.
     """
@@ -49,7 +49,10 @@ class LoopbackOnly:
         self._names = names
 
     def admit(self, headers: Headers, access: Access) -> str | None:
-        """Return None, because no key is needed. Raises Refusal for a request of another site."""
+        """Return None: no key is needed.
+
+        Raises Refusal for a request from a page of another site.
+        """
         if access == "open":
             return None
         host, origin = headers.get(b"host"), headers.get(b"origin")
@@ -78,7 +81,10 @@ def is_loopback(address: str) -> bool:
 
 @functools.lru_cache(maxsize=256)  # bounded, because callers choose the header
 def is_own_host(host: bytes, names: frozenset[str]) -> bool:
-    """Return True for an address, `localhost` or one of `names`, with any port."""
+    """Return True if a Host header names an IP address, `localhost` or one of `names`.
+
+    Any port is accepted.
+    """
     parsed = HOST.fullmatch(host.lower())
     if parsed is None:
         return False

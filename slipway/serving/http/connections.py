@@ -1,7 +1,8 @@
-"""Connection limits that uvicorn lacks: number, slow or large heads, callers that do not read.
+"""Limits on connections that uvicorn lacks: number, slow or large heads, callers that stall.
 
 A `Connection` is uvicorn's own protocol, which parses HTTP, with limits around its events. Bytes
-that never become a request are answered with an error (400, 408, 431, 503), or closed.
+that never become a request are answered with an error (400, 408, 431, 503), or the connection is
+closed.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ _errors.setLevel(logging.ERROR)
 
 
 class ConnectionLimits:
-    """Creates a `Connection` for each connection (uvicorn's setting `http`), and times them out.
+    """Creates a `Connection` for each connection (uvicorn's setting `http`), and ends slow ones.
 
     `respond` creates the response to a request that a connection refuses. Its arguments are the
     refusal, a request id, the caller's address, and the path (empty if it has not arrived).
@@ -107,7 +108,7 @@ class ConnectionLimits:
         return self._num_lingering <= MAX_LINGERING
 
     def _tick(self) -> None:
-        """Call `tick` on all connections, at regular intervals.
+        """Call `tick` on all connections, once per interval of the timer.
 
         Timeouts count ticks and not seconds, so that a suspended process causes none.
         """
@@ -119,7 +120,7 @@ class ConnectionLimits:
 
 
 class AnswerTransport:
-    """Wraps the transport of uvicorn's protocol, to send fewer packets and to close gracefully.
+    """Wraps the transport of uvicorn's protocol: sends fewer packets, and closes gracefully.
 
     uvicorn writes the head and the body of a response separately, which takes two system calls and
     two packets; this class sends both at once. uvicorn also closes a connection while the caller
@@ -208,7 +209,7 @@ class Connection(HttpToolsProtocol):
         self._num_unsent, self._stalled_ticks = 0, 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to time a new connection, or refuse it if there are too many."""
+        """Start the timeouts of a new connection, or refuse it if there are too many."""
         answers = AnswerTransport(transport, self._limits.may_linger)
         super().connection_made(answers)  # type: ignore[arg-type]
         answers.hold_head()
@@ -226,13 +227,13 @@ class Connection(HttpToolsProtocol):
         self.cycle = self._previous = None  # type: ignore[assignment]  # they refer to this connection
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data unless an earlier request is still being answered."""
+        """Parse received data, unless an earlier request is still being processed."""
         if not self.transport.is_closing() and self._refusal is None:
             self._held = b"".join((self._held, data)) if self._held else data
             self._parse()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection open for the responses to complete requests."""
+        """Keep a half-closed connection open until the complete requests have their responses."""
         self._is_at_eof = True
         return self._is_answering() and not self.cycle.more_body and not self.transport.is_closing()
 
@@ -260,7 +261,7 @@ class Connection(HttpToolsProtocol):
         self.transport.is_body_owed = False
 
     def on_response_complete(self) -> None:
-        """After a response, parse the bytes that wait, or close the connection if it must end."""
+        """After a response, parse bytes received meanwhile, or close a connection that must end."""
         self.transport.send()
         self.transport.hold_head()
         super().on_response_complete()
@@ -280,7 +281,7 @@ class Connection(HttpToolsProtocol):
             self._limits.idle[self] = self.loop.time()
 
     def tick(self) -> None:
-        """End the connection if a head is too slow, or if its caller does not read."""
+        """End the connection if its head arrives too slowly, or if its caller does not read."""
         num_unsent = self.transport.get_write_buffer_size()
         is_stalled = 0 < self._num_unsent <= num_unsent
         self._stalled_ticks = self._stalled_ticks + 1 if is_stalled else 0

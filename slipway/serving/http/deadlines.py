@@ -1,7 +1,7 @@
-"""Request deadlines that share one timer. All are equally long, so the oldest expires first.
+"""Limits the duration of requests with one shared timer.
 
-`asyncio.timeout` creates and cancels a timer for each request, which takes 7 of the 90 µs of a
-small prediction.
+All deadlines are equally long, so the oldest expires first. `asyncio.timeout` creates and cancels a
+timer for each request, which takes 7 of the 90 µs of a small prediction.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class Deadlines:
 
     @cached_property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of all deadlines, cached: each look-up is a system call in Python 3.11."""
+        """The event loop of all deadlines, cached: in Python 3.11 each look-up is a system call."""
         return asyncio.get_running_loop()
 
     def deadline(self) -> "Deadline":

@@ -70,7 +70,7 @@ def checked_headers(scope: Scope) -> Headers:
 
 
 def _asks_for_upgrade(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Return True if `Connection` names Upgrade; without it an Upgrade has no effect (RFC 9110)."""
+    """Return True if the header `Connection` names Upgrade, as an upgrade requires (RFC 9110)."""
     values = b",".join(value for name, value in headers if name == b"connection")
     return b"upgrade" in (option.strip() for option in values.lower().split(b","))
 

@@ -1,4 +1,4 @@
-"""Logs refused requests, at a limited rate, so that callers cannot fill the disk."""
+"""Logs refused requests, at a limited rate so that callers cannot fill the disk."""
 
 import asyncio
 import logging

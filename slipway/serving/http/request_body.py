@@ -1,4 +1,4 @@
-"""The body of a request while it arrives, and the draining of refused bodies.
+"""Receives the body of a request, and drains the bodies of refused requests.
 
 Many clients send a whole body before they read the answer. Closing a connection with unread bytes
 resets it (RFC 9112, section 9.6), and the client would lose an early refusal. So the service reads
@@ -35,7 +35,7 @@ class RequestBody:
         return message
 
     async def drain(self, max_bytes: int, seconds: float) -> None:
-        """Read and discard the rest: at most about `max_bytes`, for at most `seconds`."""
+        """Read and discard the rest of the body: about `max_bytes` at most, for `seconds` at most."""
         limit, self.is_drained = self.num_bytes + max_bytes, True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -45,7 +45,7 @@ class RequestBody:
 
 @dataclass(frozen=True)
 class DrainSlot:
-    """A refused request's place in the DrainQueue. Its turn comes after `wait_s` seconds."""
+    """The place of a refused request in the DrainQueue; its turn comes after `wait_s` seconds."""
 
     wait_s: float
     is_read: bool  # False: after the wait it is answered without reading its body

@@ -1,4 +1,4 @@
-"""Responses, and the common format of all error responses.
+"""HTTP responses, and the common format of all error responses.
 
 An error is `{"error": {"code", "message", "field", "request_id"}}`. ERRORS maps every error code to
 its HTTP status; handlers use only these codes.
@@ -194,7 +194,7 @@ def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, by
 
 
 def security_headers(own: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
-    """Return a response's `own` headers, the missing security headers, and `x-request-id`."""
+    """Return a response's `own` headers with `x-request-id` and the security headers they lack."""
     names = {name for name, _ in own}
     defaults = [header for header in _SECURITY_HEADERS if header[0] not in names]
     return [*own, *defaults, (b"x-request-id", request_id.encode("latin-1"))]

@@ -1,4 +1,4 @@
-"""Routes: methods, access, handler and API description of each path; and the request itself.
+"""Routes (path, methods, access, handler, description) and the request that a handler gets.
 
 Endpoints create routes; the application finds the route of a request. A path that ends in `/*`
 matches everything below it, and `/*/` before the last part matches any name there. So a path that a
@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=_unused_ids.clear)
 
 @dataclass(slots=True)
 class RequestTrace:
-    """Stages, model and number of rows of one request, recorded only if an extension reads them."""
+    """The stages, model and number of rows of one request, recorded if an extension reads them."""
 
     # Begin and end of the first stages of STAGES, those that took place, in perf_counter seconds.
     # Extensions keep it for a while, and one list costs half of what a pair for each stage would.
@@ -44,13 +44,13 @@ class RequestTrace:
     readers: "tuple[OnResponse, ...]" = ()  # hooks that receive the request when it ended
 
     def stages(self) -> Iterator[tuple[str, float, float]]:
-        """Yield the name, begin and end of each stage that took place."""
+        """Yield name, begin and end of each stage that took place, in seconds of the clock."""
         return zip(STAGES, self.times[::2], self.times[1::2], strict=False)
 
 
 @dataclass
 class Request:
-    """A request while the service handles it."""
+    """A request that the service is handling."""
 
     id: str
     method: str
@@ -66,7 +66,7 @@ class Request:
 
 @dataclass(slots=True)
 class Exchange:
-    """A request that ended, with its outcome. Extensions receive it in their hook `on_response`."""
+    """A request that has ended, with its outcome, for the extensions' hook `on_response`."""
 
     request_id: str
     method: str  # empty if it was refused before it was read

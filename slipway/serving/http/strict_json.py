@@ -32,7 +32,7 @@ _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
-    """Estimate if a JSON text holds more than `most` values, without parsing it.
+    """Estimate whether a JSON text holds more than `most` values, without parsing it.
 
     False is certain; True may be wrong. Raises Refusal if the values are nested deeper than
     `max_depth`. Long texts are scanned in blocks, so that no second copy is in memory.
@@ -54,7 +54,7 @@ def may_exceed(body: bytes, most: int, max_depth: int = MAX_DEPTH) -> bool:
 
 
 def _blocks(body: bytes) -> Iterator[bytes | memoryview]:
-    """Yield the body in pieces that never split a string. Each long string is replaced by ""."""
+    """Yield the body in pieces, without the content of long strings; no piece splits a string."""
     if len(body) <= _ONE_BLOCK:
         yield body
         return
@@ -117,7 +117,7 @@ def _constant(text: str) -> NoReturn:
 
 
 def _require_text(content: Any) -> None:
-    """Refuse strings with half of a surrogate pair, such as "\\ud800": UTF-8 cannot encode them."""
+    """Raise Refusal for a string with half of a surrogate pair, such as "\ud800"."""
     if isinstance(content, dict):
         for name, value in content.items():
             _require_text(name)

@@ -1,4 +1,4 @@
-"""Candidate settings, most promising first: workers and threads, then the largest batch.
+"""Lists the settings to measure, most promising first: workers and threads, then batch size.
 
 Batch sizes matter less than workers and threads, so they are tried only with the best of those.
 """
@@ -26,7 +26,7 @@ class SettingsCandidate:
 
 
 def present_candidate(settings: Settings, largest_batch: int) -> SettingsCandidate:
-    """Return the current settings as a candidate.
+    """Return the present settings as a candidate.
 
     `largest_batch` is the largest batch that the bundle supports, in rows.
     """

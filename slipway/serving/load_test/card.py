@@ -1,4 +1,4 @@
-"""Capacity card: the goal, whether it is met here, the best settings, and the measurements.
+"""Writes the capacity card: the goal, the verdict, the best settings, and the measurements.
 
 artifacts/capacity.json   for tools
 reports/capacity.md       for people
@@ -32,7 +32,7 @@ _COLUMNS = [
 
 
 def machine(load_before: float, cores: int) -> dict[str, Any]:
-    """Describe the machine as JSON: processor, cores, system and package versions.
+    """Return facts about the machine as JSON: processor, cores, system and package versions.
 
     `load_before` is the load average before the test.
     """
@@ -75,7 +75,7 @@ def card(
 
 
 def verdict(outcome: Outcome) -> str:
-    """Return a sentence that says if the goal is met; if not, it names the closest result."""
+    """Return a sentence that says whether the goal is met; if not, with the closest result."""
     best, goal = outcome.best, outcome.goal
     p99 = _milliseconds(_middle(best.load_rounds, "p99_ms"))
     if best.confirmed is None:
@@ -99,7 +99,7 @@ def verdict(outcome: Outcome) -> str:
 
 
 def remarks(outcome: Outcome, hardware: dict[str, Any]) -> list[str]:
-    """List reasons why the figures may not hold in production, as sentences."""
+    """Return sentences with the reasons why the figures may not hold in production."""
     best, cores = outcome.best, hardware["cores"]
     shares = [figures.client_share for figures in (*best.rounds, *best.load_rounds)]
     client = statistics.median(shares)
@@ -191,7 +191,7 @@ def describe_trial(tried: Tried) -> str:
 
 
 def with_settings(path: Path, settings: dict[str, str]) -> str:
-    """Return the text of the file `path` with changed or added settings; other lines stay."""
+    """Return the text of the file `path` with settings changed or added; other lines stay."""
     present = path.read_text().splitlines() if path.exists() else []
     kept = [
         line
@@ -215,7 +215,10 @@ def _described(tried: Tried) -> dict[str, Any]:
 
 
 def _summary(rounds: Sequence[Figures]) -> dict[str, Any] | None:
-    """Summarize rounds of one load: medians of rate and latency, and failures; None without any."""
+    """Return medians of rate and latency, and failures, over rounds of one load.
+
+    Returns None without any.
+    """
     if not rounds:
         return None
     found = [figures.p99_ms for figures in rounds if figures.p99_ms is not None]

@@ -1,4 +1,4 @@
-"""Results of one load test: throughput, latency, failures, and the client's processor time.
+"""The results of one load test: throughput, latency, failures, and the client's CPU time.
 
 Latency is measured from the time at which a request was due, not from the time it was sent. So it
 includes delays of an overloaded client (slipway/serving/load_test/load.py).
@@ -40,11 +40,11 @@ class Figures:
 
     @property
     def rate(self) -> float:
-        """Successful answers per second."""
+        """Successful responses per second."""
         return self.answered / self.seconds
 
     def holds(self, p99_ms: float) -> bool:
-        """Return True if all requests were answered, 99 % of them within `p99_ms`."""
+        """Return True if all requests succeeded, 99 % of them within `p99_ms` milliseconds."""
         return not self.failed and self.p99_ms is not None and self.p99_ms <= p99_ms
 
 
@@ -52,14 +52,14 @@ class Bench(Protocol):
     """Puts a running service under load, and measures it."""
 
     def at_rate(self, rate: float, seconds: float) -> Figures:
-        """Run an open loop: requests at random times, `rate` per second."""
+        """Run an open loop: `rate` requests per second, at random times."""
 
     def with_connections(self, connections: int, seconds: float) -> Figures:
-        """Run a closed loop: each caller waits for its answer before the next request."""
+        """Run a closed loop: each caller waits for the response before its next request."""
 
 
 class HttpBench:
-    """Puts the service at `url` under load over HTTP."""
+    """Runs load tests over HTTP on the service at `url`."""
 
     def __init__(self, url: str, samples: Samples) -> None:
         self._url = url
@@ -107,7 +107,7 @@ def figures_of(
     target_rate: float | None,
     connections: int | None,
 ) -> Figures:
-    """Compute throughput, latency percentiles and failures from the answers of one load test."""
+    """Compute throughput, latency percentiles and failures from the responses of a load test."""
     statuses = by_status(answers)
     answered = statuses.pop(200, 0)
     failed = {

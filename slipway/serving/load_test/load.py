@@ -1,4 +1,4 @@
-"""Load generator: open loop (requests at given times) and closed loop (one after the other).
+"""Generates load: open loop (requests at given times) or closed loop (one after the other).
 
 In an open loop, latency counts from the time a request was due, so neither a slow service nor a
 slow client can hide waiting time (coordinated omission). Requests are never repeated. A connection
@@ -26,7 +26,7 @@ GIVE_UP_S = 30.0
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one request, with its status, body and times."""
+    """The response to one request: its status, body and times."""
 
     number: int  # number of the request
     due: float  # perf_counter seconds
@@ -52,7 +52,7 @@ def http_request(
     method: str = "POST",
     headers: Iterable[tuple[str, str]] = (),
 ) -> bytes:
-    """Encode an HTTP/1.1 request that keeps its connection open."""
+    """Encode an HTTP/1.1 request, which leaves the connection open."""
     lines = [
         f"{method} {path} HTTP/1.1",
         "host: 127.0.0.1",
@@ -64,7 +64,7 @@ def http_request(
 
 
 class _Caller(asyncio.Protocol):
-    """One HTTP/1.1 connection of the load test. It has at most one request in flight."""
+    """One HTTP/1.1 connection of the load test, with at most one request in flight."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -141,7 +141,7 @@ class Callers:
     _all: list[_Caller] = field(default_factory=list)
 
     async def ask(self, number: int, request: bytes, due: float | None = None) -> Answer:
-        """Send one request, and store and return its answer.
+        """Send one request, and return its response, which is also stored.
 
         `due` is the time at which the request should have been sent (perf_counter), from which
         latency counts; None means now.
@@ -208,7 +208,7 @@ async def closed_loop(
     seconds: float = 60.0,
     num_requests: int = 1 << 62,
 ) -> list[Answer]:
-    """Send requests from `num_callers` callers. Each waits for its answer before the next request.
+    """Send requests from `num_callers` callers, each of which waits for a response before its next.
 
     Stops after `seconds` or `num_requests`, whichever comes first.
     """
@@ -225,7 +225,7 @@ async def closed_loop(
 
 
 def ask_each(url: str, requests: Sequence[bytes], num_callers: int = 8) -> list[Answer]:
-    """Send each request once; return the answers in their order."""
+    """Send each request once. Returns the responses in the order of the requests."""
     answers = run(
         closed_loop(
             url,
@@ -245,11 +245,11 @@ def run(main: Any) -> Any:
 
 
 def by_status(answers: Iterable[Answer]) -> Counter[int]:
-    """Count answers by status."""
+    """Return the number of responses by status."""
     return Counter(answer.status for answer in answers)
 
 
 def latency(answers: Iterable[Answer], fraction: float = 0.99, status: int = 200) -> float:
-    """Return the `fraction` quantile of latency, in seconds, of answers with that status."""
+    """Return the `fraction` quantile of the latency, in seconds, of responses with this status."""
     waits = sorted(answer.seconds for answer in answers if answer.status == status)
     return waits[min(len(waits) - 1, int(len(waits) * fraction))]

@@ -26,7 +26,7 @@ _MOST_MARGIN = 0.9
 
 @dataclass(frozen=True)
 class Sizing:
-    """Computes the number of replicas for a load, and their utilisation."""
+    """A load and the capacity for it: computes the number of replicas and their utilisation."""
 
     rate: float  # requests per second of all replicas together
     carried: float  # requests per second that one replica sustains within the limit
@@ -39,12 +39,12 @@ class Sizing:
         return max(1, math.ceil(round(needed, 9)))  # 1 - 0.9 is a little less than 0.1
 
     def load(self, replicas: int) -> float:
-        """Return the fraction of the capacity that this many replicas use."""
+        """Return the utilisation of this many replicas, as a fraction of their capacity."""
         return self.rate / (replicas * self.carried)
 
 
 def read_card(path: Path, p99_ms: float) -> dict[str, Any]:
-    """Read a capacity card with a capacity within `p99_ms`.
+    """Read a capacity card whose capacity was measured within a latency of `p99_ms`.
 
     Raises:
         UnavailableError: it is missing, of another format, has no capacity, or a higher latency.

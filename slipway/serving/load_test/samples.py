@@ -19,13 +19,13 @@ _MAX_BYTES = 64 << 20  # in total
 
 @dataclass(frozen=True)
 class Samples:
-    """Encoded HTTP requests of the load test, which sends them in order and then starts over."""
+    """Encoded HTTP requests for the load test, which sends them in order, again and again."""
 
     requests: list[bytes]
     description: str  # for the card
 
     def __call__(self, number: int) -> bytes:
-        """Return the request to send as number `number`, counted from 0."""
+        """Return the request number `number` of the load test, counted from 0."""
         return self.requests[number % len(self.requests)]
 
 

@@ -16,7 +16,7 @@ LOWEST = RESOLUTION**-14  # requests a second: about one in two seconds
 
 
 class LoadTrial(NamedTuple):
-    """A measured rate, and True if the service met the latency goal at this rate."""
+    """A tried rate, and True if the service met the latency goal at this rate."""
 
     rate: float  # requests a second
     holds: bool
@@ -31,7 +31,10 @@ def lowest_missed(trials: Sequence[LoadTrial]) -> float | None:
 
 
 def carried(trials: Sequence[LoadTrial]) -> float | None:
-    """Return the sustained rate: the highest held rate below every missed rate, or None."""
+    """Return the sustained rate: the highest held rate below every missed rate.
+
+    Returns None without one.
+    """
     missed = lowest_missed(trials)
     return max(
         (trial.rate for trial in trials if trial.holds and (missed is None or trial.rate < missed)),
@@ -40,7 +43,7 @@ def carried(trials: Sequence[LoadTrial]) -> float | None:
 
 
 def on_grid(rate: float) -> float:
-    """Round a rate to a power of RESOLUTION, so that all candidates are tried at the same rates."""
+    """Round a rate to a power of RESOLUTION, so that all candidates are measured at equal rates."""
     return float(RESOLUTION ** round(math.log(rate) / math.log(RESOLUTION)))
 
 

@@ -1,4 +1,4 @@
-"""Runs the real service with one candidate's settings, as a child process on a free local port.
+"""Runs the service with one candidate's settings, as a child process on a free local port.
 
 It inherits the user's settings, but has no keys, ports or allowed hosts, because only the load test
 connects. It has its own state, so it does not touch the windows, predictions and request log of the
@@ -44,7 +44,7 @@ class TrialService:
 
 
 def served_settings(settings: Settings) -> Settings:
-    """Return the settings with the rolled-out model in place of the bundle, if there is one."""
+    """Return the settings with the rolled-out model in place of SLIPWAY_BUNDLE, if there is one."""
     return settings_of(settings, read_rollout(settings.state).stable)
 
 
@@ -56,7 +56,7 @@ def running(
     folder: Path,
     target: str = "slipway.serving.service:Slipway",
 ) -> Iterator[TrialService]:
-    """Run the service until the block ends. Raises UnavailableError if it does not become ready.
+    """Run the service during the block. Raises UnavailableError if it does not become ready.
 
     Its log stays in `folder`.
     """
@@ -117,7 +117,7 @@ def environment_of(
 
 
 def require_answered(url: str, samples: Samples) -> None:
-    """Raise DataError with the service's answer if it refuses one of the samples."""
+    """Raise DataError with the service's response if it refuses one of the samples."""
     for answer in ask_each(url, samples.requests):
         if answer.status != 200:
             raise DataError(
@@ -162,7 +162,7 @@ def _num_ready(metrics: str) -> float:
 
 
 def _get(url: str) -> tuple[int, str]:
-    """Send a GET request. Returns status and body; raises OSError if there is no answer."""
+    """Send a GET request. Returns status and body. Raises OSError if there is no response."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=5) as response:
@@ -177,7 +177,7 @@ def _last_line(log: Path) -> str:
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM, then SIGKILL to the process group after a timeout."""
+    """Send SIGTERM to the service; after a timeout, SIGKILL to its process group."""
     if child.poll() is None:
         child.terminate()
     try:

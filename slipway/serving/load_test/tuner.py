@@ -48,7 +48,7 @@ _TOO_MUCH = 2.0  # highest rate that is sent, as a multiple of the closed-loop r
 
 @dataclass(frozen=True)
 class Goal:
-    """Latency goal: 99 % of the answers within `p99_ms`.
+    """Latency goal: 99 % of the responses within `p99_ms` milliseconds.
 
     It applies at `rate` requests per second (open loop), or for `connections` callers that wait for
     each answer (closed loop).
@@ -59,7 +59,7 @@ class Goal:
     connections: int | None
 
     def is_met_by(self, figures: Figures) -> bool:
-        """Return True if the figures meet the latency goal, and were measured at its full rate."""
+        """Return True if the figures meet the latency goal at the goal's full rate."""
         return figures.holds(self.p99_ms) and (
             self.rate is None or figures.target_rate == self.rate
         )
@@ -75,7 +75,7 @@ class Goal:
 
 @dataclass
 class Tried:
-    """A candidate with its measured rates."""
+    """A candidate, with the rates that were measured for it."""
 
     candidate: SettingsCandidate
     most: float = 0.0  # closed-loop answers per second
@@ -265,7 +265,7 @@ class Tuner:
         return finalists
 
     def _is_settled(self, one: _Finalist) -> bool:
-        """Evaluate a finalist's last rounds. Returns True if it needs no more; sets its next rate.
+        """Evaluate a finalist's last rounds, and set its next rate.
 
         A finalist is settled if it held a rate and missed the next one, or if the time is over.
         """
@@ -291,7 +291,7 @@ class Tuner:
         return False
 
     def _ranked(self, all_tried: list[Tried]) -> list[Tried]:
-        """Sort candidates, the best first. Differences within the noise keep the given order."""
+        """Return the candidates, best first; those within the noise keep the given order."""
         ranked: list[Tried] = []
         for tried in all_tried:
             place = next(
@@ -318,7 +318,7 @@ class Tuner:
         return sum(figures.holds(self._goal.p99_ms) for figures in rounds) > len(rounds) / 2
 
     def _at_load(self, bench: Bench, tried: Tried, seconds: float) -> Figures:
-        """Measure at the goal's load. Its rate is capped at a multiple of the closed-loop rate."""
+        """Measure at the goal's load; its rate is at most a multiple of the closed-loop rate."""
         if self._goal.rate is None:
             return bench.with_connections(self._goal.connections or 1, seconds)
         return self._at_rate(
@@ -326,13 +326,16 @@ class Tuner:
         )
 
     def _at_rate(self, bench: Bench, rate: float, seconds: float) -> Figures:
-        """Measure at a rate in requests per second, longer if it is low, to get enough requests."""
+        """Measure at `rate` requests per second.
+
+        Takes longer at a low rate, to get enough requests.
+        """
         return bench.at_rate(
             rate, min(max(seconds, _MIN_REQUESTS / rate), _MAX_EXTENSION * seconds)
         )
 
 
 def _in_turns(finalists: list[_Finalist], number: int) -> list[_Finalist]:
-    """Return the finalists in the order of round `number`, which rotates by one in each round."""
+    """Return the finalists in the order for round `number`, which rotates by one in each round."""
     first = number % len(finalists)
     return finalists[first:] + finalists[:first]
