@@ -35,7 +35,7 @@ class RequestBody:
         return message
 
     async def drain(self, max_bytes: int, seconds: float) -> None:
-        """Read and discard the rest of the body: about `max_bytes` at most, for `seconds` at most."""
+        """Read and discard the rest of the body: about `max_bytes`, for at most `seconds`."""
         limit, self.is_drained = self.num_bytes + max_bytes, True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

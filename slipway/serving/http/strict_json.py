@@ -117,7 +117,7 @@ def _constant(text: str) -> NoReturn:
 
 
 def _require_text(content: Any) -> None:
-    """Raise Refusal for a string with half of a surrogate pair, such as "\ud800"."""
+    """Raise Refusal for a string with half of a surrogate pair, such as "\\ud800"."""
     if isinstance(content, dict):
         for name, value in content.items():
             _require_text(name)

@@ -267,7 +267,8 @@ class Tuner:
     def _is_settled(self, one: _Finalist) -> bool:
         """Evaluate a finalist's last rounds, and set its next rate.
 
-        A finalist is settled if it held a rate and missed the next one, or if the time is over.
+        Returns True if it is settled, so that it needs no more rounds: if it held a rate and missed
+        the next one, or if the time is over.
         """
         holds, tried = self._most_hold(one.rounds), one.tried
         if holds or tried.confirmed is None:

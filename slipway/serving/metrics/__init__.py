@@ -1,4 +1,4 @@
-"""Metrics of the service, over all workers, for `/metrics`.
+"""Collects the service's metrics over all workers, for `/metrics`.
 
 Drift and quality are in `slipway/serving/monitoring/`.
 """

@@ -1,4 +1,4 @@
-"""Gauges that a thread of each worker samples every few seconds, and gauges of the process.
+"""Samples gauges every few seconds, on a thread of each worker, and measures the process.
 
 A source that raises is counted and logged once, and sampled again the next time.
 """
@@ -22,7 +22,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class MetricsSource(Protocol):
-    """Something that updates gauges when it is sampled."""
+    """A source of gauges, which updates them when it is sampled."""
 
     def sample(self) -> None:
         """Update all gauges once. May take some milliseconds."""
@@ -104,12 +104,12 @@ class ProcessMetrics:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process. Pages shared by workers count in each of them."""
+    """Return the resident memory of this process in bytes, pages shared with workers included."""
     return int(_PAGES.read_text().split()[1]) * resource.getpagesize()
 
 
 def memory_limit_bytes(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
-    """Return the container's memory limit, or the machine's memory if that is less."""
+    """Return the memory limit of the container in bytes, or the machine's memory if it is less."""
     total = next(
         int(line.split()[1]) * 1024
         for line in meminfo.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The service's own metrics. Labels have fixed values only: no request can add a series.
+"""The metrics of the service itself. Label values are fixed, so no request can add a series.
 
 Workers write to files in a folder of their server, so any of them answers `/metrics` for all. The
 counts of a worker that died remain, except for its last FLUSH_S. A worker flushes its own counts
@@ -177,16 +177,19 @@ class ServiceMetrics:
         self._expired.total += 1
 
     def add_slots(self, *slots: str) -> None:
-        """Create the counters that `answer` increases for these rollout slots."""
+        """Create the counters that `answer` increments for these rollout slots."""
         for slot in slots:
             self._answers[slot] = self.count(self._predictions.labels(slot))
 
     def answer(self, slot: str) -> None:
-        """Count a prediction by the model in a rollout slot. One thread may count for a slot."""
+        """Count a prediction by the model in a rollout slot.
+
+        Each slot is counted by one thread only.
+        """
         self._answers[slot].total += 1
 
     def add_fault_parts(self, *parts: str) -> None:
-        """Create the counters that `fault` increases for these parts of the service."""
+        """Create the counters that `fault` increments for these parts of the service."""
         for part in parts:
             self._faults_by_part[part] = self._faults.labels(part)
 
@@ -195,7 +198,7 @@ class ServiceMetrics:
         self._faults_by_part[part].inc()
 
     def register_shared(self, collector: Collector) -> None:
-        """Expose a collector whose values are already the same in every worker, without a sum."""
+        """Register a collector whose values are equal in every worker and must not be summed."""
         self._shared.register(collector)
 
     def stage(self, stage: str) -> Callable[[float], None]:
@@ -207,7 +210,7 @@ class ServiceMetrics:
         return bool(self._exemplars)
 
     def add_exemplar(self, seconds: float, trace_id: str) -> None:
-        """Keep the trace of a prediction as the example of its bucket, for `open_metrics`."""
+        """Store the trace of a prediction as its bucket's exemplar in `open_metrics`."""
         bound = next((bound for bound in _SECONDS if seconds <= bound), math.inf)
         self._exemplars[bound] = Exemplar({"trace_id": trace_id}, seconds, time.time())
 
@@ -284,9 +287,9 @@ class ServiceMetrics:
                 tally.flush()
 
     def close(self) -> None:
-        """Flush all counters now, and from now on after each change.
+        """Flush all counters now; each later change is flushed at once.
 
-        Flushes on a timer are over: the event loop may end soon.
+        Flushes on a timer end here, because the event loop may end soon.
         """
         self._is_closed = True
         if self._flushing is not None:
@@ -373,7 +376,10 @@ def open_server_directory(parent: Path) -> None:
 
 
 def server_started() -> float:
-    """Return the start of this worker's server, in seconds since 1970; without a server, now."""
+    """Return the start of this worker's server in seconds since 1970.
+
+    Without a server, the time now.
+    """
     return float(os.environ.get(_SERVER_STARTED, time.time()))
 
 
@@ -384,7 +390,7 @@ def server_process() -> int | None:
 
 
 def _without_former_models(exposition: bytes) -> bytes:
-    """Remove the series of models that were swapped out, which multiprocess mode cannot remove."""
+    """Remove the series of replaced models, which multiprocess mode cannot remove."""
     lines = exposition.splitlines(keepends=True)
     return b"".join(
         line

@@ -1,4 +1,4 @@
-"""Fast counters of the request path, copied to prometheus_client's metrics later.
+"""Fast counters for the request path, which are copied to prometheus_client's metrics later.
 
 In multiprocess mode, a histogram of prometheus_client takes 4 µs per value (two locks, two writes,
 a search), six times per prediction; here it takes a tenth. Only the event loop adds. `flush` may
@@ -16,7 +16,10 @@ class Tally(Protocol):
     """A fast counter whose value prometheus_client exposes after the next flush."""
 
     def flush(self) -> None:
-        """Copy the changes since the last flush to prometheus_client. One thread at a time."""
+        """Copy the changes since the last flush to prometheus_client.
+
+        Call it on one thread at a time.
+        """
 
 
 class CounterTally:
@@ -81,7 +84,7 @@ class HistogramTally:
         self._sum = self._flushed_sum = 0.0
 
     def include(self, counts: Sequence[int], total: float) -> None:
-        """Add values that were counted elsewhere: counts per bucket, and the sum of the values."""
+        """Add values counted elsewhere, given as counts per bucket and the values' sum."""
         for index, count in enumerate(counts):
             self._counts[index] += count
         self._sum += total

@@ -1,4 +1,4 @@
-"""The files that workers write their metrics to: safe on a full disk, and merged when workers die.
+"""Manages the workers' metric files: safe on a full disk, and merged when workers die.
 
 prometheus_client writes to memory maps of sparse files. On a full disk, the first write to a new
 page ends the process with SIGBUS. `ClaimedFile` allocates all blocks first. Without disk space,
@@ -65,7 +65,7 @@ class ClaimedFile(MmapedDict):
         self._claim()
 
     def write_value(self, key: str, value: float, timestamp: float) -> None:
-        """Set a value. If the values are in memory for lack of disk space, first retry the disk."""
+        """Set a value. First retries the disk if values are in memory because it was full."""
         if not self._is_on_disk and time.monotonic() >= self._retry_at:
             self._claim()
         super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
@@ -134,7 +134,7 @@ class WorkersCollector(MultiProcessCollector):
 
 @contextmanager
 def merged(directory: Path) -> Iterator[None]:
-    """Merge the metric files of dead workers, then keep all files in place during the block.
+    """Merge the metric files of dead workers, and keep all files unchanged during the block.
 
     A shared lock stops other scrapers from removing files meanwhile. Thread-safe.
     """
@@ -217,7 +217,7 @@ def _merge(directory: Path, kind: str) -> None:
 
 
 def _replace_sum(directory: Path, kind: str) -> None:
-    """Put a complete new sum of dead workers' files in place of the old one.
+    """Replace the old sum of dead workers' files by a new one that is complete.
 
     First removes the files that it includes. Does nothing if there is no new sum.
     """

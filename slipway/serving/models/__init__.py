@@ -1,4 +1,4 @@
-"""Loaded models: selection, loading, batching, admission and observers.
+"""Loads models and runs them: batching, admission, observers. Knows nothing of HTTP bodies.
 
 Independent of HTTP bodies.
 """

@@ -1,4 +1,4 @@
-"""Admission control: bursts wait in the queue; a lasting overload is refused at once.
+"""Admission control: queues bursts, and refuses requests at once during a lasting overload.
 
 A queue longer than two batches of an efficient size adds waiting time and no throughput. A burst
 may fill the queue up to `max_wait_s` of work. Once the demand, refused requests included, exceeds
@@ -29,7 +29,7 @@ REQUESTS = 8
 
 
 class BatchTimes:
-    """Fits batch durations to `fixed + size * each` by exponentially weighted least squares.
+    """Estimates the seconds of a batch as `fixed + size * each` from the batches so far.
 
     `fixed` are the seconds per batch and `each` those per item. If all sizes are about equal, the
     two cannot be separated, and are assumed equal.
@@ -57,7 +57,10 @@ class BatchTimes:
         return seconds - each * size, each
 
     def throughput(self, size: int) -> float:
-        """Return the items per second in batches of `size`; infinity before the first batch."""
+        """Return the items per second in batches of `size` items.
+
+        Infinity before the first batch.
+        """
         fixed, each = self.fitted()
         return size / (fixed + each * size) if fixed + each else math.inf
 
@@ -70,7 +73,7 @@ class BatchTimes:
 
 
 class Place:
-    """Context manager that holds an admitted request's place in the queue.
+    """Context manager that reserves a place in the queue for an admitted request.
 
     It counts as a request of average size until `has` is called with its number of items.
     """
@@ -133,18 +136,18 @@ class Admission:
 
     @property
     def most_items(self) -> int:
-        """The most items that are admitted during an overload. The last request may exceed it."""
+        """The most items admitted during an overload; the last admitted request may exceed it."""
         several = min(REQUESTS * self._usual_items, self._bound)
         return max(
             self._min_items, 2 * self._times.efficient_size(self.max_batch_size), math.ceil(several)
         )
 
     def speed(self) -> float:
-        """Return the items per second that the model can answer; infinity while unknown."""
+        """Return the items per second that the model can process; infinity while unknown."""
         return self._batch_speed if self._speed is None else self._speed
 
     def enter(self, num_items: int | None = 1) -> int:
-        """Admit a request, or raise Refusal. Returns the number of items that it is counted with.
+        """Admit a request, or raise Refusal. Returns the number of items that it counts as.
 
         `num_items` is None if the body is not parsed yet: the recent average is then used.
         """
@@ -166,7 +169,10 @@ class Admission:
         self._require_room(self._usual_items)
 
     def ran(self, size: int, seconds: float) -> None:
-        """Record that a batch of `size` items took `seconds`. Call it before its requests leave."""
+        """Record that a batch of `size` items took `seconds`.
+
+        Call it before its requests `leave`.
+        """
         self._times.add(size, seconds)
         if self._num_single < FEW_BATCHES:
             self._num_single = self._num_single + 1 if size == 1 else FEW_BATCHES
@@ -179,7 +185,7 @@ class Admission:
         self._bound = self.speed() * self._max_wait_s
 
     def grow(self, more_items: int) -> None:
-        """Correct the size of an admitted request, which has `more_items` more than expected."""
+        """Correct the size of an admitted request, which has `more_items` more than was assumed."""
         is_new = (
             self.num_items + more_items > self._bound
             and not self.is_overloaded
@@ -190,7 +196,7 @@ class Admission:
             self._shed(self.most_items)
 
     def leave(self, num_items: int = 1) -> None:
-        """Count a request of this many items as answered or cancelled."""
+        """Remove a completed or cancelled request of `num_items` items from the count."""
         self.num_requests -= 1
         self.num_items -= num_items
         self._usual_items += _NEW_SIZE * (num_items - self._usual_items)
@@ -198,7 +204,7 @@ class Admission:
             self._window_least = self.num_items
 
     def is_overloaded_now(self) -> bool:
-        """Update the demand to the present time, and return True during an overload."""
+        """Update the demand to the present time. Returns True during an overload."""
         if self.is_overloaded:
             self._add_demand(0)
         return self.is_overloaded
@@ -211,7 +217,7 @@ class Admission:
         )
 
     def retry_after(self) -> tuple[str, str]:
-        """Return the header `retry-after`: whole seconds until the present demand is answered."""
+        """Return the header `retry-after`: whole seconds until the present demand is processed."""
         speed = self.speed()
         seconds = math.ceil(self._demand / speed) if 0 < speed < math.inf else 1
         return "retry-after", str(max(1, seconds))
@@ -226,7 +232,7 @@ class Admission:
             raise self.overload(num_items)
 
     def _add_demand(self, num_items: float) -> bool:
-        """Add requested items to the demand. Returns True if this begins an overload."""
+        """Add requested items to the demand. Returns True if an overload begins with them."""
         bound = self._bound
         demand = self._with_refused(bound) if self._num_refused else self.num_items
         self._demand = demand = (demand if demand < bound else bound) + num_items
@@ -238,7 +244,7 @@ class Admission:
         return self.is_overloaded
 
     def _with_refused(self, bound: float) -> float:
-        """Return the demand in items: admitted ones, and refused ones beyond the capacity since."""
+        """Return the demand: items admitted, and items refused since that exceed the capacity."""
         now, inside = self._clock(), self.num_items
         demand = self._demand - (now - self._demand_at) * self.speed() if bound < math.inf else 0.0
         self._demand_at = now

@@ -1,4 +1,4 @@
-"""A greedy micro-batcher: while one batch runs, requests queue; the next batch takes them all.
+"""A micro-batcher without a timer: while one batch runs, requests queue up for the next one.
 
 There is no timer, so a single request never waits for others. Small batches of a quick model run in
 the event loop, after all requests that arrived were read: starting a thread would take longer. A
@@ -78,11 +78,11 @@ class Submission(Generic[Row]):
         self.read_seconds = perf_counter() - started
 
     def read_times(self) -> tuple[float, float]:
-        """Return when its rows were decoded: begin and end, in perf_counter seconds."""
+        """Return the begin and end of decoding its rows, in perf_counter seconds."""
         return self._read_started, self._read_started + self.read_seconds
 
     def answer_times(self) -> tuple[float, float, float, float]:
-        """Return begin and end of its time in the queue, and those of its batches.
+        """Return begin and end of its time in the queue, and begin and end of its batches.
 
         Call it after the request was answered.
         """
@@ -90,11 +90,11 @@ class Submission(Generic[Row]):
         return begun - self.queue_seconds, begun, begun, begun + self.infer_seconds
 
     def waited(self) -> float:
-        """Return the seconds in the queue so far. Valid until the first batch takes a row."""
+        """Return the seconds in the queue so far. Call it before the first batch takes a row."""
         return perf_counter() - self._started
 
     def has(self, rows: Sequence[Row], first: int, started: float, ended: float) -> None:
-        """Add the answers to the rows from position `first` on.
+        """Add the results of the rows from position `first` on.
 
         Their batch ran from `started` to `ended`, in perf_counter seconds.
         """
@@ -120,7 +120,7 @@ class MicroBatcher(Generic[Row]):
     """Runs batches of at most `max_batch_size` rows, one at a time.
 
     Batches of up to `quick_rows` run in the event loop, larger ones on a thread. `run` maps inputs
-    (rows, ...) to an answer for each row. `on_batch` receives the number of rows of each batch,
+    (rows, ...) to a result for each row. `on_batch` receives the number of rows of each batch,
     their fraction of the largest batch, and the seconds.
     """
 
@@ -150,7 +150,7 @@ class MicroBatcher(Generic[Row]):
         return sum(submission.num_rows - submission.num_taken for submission in self._waiting)
 
     def submit(self, inputs: NDArray[Any]) -> Submission[Row]:
-        """Queue inputs (rows, ...). An error of `run` is raised in every request of the batch."""
+        """Queue inputs (rows, ...). If `run` fails, every request of the batch raises its error."""
         return self.submit_unread(lambda: inputs, len(inputs))
 
     def submit_unread(self, read: Callable[[], NDArray[Any]], num_rows: int) -> Submission[Row]:
@@ -193,7 +193,7 @@ class MicroBatcher(Generic[Row]):
             self._working = None
 
     async def _gather(self) -> None:
-        """Let the event loop read requests until no more arrive: one batch is faster than two."""
+        """Wait until the event loop has no more requests to read: one batch is faster than two."""
         num_before = -1
         while num_before < len(self._waiting) < self._max_batch_size:
             num_before = len(self._waiting)
@@ -242,7 +242,7 @@ class MicroBatcher(Generic[Row]):
         _hand_out(batch, rows, started)
 
     def _count_slow_batches(self, seconds: float) -> None:
-        """Move all further batches to a thread after several slow batches in a row."""
+        """Run all further batches on a thread, after several slow batches in succession."""
         self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
         if self._num_slow == _MAX_SLOW:
             self.quick_rows = 0

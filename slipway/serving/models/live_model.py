@@ -51,7 +51,7 @@ class LiveModel:
         return None
 
     def __enter__(self) -> None:
-        """Begin a request. `retire` waits until the request has ended."""
+        """Begin a request, which `retire` waits for."""
         self._num_inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -60,7 +60,10 @@ class LiveModel:
             self._empty.set()
 
     async def retire(self) -> None:
-        """Wait for all requests, then end the threads. No new request may begin after the call."""
+        """Wait until all requests have ended, then end the threads.
+
+        No request may begin afterwards.
+        """
         self._empty = asyncio.Event()
         if self._num_inside:
             await self._empty.wait()

@@ -1,4 +1,4 @@
-"""A certified model with the settings of the service that loaded it."""
+"""A certified model that was loaded, with the service's settings at the time."""
 
 from dataclasses import dataclass, field
 
@@ -8,6 +8,6 @@ from slipway.serving.settings import Settings
 
 @dataclass(frozen=True, eq=False)
 class ServedModel(CertifiedModel):
-    """A certified model, with the settings that it was loaded with."""
+    """A loaded, certified model, with the settings that it was loaded with."""
 
     settings: Settings = field(kw_only=True)

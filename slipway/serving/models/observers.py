@@ -1,4 +1,4 @@
-"""Passes answered requests to observers: request log, monitoring, shadow model.
+"""Passes completed predictions to observers: request log, monitoring, shadow model.
 
 An observer receives every request that the model answered, after the answer is known. It must not
 wait or raise, so it cannot delay or change an answer.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Answered(NamedTuple):
-    """A request that the model answered, with its inputs and outputs."""
+    """A request with a prediction for each row, and its inputs and outputs."""
 
     request_id: str
     payload: Payload
@@ -44,7 +44,7 @@ class Answered(NamedTuple):
 
     @property
     def outputs(self) -> dict[str, NDArray[np.float32]]:
-        """The model's outputs and OOD scores, float32 (rows, ...), by the names in the graph."""
+        """The model's outputs and OOD scores, by the graph's output names: float32 (rows, ...)."""
         values, scores = (
             np.array([row[place] for row in self.rows], np.float32) for place in (0, 1)
         )
@@ -74,10 +74,10 @@ rows_of: Callable[[Noted], Sequence[AnsweredRow]] = _field("rows")
 
 
 class Observer(Protocol):
-    """Receives every answered request, on the event loop."""
+    """Receives every request that the model answered. Called on the event loop."""
 
     def offer(self, answered: Sequence[Noted], moment: float) -> None:
-        """Receive one or more requests of one model. Never waits, never raises.
+        """Receive one or more requests that one model answered. Never waits, never raises.
 
         All were answered at `moment` or later, in seconds since 1970.
         """

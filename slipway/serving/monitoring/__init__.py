@@ -1,4 +1,4 @@
-"""Monitors traffic outside the request path: drift, feedback, quality, proposals.
+"""Monitors traffic outside the request path: drift, feedback, quality and proposals.
 
-It never delays or changes an answer.
+It never delays or changes a response.
 """

@@ -1,4 +1,4 @@
-"""Aggregates traffic into this worker's part of the shared windows, within processor budgets.
+"""Aggregates the traffic of one worker for the shared drift windows, within a CPU budget.
 
 The monitoring thread shares the interpreter with the event loop, so each microsecond it takes is
 lost there. A budget in processor time holds for any model, input size and load; a budget in rows
@@ -72,7 +72,7 @@ class ProcessorBudget:
 
 
 class TrafficAggregator:
-    """Windows and predictions of this worker that are not merged into the database yet."""
+    """Rows and predictions of this worker that are not yet merged into the database."""
 
     def __init__(self, metrics: MonitoringMetrics, part_rows: int) -> None:
         self._metrics = metrics
@@ -96,7 +96,7 @@ class TrafficAggregator:
     def add_features(
         self, model: MonitoredModel, group: TrafficGroup, merge: Callable[[], None]
     ) -> int:
-        """Add drift features of the group's rows, in random order, as far as the budget allows.
+        """Add drift features of the group's rows, in random order, until the budget is spent.
 
         Calls `merge` when the window has grown to its limit. Returns the number of added rows.
         """
@@ -117,7 +117,7 @@ class TrafficAggregator:
         return num_added
 
     def add_predictions(self, model: MonitoredModel, group: TrafficGroup) -> int:
-        """Add the group's predictions, by request in random order, as far as the budget allows.
+        """Add the group's predictions, by request in random order, until the budget is spent.
 
         Returns the number of added rows.
         """
@@ -133,7 +133,7 @@ class TrafficAggregator:
         return len(predictions) - num_before
 
     def freeze(self) -> Part:
-        """Return the part to merge: an earlier one with unknown result, else the current one."""
+        """Return the part to merge: an earlier one that may not be merged, else the current."""
         if self._frozen is None:
             self._frozen, self._part = self._part, Part(self._part.sequence + 1)
         return self._frozen

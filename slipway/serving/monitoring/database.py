@@ -1,4 +1,4 @@
-"""One thread's connection to the database of all workers, opened when needed.
+"""Opens the monitoring database of all workers, with one connection for each thread.
 
 A database that is damaged, or has another schema, is moved aside by one of the workers: the time
 becomes part of its name, and an empty database replaces it. It may hold ids, predictions and
@@ -34,7 +34,7 @@ _JOURNAL_BYTES = 16 << 20  # size of the write-ahead log after a checkpoint
 
 
 class Database:
-    """A connection for one thread."""
+    """A connection to the monitoring database, for use by one thread."""
 
     def __init__(self, state: Path) -> None:
         self.path = state / DATABASE
@@ -151,7 +151,7 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
-    """Bring a database of an older schema to the present one; no row is lost."""
+    """Upgrade a database of an older schema to the current one, without losing rows."""
     with closing(connection.execute("PRAGMA user_version")) as found:
         (version,) = found.fetchone()
     for older in range(version, SCHEMA_VERSION):

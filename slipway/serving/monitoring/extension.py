@@ -1,4 +1,4 @@
-"""Hooks drift detection and `POST /feedback` into the service."""
+"""Adds drift detection and `POST /feedback` to the service."""
 
 import asyncio
 import json

@@ -1,8 +1,8 @@
-"""Feedback: true labels from callers, read strictly, stored on a thread, joined to predictions.
+"""Receives true labels from callers, stores them, and joins them to the stored predictions.
 
-A label that arrives before its prediction is stored (another worker may still hold it) waits for an
-hour. If an item is labelled twice, the last label counts. If feedback cannot be stored, the caller
-receives an error.
+Labels are parsed strictly, and stored on a thread. A label that arrives before its prediction is
+stored (another worker may still hold it) waits for an hour. If an item is labelled twice, the last
+label counts. If feedback cannot be stored, the caller receives an error.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class FeedbackReceiver:
     async def receive(
         self, body: bytes, manifest: Bundle, caller: str | None = None
     ) -> tuple[int, dict[str, Any]]:
-        """Store the labels of a JSON body as those of `caller`; return the status and the answer.
+        """Store the labels in a JSON body as those of `caller`; return status and response.
 
         Raises Refusal if the body is invalid or cannot be stored.
         """
@@ -126,7 +126,7 @@ class FeedbackReceiver:
         return status, {"feedback": answers} if is_list else answers[0]
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that stores labels."""
         self._thread.submit(self._store.close)
         self._thread.shutdown()
 
@@ -153,7 +153,7 @@ class FeedbackReceiver:
 
 
 def read_feedback(body: bytes, manifest: Bundle, max_items: int) -> tuple[list[FeedbackItem], bool]:
-    """Return the labels of a JSON body, and True if it is a list.
+    """Parse a JSON body. Returns its labels, and True if they are a list.
 
     Raises Refusal for the first fault, with its position.
     """
@@ -238,7 +238,7 @@ def _read_item(
 def _read_label(
     truth: Any, manifest: Bundle, refuse: Callable[[str, str], Refusal]
 ) -> tuple[str | None, float | None]:
-    """Return a label of the bundle, or a number, depending on the model's task."""
+    """Return the class name or the number that a label states, by the model's task."""
     labels = manifest.output.labels
     shown = ", ".join(labels[:_MAX_SHOWN]) + ", ..." * (len(labels) > _MAX_SHOWN)
     match manifest.output.kind:
@@ -265,7 +265,7 @@ def _read_number(truth: Any, refuse: Callable[[str, str], Refusal]) -> float:
 def _read_class(
     truth: Any, labels: list[str], shown: str, refuse: Callable[[str, str], Refusal]
 ) -> str:
-    """Return a label of the bundle."""
+    """Return the class name in a label. Raises the refusal of `refuse` for an unknown class."""
     if not isinstance(truth, str):
         raise refuse("type_violation", f"found {_shown(truth)}, expected a label as text: {shown}")
     if truth not in labels:
@@ -278,7 +278,7 @@ def _read_class(
 def _read_labels(
     truth: Any, labels: list[str], shown: str, refuse: Callable[[str, str], Refusal]
 ) -> str:
-    """Return a set of the bundle's labels as text."""
+    """Return a set of class names as text. Raises the refusal of `refuse` for an unknown class."""
     if not isinstance(truth, list) or not all(isinstance(label, str) for label in truth):
         raise refuse(
             "type_violation",
@@ -294,7 +294,7 @@ def _read_labels(
 
 
 def _shown(value: Any) -> str:
-    """Format as JSON, where the number 7 differs from the text "7"."""
+    """Format a value as JSON, so that the number 7 and the text "7" differ."""
     return json.dumps(value, ensure_ascii=False)[:80]
 
 

@@ -1,4 +1,4 @@
-"""Stored predictions and the true labels that callers send: SQL on one open transaction.
+"""Stores predictions and the true labels that callers send, with SQL in an open transaction.
 
 A label belongs to the last answer of its request id before the label arrived, or else to the first
 answer within EARLY_S after it. `slipway/traffic/selection.py` applies the same rule to the request
@@ -37,7 +37,7 @@ _ANSWER_TIME = (
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One answered item, stored until its label arrives."""
+    """The prediction for one item of a request, stored until its label arrives."""
 
     request_id: str
     item: int
@@ -75,7 +75,7 @@ class FeedbackResult:
 
 @dataclass(frozen=True)
 class Joins:
-    """Labels that were joined to a prediction after waiting for it."""
+    """The labels that `join_labels` joined to predictions for which they had waited."""
 
     num_joined: int = 0
     num_ambiguous: int = 0  # labels without `item` for requests with several items; deleted
@@ -83,7 +83,7 @@ class Joins:
 
 
 class ItemNeededError(Exception):
-    """A label without `item` for a request with several items."""
+    """Raised for a label without `item` whose request has several items."""
 
     def __init__(self, position: int, num_items: int) -> None:
         super().__init__(f"the request had {num_items} items")
@@ -92,7 +92,7 @@ class ItemNeededError(Exception):
 
 
 class OutboxFullError(Exception):
-    """Too many labels wait for the database that several services share."""
+    """Raised if too many labels wait for the database that several services share."""
 
     def __init__(self, num_waiting: int) -> None:
         super().__init__(f"{num_waiting} labels wait for SLIPWAY_DATABASE_URL")
@@ -100,7 +100,7 @@ class OutboxFullError(Exception):
 
 
 def insert_predictions(connection: SqlConnection, predictions: Sequence[Prediction]) -> None:
-    """Store predictions; one with the same id, time and item replaces the other."""
+    """Store predictions. One with the same id, time and item as a stored one replaces it."""
     rows = [
         (one.request_id, one.item, one.num_items, one.time, one.model, one.label, one.value)
         for one in predictions
@@ -272,7 +272,10 @@ def _keep_newest(
 def put_predictions(
     connection: SqlConnection, predictions: Sequence[Prediction], max_rows: int
 ) -> int:
-    """Add predictions to the outbox, without the oldest beyond `max_rows`; return their number."""
+    """Add predictions to the outbox, and drop its oldest rows beyond `max_rows`.
+
+    Returns the number of dropped rows.
+    """
     _put(connection, "predictions", [astuple(one) for one in predictions])
     num_dropped = 0
     while num_waiting(connection, "predictions") > max_rows:
@@ -294,7 +297,7 @@ def put_labels(
 
 
 def read_outbox(connection: SqlConnection, max_rows: int) -> list[tuple[int, str, list[Any]]]:
-    """Return the oldest entries (id, kind, rows) until they have `max_rows` rows."""
+    """Return the oldest outbox entries (id, kind, rows) with at least `max_rows` rows, or all."""
     connection.execute(_OUTBOX)
     found: list[tuple[int, str, list[Any]]] = []
     num_rows = 0
@@ -309,7 +312,7 @@ def read_outbox(connection: SqlConnection, max_rows: int) -> list[tuple[int, str
 
 
 def num_waiting(connection: SqlConnection, kind: str) -> int:
-    """Return the number of rows in the outbox; `kind` may be "%" for all."""
+    """Return the number of rows in the outbox of this `kind`; "%" means all kinds."""
     connection.execute(_OUTBOX)
     (found,) = connection.execute(
         "SELECT coalesce(sum(num_rows), 0) FROM outbox WHERE kind LIKE ?", (kind,)

@@ -85,14 +85,17 @@ class MonitoringMetrics(Collector):
         self._labels: set[str] = set()
 
     def count_classes(self, counts: dict[str, int]) -> None:
-        """Count predicted labels; all beyond the first MAX_CLASSES are "other"."""
+        """Count predicted labels by name; those beyond the first MAX_CLASSES count as "other"."""
         for label, count in counts.items():
             if label not in self._labels and len(self._labels) < MAX_CLASSES:
                 self._labels.add(label)
             self._classes.labels(label if label in self._labels else OTHER).inc(count)
 
     def count_confidences(self, counts: Sequence[int], total: float) -> None:
-        """Add counts by the buckets of CONFIDENCES, and their sum; call it from one thread only."""
+        """Add counts by bucket of CONFIDENCES, and the sum of values.
+
+        Call it on one thread only.
+        """
         self._confidence.include(counts, total)
         self._confidence.flush()
 
@@ -144,7 +147,7 @@ class MonitoringMetrics(Collector):
 
 
 def _children(counter: Counter, *values: str) -> dict[str, Counter]:
-    """Create the series of all values of the counter's label, so that all are exported at once."""
+    """Create the series for all values of a counter's label, so that all are exported at once."""
     return {value: counter.labels(value) for value in values}
 
 

@@ -1,4 +1,4 @@
-"""The monitored model: its drift features, its reference from the bundle, its verdicts."""
+"""The monitored model, with its drift features, its reference and the verdicts on windows."""
 
 from typing import Any
 
@@ -82,15 +82,16 @@ class MonitoredModel:
         )
 
     def num_missing_values(self, inputs: NDArray[Any]) -> int:
-        """Count missing values in encoded rows (rows, width), as far as the encoding shows them."""
+        """Return the number of missing values that encoded rows (rows, width) show."""
         num_missing_numbers = int(inputs[:, self._indicators].sum())
         return num_missing_numbers + int((inputs[:, self._codes] == 0).sum())
 
     def judge(self, window: Window, seconds: float) -> dict[str, Any] | None:
-        """Judge a window with the false-alarm budget of `seconds`; None if it is too small.
+        """Return the verdict on a window; None if it is too small.
 
-        Windows share the budget in proportion to their duration, so it holds for any number of
-        windows a day: ten minutes of 30 days have a 4,320th of one false alarm.
+        Its budget of false alarms is that of `seconds`. Windows share one false alarm per 30 days
+        in proportion to their duration, so the budget holds for any number of windows a day: ten
+        minutes have a 4,320th of it.
         """
         assert self.reference is not None
         budget = Budget(false_alarms_per_30_days=1, windows_per_day=_DAY_S / seconds)

@@ -1,4 +1,4 @@
-"""Monitoring thread of one worker: counts traffic, detects drift, stores predictions for feedback.
+"""The monitoring thread of a worker: counts traffic, detects drift, and stores predictions.
 
 It never costs a request its answer. If the queue is full, rows are dropped. If processor time is
 short, rows are sampled. If the disk, the database or the code fails, the failure is counted and
@@ -93,7 +93,7 @@ class TrafficMonitor:
         self._thread = threading.Thread(target=self._work, name="slipway-monitoring", daemon=True)
 
     def start(self, request_log: Path | None = None) -> None:
-        """Start the thread. `request_log` is the folder of the request log, if there is one."""
+        """Start the thread. `request_log` is the folder of the request log; None without one."""
         self._request_log = request_log
         self._thread.start()
 
@@ -144,7 +144,7 @@ class TrafficMonitor:
             self._attempt("refreshing", self._refresh)
 
     def _attempt(self, step: str, work: Callable[[], Any]) -> Any:
-        """Run `work` and return its result, or None if it fails; a failing step is logged once."""
+        """Run `work` and return its result; None if it fails. A failing step is logged once."""
         try:
             result = work()
         except Exception as error:
@@ -200,7 +200,7 @@ class TrafficMonitor:
         return self._aggregator.add_features(model, group, merge)
 
     def _merge(self) -> None:
-        """Merge this worker's traffic into the database, an unfinished earlier part first."""
+        """Merge this worker's traffic into the database, starting with a part left from earlier."""
         models = {key: model for key, model in self._models.items() if model.reference is not None}
         while models or not self._aggregator.is_merged:
             result = self._store.merge(self._aggregator.freeze(), models)
@@ -255,7 +255,7 @@ class TrafficMonitor:
             )
 
     def _measure(self) -> None:
-        """Measure quality after new labels; the first worker to do so stores it for all."""
+        """Measure quality after new labels. The first worker to do so stores the result for all."""
         served = self._current()
         if served is None:
             return

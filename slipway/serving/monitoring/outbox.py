@@ -1,4 +1,4 @@
-"""Predictions and labels on their way from this service to the database of SLIPWAY_DATABASE_URL.
+"""Delivers predictions and labels from this service to the database at SLIPWAY_DATABASE_URL.
 
 They are written to the outbox, a table of the local database, and a thread delivers them. So
 PostgreSQL is never in the way of an answer, and what was accepted survives its faults. A row is
@@ -48,7 +48,7 @@ _WRITES = "a delivery to SLIPWAY_DATABASE_URL"
 
 @dataclass
 class Delivered:
-    """The effects of one delivery on the stored labels."""
+    """The effects of one delivery on the labels in the database."""
 
     num_joined: int = 0
     num_duplicates: int = 0
@@ -94,7 +94,7 @@ def deliver(
 
 
 class Forwarder:
-    """Delivers the outbox of this service; one worker at a time does.
+    """Delivers the outbox of this service to the database; only one worker does so at a time.
 
     `current` returns the model that answers new requests. `report_wrong` is called with the version
     of each model whose prediction a label proved wrong.
@@ -125,7 +125,7 @@ class Forwarder:
         self._thread.start()
 
     def close(self) -> None:
-        """Deliver what is left and end the thread, without waiting for a database that hangs."""
+        """Deliver the rest and end the thread. Does not wait for a database that hangs."""
         self._closing.set()
         self._thread.join(CLOSE_S)
 
@@ -156,7 +156,10 @@ class Forwarder:
         self._outbox.close()
 
     def work_once(self) -> None:
-        """Deliver the outbox, delete old rows, and measure the quality; LockedError if busy."""
+        """Deliver the outbox, delete old rows and measure quality.
+
+        Raises LockedError if another does.
+        """
         with files.lock(self._state / _LOCK, _WRITES):
             while self._deliver_batch():
                 pass
@@ -166,7 +169,7 @@ class Forwarder:
             self._measure()
 
     def _deliver_batch(self) -> bool:
-        """Deliver the oldest entries; return True if there were any."""
+        """Deliver the oldest entries. Returns True if there were any."""
         with self._outbox.transaction() as connection:
             entries = read_outbox(connection, _BATCH_ROWS)
         if not entries:
@@ -192,7 +195,7 @@ class Forwarder:
         return True
 
     def _tidy(self) -> None:
-        """Delete old rows; labels wait as long as predictions, which may come after a fault."""
+        """Delete old rows. Labels are stored as long as predictions, which may arrive late."""
         limits = self._limits
         with self._shared.transaction() as shared:
             num_unknown = delete_old_labels(
@@ -201,7 +204,7 @@ class Forwarder:
         self._metrics.feedback["unknown_request"].inc(num_unknown)
 
     def _measure(self) -> None:
-        """Measure the quality on the labels of all services, for the gauges of this one."""
+        """Measure quality on the labels of all services, for the gauges of this service."""
         served = self._current()
         if served is None:
             return

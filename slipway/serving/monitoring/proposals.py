@@ -1,4 +1,4 @@
-"""Remediation proposals after a drift alarm: figures and commands for a person to run.
+"""Writes a remediation proposal after a drift alarm: figures, and commands for a person to run.
 
 Nothing is trained or deployed automatically.
 """
@@ -16,7 +16,7 @@ _MAX_FEATURES = 10
 
 
 def proposal_path(state: Path, closed: float, model: str) -> Path:
-    """Return the path of a window's proposal, which is the same for every worker."""
+    """Return the path of the proposal for a drift window, which is equal in all workers."""
     moment = f"{datetime.fromtimestamp(closed, UTC):%Y%m%dT%H%M%S.%fZ}"
     return state / PROPOSALS / f"{moment}-{model.partition('/')[0]}.md"
 

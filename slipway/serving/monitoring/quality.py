@@ -1,4 +1,4 @@
-"""Quality measured by feedback on the last labelled items, with intervals.
+"""Measures quality, with intervals, from feedback on the last labelled items.
 
 Callers choose which labels they send, so the quality holds for those rows, not for all traffic.
 """
@@ -45,7 +45,7 @@ def _measure_values(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
 
 
 def _measure_classes(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
-    """Measure over occurring classes only, for speed: macro F1 ignores all others."""
+    """Return metrics over the classes that occur; macro F1 ignores all other classes anyway."""
     if not joined:
         return {}
     names = sorted({str(side) for pair in joined for side in pair})
@@ -57,7 +57,7 @@ def _measure_classes(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
 
 
 def _measure_label_sets(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
-    """Measure over occurring labels only; macro F1 ignores all others."""
+    """Return metrics over the labels that occur; macro F1 ignores all other labels anyway."""
     if not joined:
         return {}
     sets = [[labels_in(str(side)) for side in pair] for pair in joined]

@@ -1,4 +1,4 @@
-"""Queue of answered requests: the event loop offers them, the monitoring thread gathers them."""
+"""Queues answered requests: the event loop adds them, and the monitoring thread takes them."""
 
 import time
 from collections import deque
@@ -18,7 +18,7 @@ RECENT_S = 3.0  # after this time, a gathered request is stored or never will be
 
 @dataclass
 class TrafficGroup:
-    """Requests of one model that were gathered in one round."""
+    """Answered requests of one model, from one call of `TrafficQueue.gather`."""
 
     counts: RowCounts  # counts of all requests, sampled or not
     opened: float  # no request was answered before; seconds since 1970
@@ -59,7 +59,7 @@ class TrafficQueue:
                 self._dropped += sum(len(rows_of(one)) for one in others)
 
     def gather(self) -> tuple[list[TrafficGroup], int]:
-        """Return the requests since the last call by model, and the number of dropped rows."""
+        """Return the requests since the last call, by model, and the number of dropped rows."""
         opened, self._gathered_at = self._gathered_at, time.time()
         num_dropped = self._dropped - self._dropped_gathered
         self._dropped_gathered += num_dropped

@@ -1,4 +1,4 @@
-"""Sampling under load: which requests are monitored in full, and which are only counted.
+"""Samples requests under load: some are monitored in full, the others are only counted.
 
 A request that waits for the monitoring thread holds its pixels, rows and answers: some ten thousand
 bytes that the event loop would otherwise reuse at once. A counted request only leaves a few
@@ -75,7 +75,7 @@ class RowCounts:
         self.num_rows += len(rows)  # last: a larger number announces the rest to the other thread
 
     def add_inputs(self, answered: Sequence[Noted]) -> None:
-        """Hold the inputs of a table model's requests, whose missing values are counted later."""
+        """Store inputs of a table model, whose missing values are counted later."""
         if self.is_table:
             self.inputs.extend(map(inputs_of, answered))
 
@@ -87,7 +87,7 @@ class RowCounts:
         num_outliers: int,
         num_rows: int,
     ) -> None:
-        """Add counts, without inputs."""
+        """Add counts from elsewhere: rows by label and by confidence, but no inputs."""
         self.labels.update(labels)
         self.confidences = [
             mine + its for mine, its in zip(self.confidences, confidences, strict=True)
@@ -103,7 +103,7 @@ def counted(answered: Iterable[Noted]) -> Iterator[Counted]:
 
 
 class RunningCounts:
-    """Totals that the event loop adds to while the monitoring thread reads them.
+    """Counts that the event loop increases while the monitoring thread reads them.
 
     Nothing is ever reset, so no row is counted twice or lost. Rows are counted in blocks, in a
     fraction of the time of counting each one separately. Either thread may count a block; each row
@@ -120,7 +120,7 @@ class RunningCounts:
         self._num_seen = 0  # rows at the last call of `was_added_to`
 
     def add(self, answered: Sequence[Noted]) -> None:
-        """Count requests; called on the event loop."""
+        """Count requests. Called on the event loop."""
         self.totals.add_inputs(answered)
         self._waiting.extend(counted(answered))
         if len(self._waiting) >= _COUNTED_AT_ONCE:
@@ -132,13 +132,13 @@ class RunningCounts:
         return self.totals.num_rows > self._num_rows or bool(self._waiting)
 
     def was_added_to(self) -> bool:
-        """Return True if rows were added since the last call."""
+        """Return True if rows were added since the last call of this method."""
         num_rows = self.totals.num_rows + self._num_direct + len(self._waiting)
         num_seen, self._num_seen = self._num_seen, num_rows
         return num_rows > num_seen
 
     def move_to(self, counts: RowCounts) -> None:
-        """Add the rows that came since the last call to `counts`.
+        """Add the rows counted since the last call to `counts`. Called on the monitoring thread.
 
         Called on the monitoring thread.
         """
@@ -193,7 +193,7 @@ class RequestSampler:
         return [others.pop(place) for place in reversed(places)], others
 
     def adapt(self, num_offered: int, num_used: int) -> None:
-        """Set the rate after a round that was offered `num_offered` rows and used `num_used`."""
+        """Set the sampling rate after a round: `num_used` of `num_offered` rows were processed."""
         if num_offered:
             self._rate = min(1.0, _SPARE * max(num_used, _MIN_ROWS) / num_offered)
         else:
@@ -201,7 +201,7 @@ class RequestSampler:
         self._num_before = self._draw_gap()
 
     def _draw_gap(self) -> int:
-        """Draw the number of requests to skip: geometric, as if each was drawn separately."""
+        """Return a random number of requests to skip, as if each request were drawn separately."""
         rate = self._rate  # the monitoring thread may change it meanwhile
         if rate >= 1.0:
             return 0

@@ -1,4 +1,4 @@
-"""Drift and feedback, as shown by `/status` and the gauges.
+"""Describes drift and feedback for `/status` and the gauges.
 
 Windows are those of `Store.history` that have a verdict, newest first.
 """
@@ -23,7 +23,7 @@ def describe_drift(
     settings: MonitoringSettings,
     state: Path,
 ) -> dict[str, Any]:
-    """Describe the open window, the last verdict, and earlier windows."""
+    """Return the open window, the last verdict and the earlier windows as JSON."""
     return {
         "state": _state(model),
         "model_version": model.version,
@@ -39,7 +39,7 @@ def describe_drift(
 def describe_feedback(
     model: MonitoredModel, windows: Windows, quality: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Describe the quality measured by feedback, and the estimate without labels."""
+    """Return as JSON the quality measured by feedback, and its estimate without labels."""
     return {
         "state": "measured" if quality else "no labels yet",
         "model_version": model.version,
@@ -119,7 +119,7 @@ def _brief(window: dict[str, Any]) -> dict[str, Any]:
 
 
 def _last_proposal(model: MonitoredModel, windows: Windows, state: Path) -> dict[str, Any] | None:
-    """Return the newest proposal that still exists, whichever worker wrote it."""
+    """Return the newest proposal that still exists, written by any worker; None without one."""
     for window in windows:
         path = proposal_path(state, window["closed"], model.key)
         if window["has_proposal"] and path.exists():

@@ -1,4 +1,4 @@
-"""Database access of monitoring: shared drift windows, predictions, labels and measured quality.
+"""The monitoring database: shared drift windows, predictions, labels and measured quality.
 
 Each worker's rows are merged exactly once: a part has a sequence number, which the transaction that
 merges it stores. So a part whose result was lost is not merged twice. A worker that finds a window
@@ -43,7 +43,7 @@ _MAX_QUALITIES = 50  # number of models whose measured quality is kept
 
 @dataclass
 class Part:
-    """Traffic that one worker collected since its last merged part."""
+    """The traffic that one worker collected since its last merge."""
 
     sequence: int
     windows: dict[str, Window] = field(default_factory=dict)  # windows by model key
@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True)
 class ClosedWindow:
-    """A judged window; one too small to judge stays open (`drifted` is None)."""
+    """A closed drift window. `drifted` is None if it has too few rows to judge."""
 
     model: str
     num_rows: int
@@ -97,7 +97,7 @@ class Store:
         self._database.close()
 
     def merge(self, part: Part, models: Mapping[str, MonitoredModel]) -> MergeResult:
-        """Merge a part unless it was merged before, join labels, close full or old windows."""
+        """Merge a part, unless it was merged before; join labels, and close full or old windows."""
         result, started = MergeResult(), time.thread_time()
         with self._database.transaction() as connection:
             now = time.time()  # inside the transaction: no other worker writes
@@ -127,7 +127,7 @@ class Store:
         return result
 
     def add_feedback(self, items: Sequence[FeedbackItem]) -> list[FeedbackResult]:
-        """Store all labels or none.
+        """Store all labels, or none if one cannot be stored.
 
         Raises ItemNeededError for one that does not name its item, and OutboxFullError if too many
         labels wait for the database of several services.
@@ -204,7 +204,7 @@ class Store:
             return joined_labels(connection, model, max_rows)
 
     def quality(self, model: str) -> tuple[dict[str, Any] | None, float | None]:
-        """Return the last measured quality, and the time of a later joined label, if any."""
+        """Return the last measured quality, and the time of a label joined later, if any."""
         with self._database.transaction() as connection:
             found = connection.execute(
                 "SELECT content, latest FROM quality WHERE model = ?", (model,)
@@ -228,7 +228,7 @@ class Store:
             )
 
     def num_waiting(self) -> int | None:
-        """Return the rows that wait for the database of several services; None without one."""
+        """Return the number of rows that wait for the shared database; None without one."""
         if not self._limits.database_url:
             return None
         with self._database.transaction() as connection:
@@ -338,7 +338,7 @@ def _merge_window(
 def _close(
     connection: sqlite3.Connection, window_id: int, now: float, drifted: bool | None, judgement: str
 ) -> None:
-    """Close a window. A proposal is due when drift begins, and once a day while it lasts."""
+    """Close a window. A proposal becomes due when drift begins, and daily while it lasts."""
     (model,) = connection.execute("SELECT model FROM windows WHERE id = ?", (window_id,)).fetchone()
     previous = connection.execute(
         "SELECT drifted FROM windows WHERE model = ? AND drifted IS NOT NULL "

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over HTTP, in addition to `/predict`.
+"""Serves the Open Inference Protocol, version 2, over HTTP, in addition to `/predict`.
 
 https://github.com/kserve/open-inference-protocol, with Triton's binary tensors.
 """

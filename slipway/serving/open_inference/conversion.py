@@ -1,4 +1,4 @@
-"""Converts tensors to the payload of `/predict`, and its answer to tensors.
+"""Converts tensors to the payload of `/predict`, and its response to tensors.
 
 The protocol is another format of the same requests: every request is handled like `/predict`. N is
 the number of images, rows or texts of a request.
@@ -127,7 +127,7 @@ def is_quickly_read(num_bytes: int, head_length: int | None, manifest: Bundle) -
 
 
 def is_quickly_written(answer: dict[str, Any], manifest: Bundle) -> bool:
-    """Return True if the event loop can convert an answer without delaying other requests."""
+    """Return True if the event loop can convert a response without delaying other requests."""
     num_items = len(answer.get("predictions", "1"))
     return num_items * (len(manifest.output.labels) + _VALUES_BESIDE) <= _INLINE_VALUES
 
@@ -147,7 +147,7 @@ def as_payload(request: InferRequest, manifest: Bundle, max_items: int, max_rows
 def as_outputs(
     answer: dict[str, Any], request: InferRequest, manifest: Bundle
 ) -> list[tuple[Tensor, bool]]:
-    """Convert an answer of `/predict` to the outputs that a request wants.
+    """Convert a response of `/predict` to the outputs that a request names.
 
     Each is a tensor, with True if it is sent as bytes. Raises Refusal for an unknown output.
     """

@@ -1,4 +1,4 @@
-"""The HTTP routes of the Open Inference Protocol: `/v2`, health, metadata and `infer`.
+"""Adds the routes of the Open Inference Protocol: `/v2`, health, metadata and `infer`.
 
 There is one model, SLIPWAY_MODEL_NAME, in one version at a time: the model that answers `/predict`.
 """
@@ -137,7 +137,7 @@ class WorkerThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Call `work` on the thread, unless the caller is cancelled before that.
+        """Run `work` on the thread and return its result, unless the caller is cancelled first.
 
         Raises Refusal if too many calls wait.
         """
@@ -216,7 +216,7 @@ class _Protocol:
         self._name = worker.settings.model_name
 
     async def refuse_path(self, request: Request) -> Response:
-        """Refuse a path of another model, or one that the protocol lacks."""
+        """Raise Refusal for a path of another model, or one that the protocol does not have."""
         parts = request.path.strip("/").split("/")[1:]
         name = parts[1] if parts[:1] == ["models"] and len(parts) > 1 else self._name
         if name != self._name:
@@ -231,9 +231,10 @@ class _Protocol:
         )
 
     def of_model(self, handler: Callable[[Request, ServedModel], Awaitable[Response]]) -> Handler:
-        """Return a handler that passes the served model on. Raises Refusal for another version.
+        """Return a handler that calls `handler` with the served model.
 
-        The path may also contain the version in the decimal form of the statistics.
+        Raises Refusal for another version. The path may also contain the version in the decimal
+        form of the statistics.
         """
 
         async def answer(request: Request) -> Response:
@@ -320,7 +321,7 @@ class _Protocol:
         return await predict_within_deadline(self._worker, request, read(), encode)
 
     async def _convert_on_thread(self, convert: Callable[[], Payload]) -> Payload:
-        """Convert a large request, and count it as expired if its deadline passes meanwhile."""
+        """Convert a large request on the thread. Counts it as expired if its deadline passes."""
         try:
             return await self._thread.run(convert)
         except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""Requests and responses of `infer`: a JSON head, followed by the tensors sent as bytes."""
+"""Parses and builds the messages of `infer`: JSON, followed by the tensors sent as bytes."""
 
 import json
 import math
@@ -83,7 +83,7 @@ _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",",
 
 @dataclass(frozen=True)
 class RequestedOutput:
-    """An output that a request names, and the form in which it is sent."""
+    """An output that a request names, and the format in which to send it."""
 
     name: str
     is_binary: bool
@@ -92,7 +92,7 @@ class RequestedOutput:
 
 @dataclass(frozen=True)
 class InferRequest:
-    """A parsed inference request: its input tensors, and the outputs that it wants."""
+    """A parsed inference request: its input tensors, and the requested outputs."""
 
     id: str | None
     inputs: list[Tensor]
@@ -177,7 +177,7 @@ def response(
 
 
 def _list(values: list[Any]) -> str:
-    """Encode a long list as JSON in pieces.
+    """Encode a long list as JSON in pieces, so that other threads run between them.
 
     The encoder holds Python's lock during each call, which would block other threads.
     """
@@ -237,7 +237,7 @@ def _shape(found: Any, field: str) -> tuple[int, ...]:
 
 
 def _require_possible(shape: tuple[int, ...], max_values: int, field: str) -> None:
-    """Refuse shapes of too many values.
+    """Raise Refusal for a shape with too many values.
 
     A size of 0 counts as 1: numpy multiplies the other sizes even then, and may overflow.
     """
@@ -250,7 +250,7 @@ def _require_possible(shape: tuple[int, ...], max_values: int, field: str) -> No
 
 
 def _requested_outputs(content: Any, is_binary: bool) -> list[RequestedOutput] | None:
-    """Parse the list of requested outputs. None means all outputs.
+    """Parse the list of requested outputs. Returns None if it is missing: all are requested.
 
     Each output may appear only once, which limits the size of the response.
     """

@@ -1,4 +1,4 @@
-"""The statistics of the predictions in Triton's format, from the service's own metrics."""
+"""Summarizes the predictions in Triton's statistics format, from the service's metrics."""
 
 from collections import defaultdict
 from collections.abc import Iterable

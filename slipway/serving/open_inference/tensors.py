@@ -1,4 +1,4 @@
-"""One named tensor of a request or a response, as JSON or as bytes."""
+"""Parses and encodes one named tensor of a request or a response, as JSON or as bytes."""
 
 import base64
 import binascii
@@ -48,7 +48,7 @@ class Tensor:
 
 
 def mismatch(message: str, field: str) -> Refusal:
-    """Create the refusal of a tensor that does not match its own description or the model's."""
+    """Return the refusal of a tensor that contradicts its own description or the model's."""
     return Refusal("tensor_mismatch", f"{field}: {message}", field=field)
 
 
@@ -101,7 +101,7 @@ def to_json(tensor: Tensor) -> list[Any]:
 
 
 def to_bytes(tensor: Tensor) -> bytes:
-    """Return the values as binary data of the protocol, in C order."""
+    """Return the values as bytes of the protocol, in C order."""
     if tensor.datatype == BYTES:
         return b"".join(
             len(element).to_bytes(_LENGTH_BYTES, "little") + element
@@ -111,7 +111,7 @@ def to_bytes(tensor: Tensor) -> bytes:
 
 
 def from_base64(element: bytes, field: str) -> bytes:
-    """Decode an image of a JSON tensor. Raises Refusal if it is not base64."""
+    """Decode the base64 of an image in a JSON tensor. Raises Refusal if it is invalid."""
     try:
         return base64.b64decode(element, validate=True)
     except binascii.Error as error:

@@ -1,1 +1,1 @@
-"""The page at `/`: HTML, scripts and texts as files. An extension of the service."""
+"""Serves the page at `/`, with its scripts and texts, as an extension of the service."""

@@ -1,4 +1,4 @@
-"""The files of the page, read once: the start page in each language, and the files it loads.
+"""Reads the page's files once, and renders the start page in each language.
 
 Their path changes with their content, so browsers may cache them. They contain nothing about the
 model and are open to everybody: the scripts call the service with the caller's key.
