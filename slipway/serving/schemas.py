@@ -1,4 +1,4 @@
-"""JSON Schemas and descriptions of inputs and answers, derived from a bundle's contracts.
+"""Builds JSON Schemas and descriptions of inputs and responses from a bundle's contracts.
 
 `/model`, the page at `/` and the OpenAPI document use them. Schemas follow OpenAPI 3.0. Fitted
 statistics that only the network needs (means, scales, quantiles) are left out.
@@ -94,7 +94,7 @@ class InputApi(Protocol):
         """Return arguments of curl that send an example request."""
 
     def example_bodies(self, bundle: LoadedBundle, most: int) -> tuple[list[bytes], str]:
-        """Return at most `most` example bodies for the load test, and a text on their origin."""
+        """Return at most `most` example bodies for the load test, and a text about their origin."""
 
 
 def input_api(contract: InputContract) -> InputApi:
@@ -233,7 +233,7 @@ def schema_of(model: Any) -> dict[str, Any]:
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode one (height, width, channels) image."""
+    """Encode one image, (height, width, channels) uint8, as PNG."""
     stream = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(stream, "PNG")
     return stream.getvalue()

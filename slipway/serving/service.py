@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _served_bundle(settings: Settings) -> Path:
-    """Return the path of the bundle that the service would serve if it started now.
+    """Return the path of the bundle that the service would serve if it were started now.
 
     If that cannot be determined, returns SLIPWAY_BUNDLE: a worker reports the reason when it loads
     the model.
@@ -114,7 +114,7 @@ class WrappedService(Service[Any]):  # type: ignore[misc]
 
     @labels.setter
     def labels(self, _: dict[str, str]) -> None:
-        """Ignore the empty mapping that BentoML sets when it creates a service."""
+        """Ignore the empty mapping that BentoML assigns when it creates a service."""
 
     @property
     def doc(self) -> str:
@@ -200,7 +200,7 @@ class Slipway:
 
     @bentoml.on_startup  # type: ignore[untyped-decorator]
     async def start(self) -> None:
-        """Start to load the model."""
+        """Start to load the model in the background."""
         from slipway.serving.process.worker_process import set_up_worker_process
 
         set_up_worker_process(worker())

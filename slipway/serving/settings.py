@@ -1,4 +1,4 @@
-"""Settings of the service: environment variables SLIPWAY_*, typed and validated all at once.
+"""Reads the service's settings, the environment variables SLIPWAY_*, and validates them.
 
 Each extension declares its own settings in a SettingsSection. An unknown SLIPWAY_ variable is
 refused, with the most similar name; a variable of an extension that is not installed is ignored.
@@ -101,7 +101,7 @@ AnySection = TypeVar("AnySection", bound=SettingsSection)
 
 
 class Settings(SettingsSection):
-    """The settings of the core, and in `sections` those of the extensions."""
+    """The settings of the core; `sections` has those of the extensions."""
 
     bundle: RootedPath = Path("artifacts/bundle")
     certificate: RootedPath = Path("artifacts/certificate.json")
@@ -153,7 +153,7 @@ class Settings(SettingsSection):
         return self.num_threads or max(1, num_cores() // self.workers)
 
     def model_options(self) -> ModelOptions:
-        """Return the settings that concern loading the model: paths, runtime, threads, signers."""
+        """Return the settings for loading a model: paths, runtime, threads and signers."""
         return ModelOptions(
             bundle=self.bundle,
             certificate=self.certificate,
@@ -172,7 +172,7 @@ class Settings(SettingsSection):
 
 
 def variables_of(kind: type[SettingsSection]) -> dict[str, str]:
-    """Return the names of a section's fields, by environment variable."""
+    """Return the names of a section's fields by their environment variables."""
     return {f"{PREFIX}{name.upper()}": name for name in kind.model_fields if name != "sections"}
 
 

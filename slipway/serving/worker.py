@@ -1,4 +1,4 @@
-"""The model of one worker: loads it, swaps it, and answers requests with it.
+"""The model of one worker process: loads it, replaces it, and predicts with it.
 
 If the model cannot be served, the process stays up, is not ready, and reports the reason. So
 operators see the reason instead of a crash loop.
@@ -45,19 +45,22 @@ LOADING = "the model is being loaded and warmed up"
 
 
 class ModelRouter(Protocol):
-    """Routes a fraction of the requests to a second model. An extension sets ModelWorker.router."""
+    """Routes a fraction of the requests to a second model; an extension sets ModelWorker.router."""
 
     live: LiveModel  # the other model
 
     async def predict(
         self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskModel
     ) -> dict[str, Any]:
-        """Return the answer of one of the two models. `stable` returns the current stable model."""
+        """Return the prediction of one of the two models for a request.
+
+        `stable` returns the current stable model.
+        """
 
     async def explain(
         self, request_id: str, stable: Callable[[], LiveModel], explain_with: AskModel
     ) -> dict[str, Any]:
-        """Return the explanation by the model that `predict` uses for this request id."""
+        """Return the explanation by the model that `predict` selects for this request id."""
 
 
 class ModelWorker:
@@ -105,7 +108,7 @@ class ModelWorker:
 
     @property
     def model(self) -> ServedModel | None:
-        """The model that answers new requests; None if there is none."""
+        """The model for new requests; None if there is none."""
         return self._live.model if self._live else None
 
     def start(self) -> None:
@@ -128,7 +131,7 @@ class ModelWorker:
                 raise asyncio.CancelledError
 
     def drain(self) -> None:
-        """Report that this worker is not ready, and continue to answer."""
+        """Report this worker as not ready, but continue to serve requests."""
         self.is_draining = True
         self.metrics.not_ready()
 
@@ -155,17 +158,17 @@ class ModelWorker:
         self.metrics.close()
 
     async def swap(self, model: ServedModel) -> None:
-        """Replace the model. Requests in flight finish on the former one; none is lost."""
+        """Replace the model. Requests in flight finish on the old model; none is lost."""
         await self.take_over(self.make_live(model, "stable"))
 
     def make_live(self, model: ServedModel, slot: str) -> LiveModel:
-        """Create a LiveModel, with a decoder and a queue. It receives no requests yet."""
+        """Return a LiveModel, with a decoder and a queue, that receives no requests yet."""
         from slipway.serving.models.live_model import LiveModel  # lazily, as in `_load`
 
         return LiveModel(model, self.settings.max_rows, self._on_batch, slot)
 
     async def take_over(self, live: LiveModel) -> None:
-        """Make a LiveModel the served model, and retire the former one."""
+        """Serve a LiveModel from now on, and retire the model before it."""
         before, self._live = self._live, live
         live.slot = "stable"
         model = live.model
@@ -218,7 +221,10 @@ class ModelWorker:
         return info
 
     def report_wrong_answer(self, model_version: str) -> None:
-        """Report to all extensions that a label contradicts this model's answer. Thread-safe."""
+        """Report to all extensions that a label contradicts this model's prediction.
+
+        Thread-safe.
+        """
         for hooks in self.hooks.values():
             if hooks.on_wrong_answer:
                 hooks.on_wrong_answer(model_version)
@@ -259,7 +265,7 @@ class ModelWorker:
         )
 
     def refused_unread(self, refusal: Refusal, request_id: str) -> None:
-        """Count a request that was refused before it was read, and report it to the extensions."""
+        """Count a request refused before its body was read, and report it to the extensions."""
         self.metrics.refused(refusal.code)
         self.metrics.answered("other", refusal.status)
         if trace := self.new_trace({}):
@@ -276,16 +282,16 @@ class ModelWorker:
         return Place(self.admission)
 
     async def predict(self, payload: Payload, request_id: str) -> dict[str, Any]:
-        """Admit one request and return its answer. Raises Refusal."""
+        """Admit a request, and return its prediction. Raises Refusal."""
         with self.admit() as place:
             return await self.predict_inside(place, payload, request_id)
 
     def predict_inside(
         self, place: Place, payload: Payload, request_id: str, trace: RequestTrace | None = None
     ) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Return the answer to an admitted request, from the model that the router selects.
+        """Return the prediction for an admitted request, from the model that the router selects.
 
-        Raises Refusal if there is no answer. `trace` receives the stages of the request.
+        Raises Refusal if there is no prediction. `trace` receives the stages of the request.
         """
         if input_kind(payload.kind).takes_files:  # rows are counted once decoded
             place.has(len(payload.items))
@@ -305,7 +311,7 @@ class ModelWorker:
         request_id: str,
         trace: RequestTrace | None,
     ) -> dict[str, Any]:
-        """Return the answer of the model `live`. Raises Refusal if there is none.
+        """Return the prediction of the model `live`. Raises Refusal if there is none.
 
         A request that is cancelled before its first batch counts as expired.
         """
@@ -385,7 +391,7 @@ class ModelWorker:
         return further
 
     def _shed(self, num_kept: int) -> None:
-        """Refuse waiting rows so that about `num_kept` stay.
+        """Refuse waiting rows, so that about `num_kept` rows stay in the queues.
 
         The stable model and a candidate have a queue each; both lose the same fraction.
         """

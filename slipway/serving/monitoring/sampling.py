@@ -138,7 +138,7 @@ class RunningCounts:
         return num_rows > num_seen
 
     def move_to(self, counts: RowCounts) -> None:
-        """Add the rows counted since the last call to `counts`. Called on the monitoring thread.
+        """Add the rows counted since the last call to `counts`.
 
         Called on the monitoring thread.
         """

@@ -1,4 +1,4 @@
-"""Processes of the service: safe start, supervisor, worker set-up, operators' port, bento.
+"""Sets up the service's processes: start checks, supervisor, workers, operators' port, bento.
 
 Independent of requests.
 """

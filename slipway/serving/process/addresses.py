@@ -52,7 +52,7 @@ def require_loopback(host: str, *, has_authentication: bool) -> None:
 
 
 def require_free(host: str, port: int, hint: str) -> None:
-    """Raise SettingsError if the address is in use or invalid; `hint` is the remedy."""
+    """Raise SettingsError if the address is in use or invalid; `hint` is the fix in the message."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()

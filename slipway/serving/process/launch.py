@@ -32,7 +32,7 @@ def launch(host: str, port: int, options: Sequence[str]) -> NoReturn:
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """Read lines of NAME=VALUE as shells, systemd and containers do. Raises SettingsError."""
+    """Read NAME=VALUE lines, as shells, systemd and containers do. Raises SettingsError."""
     found = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

@@ -1,4 +1,4 @@
-"""A second port for operators: metrics, rollouts and the API description answer only there.
+"""A second port for operators, the only one with metrics, rollouts and the API description.
 
 Every worker listens on it with SO_REUSEPORT, and the kernel chooses one, which does not matter: the
 figures cover all workers. Its connections have limits of their own, so callers cannot crowd
@@ -20,7 +20,7 @@ _GRACE_S = 5  # time for requests in flight when the worker ends
 
 
 class _SecondServer(uvicorn.Server):
-    """A uvicorn server without signal handlers: the main server of the process has them."""
+    """A uvicorn server without signal handlers, because the process's main server has them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,12 +48,12 @@ class OperatorPort:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Listen and answer. Raises OSError if the port is taken."""
+        """Start to listen and to serve requests. Raises OSError if the port is taken."""
         listener = _shared_listener(self._settings.admin_host, self._settings.admin_port)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def close(self) -> None:
-        """Finish requests in flight, and stop."""
+        """Finish the requests in flight, and close the port."""
         if self._task:
             self._server.should_exit = True
             await self._task

@@ -1,4 +1,4 @@
-"""Work outside the request path: a bounded queue with a thread, and a log of lines based on it.
+"""Runs work outside the request path: a bounded queue with a thread, and a log based on it.
 
 Neither ever costs a request its answer. Items that do not fit into the queue are dropped, items
 that cannot be delivered have failed, and both are counted. A killed worker loses the items in its
@@ -93,10 +93,11 @@ class Outbox(Generic[Item]):
 
 
 class LineLog(Generic[Item]):
-    """Writes items to a folder of segment files, on a thread. `encode` makes lines of an item.
+    """Writes items as lines to a folder of segment files, on a thread.
 
-    `count` receives the number of lines by outcome: logged, dropped or failed. Log messages name
-    the items `what`. Segments older than `max_age_s` seconds are removed.
+    `encode` makes lines of an item. `count` receives the number of lines by outcome: logged,
+    dropped or failed. Log messages name the items `what`. Segments older than `max_age_s` seconds
+    are removed.
     """
 
     def __init__(
@@ -141,7 +142,10 @@ class LineLog(Generic[Item]):
         return not self._is_failing
 
     def _chunks(self, taken: list[Item]) -> Iterator[list[bytes]]:
-        """Yield lines to write at once; count those too large for a segment or not encodable."""
+        """Yield lists of lines to write at once.
+
+        Count lines too large for a segment, and bad items.
+        """
         max_bytes = min(_CHUNK_BYTES, self._writer.segment_bytes // 4)
         chunk: list[bytes] = []
         num_bytes = 0

@@ -1,4 +1,4 @@
-"""Rebuilds Slipway's wheel from the files of the installed package, for the bento of a project.
+"""Rebuilds Slipway's wheel from the installed package, for the bento of a project.
 
 An installation does not keep its wheel. Its RECORD (PyPA's "Recording installed projects") lists
 each file with its SHA-256, so the same installation gives the same bytes, and an altered one fails.
@@ -60,7 +60,7 @@ def _record(installed: Distribution) -> list[list[str]]:
 
 
 def _recorded_files(installed: Distribution) -> dict[str, tuple[str, str]]:
-    """Return digest and size of each file of the wheel by its name, sorted; metadata comes last."""
+    """Return (digest, size) of each file of the wheel by its name, sorted, metadata last."""
     found = {}
     for name, digest, size in _record(installed):
         top, _, rest = name.partition("/")
@@ -71,7 +71,7 @@ def _recorded_files(installed: Distribution) -> dict[str, tuple[str, str]]:
 
 
 def _archive(installed: Distribution, recorded: dict[str, tuple[str, str]], record: str) -> bytes:
-    """Build the wheel in memory, with a fixed order, times and modes, so that bytes are equal."""
+    """Return the wheel's bytes; fixed order, times and modes make them reproducible."""
     memory, text = io.BytesIO(), io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,4 +1,4 @@
-"""Checks a project before `bentoml build`: a bento may contain only a model that can be served.
+"""Checks a project before `bentoml build`, so that a bento contains only a servable model.
 
 A bento contains the files of the project's own folder, regardless of SLIPWAY_ variables. So these
 files are checked.
@@ -36,7 +36,10 @@ _CODE = Path(__file__).parents[3]  # the folder that holds `slipway`
 
 
 def bento_labels(root: Path = ROOT) -> dict[str, str]:
-    """Return the labels of the project's bento. Raises SlipwayError if it may not be built."""
+    """Return the labels of the project's bento.
+
+    Raises SlipwayError if the bento may not be built.
+    """
     bundle_root, certificate_path, engine = (
         root / Settings.model_fields[name].default for name in ("bundle", "certificate", "engine")
     )
@@ -62,7 +65,7 @@ def bento_labels(root: Path = ROOT) -> dict[str, str]:
 
 
 def write_build_files(root: Path = ROOT) -> None:
-    """Write the files that bentofile.yaml copies from `build/`: our wheel, locks, the image.
+    """Write the files that bentofile.yaml copies from `build/`: Slipway's wheel, locks, the image.
 
     A clone does not need them. Raises what `write_own_wheel` raises.
     """

@@ -22,7 +22,7 @@ _MAX_RETRIES = 100
 
 
 class Supervisor(circus.Arbiter):
-    """BentoML's circus arbiter without the faults that this module's docstring lists."""
+    """Replaces BentoML's circus arbiter, without the faults listed at the top of this module."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Supervisor(circus.Arbiter):
             signal.signal(number, self._on_signal)
 
     def manage_watchers(self) -> Any:
-        """Check for dead workers; skip the check if circus is busy."""
+        """Restart dead workers; do nothing if circus is busy."""
         try:
             return super().manage_watchers()
         except ConflictError:

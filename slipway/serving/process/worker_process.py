@@ -1,4 +1,4 @@
-"""The set-up of a worker process: interpreter, memory, and draining on SIGTERM.
+"""Sets up a worker process: garbage collection, thread switching, and draining on SIGTERM.
 
 *Garbage collection.* A full collection visits all modules and the model, some hundred thousand
 objects, and blocks all answers for 50 to 100 ms. So all objects that exist after loading the model
@@ -34,7 +34,10 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 
 
 def set_up_worker_process(worker: ModelWorker) -> None:
-    """Set up interpreter, memory and signals. Call it on the event loop before loading a model."""
+    """Set up interpreter, memory and signals.
+
+    Call it on the event loop before a model is loaded.
+    """
     server = server_process()
     if server is not None:  # else a killed server leaves its workers on the port
         end_with(server)

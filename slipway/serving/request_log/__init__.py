@@ -1,4 +1,4 @@
-"""Logs requests for the next data set, sampled and within a budget of disk space.
+"""Logs sampled requests for the next data set, with limited disk space.
 
 `slipway/traffic/` chooses rows from the log.
 """

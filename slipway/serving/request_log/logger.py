@@ -1,4 +1,4 @@
-"""Logs requests and answers outside the request path.
+"""Logs requests and their predictions, outside the request path.
 
 Off unless SLIPWAY_REQUEST_LOG_DIRECTORY is set. A request is dropped if the queue is full, and
 failed if the disk refuses it; both are counted.
@@ -74,7 +74,7 @@ class RequestLogger:
                 self._log.put((moment, full), full.payload.num_bytes + full.inputs.nbytes)
 
     def close(self) -> None:
-        """Write the queued requests and end the thread, without waiting for a disk that hangs."""
+        """Write the queued requests and end the thread. Does not wait for a disk that hangs."""
         self._log.close()
 
 

@@ -1,4 +1,4 @@
-"""Payloads of requests, from HTTP bodies to network inputs: reading, validation, decoding.
+"""Reads, validates and decodes the payloads of requests, from HTTP body to network input.
 
 It does not run the model.
 """

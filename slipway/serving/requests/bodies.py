@@ -1,4 +1,4 @@
-"""Reads the body of a request: encoded images, a form of images, or the JSON of table rows.
+"""Reads the body of a request: an image, a form of images, or the JSON of rows or texts.
 
 An image is the body itself, or a file of a multipart form. A body may be compressed with gzip or
 deflate; limits count its bytes before and after. Bodies that are too large, other content types,
@@ -109,7 +109,7 @@ async def receive_images(
 
 
 def _nothing() -> None:
-    """Do nothing: the default of `require_room`, which admits every request."""
+    """Do nothing. The default of `require_room`, which then admits every request."""
 
 
 async def read_json(
@@ -118,7 +118,10 @@ async def read_json(
     accepted: str = ACCEPTED_ROWS,
     require_room: Callable[[], None] = _nothing,
 ) -> bytes:
-    """Return the JSON text of a request. Raises Refusal, with `accepted`, for another type."""
+    """Return the JSON text of a request.
+
+    Raises Refusal, which names `accepted`, for other types.
+    """
     media_type, options = _parsed_content_type(request.headers.get(b"content-type"))
     if media_type != JSON:
         is_image = media_type.startswith(b"image/") or media_type in (
@@ -141,7 +144,10 @@ async def read_json(
 async def read_body(
     request: Request, max_bytes: int, require_room: Callable[[], None] = _nothing
 ) -> bytes:
-    """Return the whole body, of at most `max_bytes`. Bad headers are refused before any byte."""
+    """Return the whole body of at most `max_bytes`.
+
+    Raises Refusal for bad headers before reading.
+    """
     first, receive = await _receive_first(request, max_bytes, require_room)
     if receive is None:
         return first

@@ -1,4 +1,4 @@
-"""Decodes images to network inputs. Large ones are decoded on threads, off the event loop.
+"""Decodes images to network inputs; large images on threads, off the event loop.
 
 `slipway.inputs.images` decodes them, as in training. If a request is cancelled because its deadline
 passed, its waiting images are cancelled too.
@@ -40,11 +40,14 @@ class Decoder(Protocol):
     """Decodes payloads to network inputs. Each kind of input has its own decoder."""
 
     async def decode(self, *items: bytes) -> Decoded:
-        """Decode the items of a payload. Raises Refusal, which names the first bad item's rule."""
+        """Decode the items of a payload.
+
+        Raises Refusal, which names the rule that the first bad item broke.
+        """
         ...
 
     def reader(self, items: Sequence[bytes]) -> Callable[[], NDArray[Any]] | None:
-        """Return a function that decodes a small payload on any thread; None for a large one."""
+        """Return a function, for any thread, that decodes a small payload; None for a large one."""
         ...
 
     def close(self) -> None:
@@ -101,7 +104,7 @@ class ImageDecoder:
 
 
 def _cancel(pixels: asyncio.Future[NDArray[np.uint8]]) -> None:
-    """Cancel a decoding. If it already failed, mark its exception as retrieved for asyncio."""
+    """Cancel a decoding. If it failed already, keep asyncio from logging its exception."""
     if not pixels.cancel() and not pixels.cancelled():
         pixels.exception()
 

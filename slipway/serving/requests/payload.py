@@ -1,4 +1,4 @@
-"""The undecoded payload of one request: encoded images, or the rows of a table as JSON."""
+"""The payload of one request before decoding: encoded images, or rows as JSON."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Payload:
         return sum(map(len, self.items))
 
     def as_request(self) -> tuple[str, bytes]:
-        """Encode the payload as an HTTP request again. Returns its content type and body."""
+        """Return the payload as an HTTP request: its content type and body."""
         kind = input_kind(self.kind)
         if not kind.takes_files:
             return kind.content_type, self.items[0]

@@ -1,7 +1,8 @@
-"""Decodes JSON rows, of a table or of texts, to network inputs, checked by the bundle's contract.
+"""Decodes JSON rows, of a table or of texts, to network inputs, and checks them.
 
-One pass finds all bad cells of a request; the error shows the first by row and column, and counts
-the others. A request with a bad row is refused as a whole: none of its rows reaches the model.
+The bundle's contract defines the checks. One pass finds all bad cells of a request; the error shows
+the first by row and column, and counts the others. A request with a bad row is refused as a whole:
+none of its rows reaches the model.
 """
 
 import asyncio
@@ -140,7 +141,7 @@ class TextDecoder(JsonDecoder[TextContract]):
 
 
 def cell_faults(row: Mapping[str, Any], contract: ColumnContract) -> Iterator[CellError]:
-    """Yield all faults of a row: unknown columns first, then cells in the contract's order."""
+    """Yield all errors in a row: unknown columns first, then cells in the contract's order."""
     for name in row:
         if name not in contract.accepted:
             try:
@@ -165,7 +166,7 @@ def _too_large(
 
 
 def refusal(faults: list[tuple[int, CellError]], is_list: bool) -> Refusal:
-    """Return the refusal for the first fault by row and column, which also lists some others."""
+    """Return the refusal for the first error by row and column, which also lists some others."""
     places = [
         f"rows[{position}].{fault.column}" if is_list else fault.column
         for position, fault in faults

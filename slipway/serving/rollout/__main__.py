@@ -33,7 +33,7 @@ _NICENESS = 10
 
 @quiet_when_unread()
 def main(arguments: list[str]) -> None:
-    """Run one command. A refusal is one line on stderr and exit code 1."""
+    """Run one command. A refusal is printed in one line on stderr, with exit code 1."""
     options = _parser().parse_args(arguments)
     os.nice(_NICENESS)  # it shares the cores with the service
     run_command(lambda: _run(options, read_settings()))

@@ -1,4 +1,4 @@
-"""Canary in one worker: routes a share of live requests to the candidate model.
+"""Routes a fraction of one worker's live requests to the candidate model of a canary.
 
 The request id decides which model answers: the draw is a pure function of the id, so all workers
 agree. If the candidate fails a request, the stable model answers it; the caller only waits a little
@@ -88,7 +88,7 @@ def _map_shared(path: Path) -> mmap.mmap:
 
 
 class _RoutedRequest(NamedTuple):
-    """A request, with the canary's share and latency bound at the time of its draw."""
+    """A request, with the canary's share and latency limit when its model was drawn."""
 
     is_evidence: bool
     share: float
@@ -116,13 +116,13 @@ class Canary:
         self._seen_ids = seen_ids
 
     def is_chosen(self, request_id: str) -> bool:
-        """Return True if the candidate is the first to answer this request."""
+        """Return True if the candidate is drawn to answer this request."""
         return is_chosen(request_id, self.share, self._salt)
 
     async def predict(
         self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskOne
     ) -> dict[str, Any]:
-        """Return the answer of the candidate or the stable model, as the draw decides.
+        """Return the prediction of the candidate or of the stable model, as the draw decides.
 
         `stable` returns the current stable model.
         """
@@ -183,7 +183,7 @@ class Canary:
         stable: Callable[[], LiveModel],
         predict_with: AskOne,
     ) -> dict[str, Any]:
-        """Answer with the stable model, and count the failure if that model can answer."""
+        """Predict with the stable model, and count the candidate's failure if that succeeds."""
         seconds = request.seconds
         is_counted = failed = _is_model_fault(failure)
         try:
@@ -213,7 +213,7 @@ class Canary:
 
 
 def _is_model_fault(refusal: Refusal) -> bool:
-    """Return True if the model is to blame for the failure, and not the caller.
+    """Return True if the model caused the failure, and not the caller.
 
     A failure of the user's transform counts as one of the model that it belongs to, even if its
     status blames the caller.

@@ -1,4 +1,4 @@
-"""`slipway rollout cluster`: a canary of two Deployments on Kubernetes.
+"""`slipway rollout cluster`: a canary between two Deployments on Kubernetes.
 
 The steps and decisions are those of a canary on one machine (slipway/serving/rollout/decision.py).
 The counts come from Prometheus, and `kubectl` sets the weights of an HTTPRoute. SLIPWAY_STATE is a
@@ -41,7 +41,7 @@ _WEIGHTS = 1000  # sum of the weights of both models
 
 
 class ClusterCounts(Contract):
-    """The content of `cluster.json`: the evidence of one candidate so far."""
+    """The content of `cluster.json`: the requests and events counted so far for one candidate."""
 
     format_version: Literal[1]
     candidate: int  # id of the candidate that was counted
@@ -51,7 +51,7 @@ class ClusterCounts(Contract):
 
 @dataclass(frozen=True)
 class Cluster:
-    """The two Deployments, as Prometheus and `kubectl` reach them."""
+    """The two Deployments, and the addresses of Prometheus and `kubectl` for them."""
 
     namespace: str
     route: str  # name of the HTTPRoute
@@ -60,7 +60,10 @@ class Cluster:
     prometheus: str  # URL
 
     def counters(self) -> dict[str, float]:
-        """Return the answered predictions of each pod, route and status, by its labels as JSON."""
+        """Return the number of predictions by pod, route and status.
+
+        The keys are labels as JSON.
+        """
         found = self._query("slipway_requests_total", f'route=~"{_ROUTES}"')
         return {json.dumps(labels, sort_keys=True): value for labels, value in found}
 
@@ -70,7 +73,10 @@ class Cluster:
         return {labels["model_version"] for labels, _ in found if labels["job"] == job}
 
     def set_share(self, share: float) -> None:
-        """Set the candidate's share of the requests; RolloutError with the reason of `kubectl`."""
+        """Set the candidate's share of the requests.
+
+        Raises RolloutError with the reason of `kubectl`.
+        """
         weight = round(_WEIGHTS * share)
         patch: list[dict[str, Any]] = []
         for place, (name, value) in enumerate(
@@ -165,7 +171,7 @@ def count(before: ClusterCounts, values: Mapping[str, float], job: str, share: f
 
 
 def _propose(state: Path, cluster: Cluster, plan: RolloutPlan, author: Author, now: float) -> None:
-    """Propose the version that the candidate's Deployment serves, or continue with it."""
+    """Propose the version that the candidate's Deployment serves, or continue its rollout."""
     if any(report.is_alive for report in read_reports(state)):
         raise RolloutError(
             f"a service follows {state}, expected a folder of this command only. Set "
@@ -210,7 +216,7 @@ def _propose(state: Path, cluster: Cluster, plan: RolloutPlan, author: Author, n
 
 
 def _advance(state: Path, cluster: Cluster, now: float) -> Rollout:
-    """Read the counters, and take the next decision."""
+    """Read the counters, decide the next step, and return the new state."""
     rollout = read_rollout(state)
     candidate = rollout.candidate
     if candidate is None:  # `abort` or `promote` ended it
@@ -249,7 +255,7 @@ def _advance(state: Path, cluster: Cluster, now: float) -> Rollout:
 
 
 def _read_counts(state: Path, candidate: int, values: Mapping[str, float]) -> ClusterCounts:
-    """Return the counts so far; those of a new candidate begin with the present values."""
+    """Return the counts of `candidate` so far; for a new one, start from the present values."""
     path = state / FILE
     if path.exists():
         fix = "Remove it: the evidence of the candidate begins again."

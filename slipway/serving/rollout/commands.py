@@ -1,4 +1,4 @@
-"""Commands of operators: deploy, shadow, canary, promote, abort, rollback, reset.
+"""The commands of a rollout: deploy, shadow, canary, promote, abort, rollback, reset.
 
 `python -m slipway.serving.rollout` and `POST /rollout` run them. They use SLIPWAY_STATE, and
 SLIPWAY_DATABASE_URL if several services share the rollout. They verify and copy a model and write
@@ -108,7 +108,7 @@ def propose(
 
 
 def promote(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
-    """Make the candidate the stable model now, without waiting for more evidence.
+    """Make the candidate the stable model now, without further evidence.
 
     Every worker has a canary in memory already. A shadow is loaded again, with all threads. Raises
     GateMissedError if a shadow missed its quality gates.
@@ -133,7 +133,7 @@ def promote(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
 
 
 def abort(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
-    """End the candidate in any mode. The stable model continues to serve."""
+    """End the candidate's rollout, in any mode. The stable model continues to serve."""
     with _shared_command(settings.state):
         rollout = read_rollout(settings.state)
         if rollout.candidate is None:
@@ -199,7 +199,7 @@ def rollback(
 
 
 def reset(settings: Settings, author: Author = _UNKNOWN) -> Rollout:
-    """Return to SLIPWAY_BUNDLE, and clear the history."""
+    """Return to the model of SLIPWAY_BUNDLE, and clear the list of events."""
     with _shared_command(settings.state):
         _require_idle(read_rollout(settings.state))
         return _put(
@@ -214,7 +214,7 @@ BY_NAME = {"promote": promote, "abort": abort, "reset": reset}
 
 
 def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
-    """Wait until no candidate is being prepared and every worker serves the stable model.
+    """Wait until no candidate is loading and every worker serves the stable model.
 
     Returns the state, and the reports of the workers that do not serve it.
     """
@@ -240,7 +240,7 @@ def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
 
 @contextmanager
 def _shared_command(state: Path) -> Iterator[None]:
-    """Run one command at a time, on the newest state if several services share it."""
+    """Run a command under a lock, on the newest state if several services share the rollout."""
     with command_lock(state):
         follow(state, is_locked=True)
         yield
@@ -300,7 +300,7 @@ def _copy_of_stable(settings: Settings, alive: list[Report]) -> Model | None:
 
 
 def _candidate(rollout: Rollout, mode: Mode, model: Model | None, **fields: object) -> Candidate:
-    """Create a candidate with a unique id and a secret salt."""
+    """Return a new candidate with a unique id and a secret salt."""
     defaults = {"replaces": None, "allowed": Allowed(), "plan": RolloutPlan()}
     new = {
         "id": rollout.revision + 1,
@@ -357,7 +357,7 @@ def _end(settings: Settings, candidate: Candidate, author: Author) -> Rollout:
 
 
 def _stable_names(settings: Settings, rollout: Rollout) -> list[str]:
-    """Return the names that the stable model has in commands.
+    """Return the names by which commands may refer to the stable model.
 
     They are its version and the name of its folder, or else SLIPWAY_BUNDLE and the versions of it
     that workers serve.
@@ -384,7 +384,7 @@ def _ended_lately(rollout: Rollout, now: float) -> Event | None:
 
 
 def _describe_last(rollout: Rollout, version: str | None = None) -> str:
-    """Describe the last event in a sentence with a leading space, for the end of a message.
+    """Describe the last event in a sentence, with a leading space, to append to a message.
 
     With `version`, only events of that version count. Returns "" if there is none.
     """

@@ -12,7 +12,7 @@ from slipway.serving.rollout.state import Allowed, RolloutError
 
 
 def require_successor(candidate: Bundle, stable: Bundle, allowed: Allowed) -> None:
-    """Raise RolloutError with every reason why `candidate` may not replace `stable`."""
+    """Raise RolloutError unless `candidate` may replace `stable`; the message has every reason."""
     if candidate.input.kind != stable.input.kind:
         raise RolloutError(
             f"the input of the candidate is {candidate.input.kind}, expected {stable.input.kind} "
@@ -30,7 +30,7 @@ def require_successor(candidate: Bundle, stable: Bundle, allowed: Allowed) -> No
 
 
 def explained_disagreement(candidate: Bundle, stable: Bundle) -> float:
-    """Return the fraction of answers that can differ if both models are as good as their metrics.
+    """Return the fraction of differing predictions that both models' error rates can explain.
 
     Both agree where both are right, so the fraction is the sum of their error rates, at the lower
     ends of the intervals. It is at most one half, because a larger one would hide any difference.

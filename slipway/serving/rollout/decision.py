@@ -20,7 +20,7 @@ MIN_LATENCIES = 200  # fewest latencies of the stable model that yield a bound
 
 
 def decide(rollout: Rollout, reports: Sequence[Report], now: float) -> Rollout:
-    """Return the next state of the rollout; `rollout` itself if nothing has to change.
+    """Return the next state of the rollout, or `rollout` itself if nothing has to change.
 
     `now` is in seconds since 1970.
     """

@@ -1,4 +1,4 @@
-"""Counts of a candidate's requests, and the decision to roll it back.
+"""Counts the outcomes of a candidate's requests, and decides whether to roll it back.
 
 Each worker counts its own requests and writes the counts to its report. The test uses the sum over
 all workers, including those that stopped or died. All methods are thread-safe and do not block.
@@ -20,7 +20,7 @@ _NUM_LATENCIES = 1024
 
 
 class Counts(Contract):
-    """Counts of one worker, or sums over several. Pairs are (candidate, stable model)."""
+    """The counts of one worker, or their sums over workers, as pairs (candidate, stable model)."""
 
     events: dict[str, dict[str, tuple[int, int]]]  # pairs by event, then by share as text
     requests: tuple[int, int]  # requests that were answered or failed
@@ -28,12 +28,12 @@ class Counts(Contract):
     fault: str  # the candidate's first invalid answer; empty if there was none
 
     def of(self, event: str) -> EventCounts:
-        """Return the counts of one event, by the candidate's share at the time."""
+        """Return the counts of one event, by the share that the candidate had at the time."""
         return {float(share): pair for share, pair in self.events.get(event, {}).items()}
 
     @property
     def disagreements(self) -> tuple[int, int]:
-        """Count shadowed requests: those with another answer or none, and those that agree."""
+        """Return how many shadowed requests differ or have no prediction, and how many agree."""
         return self.shadowed["differs"] + self.shadowed["failed"], self.shadowed["agrees"]
 
 
@@ -67,7 +67,7 @@ def log_evidences(counts: Counts, disagreement: float) -> dict[str, float]:
 
 
 def rollback_reason(counts: Counts, candidate: Candidate, disagreement: float) -> str:
-    """Return the reason to roll the candidate back, as a clause; "" if there is none."""
+    """Return the reason for rolling the candidate back, as a clause; "" if there is none."""
     if counts.fault:
         return counts.fault
     reasons = {
@@ -95,7 +95,7 @@ def _figures(counts: Counts, test: str) -> str:
 
 
 class Evidence:
-    """Counts the outcomes of a candidate's rollout in one worker. Thread-safe."""
+    """Counts the outcomes of a candidate's requests in one worker. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -106,7 +106,7 @@ class Evidence:
         self._latencies: deque[float] = deque(maxlen=_NUM_LATENCIES)  # the stable model's, in s
 
     def request(self, *, of_candidate: bool, seconds: float) -> None:
-        """Count a request that one of the models answered or failed."""
+        """Count a request to one of the two models, with its duration."""
         with self._lock:
             self._requests[not of_candidate] += 1
             if not of_candidate:

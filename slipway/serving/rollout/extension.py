@@ -65,7 +65,7 @@ class Proposal(Contract):
 
 
 class Order(Contract):
-    """A command without arguments."""
+    """The body of a command that has no arguments."""
 
     command: Literal["promote", "abort", "reset"]
     reason: Reason = ""
@@ -107,7 +107,10 @@ class _CommandThread:
         self._last: Future[None] | None = None
 
     async def run(self, command: Proposal | Order | Rollback, caller: str | None) -> None:
-        """Run a command. Raises SlipwayError or OSError; LockedError while another one runs."""
+        """Run a command on the thread.
+
+        Raises SlipwayError or OSError; LockedError if one is running.
+        """
         if self._last is not None and not self._last.done():
             raise LockedError(
                 "this worker is still running another command. "

@@ -1,4 +1,4 @@
-"""Changes the rollout's state, and records each change in the history.
+"""Changes the rollout's state, and records every change in the history.
 
 The history is SLIPWAY_STATE/history.jsonl, or with SLIPWAY_DATABASE_URL a table that all services
 share (slipway/serving/rollout/records/). `slipway/loop/history.py` prints it.
@@ -58,7 +58,7 @@ class Author(NamedTuple):
 def change_rollout(
     folder: Path, change: Callable[[Rollout], Rollout], *, is_shared: bool = True
 ) -> Rollout:
-    """Apply `change` to the state under a lock. Returns the new state.
+    """Apply `change` to the state while it is locked. Returns the new state.
 
     If the state differs, it is written and its new events are added to the history. If the history
     cannot be written, this is only logged, and the next change adds the missing entries. Raises
@@ -85,7 +85,7 @@ def change_rollout(
 
 
 def return_alone(folder: Path, decision: Callable[[Rollout], Rollout]) -> Rollout | None:
-    """Return from a candidate in this service while the database is down.
+    """End the candidate in this service alone, while the shared database is down.
 
     Does nothing, and returns None, unless `decision` ends the candidate against it. The end waits
     for the database, and then holds for all services.
@@ -108,7 +108,7 @@ def return_alone(folder: Path, decision: Callable[[Rollout], Rollout]) -> Rollou
 
 
 def record_served(folder: Path, version: str, bundle: Path, certificate: Path) -> None:
-    """Record in the history that the workers serve SLIPWAY_BUNDLE in this version.
+    """Record in the history that the workers serve this version of SLIPWAY_BUNDLE.
 
     Does nothing if the last entry says so already.
     """
@@ -131,7 +131,7 @@ def record_served(folder: Path, version: str, bundle: Path, certificate: Path) -
 
 
 def _record_events(folder: Path, rollout: Rollout) -> None:
-    """Append the events of the state that the history lacks.
+    """Append the events of the state that are missing from the history.
 
     These may include events of a process that was killed before it could record them.
     """
@@ -143,7 +143,7 @@ def _record_events(folder: Path, rollout: Rollout) -> None:
 
 
 def _append(path: Path, drafts: Sequence[Draft]) -> None:
-    """Append entries after the last complete line, with their numbers and the chain of digests."""
+    """Append entries after the last complete line, with their numbers and chained digests."""
     if not drafts:
         return
     before = complete_lines(path)

@@ -1,4 +1,4 @@
-"""Reconciles one worker with the desired rollout state.
+"""Makes one worker match the desired rollout state, which it polls every 250 ms.
 
 Each worker polls the state every 250 ms, loads and swaps models, routes canary traffic, and reports
 its progress. This happens outside the request path: if it fails, the stable model continues to
@@ -101,7 +101,7 @@ class RolloutMetrics:
         )
 
     def log(self, event: Event) -> None:
-        """Log an event of a rollout and count its outcome; called in one worker only."""
+        """Log an event of a rollout, and count its outcome. Called in only one of the workers."""
         if event.what in self._swaps:
             self._swaps[event.what].inc()
         level = logging.ERROR if event.what in ("refused", "rolled_back") else logging.INFO
@@ -117,7 +117,7 @@ class RolloutMetrics:
 
 @dataclass
 class _Trial:
-    """The candidate as this worker runs it: its phase, its model and its evidence."""
+    """The candidate in this worker: its phase, its model and its evidence."""
 
     candidate: Candidate
     phase: Phase = "preparing"
@@ -130,7 +130,7 @@ class _Trial:
 
 
 def follow_at_start(state: Path) -> None:
-    """Copy the state that several services share; without the database, the last copy counts."""
+    """Copy the shared state of several services. Without the database, use the last copy."""
     try:
         follow(state)
     except (SlipwayError, OSError) as error:
@@ -195,12 +195,12 @@ class RolloutReconciler:
         }
 
     def start(self) -> None:
-        """Start to poll the state, unless the service is the one of the verify stage."""
+        """Start to poll the state. The service that the verify stage starts does not poll."""
         if not self._settings.accept_draft:
             self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Free the candidate in this worker, and report that the worker stops in order."""
+        """Free the candidate, and report that this worker stops as intended."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -220,7 +220,7 @@ class RolloutReconciler:
                 )
 
     def note_wrong(self, model_version: str) -> None:
-        """Count that feedback showed a wrong answer of `model_version`. Any thread may call it.
+        """Count a wrong prediction of `model_version`, shown by feedback. Any thread may call it.
 
         Feedback counts with the candidate's current share, not with that at the time of the
         request. The current share is at least as large, which favours the candidate.
@@ -238,7 +238,7 @@ class RolloutReconciler:
         return describe(read_rollout(self._state_folder), read_reports(self._state_folder))
 
     async def reconcile(self) -> None:
-        """Read the desired state once, and change this worker to match it."""
+        """Read the desired state once, and change this worker accordingly."""
         if self._has_changed():
             try:
                 self._rollout = await asyncio.to_thread(read_rollout, self._state_folder)
@@ -445,7 +445,7 @@ class RolloutReconciler:
         return await asyncio.to_thread(load_model, settings, certified)
 
     def _route(self, trial: _Trial, candidate: Candidate) -> None:
-        """Send the candidate its share of requests (canary), or copies of requests (shadow)."""
+        """Route requests (canary) or copies of requests (shadow) to the candidate, by its share."""
         trial.candidate = candidate
         if candidate.phase != "running" or trial.live is None:
             return
@@ -471,7 +471,7 @@ class RolloutReconciler:
         self._canary = self._worker.router = canary
 
     async def _drop(self) -> None:
-        """Stop new requests to the candidate, wait for its current ones, and free it."""
+        """Send the candidate no more requests, wait for those in flight, and free it."""
         trial, self._trial = self._trial, None
         self._route_to(None)
         self._metrics.candidate_share.set(0)

@@ -1,4 +1,4 @@
-"""Loads a new model once in a separate process, so that a runtime crash does not harm a worker.
+"""Loads a new model once in a child process, so that a crash of its runtime harms no worker.
 
 `python -m slipway.serving.rollout.rehearsal BUNDLE CERTIFICATE ENGINE` verifies every file, warms
 up each batch size and predicts the golden rows, as a worker does, with the SLIPWAY_ settings of its
@@ -24,7 +24,7 @@ _MAX_CHARACTERS = 2000  # most characters of stderr in the error
 
 
 def rehearse(settings: Settings) -> None:
-    """Load the model in a child process. Raises RolloutError with its stderr or its signal."""
+    """Load the model in a child process. Raises RolloutError with its stderr or its end signal."""
     paths = map(str, (settings.bundle, settings.certificate, settings.engine))
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Reports of workers, and the status of the rollout derived from them.
+"""The workers' reports on a rollout, and the status that is derived from them.
 
 Each worker writes its own file, SLIPWAY_STATE/rollout.d/PROCESS-STARTED.json. Commands read these
 files to see the model that each worker serves. Workers read them to sum the candidate's counts, and
@@ -76,12 +76,12 @@ def process_started(process: int) -> int:
 
 
 def seen_ids_path(state: Path, candidate: int) -> Path:
-    """Return the path of the file with the request ids that a canary has seen."""
+    """Return the path of the file with the request ids that the candidate's canary has seen."""
     return state / FOLDER / f"{candidate}{SEEN_IDS_SUFFIX}"
 
 
 def write_report(state: Path, report: Report) -> None:
-    """Write a worker's report, in place of its last one."""
+    """Write a worker's report, which replaces its previous one."""
     path = state / FOLDER / f"{report.process}-{report.started}.json"
     files.write_json(path, report.model_dump(mode="json"))
 
@@ -95,7 +95,7 @@ def write_others(state: Path, reports: list[Report]) -> None:
 
 
 def read_reports(state: Path) -> list[Report]:
-    """Return the reports of all workers, those of other services and stopped ones included."""
+    """Return the reports of all workers, including stopped ones and those of other services."""
     try:
         others = REPORTS.validate_json((state / OTHERS).read_bytes())
     except (OSError, ValidationError):
@@ -104,7 +104,7 @@ def read_reports(state: Path) -> list[Report]:
 
 
 def read_own_reports(state: Path) -> list[Report]:
-    """Return the reports of all workers of this service, stopped ones included.
+    """Return the reports of all workers of this service, including stopped ones.
 
     Skips files that another version wrote or that were removed meanwhile.
     """
@@ -131,7 +131,7 @@ def remove_old_reports(state: Path, candidate: int | None) -> None:
 
 
 def allowed_disagreement(reports: Sequence[Report]) -> float:
-    """Return the fraction of answers that may differ from the stable model's, in [0, 1].
+    """Return the fraction of predictions that may differ from the stable model's, in [0, 1].
 
     It is the largest fraction that any of the workers reports, or 1 without reports.
     """
@@ -193,5 +193,5 @@ def _describe_candidate(candidate: Candidate, reports: Sequence[Report]) -> dict
 
 
 def iso(moment: float) -> str:
-    """Format a time in seconds since 1970 as UTC in ISO 8601."""
+    """Format seconds since 1970 as a UTC time in ISO 8601."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

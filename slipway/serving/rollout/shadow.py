@@ -1,4 +1,4 @@
-"""Shadow: the candidate answers copies of live requests, and its agreement is counted.
+"""Sends copies of live requests to the candidate, and counts how often the predictions agree.
 
 Callers do not notice. A copy is made after the caller's answer is known, and waits in a short queue
 for one low-priority thread; if the queue is full, it is dropped. No error here reaches a request.
@@ -38,7 +38,7 @@ _NICENESS = 19
 
 
 def lower_priority() -> None:
-    """Give this thread, and threads that it starts, the lowest priority. There is no way back.
+    """Give this thread, and the threads that it starts, the lowest priority, permanently.
 
     Only Linux has a priority for each thread; on other systems this does nothing.
     """
@@ -93,7 +93,7 @@ class Shadow:
                     self._record("dropped")
 
     def close(self) -> None:
-        """End the thread and discard the waiting copies."""
+        """End the thread and drop the waiting copies."""
         self._is_closing = True
         with contextlib.suppress(queue.Full):  # if full, the thread is awake and sees the flag
             self._waiting.put_nowait(None)
@@ -139,7 +139,7 @@ class Shadow:
         return answered.inputs
 
     def _run(self, inputs: NDArray[Any]) -> Answers:
-        """Run the candidate on inputs (rows, ...), in batches of at most its largest size."""
+        """Run the candidate on inputs (rows, ...), in batches up to its maximum size."""
         size, run = self._live.model.max_batch_size, self._live.model.run
         parts = [run(inputs[start : start + size]) for start in range(0, len(inputs), size)]
         return Answers(*(np.concatenate(part) for part in zip(*parts, strict=True)))

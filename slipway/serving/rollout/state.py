@@ -1,4 +1,4 @@
-"""Desired state of the rollout, in SLIPWAY_STATE/rollout.json. Every worker reconciles with it.
+"""The desired state of the rollout, in SLIPWAY_STATE/rollout.json.
 
 Only slipway/serving/rollout/history.py and records/ change the file. With SLIPWAY_DATABASE_URL it
 is a copy of the state that several services share. A file in an unknown format is refused.
@@ -46,7 +46,7 @@ class Model(Contract):
 
 
 class Allowed(Contract):
-    """The differences from the stable model that the operator allows."""
+    """Differences from the stable model that the operator accepts."""
 
     # Other labels, or inputs that callers of the stable model do not send.
     other_contract: bool = False
@@ -111,7 +111,7 @@ EventKind = Literal["proposed", "swapped", "refused", "rolled_back", "promoted",
 
 
 class Event(Contract):
-    """An event in the history of rollouts, such as a promotion: what, which model, and why."""
+    """An event of a rollout, such as a promotion: kind, model and reason."""
 
     number: int
     time: float  # seconds since 1970
@@ -136,7 +136,7 @@ class Rollout(Contract):
     num_logged: int = Field(alias="num_told")  # events that a worker has counted and logged
 
     def with_event(self, what: EventKind, model: str, reason: str, by: str = "") -> "Rollout":
-        """Return a copy with one more event."""
+        """Return a copy of the state with one more event."""
         event = Event(
             number=self.num_events + 1,
             time=time.time(),
@@ -148,7 +148,7 @@ class Rollout(Contract):
         return self.changed(events=[*self.events, event][-MAX_EVENTS:], num_events=event.number)
 
     def changed(self, **changes: object) -> "Rollout":
-        """Return a validated copy with changed fields."""
+        """Return a validated copy of the state with changed fields."""
         return self.model_validate(dict(self) | changes)
 
     def ended(self, what: Outcome, reason: str, by: str = "") -> "Rollout":
@@ -194,7 +194,7 @@ def name_of(model: Model | None) -> str:
 
 
 def read_rollout(folder: Path) -> Rollout:
-    """Read the state in `folder`, EMPTY without a file. Raises RolloutError if it is invalid."""
+    """Read the state in `folder`; EMPTY without a file. Raises RolloutError if it is invalid."""
     path = folder / FILE
     fix = "Correct it, or remove it to serve SLIPWAY_BUNDLE."
     try:
@@ -207,14 +207,14 @@ def read_rollout(folder: Path) -> Rollout:
 
 
 def write_rollout(folder: Path, rollout: Rollout) -> None:
-    """Write the state into `folder`, readable by its owner only; within `state_lock`."""
+    """Write the state into `folder`, readable by its owner only. Call it within `state_lock`."""
     text = files.canonical_json(rollout.model_dump(mode="json", by_alias=True))
     files.write_text(folder / FILE, text, files.PRIVATE)  # because of the secret salt
 
 
 @contextmanager
 def state_lock(folder: Path) -> Iterator[None]:
-    """Let one thread of one process at a time change the files of the rollout in `folder`.
+    """Let only one thread at a time, over all processes, change the rollout's files in `folder`.
 
     Raises LockedError if another one holds the lock for seconds.
     """

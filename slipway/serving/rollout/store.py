@@ -1,4 +1,4 @@
-"""Copies of rolled-out models: SLIPWAY_STATE/models/VERSION-SEAL with bundle, certificate, engine.
+"""Copies rolled-out models to SLIPWAY_STATE/models, with bundle, certificate and engine.
 
 The service only loads copies of rolled-out models, so a `dvc repro` that rewrites artifacts/ cannot
 change the files of a worker that restarts. A copy contains only files whose digest was verified,
@@ -28,12 +28,12 @@ _threads = threading.Lock()  # the file lock excludes other processes only
 
 
 def copy_folder(state: Path, model: Model) -> Path:
-    """Return the folder in SLIPWAY_STATE with a rolled-out model's copy."""
+    """Return the folder in SLIPWAY_STATE that holds the copy of a rolled-out model."""
     return state / "models" / model.folder
 
 
 def rehearsal_mark(state: Path, model: Model) -> Path:
-    """Return the path of an empty file that marks a copy as loaded once with success."""
+    """Return the path of the empty file that marks a copy as loaded once successfully."""
     return copy_folder(state, model) / "tried"
 
 

@@ -1,4 +1,4 @@
-"""Turns requests that ended into spans, on a thread.
+"""Makes spans of completed requests, on a thread, and exports them.
 
 The SDK's own spans take 20 µs each on the event loop, and its queue does not count what it drops.
 So a request costs the event loop only its ids, and the thread makes the finished spans.
@@ -37,7 +37,7 @@ _DRAWS = 1 << _DRAW_BITS
 
 
 class _Traced(NamedTuple):
-    """A sampled request with its ids, as hex digits."""
+    """A sampled request, with its trace and span ids as hex digits."""
 
     trace_id: str
     span_id: str
@@ -77,11 +77,11 @@ class Tracer:
         )
 
     def samples(self, headers: Headers) -> bool:
-        """Return True if an arriving request begins a trace, or may continue the caller's."""
+        """Return True if a request starts a trace, or may continue the trace of its caller."""
         return getrandbits(_DRAW_BITS) < self._bound or b"traceparent" in headers
 
     def note(self, exchange: Exchange, headers: Headers) -> tuple[tuple[str, str], ...]:
-        """Trace a request for which `samples` was True. Returns its `traceparent`."""
+        """Trace a request for which `samples` returned True. Returns its header `traceparent`."""
         header, parent_id = headers.get(b"traceparent"), None
         if parent := _read_parent(header):
             trace_id, parent_id, is_sampled = parent
@@ -100,7 +100,7 @@ class Tracer:
         return (("traceparent", f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"),)
 
     def close(self) -> None:
-        """Export the queued requests, without waiting for a collector that is down."""
+        """Export the queued requests, without waiting for a collector that does not respond."""
         if self._is_failing:
             self._exporter.shutdown()
             self._outbox.close()
@@ -140,7 +140,7 @@ class Tracer:
         return is_exported
 
     def _spans(self, traced: _Traced, offset: int) -> list[ReadableSpan]:
-        """Return the spans of the request and its stages; `offset` is the clock's, in ns."""
+        """Return the spans of a request and its stages; `offset` makes times Unix times, in ns."""
         exchange, trace = traced.exchange, traced.exchange.trace
         found = {
             "http.request.method": exchange.method[:_METHOD_CHARACTERS],
@@ -184,7 +184,10 @@ class Tracer:
 
 
 def _read_parent(header: bytes | None) -> tuple[str, str, bool] | None:
-    """Return trace id, span id and True if the caller samples; None without valid `traceparent`."""
+    """Parse `traceparent`: trace id, span id, and True if the caller samples.
+
+    Returns None if it is invalid.
+    """
     found = _PARENT.fullmatch(header) if header else None
     if not found:
         return None

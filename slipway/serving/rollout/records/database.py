@@ -1,4 +1,4 @@
-"""The rollout and its history in the PostgreSQL database of SLIPWAY_DATABASE_URL.
+"""Stores the rollout and its history in PostgreSQL, for all services on SLIPWAY_DATABASE_URL.
 
 All services on one database follow one rollout. A change of its state and the entries of its events
 are one transaction, so no event is lost or recorded twice, and the chain of entries has one end.
@@ -65,7 +65,7 @@ LOST_S = 60.0  # after this time without a report, the history says that the ser
 
 
 class LocalEnd(Contract):
-    """A candidate that this service returned while the database was down."""
+    """A candidate whose rollout this service ended while the database was down."""
 
     candidate: int  # id of the candidate
     what: Literal["refused", "rolled_back"]
@@ -74,14 +74,14 @@ class LocalEnd(Contract):
 
 
 class WaitingEntry(Contract):
-    """An entry of the history that waits for the database; because of `key` it is added once."""
+    """A history entry that waits for the database; its `key` prevents that it is added twice."""
 
     key: str
     draft: dict[str, Any]
 
 
 class Waiting(Contract):
-    """The content of `rollout.waiting.json`."""
+    """The content of `rollout.waiting.json`: entries and ends that wait for the database."""
 
     format_version: Literal[1]
     entries: list[WaitingEntry]
@@ -90,7 +90,7 @@ class Waiting(Contract):
 
 @dataclass(frozen=True)
 class Recorded:
-    """A history that was read as a whole."""
+    """The complete history, as `read_recorded` returns it."""
 
     lines: list[bytes]
     entries: list[Entry]
@@ -108,7 +108,7 @@ def service_name(folder: Path) -> str:
 
 
 def read_waiting(folder: Path) -> Waiting:
-    """Return what waits for the database; RolloutError if the file is damaged."""
+    """Return the entries that wait for the database. Raises RolloutError for a damaged file."""
     path = folder / WAITING
     try:
         payload = path.read_bytes()
@@ -140,7 +140,7 @@ def shared_transaction(url: str) -> Iterator[SqlConnection]:
 
 
 def change_shared(folder: Path, url: str, change: Callable[[Rollout], Rollout]) -> Rollout:
-    """Apply `change` to the shared state, with its entries, and return the new state."""
+    """Apply `change` to the shared state, and record its events. Returns the new state."""
     with shared_transaction(url) as connection:
         after, waiting = apply(connection, folder, change)
     settle(folder, after, waiting)
@@ -150,9 +150,9 @@ def change_shared(folder: Path, url: str, change: Callable[[Rollout], Rollout]) 
 def apply(
     connection: SqlConnection, folder: Path, change: Callable[[Rollout], Rollout]
 ) -> tuple[Rollout, Waiting]:
-    """Add what waits, apply `change`, and record the events; return the state and what was added.
+    """Add the waiting entries, apply `change`, and record its events.
 
-    After the commit, call `settle`.
+    Returns the new state, and the entries that waited. After the commit, call `settle`.
     """
     waiting = read_waiting(folder)
     stored = stored_rollout(connection)
@@ -172,7 +172,7 @@ def apply(
 
 
 def settle(folder: Path, rollout: Rollout, waiting: Waiting) -> None:
-    """After a commit: copy the state to `rollout.json`, and drop what waited for it.
+    """Copy the committed state to `rollout.json`, and drop the waiting entries that were added.
 
     A state whose models are not here yet is copied by the follower, which gets them.
     """
@@ -188,12 +188,12 @@ def settle(folder: Path, rollout: Rollout, waiting: Waiting) -> None:
 
 
 def missing_models(folder: Path, rollout: Rollout) -> set[str]:
-    """Return the folders of the state's models of which this service has no copy."""
+    """Return the folders of models in the state that this service has no copy of."""
     return {name for name in rollout.folders if not (folder / "models" / name).exists()}
 
 
 def _with_end(rollout: Rollout, end: LocalEnd | None) -> Rollout:
-    """Return the state in which a candidate ended that this service returned on its own."""
+    """Return the state after a candidate ended because this service ended it alone."""
     if end is None or rollout.candidate is None or rollout.candidate.id != end.candidate:
         return rollout
     after = rollout.ended(end.what, end.reason)
@@ -220,7 +220,7 @@ def _store(connection: SqlConnection, rollout: Rollout) -> None:
 
 
 def _adopted(connection: SqlConnection, folder: Path, stored: Rollout | None) -> Rollout:
-    """Begin with the state and history of the first service that has one."""
+    """Return the shared state; without one, start it from this service's state and history."""
     own = read_rollout(folder)
     if stored is not None and own.revision == 0:
         return stored
@@ -259,7 +259,7 @@ def append(connection: SqlConnection, drafts: Sequence[tuple[str, Draft]]) -> No
 
 
 def _append_once(connection: SqlConnection, key: str, draft: Draft) -> None:
-    """Append an entry that waited, unless it joined before or says nothing new."""
+    """Append an entry that waited, unless it is in the history already or says nothing new."""
     found = connection.execute("SELECT 1 FROM history WHERE key = ?", (key,)).fetchone()
     if found is not None:
         return
@@ -277,7 +277,7 @@ def _append_once(connection: SqlConnection, key: str, draft: Draft) -> None:
 
 
 def read_recorded(folder: Path) -> Recorded:
-    """Read the history: that of SLIPWAY_DATABASE_URL if it is set, else that of SLIPWAY_STATE.
+    """Read the whole history, from SLIPWAY_DATABASE_URL if it is set, else from SLIPWAY_STATE.
 
     Raises RolloutError for the first line that breaks the chain of digests, and UnavailableError if
     the database is down.
@@ -340,7 +340,7 @@ def _others(
     now: float,
     rows: Sequence[tuple[str, float, str | None, str]],
 ) -> list[Report]:
-    """Return the other services' reports; note and remove services that are lost.
+    """Return the other services' reports. Records and removes services that stopped reporting.
 
     Reports about the candidate stay: its evidence needs them.
     """
@@ -374,7 +374,7 @@ def _append_stop(
 def _append_return(
     connection: SqlConnection, rollout: Rollout, name: str, model: str, stable: Served | None
 ) -> None:
-    """Record that a service reports again after it counted as lost; it served `stable` then."""
+    """Record that a service reports again after it counted as lost; it then served `stable`."""
     if stable is None or stable.version != model:
         stable = Served(version=model)
     draft = service_draft(rollout, "started", name, model, time.time(), "it reports again")
@@ -384,7 +384,7 @@ def _append_return(
 def service_draft(
     rollout: Rollout, what: str, service: str, model: str, moment: float, reason: str
 ) -> dict[str, Any]:
-    """Return an entry about a service, without `stable`; `service` is "" for a local history."""
+    """Return an entry about a service, without its `stable`; `service` is "" in a local history."""
     candidate = rollout.candidate
     return {
         "event": None,

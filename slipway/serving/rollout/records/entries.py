@@ -1,4 +1,4 @@
-"""Entries of the history: JSON lines, each with the SHA-256 of the line before it.
+"""The entries of the history: JSON lines, each with the SHA-256 of the line before it.
 
 This chain reveals if a line was changed, removed or inserted. It does not reveal missing lines at
 the end, or a history that was written again as a whole: to detect these, keep the digest of the
@@ -56,7 +56,7 @@ class Entry(Contract):
 
 
 def chained(drafts: Iterable[Draft], number: int, last: bytes) -> Iterator[bytes]:
-    """Yield the lines of entries after line `number`, whose bytes are `last`.
+    """Yield the lines for new entries, chained to line `number`, whose bytes are `last`.
 
     For the first entry of a history these are 0 and b"".
     """
@@ -71,7 +71,7 @@ def chained(drafts: Iterable[Draft], number: int, last: bytes) -> Iterator[bytes
 
 
 def parse_lines(lines: Iterable[bytes], source: object) -> list[Entry]:
-    """Return the entries of all lines; RolloutError names the first one that breaks the chain."""
+    """Parse all lines. Raises RolloutError, which names the first line that breaks the chain."""
     entries: list[Entry] = []
     previous = ""
     for number, line in enumerate(lines, start=1):
@@ -98,12 +98,12 @@ def read_history(path: Path) -> list[Entry]:
 
 
 def entry_at(entries: Sequence[Entry], moment: float) -> Entry | None:
-    """Return the last entry up to `moment`, in seconds since 1970; None if all are later."""
+    """Return the last entry at or before `moment` (seconds since 1970); None if all are later."""
     return next((entry for entry in reversed(entries) if entry.time <= moment), None)
 
 
 def in_time(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries by time if several services wrote them, else as they are.
+    """Return entries in order of time if several services wrote them; else in the given order.
 
     An entry that waited for the database stands behind later ones in the chain. In the history of
     one service the order of the chain counts, because its clock may jump.
@@ -114,7 +114,7 @@ def in_time(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def serving_at(entries: Sequence[Entry]) -> dict[str, str]:
-    """Return the version that each running service serves after the last of `entries`, by name.
+    """Return the version that each running service serves after the given entries, by its name.
 
     Args:
         entries: entries of a shared history, by time.
@@ -131,7 +131,7 @@ def serving_at(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """Return all lines of the history that were written to their end."""
+    """Return all complete lines of the history file."""
     try:
         return path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def complete_lines(path: Path) -> list[bytes]:
 def drafts_of(
     folder: Path, rollout: Rollout, new: Sequence[Event], stable: Served | None
 ) -> list[Draft]:
-    """Return an entry for each new event, the latest of `rollout`.
+    """Return an entry for each of the `new` latest events of `rollout`.
 
     Args:
         folder: the folder with the copies of the models.
@@ -172,7 +172,7 @@ def _served_copy(folder: Path, model: Model | None) -> Served | None:
 
 
 def served_files(version: str, bundle: Path, certificate: Path) -> Served:
-    """Describe a served model from its files, or only by its version if they are missing.
+    """Describe a served model by its files, or only by its version if they are missing.
 
     Verifies nothing: the files were verified before the model was served.
     """

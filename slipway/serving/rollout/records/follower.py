@@ -1,4 +1,4 @@
-"""Follows the rollout that several services share: a thread of each worker, one at a time.
+"""Follows the rollout that several services share, on a thread of one worker at a time.
 
 Every second it adds what waited here, stores the reports of this service's workers, and copies the
 state, the models that it names and the other services' reports to SLIPWAY_STATE. Workers reconcile
@@ -45,7 +45,7 @@ _LOCK = "follower.lock"
 
 
 def follow(folder: Path, *, is_locked: bool = False) -> None:
-    """Copy the shared state here, for a command or before the first model loads.
+    """Copy the shared state to this service, before a command or before the first model loads.
 
     Does nothing without SLIPWAY_DATABASE_URL. Raises UnavailableError if the database is down.
 
@@ -75,7 +75,7 @@ def _fetch_missing(url: str, folder: Path, rollout: Rollout, *, is_locked: bool)
 
 
 class Follower:
-    """The thread of one worker. `report_fault` counts a failed round."""
+    """The thread that follows the shared rollout; `report_fault` counts a failed round."""
 
     def __init__(self, state: Path, report_fault: Callable[[], None]) -> None:
         self._state, self._report_fault = state, report_fault
@@ -95,7 +95,7 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """Report the end of this worker, without waiting for a database that hangs."""
+        """Report that this worker ends, without waiting for a database that does not respond."""
         self._closing.set()
         self._thread.join(_CLOSE_S)
 
@@ -124,7 +124,10 @@ class Follower:
         self._database.close()
 
     def work_once(self) -> None:
-        """Exchange states and reports with the database; LockedError if another worker does."""
+        """Exchange state and reports with the database once.
+
+        Raises LockedError if another worker does.
+        """
         with files.lock(self._state / _LOCK, "an exchange with SLIPWAY_DATABASE_URL"):
             with self._database.transaction(_LIMIT_S) as connection:
                 rollout, waiting = apply(connection, self._state, lambda now: now)
@@ -141,7 +144,7 @@ class Follower:
                 self._tidied = time.monotonic()
 
     def _publish_missing(self, rollout: Rollout) -> None:
-        """Store models that only this service has, such as those from before the database."""
+        """Upload the state's models that only this service has, such as older ones."""
         for model in models_of(rollout):
             if model.folder not in self._published:
                 publish(self._url, self._state, model)
@@ -157,7 +160,10 @@ class Follower:
             )
 
     def _log_events(self, rollout: Rollout) -> None:
-        """Log the events that another service recorded; only that one counts them."""
+        """Log events that another service recorded.
+
+        Only that service counts them in its metrics.
+        """
         for event in rollout.events:
             if event.number > self._last_event:
                 what = event.what.replace("_", " ")

@@ -1,4 +1,4 @@
-"""The files of rolled-out models on their way from one service to the others.
+"""Copies the files of rolled-out models between services, through their database.
 
 Services on one database may share no disk, so the database also holds the copies of the models that
 its rollout names: each file once by its SHA-256, in parts of 4 MiB. A service that gets a model
@@ -26,7 +26,7 @@ def models_of(rollout: Rollout) -> list[Model]:
 
 
 def publish(url: str, state: Path, model: Model) -> None:
-    """Store the copy of a model in the database, unless it is there or this service has none."""
+    """Upload the copy of a model, unless the database has it or this service does not."""
     place = copy_folder(state, model)
     with shared_transaction(url) as connection:
         query = "SELECT 1 FROM models WHERE folder = ?"
@@ -52,7 +52,7 @@ def publish(url: str, state: Path, model: Model) -> None:
 
 
 def fetch(url: str, state: Path, model: Model) -> None:
-    """Copy a model from the database; RolloutError if it is not there or differs."""
+    """Download a model. Raises RolloutError if the database lacks it or a digest differs."""
     place = copy_folder(state, model)
     with shared_transaction(url) as connection:
         row = connection.execute(
@@ -92,7 +92,7 @@ def _fetch_file(url: str, path: Path, digest: str, what: str) -> None:
 
 
 def remove_unnamed(url: str, rollout: Rollout) -> None:
-    """Remove the models that the rollout does not name from the database."""
+    """Remove from the database the models that the rollout does not name."""
     with shared_transaction(url) as connection:
         now, kept, gone = database_time(connection), set[str](), set[str]()
         for folder, added, text in connection.execute("SELECT * FROM models").fetchall():
