@@ -1,5 +1,4 @@
 """Exports a bundle to other runtimes, as folders that predict without the service.
 
-Each export is verified by a hop of its own: its predictions for the test rows. No model is trained
-or converted to another precision here.
+Each export is verified by a hop of its own. No model is trained or converted to another precision.
 """
