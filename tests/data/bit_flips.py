@@ -1,4 +1,4 @@
-"""Cleans damaged copies of a table, each with one flipped bit, in a process of its own.
+"""Cleans damaged copies of a table, each with one flipped bit, in a separate process.
 
 `python -m tests.data.bit_flips FILE COUNT SEED` prints the number of results and of DataErrors;
 any other error ends it. Every row of a copy that can be read must be accounted for.
@@ -21,7 +21,7 @@ from tests.project_params import clean_params
 
 
 def outcome(path: Path) -> str:
-    """Return `result` or `error`; AssertionError if rows are lost."""
+    """Return `result` or `error` for a copy; raises AssertionError if rows are lost."""
     data, clean = (
         data_params(path),
         clean_params(rules={"type_violation": "flag", "outlier": None}),
@@ -48,7 +48,7 @@ def num_records(path: Path) -> int:
 
 
 def main(source: Path, count: int, seed: int) -> Counter[str]:
-    """Count the outcomes of `count` damaged copies, written beside `source`."""
+    """Count the outcomes for `count` damaged copies, which are written beside `source`."""
     generator = random.Random(seed)
     content = source.read_bytes()
     outcomes: Counter[str] = Counter()

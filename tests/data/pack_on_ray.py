@@ -1,7 +1,7 @@
 """Packs 600 images on Ray, and with `kill` ends one of Ray's workers midway.
 
-`python -m tests.data.pack_on_ray FOLDER ENGINE [kill]` is a process of its own, like a stage,
-because Ray changes the process that connects to it. Prints the number of killed workers.
+`python -m tests.data.pack_on_ray FOLDER ENGINE [kill]` runs in its own process, like a stage,
+because Ray changes the process that connects to it. It prints the number of killed workers.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.data.store.test_packing import data_set
 
 
 def ray_workers(parent: int) -> list[int]:
-    """The processes below `parent` that run a task of Ray's now."""
+    """Return the processes below `parent` that are running a task of Ray."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -52,7 +52,7 @@ def is_below(process: int, parent: int) -> bool:
 
 
 def main(root: Path, engine: Engine, kill: bool) -> None:
-    """Pack into `root/packed`."""
+    """Pack the images into `root/packed`."""
     parallel._CHUNK_ITEMS = 16
     samples, rows = data_set(600)
     function = "slow_transform:halve"

@@ -1,4 +1,4 @@
-"""Small pictures and params for the tests of the data room."""
+"""Small pictures and params for the tests of `slipway/data/`."""
 
 import base64
 import io
@@ -65,7 +65,7 @@ def encode(image: Image.Image, image_format: str = "PNG", **options: Any) -> byt
 
 
 def picture(seed: int, size_px: int = 8, image_format: str = "PNG") -> bytes:
-    """An encoded picture of noise that depends on `seed` alone."""
+    """Return an encoded picture of noise that depends only on `seed`."""
     return encode(Image.fromarray(pixels(seed, size_px)), image_format)
 
 
@@ -81,7 +81,7 @@ def sample(
     target: float | None = None,
     group: str | None = None,
 ) -> RawSample:
-    """A raw sample that was read without a fault."""
+    """Return a raw sample that was read without a fault."""
     return RawSample(source, payload, label, target, group, None)
 
 
@@ -97,7 +97,7 @@ def cleaned_by(
     digests: ChecksumList | None = None,
     split_file: SplitFile | None = None,
 ) -> Cleaned:
-    """Clean samples as the stage does; `read` yields all of them, or those with some sources."""
+    """Clean samples as the stage does; `read` yields all samples, or those with given sources."""
 
     def again(wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
         return digest_pixels(read(wanted), params, num_workers)
@@ -144,7 +144,7 @@ def write_folder(root: Path, classes: dict[str, list[bytes]]) -> Path:
 def row(
     seed: int, label: str | None = "a", target: float | None = None, group: str | None = None
 ) -> dict[str, Any]:
-    """A row of `rows.ROWS` with the id of the content `seed`."""
+    """Return a row of the schema ROWS, with the id of the content `seed`."""
     sha256 = sha256_bytes(str(seed).encode())
     facts = {
         "width": 8,

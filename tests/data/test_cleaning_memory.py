@@ -1,7 +1,7 @@
-"""Anonymous memory of `clean` per further image, and per further row of a table.
+"""Measures the anonymous memory of `clean` per additional image, text or row of a table.
 
 It does not grow with the number of images or texts, and for a table only by about the size of its
-file. Each measurement is a process of its own that cleans fewer rows and then more, and compares
+file. Each measurement is a separate process that cleans fewer rows, then more rows, and compares
 the peaks.
 """
 
@@ -33,7 +33,7 @@ MOST_BYTES = {
 
 
 def facts(count: int) -> Iterator[pa.RecordBatch]:
-    """Facts of unlike pictures, a tenth of which are flagged."""
+    """Return facts of dissimilar pictures, a tenth of which are flagged."""
     for begin in range(0, count, ROWS_OF_A_BATCH):
         size = min(ROWS_OF_A_BATCH, count - begin)
         random = np.random.default_rng(begin)
@@ -94,7 +94,7 @@ def clean_sentences(count: int) -> None:
 
 
 def tell(kind: str, place: str) -> None:
-    """Print the bytes per additional row, with arrays in files or, for the twin, in memory."""
+    """Print the bytes per additional row, with arrays in files or, for the control, in memory."""
     # Low enough that the arrays of both counts are in files.
     scratch._SMALLEST_FILE_BYTES = 1 << 60 if place == "memory" else 1 << 14
     work = {"images": clean_images, "table": clean_csv, "texts": clean_sentences}[kind]

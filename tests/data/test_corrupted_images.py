@@ -1,4 +1,4 @@
-"""Thousands of images, some corrupted in eight ways: exactly those are refused, and named."""
+"""Thousands of images, some corrupted in eight ways: `clean` refuses and names exactly these."""
 
 import json
 from collections.abc import Callable
@@ -48,7 +48,7 @@ RULES = {
 
 
 def write_images(root: Path, num_images: int) -> dict[str, str]:
-    """Small photographs in two classes, and the kind of each one that was corrupted."""
+    """Write small photographs in two classes; return the kind of each corrupted one."""
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (num_images, 3, 3, 3), dtype=np.uint8)
     corrupted: dict[str, str] = {}
@@ -112,7 +112,7 @@ def test_every_corrupted_image_is_named_and_no_good_one_is_dropped(
 
 
 def test_the_report_without_checksums_warns_of_undetected_flipped_bytes(tmp_path: Path) -> None:
-    """The twin: some of the flipped bytes decode, so without the list they are kept."""
+    """Control: some of the flipped bytes decode, so they are kept without the checksums."""
     corrupted = write_images(tmp_path / "images", 2_500)
     (tmp_path / "images" / "SHA256SUMS").unlink()
     prepare(tmp_path, tmp_path / "images", clean__max_pixels=1_000_000)

@@ -1,4 +1,4 @@
-"""The four data stages as a user runs them: real processes in a folder of their own."""
+"""The four data stages run as a user runs them: in real processes, in a separate folder."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
 
 
 def ended(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
-    """Run the stage to its end."""
+    """Run the stage to its end and return the finished process."""
     return warm_starts.run([f"slipway.stages.{stage}"], folder, environment(), timeout=300)
 
 
@@ -90,14 +90,14 @@ def test_two_runs_of_the_data_stages_on_the_digits_are_identical(tmp_path: Path)
 
 
 def finished_rows(folder: Path) -> set[int]:
-    """Return the rows that are recorded in the unfinished work."""
+    """Return the finished rows that the unfinished work records."""
     markers = (folder / ".work" / "precompute").glob("*/shards/*.json")
     return {number for marker in markers for number in json.loads(marker.read_text())["numbers"]}
 
 
 @pytest.fixture(name="split_images", scope="module")
 def _split_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 3000 pictures in `images`, cleaned and split; to be read and copied."""
+    """Return a folder with 3000 pictures in `images`, cleaned and split. Tests copy it."""
     folder = tmp_path_factory.mktemp("split")
     classes = {
         label: [picture(10_000 * number + seed, 32) for seed in range(1500)]

@@ -1,4 +1,4 @@
-"""Generated image files, valid or not: no stage crashes, and each file gets a verdict."""
+"""Generated image files, valid or not, crash no stage, and each file gets a verdict."""
 
 import re
 from pathlib import Path

@@ -19,7 +19,7 @@ from tests.project_params import PROJECT, clean_params
 
 
 def scene(seed: int, width: int = 64, height: int = 48) -> Image.Image:
-    """A smooth picture with an edge: what a photograph looks like to the rules."""
+    """Return a smooth picture with an edge, which the rules accept like a photograph."""
     small = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     pixels = np.array(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
     pixels[height // 3 : height // 2, width // 4 : width // 2] = (
@@ -154,7 +154,7 @@ def test_a_good_picture_breaks_no_rule() -> None:
 
 @pytest.mark.parametrize("rule", ["too_dark", "blurred", "constant_image"])
 def test_a_rule_is_decided_on_every_pixel_not_on_the_sampled_rows(rule: str) -> None:
-    """Only the rows between the sampled ones have content."""
+    """The picture has content only in the rows between the sampled ones."""
     pixels = np.zeros((300, 200), np.uint8)
     bright = np.random.default_rng(0).integers(0, 256, (300, 200), dtype=np.uint8)
     seen = {row for row in range(300) if measure(_one_white_row(row))[0].mean > 0}

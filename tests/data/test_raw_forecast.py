@@ -1,4 +1,4 @@
-"""The predicted time of `precompute` with more workers comes true for a transform that waits."""
+"""The predicted time of `precompute` with more workers proves right for a slow transform."""
 
 import statistics
 import time
@@ -55,7 +55,7 @@ def _read(wanted: Collection[str]) -> Iterator[RawSample]:
 
 
 def _seconds(form: StoreForm, work: Path, num_workers: int) -> float:
-    """Seconds per image while all workers are busy: without the first and the last images."""
+    """Return the seconds per image while all workers are busy, without start and end."""
     work.mkdir(parents=True)
     ahead, timed = (AHEAD if num_workers > 1 else 1), NUM_TIMED[num_workers]
     rows = _rows(2 * ahead + timed)

@@ -1,4 +1,4 @@
-"""The data stages on tables as a user runs them, in real processes; and damaged files."""
+"""The data stages run on tables in real processes, as a user runs them, and on damaged files."""
 
 import json
 import subprocess
@@ -94,7 +94,7 @@ def test_a_failed_clean_leaves_the_inferred_kinds_for_correction(tmp_path: Path)
 
 
 def mixed_file(folder: Path, suffix: str) -> Path:
-    """Every kind of column, quotes and missing cells."""
+    """Write a table with every kind of column, quotes and missing cells."""
     towns = ["Oslo", '"Bergen, south"', "", "Tromsø"]
     rows = [
         f"{7 * row % 31}.25,{towns[row % 4]},{['yes', 'no'][row % 2]},"

@@ -1,4 +1,4 @@
-"""A user's transform end to end: run once per row, values in Parquet, equal service pixels."""
+"""Tests of a user's transform: run once per row, values in Parquet, same pixels when served."""
 
 import asyncio
 from collections.abc import Collection, Iterator
@@ -64,7 +64,7 @@ def write(
 def decoded(
     payload: bytes, contract: ImageContract
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Decode an image as the service does."""
+    """Return an image decoded as the service does."""
     decoder = ImageDecoder(contract)
     try:
         pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = asyncio.run(
@@ -194,7 +194,7 @@ def test_the_service_names_the_image_that_the_function_fails_on(
 def test_worker_processes_run_the_same_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It must be importable there: the worker gets the parent's import path."""
+    """Worker processes get the parent's import path, so they can import the function."""
     folder = tmp_path / "code" / "faces_of_workers"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(CROP)

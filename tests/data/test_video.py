@@ -1,4 +1,4 @@
-"""Frames of videos: the code of docs/how-to/video.md, run once per frame, also after a kill."""
+"""Runs the code of docs/how-to/video.md on frames of videos: once per frame, even after a kill."""
 
 import importlib
 import re
@@ -58,7 +58,7 @@ CHANGES: dict[str, Any] = {
 
 
 def code(name: str) -> str:
-    """Return the code block of the page that starts with this file's name."""
+    """Return the code block of the page that begins with the name of this file."""
     block = re.search(rf"^( *)```python\n *# {name}\n(.*?)^ *```", PAGE.read_text(), re.S | re.M)
     assert block is not None
     return "".join(
@@ -67,7 +67,7 @@ def code(name: str) -> str:
 
 
 def frame(shape: str, generator: np.random.Generator) -> np.ndarray[Any, Any]:
-    """A bright shape at any place of a dark frame with noise."""
+    """Return a bright shape at a random place of a dark frame with noise."""
     pixels = generator.integers(0, 50, (SIDE, SIDE, 3), dtype=np.uint8)
     centre, radius = generator.integers(32, SIDE - 32, 2), generator.integers(16, 24)
     angles = generator.uniform(0, 2 * np.pi) + 2 * np.pi * np.arange(SHAPES[shape]) / SHAPES[shape]

@@ -16,7 +16,7 @@ SECONDS = 0.020  # for each sample
 
 
 class SlowTransform:
-    """Batches that cost processor time for each sample."""
+    """Batches that cost 20 ms of processor time for each sample."""
 
     def __init__(self, batches: TrainingBatches) -> None:
         self._batches = batches
@@ -33,7 +33,7 @@ class SlowTransform:
 
 
 class ThrottledRows:
-    """Stored rows on a disk that delivers one every 20 ms."""
+    """Stored rows on a simulated disk that delivers one row every 20 ms."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs

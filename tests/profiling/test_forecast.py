@@ -1,4 +1,4 @@
-"""Forecast of the step time, bottlenecks, trial candidates and proposals."""
+"""Tests of forecasts of the step time, of bottlenecks, and of proposed settings."""
 
 from dataclasses import replace
 from typing import Any

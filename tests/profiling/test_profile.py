@@ -1,4 +1,4 @@
-"""The profile finds a deliberately slowed part and forecasts the gain, with real trainings."""
+"""The profile of real trainings finds a part that was slowed, and forecasts the gain."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The fraction of the machine's own rate of matrix products: counts and ratios, no real times."""
+"""Tests of the fraction of the machine's matrix rate, with given times instead of real ones."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ NUM_PRODUCTS = 6  # of each side, the first a warm-up
 
 
 class ProductClock:
-    """A clock on which each product takes the next of these milliseconds."""
+    """A clock on which each product takes the next one of the given milliseconds."""
 
     def __init__(self, *milliseconds: float) -> None:
         self._times = self._edges(milliseconds)

@@ -1,4 +1,4 @@
-"""A small project to train in: two classes of 8 px images, bright above or bright below."""
+"""A small project for training: images of 8 px in two classes, bright above or bright below."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def spec(**changes: Any) -> NetworkSpec:
 
 
 def split_of(num_rows: int, start: int = 0) -> packed.PackedSplit:
-    """Rows whose ids do not follow their positions."""
+    """Return rows whose ids have another order than their positions."""
     generator = np.random.default_rng(start)
     targets = generator.integers(0, 2, num_rows)
     images = generator.integers(0, 160, (num_rows, 8, 8, 1), dtype=np.uint8)

@@ -2,7 +2,7 @@
 
 For 1, 2 and 4 processes it writes SIZE.json: the metrics of the validation, and the fraction of
 rows in each cell of the confusion matrix, summed and reduced by the same code.
-SIZE_with_fillers.json is of a twin that counts padding rows.
+SIZE_with_fillers.json has the results of a control that counts padding rows, too.
 """
 
 import json
@@ -26,17 +26,17 @@ _TIMEOUT_S = 120.0
 
 
 def rows() -> PackedSplit:
-    """Make the rows; no row has the third class, but some are predicted as it."""
+    """Return the rows; none has the third class, but the network predicts it for some."""
     return split_of(NUM_ROWS)
 
 
 def answers(inputs: torch.Tensor) -> torch.Tensor:
-    """Compute logits (B, 3); each row is independent of the others, bit for bit."""
+    """Return logits (B, 3); those of a row do not depend on the other rows, bit for bit."""
     return inputs.flatten(1)[:, [0, 40, 20]]
 
 
 def validate(rank: int, size: int, folder: Path, count_fillers: bool) -> None:
-    """Run one process; rank 0 writes the result of all."""
+    """Run the process `rank` of `size`; rank 0 writes the result of all processes."""
     name = f"{size}_with_fillers" if count_fillers else f"{size}"
     torch.set_num_threads(1)
     if size > 1:
@@ -73,7 +73,7 @@ def _module() -> TrainingModule:
 
 
 def main(folder: Path) -> None:
-    """Run all sizes in turn."""
+    """Run the validation with each number of processes in turn."""
     context = multiprocessing.get_context("fork")
     for size, count_fillers in [*((size, False) for size in SIZES), (4, True)]:
         processes = [

@@ -71,7 +71,7 @@ def _after_checkpoint(number: int, sent: signal.Signals) -> None:
 
 
 def _named(value: Any) -> dict[str, Any]:
-    """Encode a path or a function for JSON."""
+    """Encode a path or a function as a value for JSON."""
     return (
         {"path": str(value)}
         if isinstance(value, Path)
@@ -80,7 +80,7 @@ def _named(value: Any) -> dict[str, Any]:
 
 
 def _of_name(value: dict[str, Any]) -> Any:
-    """Decode the output of `_named`."""
+    """Decode a value that `_named` encoded."""
     if "path" in value:
         return Path(value["path"])
     module, name = value["function"]

@@ -1,4 +1,4 @@
-"""A real training whose third checkpoint is killed at each of its file operations in turn."""
+"""Runs a real training, and kills its third checkpoint at each file operation in turn."""
 
 import json
 import os
@@ -14,7 +14,7 @@ Write = Callable[..., None]
 
 
 def sweep_third_checkpoint(report: Path, twin: Callable[[Write], Write] | None) -> None:
-    """Run in a training: write the state after each kill to `report`, and exit."""
+    """Write the state after each kill to `report`, then exit; runs inside a training."""
     from slipway.training.checkpoints.checkpoints import CheckpointStore
 
     write = CheckpointStore.write
@@ -33,7 +33,7 @@ def sweep_third_checkpoint(report: Path, twin: Callable[[Write], Write] | None) 
 
 
 def written_in_place(write: Write) -> Write:
-    """A negative control that writes in place, as torch and DeepSpeed do."""
+    """Negative control: write the checkpoint in place, as torch and DeepSpeed do."""
 
     @contextmanager
     def in_place(path: Path) -> Iterator[Path]:
@@ -50,7 +50,7 @@ def written_in_place(write: Write) -> Write:
 
 
 def older_ones_removed_first(write: Write) -> Write:
-    """A negative control that removes old checkpoints before the new one is complete."""
+    """Negative control: remove old checkpoints before the new one is complete."""
 
     def written(store: Any, *arguments: Any) -> None:
         for folder in store.root.glob("step-*"):

@@ -22,7 +22,7 @@ BAD_STEP, BAD_RANK = map(int, os.environ.get("BAD_GRADIENT", "0:0").split(":"))
 
 
 def lasting(module: TrainingModule) -> Iterator[Tensor]:
-    """Everything a step may change: weights, running statistics, and the optimizer's state."""
+    """Return everything that a step may change: weights, running statistics, optimizer state."""
     strategy = module.trainer.strategy
     if not isinstance(strategy, DeepSpeedStrategy):
         yield from module.network.state_dict().values()

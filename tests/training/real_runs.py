@@ -1,4 +1,4 @@
-"""Trainings in processes of their own, as `dvc repro` starts them."""
+"""Runs trainings in separate processes, as `dvc repro` starts them."""
 
 import json
 import os
@@ -44,24 +44,24 @@ def environment() -> dict[str, str]:
 def run_training(
     project: Path, module: str = "slipway.stages.train"
 ) -> subprocess.CompletedProcess[str]:
-    """Train to the end in a process that has imported everything already."""
+    """Train to the end in a process that has already imported all modules."""
     return warm_starts.run([module], project, environment(), timeout=300)
 
 
 def start_training(project: Path) -> warm_starts.Process:
-    """Start a training in a session of its own, with readable output."""
+    """Start a training in its own session, and read its output."""
     return warm_starts.start(["slipway.stages.train"], project, environment())
 
 
 def run_command(project: Path, command: list[str] = TRAIN) -> subprocess.CompletedProcess[str]:
-    """Train in a fresh process, as a user or a launcher starts it."""
+    """Train in a new process, started as by a user or a launcher."""
     return subprocess.run(
         command, cwd=project, env=environment(), capture_output=True, text=True, timeout=300
     )
 
 
 def start_command(project: Path, command: list[str] = TRAIN) -> subprocess.Popen[str]:
-    """Start a training in a fresh process, as a user or a launcher does."""
+    """Start a training in a new process, as a user or a launcher does, without waiting for it."""
     return subprocess.Popen(
         command,
         cwd=project,
@@ -84,7 +84,7 @@ def kill_after(project: Path, text: str, command: list[str] | None = None) -> No
 
 
 def kill_at_step(project: Path, step: int, command: list[str] | None = None) -> None:
-    """Start a training and kill all its processes once it has saved that step or a later one."""
+    """Start a training, and kill all its processes once it has saved `step` or a later step."""
     with start_command(project, command) if command else start_training(project) as process:
         deadline = time.monotonic() + 300
         while not any(

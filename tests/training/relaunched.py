@@ -1,4 +1,7 @@
-"""`python -m tests.training.relaunched ENVIRONMENTS`: prints those in which `relaunch` returns."""
+"""`python -m tests.training.relaunched ENVIRONMENTS`: calls `relaunch` in each environment.
+
+Prints the environments in which the call returns.
+"""
 
 import json
 import os

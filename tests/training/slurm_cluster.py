@@ -1,4 +1,7 @@
-"""Slurm's daemons, as Debian packages them, on two simulated nodes: a controller and two slurmd."""
+"""Runs Slurm's daemons on two simulated nodes: one controller and two slurmd.
+
+The daemons are Debian's packages.
+"""
 
 import contextlib
 import os
@@ -37,19 +40,19 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 
 @dataclass(frozen=True)
 class Slurm:
-    """A running cluster."""
+    """A running Slurm cluster."""
 
     nodes: TwoNodes
     configuration: Path
 
     def ask(self, *command: str, folder: Path = Path()) -> str:
-        """Run one of Slurm's commands on the first node and return its output."""
+        """Run a command of Slurm on the first node, and return its output."""
         done = self.nodes.run("node1", [*command], folder, **self.variables)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
     def state(self, job: str) -> str:
-        """The state of a job, such as PENDING, RUNNING, COMPLETED."""
+        """Return the state of a job, such as PENDING, RUNNING or COMPLETED."""
         answer = self.ask("scontrol", "--oneliner", "show", "job", job)
         return next(word for word in answer.split() if word.startswith("JobState=")).removeprefix(
             "JobState="
@@ -62,7 +65,7 @@ class Slurm:
 
 @contextlib.contextmanager
 def slurm(nodes: TwoNodes) -> Iterator[Slurm]:
-    """Run the daemons for the block; skips if they are not installed."""
+    """Run Slurm's daemons while the block runs; skip the test if they are not installed."""
     skip_without("srun", *DAEMONS)
     folder = nodes.folder / "slurm"
     for name in ("state", "node1", "node2"):
@@ -103,7 +106,7 @@ def slurm(nodes: TwoNodes) -> Iterator[Slurm]:
 
 
 def wait_until(happened: Callable[[], bool], what: str, timeout_s: float) -> None:
-    """Poll every half second; fail after `timeout_s`."""
+    """Poll `happened` every half second; fail after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not happened():
         assert time.monotonic() < deadline, f"no {what} after {timeout_s} s"

@@ -1,4 +1,4 @@
-"""The arguments of the trainer that params.yaml decides."""
+"""Tests of the trainer arguments that follow from params.yaml."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The audit in real processes: it finds planted label errors and resumes after a kill."""
+"""The audit, in real processes, finds planted label errors and resumes after a kill."""
 
 import json
 import os

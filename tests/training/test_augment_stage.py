@@ -1,4 +1,4 @@
-"""Output of the augment stage for images, larger stored images, and tables."""
+"""Tests of the output of the stage `augment` for images, larger stored images and tables."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def write_packed(root: Path, inputs: Any, contract: InputContract) -> PackedMani
 def run(
     root: Path, manifest: PackedManifest, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> tuple[AugmentPlan, Any]:
-    """Run the stage and open its output."""
+    """Run the stage `augment` and open its output."""
     monkeypatch.chdir(root)
     augment.run(PROJECT.model_copy(update={"augment": augment_params(**changes)}))
     assert (root / "reports/augment.png").read_bytes().startswith(b"\x89PNG")

@@ -20,7 +20,7 @@ Found = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Count rows in a real process and read its files."""
+    """Count the rows in real processes, and return the content of the files that they write."""
     folder = tmp_path_factory.mktemp("counted")
     ended = warm_starts.run(
         ["tests.training.counted_rows", str(folder)], ROOT, dict(os.environ), timeout=300
@@ -30,7 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def logits() -> torch.Tensor:
-    """Compute (21, 3) logits of pixels without normalisation, which changes no order."""
+    """Return the logits (21, 3) for pixels that are not normalised, which changes no order."""
     return answers(torch.from_numpy(rows().inputs[:]).permute(0, 3, 1, 2).double())
 
 

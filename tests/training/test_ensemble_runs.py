@@ -1,4 +1,4 @@
-"""Trainings of ensembles in real processes: members are trained once, and survive a kill."""
+"""Trainings of ensembles in real processes train each member once, and survive a kill."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Training on a GPU: fp16 with every strategy, resuming, pinned memory, answers as on the CPU."""
+"""Tests of training on a GPU: fp16 with every strategy, resuming, and outputs as on the CPU."""
 
 import statistics
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A resumed training keeps its number of threads, on which the last bits depend."""
+"""Tests of decisions before the first step: threads, layouts, and folds that members leave out."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """Batches come from the memory map many times faster than from files.
 
 `bench/loading.py` measures the factor on photographs. The floors are less than half of the usual
-factors, for busy machines. Below them an image is decoded again, or processed by pixel, with an
-extra copy or in one thread.
+factors, for busy machines. A factor below its floor means that images are decoded again, processed
+pixel by pixel, copied once more, or processed in one thread.
 """
 
 import statistics
@@ -42,7 +42,7 @@ def write_pictures(folder: Path, count: int, width: int, height: int) -> None:
 
 
 def image_folder(folder: Path, transform: Any, batch_size: int) -> Callable[[], int]:
-    """Load as torchvision does, with two processes."""
+    """Return a function that loads all images with torchvision, on two processes."""
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
 
@@ -59,7 +59,7 @@ def image_folder(folder: Path, transform: Any, batch_size: int) -> Callable[[], 
 def slipway(
     stored_px: int, size_px: int, count: int, batch_size: int, path: Path, **operations: Any
 ) -> Callable[[], int]:
-    """Load with the training loader, over a memory map."""
+    """Return a function that loads all images with the training loader over a memory map."""
     keep_freed_pages()  # as training does
     np.save(
         path,
@@ -89,7 +89,7 @@ def rate(epoch: Callable[[], int], seconds: float) -> float:
 
 
 def times_faster(ours: Callable[[], int], theirs: Callable[[], int]) -> float:
-    """Return the median ratio of five rounds in turns, after a warm-up."""
+    """Return the median ratio of both loading speeds in five rounds, after a warm-up."""
     ours(), theirs()
     ratios = [rate(ours, 0.4) / rate(theirs, 0.8) for _ in range(5)]
     print("times as fast:", " ".join(f"{ratio:.0f}" for ratio in ratios))

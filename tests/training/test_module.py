@@ -1,4 +1,4 @@
-"""The step of training: its loss, and one that is not finite."""
+"""Tests of a training step: its loss, weights, mixed images and non-finite values."""
 
 from typing import Any
 

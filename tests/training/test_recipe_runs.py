@@ -1,4 +1,4 @@
-"""Real trainings with averages, pretrained weights, frozen parts, early stopping, and kills."""
+"""Real trainings with averages, pretrained weights, frozen parts and early stopping, and kills."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole trainings in real processes, as `dvc repro` starts them."""
+"""Whole trainings run in real processes, as `dvc repro` starts them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whole trainings on a table in real processes."""
+"""Whole trainings on a table run in real processes."""
 
 import json
 from pathlib import Path

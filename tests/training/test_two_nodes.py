@@ -1,4 +1,4 @@
-"""Scripts of launch/ on two nodes train the weights of two processes on one node, bit for bit."""
+"""The scripts of launch/ train the same weights on two nodes as two processes on one node."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ def _nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
 
 @pytest.fixture(name="one_node", scope="module")
 def _one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Digests of the weights of two processes on one node, by strategy."""
+    """Return the digests of the weights that two processes on one node train, by strategy."""
     return {
         settings["strategy"]: _trained_on_one_node(tmp_path_factory.mktemp("one"), **settings)
         for settings in (DDP, ZERO)
@@ -53,7 +53,7 @@ def _trained_on_one_node(root: Path, **train: Any) -> str:
 
 
 def _shared_project(root: Path, **train: Any) -> Path:
-    """Write a project with only the train stage, the scripts of launch/ and this code."""
+    """Write a project with only the stage `train`, the scripts of launch/ and this code."""
     write_project(root, num_nodes=2, devices=1, **{"epochs": 3, **train})
     shutil.copytree(ROOT / "launch", root / "launch")
     shutil.copy(ROOT / "env.sh", root)

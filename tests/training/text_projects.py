@@ -1,4 +1,4 @@
-"""A small project of texts to train in: two classes that differ in one letter."""
+"""A small project for training on texts: two classes that differ in one letter."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
-"""Two nodes on one machine: network namespaces with a virtual cable, own host names and addresses.
+"""Simulates two nodes on one machine, by network namespaces that a virtual cable connects.
 
-Each has half of the cores. They share the file system, as the nodes of a cluster do. Real launchers
-run in them over real sockets. Only root can create them.
+Each node has its own host name and address, and half of the cores. The nodes share the file system,
+as in a cluster. Real launchers run on them over real sockets. Only root can create them.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ TIMEOUT_S = 400.0
 
 @dataclass(frozen=True)
 class TwoNodes:
-    """The nodes `node1` and `node2`; `folder` holds files of their daemons."""
+    """The nodes `node1` and `node2`; `folder` holds the files of their daemons."""
 
     folder: Path
     namespaces: dict[str, str]
 
     def command(self, node: str, command: list[str]) -> list[str]:
-        """Wrap `command` so that it runs on `node`."""
+        """Return `command`, wrapped so that it runs on `node`."""
         cores = sorted(os.sched_getaffinity(0))
         half = cores[: len(cores) // 2] if node == "node1" else cores[len(cores) // 2 :]
         hosts = shlex.quote(str(self.folder / "hosts"))
@@ -50,7 +50,7 @@ class TwoNodes:
     def run(
         self, node: str, command: list[str], folder: Path, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end in `folder`."""
+        """Run a command on `node` to its end, in `folder`."""
         return subprocess.run(
             self.command(node, command),
             cwd=folder,
@@ -64,7 +64,7 @@ class TwoNodes:
     def started(
         self, node: str, command: list[str], folder: Path, **variables: str
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a command during the block, which has to end it; it writes `folder/NODE.log`."""
+        """Run a command while the block runs; the block has to end it. Writes `folder/NODE.log`."""
         with (folder / f"{node}.log").open("ab") as log:
             process = subprocess.Popen(
                 self.command(node, command),
@@ -81,7 +81,7 @@ class TwoNodes:
 
     @contextlib.contextmanager
     def reachable_by_ssh(self) -> Iterator[Path]:
-        """Run an ssh server on each node; yield a folder for PATH whose `ssh` knows their keys."""
+        """Run an ssh server on each node; yield a folder for PATH with a trusted `ssh` client."""
         keys = Path(tempfile.mkdtemp(prefix="ssh-", dir=self.folder))
         (tools := keys / "bin").mkdir()
         for name in ("host", "user"):
@@ -121,7 +121,7 @@ class TwoNodes:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The caller's environment, with the node's network interface for gloo."""
+    """Return the caller's environment, with the node's network interface for gloo."""
     return {
         **os.environ,
         "DVC_NO_ANALYTICS": "1",
@@ -133,7 +133,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def two_nodes(folder: Path) -> Iterator[TwoNodes]:
-    """Create the nodes for the block; skips if that is not possible."""
+    """Create the two nodes while the block runs; skip the test if that is impossible."""
     skip_without("ip", "nsenter", "unshare", "taskset")
     if os.geteuid() != 0 or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two nodes on one machine need root and two cores")
@@ -159,7 +159,7 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
 
 
 def skip_without(*tools: str) -> None:
-    """Skip the test if one of the programs is missing."""
+    """Skip the test if one of the programs is not installed."""
     missing = [
         tool for tool in tools if not (shutil.which(tool) or shutil.which(tool, path="/usr/sbin"))
     ]

@@ -1,4 +1,4 @@
-"""`python -m tests.training.typed_training`: trains and prints each rank's dtypes in step 1."""
+"""`python -m tests.training.typed_training`: trains, and prints each rank's dtypes in step 1."""
 
 import sys
 from typing import Any

@@ -1,1 +1,1 @@
-"""The modules of tests.data.augmentation."""
+"""Tests of the augmentation plan and its random draws."""

@@ -1,4 +1,4 @@
-"""Tests of drawn changes: pure functions of (seed, epoch, key), ranges, and matrices."""
+"""Tests of random changes: pure functions of (seed, epoch, key), ranges and matrices."""
 
 import math
 from typing import Any
@@ -35,7 +35,7 @@ def change(**values: Any) -> Draw:
 
 
 def read_from(values: Draw, x: float, y: float) -> NDArray[np.float32]:
-    """Return the source of an output point in an image of 10 px."""
+    """Return the source position of an output point in an image of 10 px."""
     point: NDArray[np.float32] = affine_matrices(values, 10)[0] @ np.array([x, y, 1], np.float32)
     return point
 

@@ -1,4 +1,4 @@
-"""Tests of the augmentation plan: requested operations, forbidden ones, and its file."""
+"""Tests of the augmentation plan: requested and forbidden operations, and the plan's file."""
 
 from pathlib import Path
 from typing import Any, get_args

@@ -1,1 +1,1 @@
-"""The modules of tests.data.engine."""
+"""Tests of parallel execution, scratch files, random numbers and tables."""

@@ -1,4 +1,4 @@
-"""Labels of a cell: lists, JSON lists, text with a separator, and columns of true and false."""
+"""Tests of reading label sets: lists, JSON lists, separated text, and true/false columns."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tests of the ordered map: order, bounded read-ahead, errors, and workers that die."""
+"""Tests of the ordered map: order, bounded read-ahead, errors and killed workers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Tests of progress: reported without flooding a log."""
+"""Tests of progress reports, which must not flood a log."""
 
 import re
 from collections.abc import Iterator

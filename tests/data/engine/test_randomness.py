@@ -1,4 +1,4 @@
-"""Randomness without state: pure, uniform, and independent across its four arguments."""
+"""Tests of stateless random numbers: pure, uniform, and independent in all four arguments."""
 
 import hashlib
 
@@ -23,7 +23,7 @@ def test_a_random_number_depends_only_on_its_own_key() -> None:
 
 
 def splitmix64(state: int) -> int:
-    """Return the next output after `state`, in Python's integers."""
+    """Return SplitMix64's next output after `state`, computed with Python's integers."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
@@ -31,7 +31,7 @@ def splitmix64(state: int) -> int:
 
 
 def test_splitmix64_matches_the_published_values() -> None:
-    """The first outputs for the seed 1234567, as its authors' C code gives them."""
+    """The expected values are the first outputs of the authors' C code for the seed 1234567."""
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [splitmix64(1234567 + step * 0x9E3779B97F4A7C15) for step in range(3)] == published
 

@@ -1,4 +1,4 @@
-"""Tests of the map on Ray: the same results as locally, dying workers, and clear errors."""
+"""Tests of the map on Ray: the same results as local ones, killed workers, clear errors."""
 
 import os
 import secrets
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 
 
 def run_python(folder: Path, *arguments: str, **variables: str) -> str:
-    """The last line that a Python process in `folder` printed."""
+    """Return the last line that a Python process in `folder` printed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"PYTHONPATH": f"{ROOT}:{folder}", "HOME": str(folder / "home")} | variables
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Tests of tables between stages: only the declared schema is written and read."""
+"""Tests of tables between stages: only the declared schema can be written and read."""
 
 from pathlib import Path
 

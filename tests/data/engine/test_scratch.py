@@ -1,4 +1,4 @@
-"""Scratch files return what was stored, in any order, sort like NumPy, and leave memory free."""
+"""Tests of scratch files: content, order, sorting as in NumPy, and little memory."""
 
 import gc
 import subprocess

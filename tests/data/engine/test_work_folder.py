@@ -1,4 +1,4 @@
-"""Tests of the folder of unfinished work: kept on interruption, removed at the end, locked."""
+"""Tests of the folder of unfinished work: it survives interruptions, and is locked."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ with work_folder(Path(sys.argv[1]), "key", "precompute"):
 
 
 def stop(root: Path, key: str) -> None:
-    """Begin work in the folder, and interrupt it."""
+    """Begin work in the folder, then interrupt it."""
 
     def work() -> None:
         with work_folder(root, key, "precompute") as folder:

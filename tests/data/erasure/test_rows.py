@@ -1,4 +1,4 @@
-"""Erased rows are those of the group and no others; what is left is byte for byte as it was."""
+"""Erasure removes all rows of a group, and leaves every other row unchanged byte for byte."""
 
 import os
 import stat

@@ -1,1 +1,1 @@
-"""The modules of tests.data.images."""
+"""Tests of cleaning images."""

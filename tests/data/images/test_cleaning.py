@@ -1,4 +1,4 @@
-"""Cleaning: every fault has a name, nothing disappears, and the order of files does not matter."""
+"""Tests of cleaning: each fault has a rule, no image is lost, and file order has no effect."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests of JPEGs with only their luma decoded: copies are found, few others are read twice."""
+"""Tests of JPEGs whose luma only was decoded: copies are found, and few files are read twice."""
 
 import io
 from collections.abc import Collection, Iterator
@@ -41,7 +41,7 @@ def jpeg(image: Image.Image, **options: object) -> bytes:
 
 
 def with_comment(payload: bytes, comment: bytes) -> bytes:
-    """Return the same picture with different metadata."""
+    """Return the same picture with other metadata."""
     return payload[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + payload[2:]
 
 
@@ -58,7 +58,7 @@ def duplicates(cleaned: Cleaned) -> set[str]:
 
 
 def cartoon(seed: int) -> Image.Image:
-    """Pure colours, most of which are cut off at 0 or 255 when they are decoded."""
+    """Return a picture of pure colours, most of which are clipped at 0 or 255 when decoded."""
     blocks = np.random.default_rng(seed).choice(np.array([0, 255], np.uint8), (12, 16, 3))
     return Image.fromarray(np.kron(blocks, np.ones((15, 15, 1), np.uint8)))
 
@@ -122,7 +122,7 @@ def test_dissimilar_images_are_read_only_once() -> None:
 
 
 def test_low_contrast_images_are_compared_by_all_pixels() -> None:
-    """The thumbnails of flat images say nothing, and those of stripes little."""
+    """Thumbnails of flat images do not distinguish them, and those of stripes hardly do."""
     stripes = Image.fromarray(
         np.repeat(np.linspace(0, 255, 150).astype(np.uint8), 200).reshape(150, 200)
     ).convert("RGB")

@@ -1,4 +1,4 @@
-"""Tests of near duplicates: only planted ones are found, whatever the order of images."""
+"""Tests of near duplicates: only planted ones are found, in any order of the images."""
 
 import io
 from collections.abc import Callable
@@ -23,7 +23,7 @@ SEEDS = range(60)
 
 
 def photograph(seed: int) -> Image.Image:
-    """Coloured noise of 200x150 px whose amplitude falls with the frequency, as in photographs."""
+    """Return noise of 200x150 px whose amplitude falls with frequency, as in photographs."""
     random = np.random.default_rng(seed)
     across, down = np.meshgrid(np.fft.fftfreq(200), np.fft.fftfreq(150))
     falling = np.maximum(np.hypot(across, down), 1 / 200) ** -1.2

@@ -1,4 +1,4 @@
-"""Tests of the thumbnail file: thumbnails are returned as stored, whatever rows were refused."""
+"""Tests of the thumbnail file: thumbnails come back as stored, even if rows were refused."""
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +8,7 @@ from slipway.data.images.thumbnails import thumbnail_file
 
 
 def facts(*thumbnails: bytes | None) -> pa.RecordBatch:
-    """Return rows of FACTS with only these thumbnails."""
+    """Return rows of FACTS that hold only these thumbnails."""
     nulls = [None] * len(thumbnails)
     columns = [
         pa.array(thumbnails if field.name == "thumbnail" else nulls, field.type) for field in FACTS

@@ -1,1 +1,1 @@
-"""Merging collected rows into a data set."""
+"""Tests of merging collected rows into a data set."""

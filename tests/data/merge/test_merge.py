@@ -1,4 +1,4 @@
-"""Merged data sets hold every base row and every new row once, as readers of `data.path` see it."""
+"""A merged data set holds every base row and every new row once, read through `data.path`."""
 
 import csv
 import math
@@ -33,7 +33,7 @@ FORMS = ("folder", "paths.csv", "paths.parquet", "bytes.parquet", "folder with a
 
 
 def base_images(folder: Path, form: str) -> Path:
-    """The same six pictures in each form that `data.path` takes."""
+    """Write the same six pictures in each layout that `data.path` accepts."""
     folder.mkdir()
     if form == "folder":
         for seed, label in OLD.items():
@@ -67,7 +67,7 @@ def base_images(folder: Path, form: str) -> Path:
 
 
 def collected_images(path: Path, labels: dict[int, str | None]) -> Path:
-    """Write collected images as `slipway.traffic.collect` does."""
+    """Write collected images in the format of `slipway.traffic.collect`."""
     images = pa.array([{"bytes": picture(seed), "path": None} for seed in labels], IMAGE_TYPE)
     pq.write_table(
         pa.table({"image": images, "label": pa.array(list(labels.values()), pa.string())}), path
@@ -315,7 +315,7 @@ def write_base_table(path: Path, num_rows: int = 30, stored: str = "csv") -> Pat
 
 
 def write_collected_table(path: Path) -> Path:
-    """Write typed inputs as `slipway.traffic.collect` does; row 0 is that of the base."""
+    """Write typed inputs in the format of `slipway.traffic.collect`; row 0 equals a base row."""
     columns = {
         "a": [0.5, 100.25, None],
         "colour": ["blue", "red", "blue"],
@@ -352,7 +352,7 @@ def test_merging_a_table_keeps_the_ids_of_base_rows_and_the_inputs(
 def merged_columns(
     tmp_path: Path, rows: list[dict[str, Any]], new: dict[str, list[Any]], **changes: Any
 ) -> tuple[list[str], list[str]]:
-    """The inputs before and after rows with other labels are merged into a table."""
+    """Return the inputs before and after rows with other labels are merged into a table."""
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     pq.write_table(pa.table(new), tmp_path / "collected.parquet")
     data = raw_files.data_params(

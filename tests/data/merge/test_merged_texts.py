@@ -1,4 +1,4 @@
-"""Merged texts: a table or a folder of text files, and the texts that the service was asked."""
+"""Tests of merging texts that the service received into a table or a folder of text files."""
 
 import csv
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def data_of(path: Path, **changes: Any) -> DataParams:
 
 
 def collected(path: Path, rows: Sequence[tuple[str | None, str]]) -> Path:
-    """Write collected texts as `slipway dataset collect` does."""
+    """Write collected texts in the format of `slipway dataset collect`."""
     columns = {
         "text": pa.array([text for _, text in rows], pa.string()),
         "label": pa.array([label for label, _ in rows], pa.string()),

@@ -1,4 +1,4 @@
-"""Rows with several labels are merged like others: a set of labels is one label."""
+"""Tests of merging multi-label rows: their set of labels is merged like a single label."""
 
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ SETS: tuple[list[str], ...] = (["car", "dog"], ["car"], ["dog"], [])
 
 
 def written(labels: list[str], form: str) -> Any:
-    """The cell of a set in each form that a column of lists may have."""
+    """Return the cell of a label set in a notation that a column of lists may have."""
     texts = {"list": labels, "json": str(labels).replace("'", '"'), "text": "|".join(labels)}
     return texts[form] if labels or form != "text" else "[]"
 
 
 def base_rows(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return 60 rows with two inputs and the cells in turn."""
+    """Return 60 rows with two inputs; the cells of the label are used in turn."""
     return [
         {"a": (7 * row) % 61 + 0.5, "b": f"{row % 3}", **cells[row % len(cells)]}
         for row in range(60)

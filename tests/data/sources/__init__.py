@@ -1,1 +1,1 @@
-"""The modules of tests.data.sources."""
+"""Tests of reading raw samples from folders, archives and tables."""

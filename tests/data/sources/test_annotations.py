@@ -1,4 +1,4 @@
-"""Tests of annotations: every column of the params is read, and unusable cells are named."""
+"""Tests of annotations: each column in the params is read, and unusable cells are reported."""
 
 import time
 from datetime import UTC, date, datetime, timedelta, timezone

@@ -1,4 +1,4 @@
-"""Tests of archives: unpacked once and completely, or refused with every bad member named."""
+"""Tests of archives: they are unpacked once and completely, or refused with all bad members."""
 
 import gzip
 import io
@@ -34,7 +34,7 @@ FOLDER = {
 
 
 def pack(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    """Write an archive of files with exactly these names, in this order."""
+    """Write an archive of files that have exactly these names, in this order."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members:
@@ -84,7 +84,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(name="guarded")
 def _guarded(tmp_path: Path) -> Iterator[Path]:
-    """The folder to unpack below; afterwards nothing may lie beside it, and no link anywhere."""
+    """Yield the folder for unpacking; then check that no file is outside and no link anywhere."""
     (tmp_path / "inside").mkdir()
     yield tmp_path / "inside" / "archives"
     assert intruders(tmp_path) == []
@@ -108,7 +108,7 @@ def intruders(root: Path) -> list[str]:
 
 
 def test_the_check_for_files_outside_the_folder_detects_an_unsafe_unpacking(tmp_path: Path) -> None:
-    """The twin of every test with `guarded`: the same archive, unpacked with full trust."""
+    """Control of all tests with `guarded`: the same archive is unpacked without checks."""
     (tmp_path / "inside" / "archives").mkdir(parents=True)
     path = tar_of(
         tmp_path / "in.tar",
@@ -383,7 +383,7 @@ def test_an_archive_that_expands_a_thousandfold_is_refused(guarded: Path, ending
 
 
 def test_a_zip_whose_headers_lie_about_its_size_is_refused(guarded: Path) -> None:
-    """The table of contents says 1 KiB; what comes out of the stream is what counts."""
+    """The zip's directory declares 1 KiB, but the bytes of its stream are counted."""
     path = pack(guarded.parents[1] / "in.zip", [("a/bomb", bytes(50 << 20))])
     content = path.read_bytes()
     path.write_bytes(
@@ -393,7 +393,7 @@ def test_a_zip_whose_headers_lie_about_its_size_is_refused(guarded: Path) -> Non
 
 
 def test_a_sparse_tar_that_expands_too_much_is_refused(guarded: Path) -> None:
-    """A few bytes that stand for a gigabyte of zeros, which no compressed stream gives away."""
+    """A few bytes stand for a gigabyte of zeros, which is no compressed stream."""
     member = tarfile.TarInfo("a/holes")
     member.pax_headers = {
         "GNU.sparse.map": "0,0",
@@ -454,7 +454,7 @@ def test_a_million_members_are_refused_quickly_and_in_little_memory(
 
 
 def million(path: Path) -> Path:
-    """A million empty files, without the minutes that zipfile and tarfile take to write them."""
+    """Write a million empty files to an archive, faster than zipfile and tarfile do."""
     if path.suffix == ".zip":
         entry = bytearray(zip_entry("a/0000000"))
         table = b"".join(
@@ -479,7 +479,7 @@ def million(path: Path) -> Path:
 
 
 def zip_end(num_members: int, num_bytes: int) -> bytes:
-    """Return the end of a zip64 whose table of contents is at its very beginning."""
+    """Return the end of a zip64 file whose directory is at its beginning."""
     end = (
         b"PK\x06\x06"
         + (44).to_bytes(8, "little")
@@ -492,7 +492,7 @@ def zip_end(num_members: int, num_bytes: int) -> bytes:
 
 
 def zip_entry(name: str) -> bytes:
-    """The one entry of a zip's table of contents."""
+    """Return the entry of an empty member in a zip's directory."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(name, b"")

@@ -1,4 +1,4 @@
-"""Tests of the user's checksums: altered, missing and unlisted files, and faults of the list."""
+"""Tests of the user's checksums: altered, missing and unlisted files, and malformed lists."""
 
 import subprocess
 import zipfile
@@ -102,7 +102,7 @@ ODD = [
 
 
 def write_odd_names(root: Path) -> None:
-    """Pictures with names of all kinds, and the list that sha256sum itself makes of them."""
+    """Write pictures with names of all kinds, and the list that sha256sum makes of them."""
     for seed, name in enumerate(ODD):
         (root / "cat" / name).write_bytes(picture(20 + seed))
     files = [path.relative_to(root) for path in sorted(root.rglob("*.png"))]
@@ -117,7 +117,7 @@ def test_escaped_names_are_read_from_the_list(data: DataParams) -> None:
 
 
 def test_files_with_escaped_names_are_checked(data: DataParams) -> None:
-    """The twin: an altered file with such a name is detected."""
+    """An altered file with such a name is detected, too."""
     root = Path(data.path)
     write_odd_names(root)
     for seed, name in enumerate(ODD):

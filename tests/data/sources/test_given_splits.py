@@ -1,4 +1,4 @@
-"""Tests of given splits: folders and Parquet shards that name splits, and some that do not."""
+"""Tests of given splits: folders and Parquet shards with the names of splits."""
 
 import json
 import zipfile
@@ -26,7 +26,7 @@ THREE = {"train": "ab", "val": "ab", "test": "ab"}
 
 
 def write_splits(root: Path, splits: Mapping[str, str]) -> Path:
-    """Two images in each class folder; a class is one letter, "" means the split folder itself."""
+    """Write two images into each class folder; a letter is a class, "" the split folder itself."""
     seed = 0
     for split, classes in splits.items():
         for label in classes or [""]:
@@ -37,13 +37,13 @@ def write_splits(root: Path, splits: Mapping[str, str]) -> Path:
 
 
 def read(root: Path, **changes: Any) -> list[RawSample]:
-    """The samples as `clean` reads them."""
+    """Return the samples as `clean` reads them."""
     data = data_params(root, **changes)
     return list(read_samples(with_given_split(data)[0]))
 
 
 def said(samples: list[RawSample]) -> Counter[tuple[str | None, str | None]]:
-    """Count the rows of each split and class."""
+    """Return the number of rows of each split and class."""
     return Counter((sample.given_split, sample.label) for sample in samples)
 
 

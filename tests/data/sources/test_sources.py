@@ -1,4 +1,4 @@
-"""Tests of raw samples: all layouts give the same record, and every fault is named."""
+"""Tests of raw samples: all layouts give equal records, and every fault is reported."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Folders of text files by class: their rows, their split, and the files that are no text."""
+"""Tests of class folders of text files: rows, splits, and files that are not text."""
 
 import shutil
 from pathlib import Path
@@ -41,7 +41,7 @@ def cleaned(folder: Path, **changes: Any) -> CleanResult:
 
 
 def rows_of(found: CleanResult) -> dict[str, dict[str, Any]]:
-    """The kept rows by file."""
+    """Return the kept rows, by file."""
     rows = found.cleaned.rows.to_pylist()
     return {row["source"].partition(":")[2]: row for row in rows}
 

@@ -1,1 +1,1 @@
-"""The modules of tests.data.splits."""
+"""Tests of splits, folds and leakage."""

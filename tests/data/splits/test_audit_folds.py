@@ -1,4 +1,4 @@
-"""Tests of audit folds: whole units, every class in at least two folds, no test rows."""
+"""Tests of audit folds: related rows stay together, classes are spread, no row is a test row."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.data.pictures import row
 
 
 def table(num_rows: int = 300, **changes: list[Any]) -> pa.Table:
-    """Rows of three classes, a fifth of them for testing; `changes` replace whole columns."""
+    """Return rows of three classes, a fifth of them for testing; `changes` replace columns."""
     splits = [("train", "val", "test", "train", "train")[seed % 5] for seed in range(num_rows)]
     rows = [
         {**row(seed, "abc"[seed % 3]), "split": split, "fold": None, "leaked": False}

@@ -1,4 +1,4 @@
-"""Tests of the leakage check: every planted leak is found, named and marked."""
+"""Tests of the leakage check: every planted leak is found, reported and marked."""
 
 from typing import Any
 

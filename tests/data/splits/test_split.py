@@ -1,4 +1,4 @@
-"""Tests of the split: a pure function of content and seed that divides no unit."""
+"""Tests of the split: a pure function of content and seed that keeps related rows together."""
 
 import random
 from collections import Counter, defaultdict
@@ -82,7 +82,7 @@ def test_a_different_seed_gives_a_different_split(params: SplitParams) -> None:
 
 
 def test_the_stable_split_is_the_same_in_every_version() -> None:
-    """A change of the rule would move the rows of every user: these digests must never change."""
+    """These digests must never change, because another rule would move the rows of every user."""
     found = places(classes(60))
     assert "".join(found[row(seed)["id"]][1] for seed in range(20)) == GOLDEN
 
@@ -118,7 +118,7 @@ def test_stable_new_rows_of_a_known_group_join_it_and_move_no_row(new: set[int],
 
 
 def grown_rows(numbers: Any) -> list[dict[str, Any]]:
-    """Three rows of each group, every tenth row in a cluster with another group."""
+    """Return three rows of each group; every tenth row is in a cluster with another group."""
     return [
         {
             **row(number, "abc"[number % 3]),
@@ -130,7 +130,7 @@ def grown_rows(numbers: Any) -> list[dict[str, Any]]:
 
 
 def test_exact_may_move_rows_when_data_grows() -> None:
-    """The twin of the tests above: with `exact` the very same growth does move old rows."""
+    """Control of the tests above: with `exact`, the same growth moves old rows."""
     before, after = places(classes(300), EXACT), places(classes(360), EXACT)
     assert 0 < sum(after[sample_id] != name for sample_id, name in before.items()) < 60
 
@@ -377,7 +377,7 @@ def test_a_class_that_a_given_train_split_lacks_is_refused() -> None:
 
 
 def lacking(*splits: str, **changes: Any) -> list[dict[str, Any]]:
-    """The user's own split, in which the rows of these splits are for training."""
+    """Return a user's split in which the rows of the given splits are for training instead."""
     return [
         entry | {"given_split": "train"} if entry["given_split"] in splits else entry
         for entry in own(**changes)
@@ -646,7 +646,7 @@ def test_the_report_of_a_numeric_target_has_its_mean() -> None:
 
 @pytest.mark.nightly
 def test_a_million_rows_are_split_in_seconds() -> None:
-    """This only checks that nothing grows with the square of the rows."""
+    """This checks only that the time does not grow with the square of the number of rows."""
     ids = [f"{number:016x}{number:016x}" for number in range(1_000_000)]
     columns: dict[str, Any] = {
         name: pa.nulls(len(ids), ROWS.field(name).type) for name in ROWS.names

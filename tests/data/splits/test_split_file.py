@@ -1,4 +1,4 @@
-"""The split of each row in a file of the user's."""
+"""Tests of a user's file that gives the split of each row."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""Tests of units: rows linked by groups and clusters, along chains of any length."""
+"""Tests of units: rows that groups and clusters link, along chains of any length."""
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ Edges = list[tuple[int, int]]
 
 
 def by_search(num_nodes: int, edges: Edges) -> list[int]:
-    """Find the components by a walk from each node."""
+    """Return the components, found by a walk from each node."""
     neighbours: list[set[int]] = [set() for _ in range(num_nodes)]
     for one, other in edges:
         neighbours[one].add(other)
@@ -64,7 +64,7 @@ def test_a_chain_of_groups_and_clusters_is_one_unit() -> None:
 
 
 def test_rows_with_equal_content_are_one_unit() -> None:
-    """A rule that only flags may keep one picture under two names."""
+    """If the rule for duplicates only flags, one picture is kept under two names."""
     units = find_units(
         pa.Table.from_pylist([row(1), {**row(1), "source": "again"}, row(2)], schema=ROWS), 7
     )

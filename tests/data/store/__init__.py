@@ -1,1 +1,1 @@
-"""The modules of tests.data.store."""
+"""Tests of packing and reading the packed store."""

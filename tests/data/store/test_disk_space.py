@@ -1,4 +1,4 @@
-"""Tests of the disk space for a packed store: exact for pixels, estimated for JPEG."""
+"""Tests of the disk space for a packed store: exact for pixels, estimated for JPEGs."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests of JPEG inputs: the same pixels for any index and process; damage is named."""
+"""Tests of JPEG inputs: equal pixels for any index and process, and named damaged images."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ NUM_ROWS, SHAPE = 50, (16, 16, 3)
 
 
 def smooth(seed: int, channels: int = 3) -> NDArray[np.uint8]:
-    """Return (16, 16, channels) pixels without sharp edges, which JPEG preserves well."""
+    """Return pixels (16, 16, channels) without sharp edges, which JPEG preserves well."""
     return np.kron(pixels(seed, 2, channels) // 8 + 100, np.ones((8, 8, 1), np.uint8))
 
 

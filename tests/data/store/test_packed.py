@@ -1,4 +1,4 @@
-"""Tests of the reader of the packed store: mapped arrays, and checks against the manifest."""
+"""Tests of reading the packed store: memory-mapped arrays, and checks against the manifest."""
 
 from pathlib import Path
 

@@ -202,13 +202,13 @@ def test_a_failed_packing_keeps_the_previous_store(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """Stands for the end of the process, which no `except` of ours may catch."""
+    """An exception for the end of the process, which no `except` of ours may catch."""
 
 
 def pack_and_stop(
     root: Path, samples: list[RawSample], rows: pa.Table, after: int, form: StoreForm = RAW
 ) -> None:
-    """Pack until `after` samples are read, and leave the unfinished work."""
+    """Pack until `after` samples are read, then stop and leave the unfinished work."""
 
     def read(_: Collection[str]) -> Iterator[RawSample]:
         yield from samples[:after]
@@ -302,7 +302,7 @@ def test_changed_params_remove_the_old_work_and_start_again(tmp_path: Path) -> N
 def test_work_of_another_version_of_the_code_is_removed_and_never_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Moving a module of the decoding code changes its digest, as a change of content does."""
+    """A moved module of the decoding code changes its digest, just as changed content does."""
     samples, rows = data_set(20)
     with monkeypatch.context() as old_code:
         old_code.setattr("slipway.data.store.packing.pixel_code", lambda: "digest before the move")

@@ -1,4 +1,4 @@
-"""Tests of the times per image, and of the prediction for other numbers of workers."""
+"""Tests of the measured times per image, and of their prediction for more workers."""
 
 from collections.abc import Iterator
 

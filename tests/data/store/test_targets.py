@@ -1,4 +1,4 @@
-"""Tests of packed targets: class indices, the scale of numbers, and weights."""
+"""Tests of packed targets: class indices, the scale of numeric targets, and weights."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,1 +1,1 @@
-"""The modules of tests.data.tables."""
+"""Tests of cleaning and packing tables."""

@@ -493,7 +493,7 @@ def test_a_failed_clean_names_conflicts_and_ignored_columns(
 
 
 def leaking_csv(path: Path) -> Path:
-    """Columns a, b, target, `thousands` (a multiple of the target) and `name` (free text)."""
+    """Write columns a, b, target, `thousands` (a multiple of the target) and `name` (free text)."""
     header, *lines = numbered_csv(path).read_text().splitlines()
     rows = [
         f"{line},{float(line.split(',')[2]) / 1000 + 3},name {number}"

@@ -124,7 +124,7 @@ def test_digits_are_dates_in_the_format_that_the_user_names(tmp_path: Path) -> N
 
 
 def special_hints(folder: Path, cells: list[str], **changes: Any) -> list[str]:
-    """Return the hints on a table with these cells in column c, which is not an input."""
+    """Return the hints on a table with these cells in column c, which is no input."""
     lines = [f'{row % 7},{row % 13},"{cell}",{row % 11}' for row, cell in enumerate(cells)]
     path = write_csv(folder / "t.csv", "\n".join(["a,b,c,target", *lines, ""]))
     return cleaned(data_params(path, **changes), rules=QUIET).hints

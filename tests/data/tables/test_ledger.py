@@ -1,4 +1,4 @@
-"""The verdicts on rows, grouped in parts that never divide the verdicts on one row."""
+"""Tests of the verdicts on rows: all verdicts on one row are in the same part."""
 
 from pathlib import Path
 

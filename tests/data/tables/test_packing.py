@@ -105,7 +105,10 @@ def test_error_names_the_column_of_a_number_too_large_for_32_bits() -> None:
 
 
 def mixed_table(folder: Path) -> tuple[DataParams, CleanedTable]:
-    """Numbers, categories, booleans and dates, some missing, and a category of a single row."""
+    """Return a table of numbers, categories, booleans and dates, with missing cells.
+
+    One category occurs in a single row.
+    """
     generator = np.random.default_rng(5)
     rows = []
     for number in range(120):

@@ -1,4 +1,4 @@
-"""Tests of columns of the user's own table for given rows, by name and in the order of rows."""
+"""Tests of reading columns of the user's table for given rows, in the order of the rows."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests of near copies of the target: each planted one is found, and no ordinary column."""
+"""Tests of near copies of the target: each planted one is found, and no ordinary column is."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ STARS = RANDOM.integers(1, 6, NUM_ROWS)
 
 
 def found(data: DataParams, folder: Path) -> list[dict[str, Any]]:
-    """The suspicious columns of a table after the stages before."""
+    """Return the suspicious columns of a table after the earlier stages."""
     table = cleaned(data, rules={"conflicting_label": "flag", "outlier": None})
     split = split_rows(table.cleaned.rows, PROJECT.split, PROJECT.seed)
     columns = TableColumns(inputs=table.types, ignored=table.ignored)
@@ -44,7 +44,7 @@ def found(data: DataParams, folder: Path) -> list[dict[str, Any]]:
 def planted(
     folder: Path, targets: Sequence[object], cells: Sequence[object], **changes: str
 ) -> dict[str, float]:
-    """Scores of the suspicious columns of a table with one planted column and one of noise."""
+    """Return the scores of the suspicious columns, given a planted column and one of noise."""
     rows = [
         f"{noise},{cell},{target}"
         for noise, cell, target in zip(NOISE, cells, targets, strict=True)

@@ -1,1 +1,1 @@
-"""The modules of tests.data.texts."""
+"""Tests of cleaning and packing texts."""

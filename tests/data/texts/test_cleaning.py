@@ -1,4 +1,4 @@
-"""Cleaning of texts: each rule, and copies of a text in any case and form."""
+"""Tests of cleaning texts: each rule, and copies of a text in any case and Unicode form."""
 
 import json
 from pathlib import Path

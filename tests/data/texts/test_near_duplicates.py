@@ -1,4 +1,4 @@
-"""Nearly equal texts: the estimate of their similarity, and the pairs that are found."""
+"""Tests of nearly equal texts: the estimated similarity, and the pairs that are found."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def random_texts(count: int, letters: str, seed: int = 0) -> list[str]:
 
 
 def changed(text: str, places: int) -> str:
-    """The text with the first letters of some parts replaced."""
+    """Return the text with single characters at evenly spaced places replaced."""
     letters = list(text)
     for place in np.linspace(5, len(text) - 5, places).astype(int):
         letters[place] = "#"

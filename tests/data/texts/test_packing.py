@@ -1,4 +1,4 @@
-"""The packed store of texts, and the raw rows that clients send."""
+"""Tests of the packed store of texts, and of raw rows in the form in which clients send them."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def packed(tmp_path: Path) -> tuple[Path, str]:
 
 
 def pack(tmp_path: Path, **precompute: Any) -> tuple[Path, str]:
-    """Clean and pack ROWS; return the folder and what was printed."""
+    """Clean and pack ROWS; return the folder and the printed text."""
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, ROWS)) + "\n")
     content = of_kind(PROJECT.model_dump(mode="json"), "text_classification")
     content["data"] |= {"path": str(tmp_path / "texts.jsonl"), "text_columns": ["title", "text"]}

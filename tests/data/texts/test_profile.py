@@ -1,4 +1,4 @@
-"""The profile of texts: scripts, telling words, and passages that give a class away."""
+"""Tests of the profile of texts: scripts, typical words, and passages that only one class has."""
 
 import numpy as np
 import pytest

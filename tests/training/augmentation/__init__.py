@@ -1,1 +1,1 @@
-"""The modules of tests.training.augmentation."""
+"""Tests of image and text augmentation in training."""

@@ -51,7 +51,7 @@ def keys(count: int) -> Any:
 
 
 def same(count: int, **values: Any) -> Draw:
-    """The same change for every image."""
+    """Return the parameters of one change, repeated for `count` images."""
     return unchanged(count)._replace(
         **{name: np.array([value] * count) for name, value in values.items()}
     )
@@ -212,7 +212,7 @@ def test_the_number_of_threads_changes_no_pixel(
 
 
 def smooth(count: int, size_px: int, channels: int) -> Pixels:
-    """Images without edges, in which small errors of a sampling point change little."""
+    """Return images without edges, which change little if a sampling point moves slightly."""
     coarse = batch(count, 8, channels)
     return np.stack(
         [

@@ -1,4 +1,4 @@
-"""The contact sheet: a picture for any plan, task and number of images."""
+"""Tests of the contact sheet: a picture is drawn for any plan, task and number of images."""
 
 import io
 from typing import Any

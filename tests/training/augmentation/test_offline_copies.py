@@ -1,4 +1,4 @@
-"""Offline copies: of training rows alone, under ids of their own, the same every time."""
+"""Tests of offline copies: only training rows are copied, with own ids, and reproducibly."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Words and tokens that training texts lose: a pure function of seed, epoch and id."""
+"""Tests of the words and tokens that training drops: a pure function of seed, epoch and id."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def plan(seed: int = 7, **values: float) -> AugmentPlan:
 
 
 def drawn(*rows: list[float], length: int = 24) -> NDArray[np.float64]:
-    """The numbers of each row, 0.99 for further places."""
+    """Return the random numbers of each row; positions beyond the given ones have 0.99."""
     return np.array([row + [0.99] * (length - len(row)) for row in rows])
 
 
@@ -80,7 +80,7 @@ def batches(world_size: int, rank: int, seed: int = 7) -> TrainingBatches:
 
 
 def seen(world_size: int, epoch: int, seed: int = 7) -> dict[int, bytes]:
-    """The texts of an epoch by row."""
+    """Return the text of each row in one epoch, by row."""
     found = {}
     for rank in range(world_size):
         own = batches(world_size, rank, seed)

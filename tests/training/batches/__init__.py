@@ -1,1 +1,1 @@
-"""The modules of tests.training.batches."""
+"""Tests of batches: selection, order and division of rows."""

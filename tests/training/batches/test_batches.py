@@ -265,7 +265,7 @@ def test_soft_answers_follow_their_rows_and_their_mixing_partners() -> None:
 
 
 def _token_split(num_rows: int, start: int = 0) -> PackedSplit:
-    """Rows of 1 to 40 tokens, in no order."""
+    """Return a split of rows of 1 to 40 tokens, in random order."""
     lengths = np.random.default_rng(start).integers(1, 41, num_rows)
     inputs = (np.arange(40) < lengths[:, None]).astype(np.int32)
     inputs[::7, 0] = -1  # texts that were cut

@@ -1,4 +1,4 @@
-"""Selection of rows from several splits: their order, their size, and lazy reading."""
+"""Tests of the selection of rows from several splits: order, size, and reading on access."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Blocks of rows in a drawn order: each row once, equal everywhere, read before it is used."""
+"""Tests of shuffling by blocks: each row occurs once, on any machine, and is read ahead."""
 
 import ctypes
 import mmap
@@ -162,7 +162,7 @@ def test_pixels_are_those_of_the_rows(tmp_path: Path) -> None:
 
 
 def _cached_blocks(mapped: Any) -> list[bool]:
-    """Return for the middle page of each MiB if it is in the page cache."""
+    """Return for each MiB of a mapped file if its middle page is in the page cache."""
     found, page = ctypes.create_string_buffer(1), mmap.PAGESIZE
     cached = []
     for middle in range(1 << 19, mapped.nbytes, 1 << 20):

@@ -1,4 +1,4 @@
-"""The file of soft answers, and its refusals."""
+"""Tests of the file of soft targets (a teacher's outputs), and of its refusals."""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""The modules of tests.training.checkpoints."""
+"""Tests of writing, verifying and resuming checkpoints."""

@@ -1,4 +1,4 @@
-"""A training that was killed anywhere ends with the same bits as an uninterrupted one."""
+"""A training that is killed at any point ends with the same bits as an uninterrupted one."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ ACCUMULATED = {"epochs": 3, "max_batch_per_device": 16, "ema_decay": 0.9}
 
 
 def result(project: Path) -> tuple[str, ...]:
-    """Return the digest of the weights, the metrics of the kept epoch, and all curves."""
+    """Return the digest of the weights, the metrics of the exported epoch, and all curves."""
     curves = [
         (project / f"reports/live/plots/metrics/{name}.tsv").read_text()
         for name in ("train/loss", "val/loss")

@@ -73,7 +73,7 @@ def test_another_kind_of_device_changes_the_fingerprint(project: Path) -> None:
 
 
 def _own_code(project: Path) -> None:
-    """Give the project its own train stage."""
+    """Give the project its own code of the stage `train`."""
     files.write_text(project / "slipway/stages/train.py", "from slipway.training import run\n")
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints killed at any of their file operations leave the others intact."""
+"""A kill at any file operation of a checkpoint leaves the other checkpoints intact."""
 
 import json
 from collections.abc import Callable

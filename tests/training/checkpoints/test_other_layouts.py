@@ -1,4 +1,4 @@
-"""Several processes resume bit for bit; another process layout resumes with the same batches."""
+"""Several processes resume bit for bit; with another process layout the batches stay the same."""
 
 import json
 import re
@@ -192,7 +192,7 @@ def test_two_processes_resume_in_turn_under_each_strategy(
 
 @pytest.fixture(name="small_disk")
 def _small_disk(tmp_path: Path) -> Iterator[Path]:
-    """The folder of the checkpoints in the project `filled`, as a disk of its own."""
+    """Mount a small disk as the checkpoint folder of the project `filled`."""
     folder = tmp_path / "filled/.work/train"
     folder.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", str(folder)]

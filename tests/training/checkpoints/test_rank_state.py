@@ -1,4 +1,4 @@
-"""State of each rank: buffers come back by name, and a network with other buffers is refused."""
+"""Tests of the state of each rank: buffers are restored by name, other names are refused."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 
 class Module(nn.Module):
-    """A module with the buffers of these names, and the sums of an epoch."""
+    """A module with buffers of the given names, and with the sums of an epoch."""
 
     def __init__(self, *names: str, value: float) -> None:
         super().__init__()

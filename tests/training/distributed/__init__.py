@@ -1,1 +1,1 @@
-"""The modules of tests.training.distributed."""
+"""Tests of strategies, launchers, failures and stop signals."""

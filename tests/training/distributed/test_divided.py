@@ -1,4 +1,7 @@
-"""Two copies of a network, each shared by two of four processes, against one process."""
+"""Compares one process with four processes that train two copies of a network.
+
+Two processes share each copy.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A local encoder trained on two processes by each strategy, against one process."""
+"""Compares a local encoder trained on two processes by each strategy with one process."""
 
 import json
 from pathlib import Path
@@ -91,7 +91,7 @@ def encoder_project(root: Path, lora_rank: int | None = None, **train: Any) -> P
 
 
 def trained(project: Path) -> list[float]:
-    """Train; return the loss of each epoch."""
+    """Train the project; return the loss of each epoch."""
     done = run_training(project)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (project / "reports/live/plots/metrics/train/loss.tsv").read_text().splitlines()

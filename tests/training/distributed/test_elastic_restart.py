@@ -1,4 +1,4 @@
-"""A lost process under torchrun: all processes start again, and end with the same weights."""
+"""If torchrun loses a process, all processes restart and end with the same weights."""
 
 import json
 import os
@@ -15,7 +15,7 @@ RUN = "tests.training.forked_runs"
 
 
 def lose_rank_once(marker: Path) -> None:
-    """Kill rank 1 after its third checkpoint, unless `marker` says that it was killed before."""
+    """Kill rank 1 after its third checkpoint, unless the file `marker` records an earlier kill."""
     from slipway.training.checkpoints.checkpoints import CheckpointStore
 
     if os.environ.get("RANK") != "1" or marker.exists():

@@ -1,4 +1,4 @@
-"""Compilation and memory layout: applied or refused, and without effect on saved weights."""
+"""Tests of compilation and memory layout: they are applied or refused, and keep saved weights."""
 
 import shutil
 from pathlib import Path

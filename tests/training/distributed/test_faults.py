@@ -1,4 +1,4 @@
-"""All ranks end within seconds after one fails, and the cause is reported once."""
+"""If one rank fails, all ranks end within seconds, and the cause is reported once."""
 
 import os
 import re
@@ -36,7 +36,7 @@ WORKER = "DataLoader worker (pid 71) is killed by signal: "
 
 
 def _living_processes(project: Path) -> list[int]:
-    """Find the living processes of the training: their working directory is the project."""
+    """Return the living processes of a training, which have the project as working directory."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -51,7 +51,10 @@ def _living_processes(project: Path) -> list[int]:
 
 
 def _fail(project: Path, command: list[str], fault: str) -> tuple[int, float, str]:
-    """Return the exit code, the time to end relative to the time to start, and the output."""
+    """Start a training that fails; return exit code, relative time to end, and output.
+
+    The time from the fault to the end is divided by the time from the start to the fault.
+    """
     started_at, variables = time.monotonic(), {**environment(), "FAIL": fault}
     with subprocess.Popen(
         command,

@@ -1,4 +1,4 @@
-"""Strategies that divide the weights, on two processes against one."""
+"""Compares strategies that divide the weights over two processes with one process."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ RECIPE = {
 
 
 def epoch_losses(project: Path) -> list[float]:
-    """The training loss of each epoch."""
+    """Return the training loss of each epoch."""
     lines = (project / "reports/live/plots/metrics/train/loss.tsv").read_text().splitlines()
     return [float(line.split("\t")[1]) for line in lines[1:]]
 

@@ -1,4 +1,4 @@
-"""Each launcher's environment variables are read, or refused with a reason."""
+"""Tests of the launchers' environment variables: they are read, or refused with a reason."""
 
 import json
 import subprocess

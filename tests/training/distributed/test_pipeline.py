@@ -1,4 +1,4 @@
-"""Blocks that two processes compute in turn, against one process, a kill and other strategies."""
+"""Tests of the strategy `pipeline` on two processes: equal loss, kills, other strategies."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Stop signals: all processes save within a step, and the resumed training is bit-exact."""
+"""After a stop signal all processes save within a step, and the training resumes bit for bit."""
 
 import os
 import signal
@@ -132,7 +132,7 @@ def test_both_processes_save_and_end_whichever_receives_the_signal(tmp_path: Pat
 
 
 def _other_rank(first: int) -> int:
-    """Return the process of rank 1: the first child of rank 0. The others are loaders."""
+    """Return the process of rank 1, the first child of rank 0; the other children are loaders."""
     return int((Path(f"/proc/{first}/task") / str(first) / "children").read_text().split()[0])
 
 

@@ -1,4 +1,4 @@
-"""Layers that two processes share, against one process, a kill and other strategies."""
+"""Tests of the strategy `tensor_parallel` on two processes: equal loss, kills, other strategies."""
 
 from pathlib import Path
 from typing import Any

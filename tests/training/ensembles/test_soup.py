@@ -1,4 +1,4 @@
-"""Soups: the mean of weights, never worse on the validation rows than the best member."""
+"""Tests of model soups: means of weights that are never worse than the best member."""
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ def network(seed: int) -> Network:
 
 
 def weight(found: Network) -> Tensor:
-    """One weight of the network."""
+    """Return a single weight of the network."""
     return next(found.parameters()).detach()
 
 

@@ -1,4 +1,4 @@
-"""Stacking: weights of the best linear model out of fold, and a planted leak that is seen."""
+"""Tests of stacking: weights equal those of least squares, and a planted leak is detected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +73,7 @@ def noisy(split: PackedSplit, seed: int) -> PackedSplit:
 def losses_out_of_fold(
     data: TrainingData, folds: NDArray[np.int64], folder: Path
 ) -> tuple[Tensor, Tensor]:
-    """Losses of trees that memorise: of each row out of fold, and of rows that no fold has."""
+    """Return the losses of trees that memorise, for rows out of fold and for unseen rows."""
     params = tree_params(
         epochs=60, network_arguments=ARGUMENTS | {"num_leaves": 200, "min_data_in_leaf": 1}
     )

@@ -1,4 +1,4 @@
-"""Greedy weights: members that complete each other get weight, others get none."""
+"""Tests of greedy weights: members that complement each other get weight, others get none."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ KEYS = np.random.default_rng(1).integers(0, 2**63, NUM_ROWS).astype(np.uint64)
 
 
 def squared(deviations: list[float], shared: float = 0.0) -> Loss:
-    """The loss of a mean of answers, each with its own error and one that all share."""
+    """Return the loss of a weighted mean of outputs, which have independent and shared errors."""
     generator = np.random.default_rng(0)
     errors = generator.normal(size=(NUM_ROWS, len(deviations))) * deviations
     errors += shared * generator.normal(size=(NUM_ROWS, 1))

@@ -1,1 +1,1 @@
-"""The modules of tests.training.networks."""
+"""Tests of built-in, pretrained and user-defined networks."""

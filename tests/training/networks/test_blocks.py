@@ -1,4 +1,4 @@
-"""The blocks of networks, and the networks that no strategy can divide by them."""
+"""Tests of finding the blocks of a network, and of networks that cannot be divided by blocks."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class _Layer(nn.Module):
 
 
 class _Layers(nn.Module):
-    """64 pixels, two layers of one class, two logits."""
+    """A network of 64 pixels, two layers of one class, and two logits."""
 
     layers: Any  # mypy sees only modules in a list
 

@@ -1,4 +1,4 @@
-"""The layers that processes can share, and what is refused."""
+"""Tests of the layers that processes can share, and of refused networks."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class _FixedBlock(_Block):
 
 
 class _Named(nn.Module):
-    """A network of one's own that names the layers of its blocks."""
+    """A user's network that names the layers of its blocks."""
 
     def __init__(self, entry: str = "entry", block: type[_Block] = _Block) -> None:
         super().__init__()

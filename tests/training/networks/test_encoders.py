@@ -1,4 +1,4 @@
-"""Encoders of local folders: their answers, what is trained, and folders that are refused."""
+"""Tests of encoders from local folders: outputs, trained weights, and refused folders."""
 
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def test_a_tokenizer_as_berts_reads_english_and_chinese(tmp_path: Path) -> None:
 
 
 def byte_pairs() -> str:
-    """A tokenizer as RoBERTa's, whose tokens of both texts have one type."""
+    """Return a tokenizer like RoBERTa's, which gives both texts of a pair the same token type."""
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_str(bpe())

@@ -1,4 +1,4 @@
-"""An ensemble answers the combination of its members, and is stored as one file."""
+"""An ensemble returns the combination of its members' outputs, and is stored as one file."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ TABM = {
 def ensemble(
     root: Path, task: str = "table_regression", method: str = "average"
 ) -> tuple[EnsembleNetwork, list[Network], Tensor]:
-    """An ensemble of trees and an untrained TabM, and rows for it."""
+    """Return an ensemble of trees and an untrained TabM, and input rows for it."""
     trees = fitted(packed(root, task))
     spec = trees.network.spec
     torch.manual_seed(0)

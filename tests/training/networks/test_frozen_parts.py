@@ -1,4 +1,4 @@
-"""Parts of a network, and the epochs in which they are frozen."""
+"""Tests of the parts of a network, and of the epochs in which they are frozen."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Weights that a network of timm begins with."""
+"""Tests of the weights with which a network starts."""
 
 import pickle
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Weights in a file while a network is built: the same bits, little memory, nothing left over."""
+"""Weights that are built in a file have the same bits, need little memory, and leave no file."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The network for small images: what is skipped at random, and what is not."""
+"""Tests of the network for small images: the blocks that training skips at random."""
 
 import torch
 from timm.layers.drop import DropPath

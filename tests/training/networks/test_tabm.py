@@ -1,4 +1,4 @@
-"""TabM on the layout of a column contract: its inputs, its submodels, and its refusals."""
+"""Tests of TabM on the rows of a column contract: inputs, submodels and refusals."""
 
 import warnings
 from pathlib import Path

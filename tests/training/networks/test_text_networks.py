@@ -1,4 +1,4 @@
-"""Networks for texts: n-grams of whole words and characters, and padding without effect."""
+"""Tests of networks for texts: n-grams of whole words and characters; padding has no effect."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def rows(*texts: str) -> torch.Tensor:
 
 
 def families(text: str, **changes: Any) -> list[list[int]]:
-    """The buckets of each family of n-grams, without empty places."""
+    """Return the hash buckets of each family of n-grams, without those of padding."""
     bag = network(**changes).backbone
     assert isinstance(bag, HashedNgrams)
     found = bag.families(rows(text).to(torch.int64))

@@ -1,4 +1,4 @@
-"""The user's own network: its contract, and refusals that name the user's line."""
+"""Tests of the user's own network: its contract, and refusals that quote the user's line."""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""The modules of tests.training.pruning."""
+"""Tests of structured and magnitude pruning."""

@@ -1,4 +1,4 @@
-"""Pruning: silent channels are removed without effect, zeros stay zeros, runs are repeatable."""
+"""Tests of pruning: silent channels are removed without effect, and zeros stay zeros."""
 
 import json
 import os
@@ -39,7 +39,7 @@ CUT = ("backbone.stages.0", "backbone.stages.1")
 
 
 def drawn(seed: int = 3, **changes: Any) -> Network:
-    """Make a network whose norms scale each channel differently, as after a training."""
+    """Return a network whose norms scale each channel differently, as after a training."""
     torch.manual_seed(seed)
     network = build_network(spec(**changes))
     for module in network.modules():
@@ -110,9 +110,9 @@ def test_a_network_without_its_silent_channels_answers_as_before() -> None:
 
 
 def removes_silent_channels(network: Network, contract: ImageContract) -> None:
-    """Silence half of the channels and check that pruning removes these.
+    """Silence half of the channels, and check that pruning removes exactly these.
 
-    Control: without silent channels, pruning changes the answers.
+    Control: without silent channels, pruning changes the outputs.
     """
     rows = images(size_px=contract.size_px)
     weights, _ = prune_channels(network, 0.5)
@@ -163,7 +163,7 @@ def test_magnitude_masks_cover_the_smallest_weights_of_all_layers() -> None:
 
 
 class _MaskedWeights(pl.Callback):
-    """Records the largest masked weight at the end of each batch."""
+    """Records the largest absolute masked weight at the end of each batch."""
 
     def __init__(
         self, network: nn.Module, masks: dict[str, Tensor], zeros: KeepZeros | None
@@ -187,7 +187,7 @@ class _MaskedWeights(pl.Callback):
 def test_zeros_stay_zero_through_every_step(
     project: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
-    """Control: without `KeepZeros`, the training changes the zeros."""
+    """Control: without `KeepZeros`, the training would change the zeros."""
     recorded: list[_MaskedWeights] = []
 
     def zeros(network: nn.Module, masks: dict[str, Tensor]) -> pl.Callback:

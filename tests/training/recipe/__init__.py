@@ -1,1 +1,1 @@
-"""The modules of tests.training.recipe."""
+"""Tests of losses, optimizers, precision, averages and the non-finite guard."""

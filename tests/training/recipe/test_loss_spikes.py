@@ -1,4 +1,4 @@
-"""Loss spikes: found by 6 standard deviations of 128 losses, skipped, or rewound."""
+"""Tests of loss spikes: how they are found, skipped, or undone by going back to a checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def test_only_the_last_128_losses_count() -> None:
 
 
 def _spiking(**changes: Any) -> tuple[TrainingModule, packed.PackedSplit]:
-    """A module whose second step has a row of a weight that multiplies its loss."""
+    """Return a module whose second step has a row with a weight that multiplies its loss."""
     split = _spoiled(1, weight=1000.0)
     module = _module(split, **changes)
     module.on_load_checkpoint({"guard": {"num_skipped": 0, "losses": USUAL}})
@@ -104,7 +104,7 @@ def test_rewind_is_refused_where_the_state_is_divided(strategy: str) -> None:
 
 
 def call_steps_spikes(first: int, last: int) -> None:
-    """Let the window call these steps of a training spikes, counted from 1."""
+    """Make the window report the steps `first` to `last` (counted from 1) as spikes."""
     from slipway.training.recipe import loss_spikes
 
     def described(self: LossWindow, loss: float) -> str | None:

@@ -1,4 +1,4 @@
-"""Losses of rows, and weights of classes."""
+"""Tests of the losses of rows, and of class weights."""
 
 from pathlib import Path
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Nonfinite steps: they change nothing, are named, and are skipped or fail by params.yaml."""
+"""Non-finite steps change nothing, are reported, and are skipped or fail as params.yaml says."""
 
 import json
 import re
@@ -112,7 +112,7 @@ def _fit(
 
 
 def _spoiled(step: int, weight: float = np.nan) -> packed.PackedSplit:
-    """The split with a nonfinite weight in one row of `step`, counted from 0."""
+    """Return the split with a non-finite weight in one row of `step`, counted from 0."""
     first = TrainingBatches(
         [SPLIT], cut_step(8, 1, 8), 0, seed=3, changes=None, target_dtype="int64"
     )[0, step].rows[0]
@@ -176,7 +176,7 @@ def test_a_nonfinite_batch_skips_all_batches_accumulated_with_it() -> None:
 def _state_around_step(
     split: packed.PackedSplit, accumulated: int
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The lasting state before and after the second step."""
+    """Return the lasting state before and after the second step."""
     module, states = _module(split), {}
     plain_start, plain_end = module.nonfinite_guard.start_batch, module.nonfinite_guard.after_step
 
@@ -245,7 +245,7 @@ def test_the_number_of_skipped_steps_is_in_the_checkpoint() -> None:
 
 
 def test_the_guard_changes_no_bit_of_a_clean_run() -> None:
-    """Compares with a plain loop with torch's own clipping."""
+    """The reference is a plain training loop with torch's own clipping."""
     module = _module(gradient_clip_norm=0.05)
     _fit(module)
     plain = _module(gradient_clip_norm=0.05)
@@ -322,7 +322,7 @@ def _spoil_table(project: Path, row: int = 7) -> str:
 
 
 def _changes(output: str) -> dict[int, set[str]]:
-    """Collect the lines of the ranks by step."""
+    """Return the lines of the ranks in `output`, by step."""
     found: dict[int, set[str]] = {}
     for step, change in re.findall(r"step (\d+) changed (\w+) on rank \d", output):
         found.setdefault(int(step), set()).add(change)

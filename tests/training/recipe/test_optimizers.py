@@ -1,4 +1,4 @@
-"""Weight decay, optimizers and learning-rate schedules."""
+"""Tests of weight decay, optimizers and learning-rate schedules."""
 
 import itertools
 from typing import Any

@@ -35,7 +35,7 @@ def _network(name: str, arguments: dict[str, Any], size_px: int) -> Network:
 
 
 def _cast_parameters(network: Network, dtype: torch.dtype) -> None:
-    """Cast only the parameters, as DeepSpeed does."""
+    """Cast only the parameters and no buffers, as DeepSpeed does."""
     for parameter in network.parameters():
         parameter.data = parameter.data.to(dtype)
 

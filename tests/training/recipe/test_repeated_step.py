@@ -1,4 +1,4 @@
-"""A repeated step gives equal bits, or ends the training."""
+"""A repeated step must give equal bits; otherwise the training ends."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.training.recipe.test_nonfinite import _fit, _module
 
 
 class _Drifting(nn.Module):
-    """A layer whose weight seems to change a little from the second call on."""
+    """A layer whose weight appears to change slightly from the second call on."""
 
     def __init__(self, error: float) -> None:
         super().__init__()

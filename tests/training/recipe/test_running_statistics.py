@@ -1,4 +1,4 @@
-"""BatchNorm statistics in two real processes: every rank validates with the mean of all ranks."""
+"""Every one of two real ranks validates with BatchNorm statistics averaged over both."""
 
 import json
 import os
@@ -23,7 +23,7 @@ VALUES = (1.0, 2.5)  # of the running means and variances, by rank
 
 
 def nothing(network: Any) -> None:
-    """The negative control: each rank keeps its own statistics."""
+    """Negative control: do nothing, so that each rank keeps its own statistics."""
 
 
 def directly(network: Any) -> None:
@@ -77,7 +77,7 @@ def test_every_rank_validates_with_the_mean_statistics_of_all_ranks(
 
 
 def main(average: str, folder: str) -> None:
-    """Run one rank: fill the statistics with its value, average them, and write the result."""
+    """Run one rank: set the statistics to its value, average them, and write the result."""
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     network = build_network(spec())

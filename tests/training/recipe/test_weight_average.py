@@ -1,4 +1,4 @@
-"""The moving average of the weights, compared with NumPy; test_recipe_runs.py has whole runs."""
+"""Compares the moving average of the weights with NumPy; test_recipe_runs.py has whole runs."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ pytestmark = [
 
 
 class _Module(pl.LightningModule):
-    """A layer and a norm; records their weights after each step and in validation."""
+    """A layer and a norm that record their weights after each step and in validation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Losses, scores and head for several labels."""
+"""Tests of multi-label losses, scores and output functions."""
 
 import pytest
 import torch

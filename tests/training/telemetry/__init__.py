@@ -1,1 +1,1 @@
-"""The modules of tests.training.telemetry."""
+"""Tests of progress output, logs, curves and trackers."""

@@ -1,4 +1,4 @@
-"""Reading back the curves that DVCLive wrote."""
+"""Tests of reading the curves that DVCLive wrote."""
 
 from pathlib import Path
 

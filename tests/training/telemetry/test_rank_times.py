@@ -1,4 +1,4 @@
-"""A slow rank is named after three measurements in a row, a hanging one after minutes."""
+"""A slow rank is named after three slow measurements in a row, a hanging one after minutes."""
 
 import json
 from pathlib import Path

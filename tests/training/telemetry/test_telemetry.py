@@ -34,7 +34,7 @@ EPOCH_TAGS = {"skipped_steps", "train/loss", "val/loss", "val/accuracy", "learni
 
 
 def board(project: Path) -> EventAccumulator:
-    """Read the events of the only training as TensorBoard does."""
+    """Return the TensorBoard events of the project's only training, read by TensorBoard itself."""
     (folder,) = (project / ".work/tensorboard").iterdir()
     events = EventAccumulator(
         str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0}

@@ -1,4 +1,4 @@
-"""Refusal of a tracker whose package is not installed."""
+"""Trackers whose packages are not installed are refused."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trackers of a training in real processes, read back with their own clients."""
+"""Trackers record trainings in real processes; their own clients read the records."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ _BLOCK, _HEADER = 32768, 7  # bytes of the record format of LevelDB's log, which
 
 
 def mlflow_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[MlflowClient, Run]:
-    """The client of the local folder, and the only run in it."""
+    """Return the MLflow client of the local folder, and the only run in it."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient((project / ".work/mlflow").as_uri())
     experiment = client.get_experiment_by_name(project.name)
@@ -31,7 +31,10 @@ def mlflow_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[MlflowCl
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """The records of a W&B file of less than one block, parsed by W&B's own schema."""
+    """Return the records of a W&B file, parsed by W&B's own schema.
+
+    The file must be shorter than one block.
+    """
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     content, place = path.read_bytes(), _HEADER
@@ -97,7 +100,7 @@ def test_a_killed_training_continues_its_runs_and_keeps_its_weights(
 
 
 class _FailingServer(BaseHTTPRequestHandler):
-    """MLflow's REST interface for one run, which refuses the epochs' metrics."""
+    """A server with MLflow's REST interface for one run, which refuses the metrics of epochs."""
 
     def do_GET(self) -> None:
         self._answer(404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "none yet"})

@@ -1,4 +1,4 @@
-"""Trees fitted to the rows of a small packed table."""
+"""Fits trees to the rows of a small packed table."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ ROWS = {"train": 400, "val": 101, "test": 99}
 
 
 class Fitted(NamedTuple):
-    """A network with its trees, and the rows that they were fitted to."""
+    """A network with its trees, and the rows to which the trees were fitted."""
 
     network: TreeNetwork
     trees: FittedTrees
@@ -34,7 +34,7 @@ class Fitted(NamedTuple):
 
 
 def tree_params(**changes: Any) -> TrainParams:
-    """Return the section train for trees."""
+    """Return settings of the section train for trees."""
     values = {
         "network": "lightgbm",
         "network_arguments": ARGUMENTS,
@@ -53,7 +53,7 @@ def packed(root: Path, task: Task = "table_regression", weight: float = 1.0) -> 
 
 
 def fitted(data: TrainingData, seed: int = 7, threads: int = 2, **changes: Any) -> Fitted:
-    """Fit trees to the training rows."""
+    """Return a network with trees that were fitted to the training rows of `data`."""
     params = tree_params(**changes)
     network = build_network(network_spec(params, data.manifest))
     assert isinstance(network, TreeNetwork)

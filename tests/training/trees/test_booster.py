@@ -1,4 +1,4 @@
-"""Boosted trees: equal bytes for equal seeds, early stopping, weights, and their refusals."""
+"""Tests of boosted trees: reproducible bytes, early stopping, weights and refusals."""
 
 from pathlib import Path
 

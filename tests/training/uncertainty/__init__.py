@@ -1,1 +1,1 @@
-"""The modules of tests.training.uncertainty."""
+"""Tests of calibration, OOD scores and out-of-fold predictions."""

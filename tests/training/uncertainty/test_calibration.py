@@ -1,4 +1,4 @@
-"""Calibration of a network: the rows of each fit, and the features of the OOD score."""
+"""Tests of calibration: the rows to which each part is fitted, and features of the OOD score."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ SEED = 7
 
 
 def pictures(seed: int) -> NDArray[np.uint8]:
-    """Grey images with a little noise."""
+    """Return grey images with a little noise."""
     generator = np.random.default_rng(seed)
     level = generator.integers(60, 190, (NUM_ROWS, 1, 1, 1))
     return np.clip(level + generator.normal(0, 8, (NUM_ROWS, *INPUT.shape)), 0, 255).astype(
@@ -192,7 +192,7 @@ def test_fewer_rows_than_features_suffice_to_score_unusual_rows() -> None:
 
 
 class TwoHeads(nn.Module):
-    """A network whose head is created first and called last."""
+    """A network that creates its head first and calls it last."""
 
     def __init__(self) -> None:
         super().__init__()

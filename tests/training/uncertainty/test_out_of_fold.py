@@ -28,7 +28,7 @@ NUM_COPIES = 2
 
 
 def split_rows(packed: Path) -> pa.Table:
-    """`rows.SPLIT_ROWS` of a packed store of two classes without groups."""
+    """Return SPLIT_ROWS of a packed store with two classes and without groups."""
     manifest, rows = read_manifest(packed), []
     for name in ("train", "val"):
         split = open_split(packed, manifest, name)
@@ -110,7 +110,7 @@ def test_a_network_learns_from_all_rows_and_copies_but_those_of_its_fold(
 def test_copies_assigned_to_other_rows_would_leak_between_folds(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Control: with copies of the next row, a network learns from rows of its own fold."""
+    """Control: copies of the next row would show a network the rows of its own fold."""
     monkeypatch.setattr(
         "slipway.training.uncertainty.out_of_fold.original_rows",
         lambda *sizes: np.roll(original_rows(*sizes), 1),

@@ -1,4 +1,4 @@
-"""Out-of-fold predictions of boosted trees."""
+"""Tests of out-of-fold predictions of boosted trees."""
 
 from pathlib import Path
 
