@@ -45,34 +45,34 @@ def _facts(**changes: Any) -> Facts:
     return replace(found, **changes)
 
 
-def test_batch_made_in_the_trainer_is_added_to_the_step() -> None:
+def test_without_loader_processes_the_time_of_a_batch_is_added_to_the_step() -> None:
     assert expected_step_ms(_facts(), 0) == 90.0
 
 
 @pytest.mark.parametrize(("num_workers", "expected"), [(1, 80.0), (2, 40.0), (4, 20.0)])
-def test_with_loader_processes_the_slower_side_decides_the_step(
+def test_with_loader_processes_a_step_takes_the_longer_of_loading_and_computing(
     num_workers: int, expected: float
 ) -> None:
     assert expected_step_ms(_facts(), num_workers) == expected
 
 
-def test_step_is_never_shorter_than_its_compute() -> None:
+def test_the_forecast_step_time_is_never_below_its_computing_time() -> None:
     assert (
         expected_step_ms(_facts(loader=_loader(batch_ms={0: 4.0, 1: 4.0, 2: 2.0, 4: 1.0})), 2)
         == 10.5
     )
 
 
-def test_trainer_and_loader_processes_share_the_cores() -> None:
+def test_the_forecast_divides_the_cores_among_trainer_and_loader_processes() -> None:
     busy = _loader(processor_ms=80.0, batch_ms={0: 80.0, 1: 82.0, 2: 41.0, 4: 41.0})
     assert expected_step_ms(_facts(loader=busy), 4) == (82.0 + 15.0) / 2
 
 
-def test_step_waits_for_each_accumulated_batch() -> None:
+def test_the_forecast_adds_the_waiting_time_of_each_accumulated_batch() -> None:
     assert expected_step_ms(_facts(num_accumulated=3), 4) == 60.0
 
 
-def test_best_num_workers_is_the_fewest_that_come_near_the_shortest_step() -> None:
+def test_best_num_workers_is_the_fewest_with_nearly_the_shortest_step() -> None:
     assert best_num_workers(_facts()) == 4
     assert best_num_workers(_facts(compute_ms=60.0)) == 2
     assert (
@@ -144,7 +144,7 @@ def test_profile_proposes_only_changes_that_apply_to_the_current_settings() -> N
     )
 
 
-def test_clock_assigns_all_time_to_parts() -> None:
+def test_the_clock_assigns_all_time_to_parts_of_the_step() -> None:
     clock = Clock()
     for part in PARTS * 50:
         clock.end(part)

@@ -82,7 +82,7 @@ def test_measured_gain_of_the_proposal_matches_the_forecast(
 
 
 @pytest.mark.nightly(seconds=30)
-def test_profile_of_an_unslowed_training_blames_no_part_of_loading(
+def test_the_profile_of_an_unslowed_training_names_no_part_of_loading_as_bottleneck(
     tmp_path: Path,
 ) -> None:
     project = _project(tmp_path, batch_size=32)
@@ -91,7 +91,7 @@ def test_profile_of_an_unslowed_training_blames_no_part_of_loading(
     assert found.proposal is None
 
 
-def test_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
+def test_the_measured_parts_of_a_step_add_up_to_its_time(tmp_path: Path) -> None:
     with MeasuredRun(_project(tmp_path, batch_size=32), "present") as run:
         found = [run.time_steps() for _ in range(3)]
     for each in found:

@@ -47,30 +47,30 @@ def timed(*step_ms: float) -> list[Round]:
     ]
 
 
-def test_the_rate_is_that_of_the_quickest_product_after_the_warm_up() -> None:
+def test_matrix_rate_is_that_of_the_quickest_product_after_the_warm_up() -> None:
     clock = ProductClock(1, 60, 25, 40, 50, 30)
     assert matrix_rate(torch.float32, clock=clock) == pytest.approx(2 * 256**3 / 0.025)
     assert clock.num_products == NUM_PRODUCTS
 
 
-def test_the_side_doubles_until_a_product_takes_20_ms() -> None:
+def test_matrix_rate_doubles_the_matrices_until_a_product_takes_20_ms() -> None:
     clock = ProductClock(*[9] * NUM_PRODUCTS, *[21] * NUM_PRODUCTS)
     assert matrix_rate(torch.float32, clock=clock) == pytest.approx(2 * 512**3 / 0.021)
     assert clock.num_products == 2 * NUM_PRODUCTS
 
 
-def test_the_best_rate_counts_though_a_larger_product_was_disturbed() -> None:
+def test_matrix_rate_keeps_the_best_rate_if_a_larger_product_was_disturbed() -> None:
     clock = ProductClock(*[2] * NUM_PRODUCTS, *[500] * NUM_PRODUCTS)
     assert matrix_rate(torch.float32, clock=clock) == pytest.approx(2 * 256**3 / 0.002)
 
 
-def test_the_number_of_threads_is_as_before() -> None:
+def test_matrix_rate_restores_the_number_of_threads() -> None:
     before = torch.get_num_threads()
     matrix_rate(torch.float32, clock=ProductClock(*[25] * NUM_PRODUCTS))
     assert torch.get_num_threads() == before
 
 
-def test_the_fraction_is_of_the_rate_in_the_dtype_of_the_run_in_the_same_round() -> None:
+def test_utilisation_compares_a_step_with_the_rate_of_its_dtype_in_the_same_round() -> None:
     rates = [{"float32": 2e11, "bfloat16": 8e11}, {"float32": 1e11, "bfloat16": 4e11}]
     flop = 10**10  # 100 and 50 GFLOP/s
     full = utilisation(placement(), flop, timed(100, 200), rates)
@@ -82,7 +82,7 @@ def test_the_fraction_is_of_the_rate_in_the_dtype_of_the_run_in_the_same_round()
 
 
 @pytest.mark.parametrize(("accelerator", "devices", "fraction"), [("gpu", 4, 0.25), ("cpu", 4, 1)])
-def test_processes_on_the_cpu_share_its_rate_and_each_gpu_has_its_own(
+def test_utilisation_counts_one_rate_for_all_cpu_processes_but_one_for_each_gpu(
     accelerator: str, devices: int, fraction: float
 ) -> None:
     used = utilisation(
@@ -92,13 +92,13 @@ def test_processes_on_the_cpu_share_its_rate_and_each_gpu_has_its_own(
 
 
 @pytest.mark.process
-def test_both_dtypes_and_that_of_the_run_are_measured() -> None:
+def test_matrix_rates_measures_float32_bfloat16_and_the_dtype_of_the_run() -> None:
     rates = matrix_rates(placement("bf16-mixed"))
     assert list(rates) == ["float32", "bfloat16"]
     assert min(rates.values()) > 1e8
 
 
-def test_the_operations_of_a_step_are_those_of_its_rows_and_tokens() -> None:
+def test_step_flop_counts_the_operations_of_all_rows_and_tokens() -> None:
     built = network("small_transformer", TOKENS, patch=1)
     whole = step_flop(built, PROJECT.train, 8)
     assert step_flop(built, PROJECT.train, 8, length=TOKENS.shape[0]) == whole

@@ -31,7 +31,7 @@ def _unchanged_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("deterministic", "enabled", "only_warns"),
     [("warn", True, True), (True, True, False), (False, False, False)],
 )
-def test_deterministic_decides_which_kernels_torch_takes(
+def test_the_setting_deterministic_decides_which_kernels_torch_may_use(
     tmp_path: Path, deterministic: Any, enabled: bool, only_warns: bool
 ) -> None:
     params = PROJECT.train.model_copy(update={"deterministic": deterministic})
@@ -42,7 +42,7 @@ def test_deterministic_decides_which_kernels_torch_takes(
 
 
 @pytest.mark.parametrize(("network", "may_skip"), [("nets:Net", True), ("small_resnet", False)])
-def test_ddp_lets_a_network_of_the_users_skip_a_layer(
+def test_ddp_allows_only_a_user_network_to_skip_a_layer(
     tmp_path: Path, network: str, may_skip: bool
 ) -> None:
     changes = {"network": network, "strategy": "ddp", "devices": 2}

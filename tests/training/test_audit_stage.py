@@ -62,7 +62,7 @@ TEXTS: dict[str, Any] = {
     ],
     ids=["images", "table", "texts"],
 )
-def test_most_planted_labels_are_found_and_half_of_the_candidates_are_planted(
+def test_the_audit_finds_most_planted_label_errors_and_half_of_its_candidates_are_planted(
     table: Any, params: dict[str, Any], tmp_path: Path
 ) -> None:
     planted, truth = plant(table(), seed=7)
@@ -93,7 +93,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.nightly
-def test_a_killed_audit_keeps_its_finished_folds_and_ends_as_an_uninterrupted_one(
+def test_a_killed_audit_keeps_its_finished_folds_and_gives_the_same_result(
     tmp_path: Path,
 ) -> None:
     whole, killed = (write_audited_project(tmp_path / name) for name in ("whole", "killed"))

@@ -87,7 +87,7 @@ def test_augment_stage_reports_that_tables_are_not_augmented(
 
 @pytest.mark.process
 @pytest.mark.parametrize("stored_px", [8, 12])
-def test_copies_of_images_are_as_large_as_they_are_stored(
+def test_offline_copies_have_the_size_of_their_stored_images(
     tmp_path: Path,
     stored_px: int,
     monkeypatch: pytest.MonkeyPatch,

@@ -41,7 +41,7 @@ def confusion(cells: dict[str, float]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 @pytest.mark.process
-def test_21_rows_on_1_2_and_4_processes_have_one_confusion_matrix(found: Found) -> None:
+def test_the_confusion_matrix_of_21_rows_is_the_same_on_1_2_and_4_processes(found: Found) -> None:
     split = rows()
     expected = confusion_matrix(split.targets, logits().argmax(dim=1).numpy(), len(CLASSES))
     assert (expected > 0).sum() >= 5
@@ -50,7 +50,7 @@ def test_21_rows_on_1_2_and_4_processes_have_one_confusion_matrix(found: Found) 
 
 
 @pytest.mark.process
-def test_metrics_of_21_rows_do_not_depend_on_the_number_of_processes(
+def test_validation_metrics_of_21_rows_do_not_depend_on_the_number_of_processes(
     found: Found,
 ) -> None:
     assert found["1"] == found["2"] == found["4"]

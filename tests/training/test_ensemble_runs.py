@@ -43,7 +43,9 @@ def set_members(
     files.write_text(project / "params.yaml", yaml.safe_dump(content))
 
 
-def test_killed_ensemble_resumes_and_a_new_member_trains_only_itself(tmp_path: Path) -> None:
+def test_a_killed_ensemble_resumes_and_adding_a_member_trains_only_that_member(
+    tmp_path: Path,
+) -> None:
     project = write_project(tmp_path / "project", label_smoothing=0.0)
     set_members(project, [TREES_MEMBER, {}])
     kill_after(project, "member    2")
@@ -61,7 +63,7 @@ def test_killed_ensemble_resumes_and_a_new_member_trains_only_itself(tmp_path: P
     assert len(members) == 3
 
 
-def test_altered_member_is_retrained_but_finished_folds_of_a_stack_are_not(
+def test_an_altered_member_is_retrained_but_the_finished_folds_of_a_stack_are_not(
     tmp_path: Path,
 ) -> None:
     project = write_project(tmp_path / "project", label_smoothing=0.0)
@@ -83,7 +85,7 @@ def test_altered_member_is_retrained_but_finished_folds_of_a_stack_are_not(
 
 
 @pytest.mark.nightly(seconds=60)
-def test_killed_student_resumes_to_the_same_weights_and_is_served_if_configured(
+def test_a_killed_student_resumes_to_the_same_weights_and_is_served_if_configured(
     tmp_path: Path,
 ) -> None:
     project = write_project(tmp_path / "project", label_smoothing=0.0)
@@ -117,7 +119,7 @@ def test_killed_student_resumes_to_the_same_weights_and_is_served_if_configured(
 
 
 @pytest.mark.nightly(seconds=40)
-def test_members_without_a_fold_each_are_trained_on_other_rows(tmp_path: Path) -> None:
+def test_members_that_leave_out_different_folds_train_on_different_rows(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project", label_smoothing=0.0)
     members = [TREES_MEMBER | {"without_fold": fold} for fold in (0, 1)]
     set_members(project, members, "average", folds=2)
@@ -135,7 +137,7 @@ def test_members_without_a_fold_each_are_trained_on_other_rows(tmp_path: Path) -
 
 
 @pytest.mark.unit
-def test_a_fold_with_all_rows_of_a_class_is_refused(tmp_path: Path) -> None:
+def test_a_left_out_fold_with_all_rows_of_a_class_is_refused(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project", label_smoothing=0.0)
     set_members(project, [{"without_fold": 0}, {"without_fold": 1}], "average", folds=2)
     params = load_params(project / "params.yaml")

@@ -71,7 +71,7 @@ def test_float16_reaches_the_accuracy_of_float32_with_every_strategy(
         ("deepspeed_stage_3", "optimizer_and_parameters"),
     ],
 )
-def test_an_offloaded_training_resumes_to_the_same_weights(
+def test_a_killed_training_with_offload_resumes_to_the_same_weights(
     tmp_path: Path, strategy: str, offload: str, precision: str
 ) -> None:
     settings = {
@@ -161,7 +161,7 @@ def test_loader_processes_and_pinned_memory_change_no_bit_of_the_weights(tmp_pat
     assert len(digests) == 1
 
 
-def test_answers_on_the_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
+def test_a_network_gives_nearly_the_same_outputs_on_the_gpu_as_on_the_cpu(tmp_path: Path) -> None:
     project = write_project(tmp_path, strategy="single", precision="16-mixed", **ON_GPU)
     assert run_command(project).returncode == 0
     images = split_of(32).inputs
@@ -172,7 +172,9 @@ def test_answers_on_the_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
     assert np.abs(answers[0] - answers[1]).max() < 1e-5
 
 
-def test_on_a_gpu_nearly_all_of_a_step_is_compute(tmp_path: Path) -> None:
+def test_the_profile_of_a_gpu_training_attributes_nearly_all_of_a_step_to_compute(
+    tmp_path: Path,
+) -> None:
     large = {
         "width": 512,
         "blocks": [4, 4, 4],

@@ -24,7 +24,7 @@ def placement(accelerator: str, devices: int) -> Placement:
     return Placement("single", "32-true", accelerator, devices, 1, None, None, ())
 
 
-def test_the_processes_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_of_a_node_divide_its_cores_equally(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway.training.job.num_cores", lambda: 8)
     assert [own_threads(placement("cpu", devices)) for devices in (1, 3, 16)] == [8, 2, 1]
     assert own_threads(placement("gpu", 1)) is None
@@ -40,7 +40,7 @@ def test_recorded_threads_respect_the_limit_of_openmp(
     assert can_have(5) is (taken == 8)
 
 
-def test_another_number_of_threads_is_another_process_layout() -> None:
+def test_a_changed_number_of_threads_is_another_process_layout() -> None:
     saved = RunSegment(first_step=0, strategy="single", world_size=1, per_device=32, threads=2)
     assert saved.has_same_layout(saved.model_copy(update={"first_step": 7}))
     assert not saved.has_same_layout(saved.model_copy(update={"threads": 4}))
@@ -48,7 +48,7 @@ def test_another_number_of_threads_is_another_process_layout() -> None:
     assert str(saved) == "single on 1 process with 32 rows a batch and 2 threads each"
 
 
-def test_exactly_one_member_leaves_out_each_row_by_id_and_seed() -> None:
+def test_each_row_is_left_out_by_exactly_one_member_chosen_by_id_and_seed() -> None:
     keys = id_keys([f"{number * 2**50:016x}" for number in range(1000)])
     keeps = np.stack([LeftOut(fold, 4, seed=7).keeps(keys) for fold in range(4)])
     assert (keeps.sum(axis=0) == 3).all()
@@ -57,7 +57,9 @@ def test_exactly_one_member_leaves_out_each_row_by_id_and_seed() -> None:
     assert (LeftOut(1, 4, seed=8).keeps(keys) != keeps[1]).any()
 
 
-def test_a_member_trains_without_its_fold_and_its_offline_copies(tmp_path: Path) -> None:
+def test_a_member_trains_without_the_rows_and_offline_copies_of_its_left_out_fold(
+    tmp_path: Path,
+) -> None:
     project = write_project(tmp_path / "project")
     whole = open_data(project / "data/packed", project / "data/augmented", verify=False)
     left_out = LeftOut(0, 3, seed=7)
@@ -110,7 +112,9 @@ def test_a_training_resumed_on_fewer_cores_keeps_its_threads_and_weights(
 
 @needs_two_cores
 @pytest.mark.process
-def test_resume_with_unavailable_threads_starts_another_segment_with_a_note(killed: Path) -> None:
+def test_resuming_with_fewer_available_threads_starts_a_new_segment_with_a_note(
+    killed: Path,
+) -> None:
     code, output = run_forked(killed, with_one_thread_at_most)
     assert code == 0, output
     assert (

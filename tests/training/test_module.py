@@ -38,7 +38,7 @@ def _batches() -> TrainingBatches:
     )
 
 
-def test_dropout_is_a_function_of_the_batch() -> None:
+def test_repeating_a_batch_repeats_its_dropout() -> None:
     module, batches = _module(), _batches()
     first, again, other = (
         float(module.training_step(batches[0, index], index).detach()) for index in (0, 0, 1)
@@ -81,7 +81,7 @@ def test_the_loss_of_a_mixed_image_weights_its_two_targets_by_their_fractions(ta
     assert not torch.allclose(expected, module._losses(answers, own))
 
 
-def test_training_on_mixed_images_takes_their_pixels_and_both_targets() -> None:
+def test_a_training_step_uses_the_pixels_and_both_targets_of_mixed_images() -> None:
     plan = plan_from_params(augment_params(mixup_alpha=1.0), seed=3)
     module, losses = _module(dropout=0.0), []
     for on_device in (False, True):
@@ -98,7 +98,7 @@ def test_training_on_mixed_images_takes_their_pixels_and_both_targets() -> None:
     )
 
 
-def test_weights_of_one_change_no_bit_of_the_loss() -> None:
+def test_row_weights_of_one_change_no_bit_of_the_loss() -> None:
     module, batch = _module(), _batches()[0, 0]
     found = module.training_step(batch, 0)
     torch.manual_seed(_derived_seed(3, 0, 0, 0))
@@ -108,7 +108,7 @@ def test_weights_of_one_change_no_bit_of_the_loss() -> None:
     )
 
 
-def test_the_loss_of_a_row_is_multiplied_by_its_weight() -> None:
+def test_the_loss_of_a_row_is_multiplied_by_its_row_weight() -> None:
     module, batch = _module(mean_weight=2.0), _batches()[0, 0]
     module.network.backbone.register_forward_hook(
         lambda *_: torch.tensor([[float(row), 0.0] for row in range(8)])

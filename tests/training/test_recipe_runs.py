@@ -152,7 +152,7 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_weights_that_are_not_frozen_change_in_training(tmp_path: Path, strategy: str) -> None:
+def test_weights_outside_the_frozen_parts_change_in_training(tmp_path: Path, strategy: str) -> None:
     project = _pretrained(tmp_path, freeze_epochs=1, epochs=2, strategy=strategy, devices=2)
     done = run_training(project)
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_weights_that_are_not_frozen_change_in_training(tmp_path: Path, strategy
 
 
 @pytest.mark.nightly
-def test_another_file_of_pretrained_weights_starts_another_training(tmp_path: Path) -> None:
+def test_changing_the_pretrained_weights_starts_a_new_training(tmp_path: Path) -> None:
     project = _pretrained(tmp_path, epochs=4)
     kill_after(project, "epoch 3/4")
     torch.manual_seed(6)
@@ -209,7 +209,7 @@ def test_early_stopping_ends_a_training_at_the_same_epoch_after_a_kill(
         pytest.param("deepspeed_stage_2", "16-mixed", 0.05, marks=pytest.mark.nightly),
     ],
 )
-def test_two_processes_train_the_same_weight_average_as_one(
+def test_two_processes_reach_the_same_weight_average_as_one_process(
     tmp_path: Path, strategy: str, precision: str, tolerance: float
 ) -> None:
     settings = {
@@ -253,7 +253,7 @@ def test_a_killed_deepspeed_training_resumes_its_average_exactly(tmp_path: Path)
     assert weights_digest(killed) == weights_digest(whole)
 
 
-def test_the_model_holds_the_average_of_the_weights(tmp_path: Path) -> None:
+def test_the_final_model_holds_the_moving_average_of_the_weights(tmp_path: Path) -> None:
     plain, averaged = (
         write_project(tmp_path / "plain", keep="last"),
         write_project(tmp_path / "averaged", keep="last", ema_decay=0.99),

@@ -73,7 +73,7 @@ def test_a_second_training_of_the_same_project_is_refused(project: Path) -> None
         ({"precision": "16-mixed"}, "cannot do on the CPU"),
     ],
 )
-def test_a_mistake_of_the_user_is_reported_in_one_message(
+def test_a_user_error_ends_the_training_with_one_message(
     tmp_path: Path, train: dict[str, Any], text: str
 ) -> None:
     refused = run_training(write_project(tmp_path, **train))
@@ -104,7 +104,7 @@ def test_a_mistake_of_the_user_is_reported_in_one_message(
         ),
     ],
 )
-def test_two_processes_reach_the_accuracy_of_one(
+def test_two_processes_reach_the_accuracy_of_one_process(
     tmp_path: Path, strategy: str, precision: str, offload: str, command: list[str]
 ) -> None:
     project = write_project(
@@ -166,7 +166,7 @@ def forget_offload() -> None:
         pytest.param("deepspeed_stage_3", marks=pytest.mark.nightly),
     ],
 )
-def test_accumulated_gradients_make_the_same_steps_as_whole_batches(
+def test_accumulated_gradients_give_the_same_steps_as_whole_batches(
     tmp_path: Path, strategy: str
 ) -> None:
     exact = {
@@ -202,7 +202,7 @@ def test_accumulated_gradients_make_the_same_steps_as_whole_batches(
         ("deepspeed_stage_3", "optimizer_and_parameters"),
     ],
 )
-def test_a_killed_deepspeed_training_of_two_resumes_exactly(
+def test_a_killed_deepspeed_training_of_two_processes_resumes_exactly(
     tmp_path: Path, strategy: str, offload: str
 ) -> None:
     settings = {"devices": 2, "strategy": strategy, "precision": "bf16-mixed", "offload": offload}
@@ -266,7 +266,7 @@ def kill_before_the_model_is_written() -> None:
     setattr(training, "write_model", lambda job: os.kill(os.getpid(), 9))  # noqa: B010
 
 
-def test_group_norm_and_no_dropout_make_two_processes_equal_one(tmp_path: Path) -> None:
+def test_two_processes_equal_one_with_group_norm_and_without_dropout(tmp_path: Path) -> None:
     exact = {
         "width": 16,
         "blocks": [1, 1],

@@ -61,7 +61,7 @@ def losses(project: Path) -> tuple[float, float]:
     return metrics["train_loss"], metrics["val_loss"]
 
 
-def test_two_processes_reach_the_loss_of_one(tmp_path: Path) -> None:
+def test_two_processes_on_a_table_reach_the_loss_of_one_process(tmp_path: Path) -> None:
     one = write_project(tmp_path / "one")
     two = write_project(tmp_path / "two", devices=2, strategy="ddp")
     for project in (one, two):
@@ -81,7 +81,7 @@ def test_zero_3_in_float16_comes_close_to_the_loss_of_float32(tmp_path: Path) ->
     assert losses(half) == pytest.approx(losses(one), abs=0.01)
 
 
-def test_equal_weights_of_rows_change_no_bit_and_weights_of_zero_are_refused(
+def test_equal_row_weights_change_no_bit_and_all_zero_row_weights_are_refused(
     tmp_path: Path,
 ) -> None:
     one, four, zero = (
@@ -94,7 +94,7 @@ def test_equal_weights_of_rows_change_no_bit_and_weights_of_zero_are_refused(
     assert "error: every training row has the weight 0" in refused.stderr
 
 
-def test_killed_trees_are_trained_again_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_killed_training_of_trees_gives_the_same_bytes_when_run_again(tmp_path: Path) -> None:
     trees: dict[str, Any] = {
         "network": "lightgbm",
         "network_arguments": TREES,
@@ -118,7 +118,7 @@ def test_killed_trees_are_trained_again_to_the_same_bytes(tmp_path: Path) -> Non
     assert manifest.actual.accelerator == "cpu"
 
 
-def test_altered_trees_are_refused(tmp_path: Path) -> None:
+def test_a_model_with_altered_trees_is_refused(tmp_path: Path) -> None:
     trees: dict[str, Any] = {
         "network": "lightgbm",
         "network_arguments": TREES,

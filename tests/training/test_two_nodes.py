@@ -74,7 +74,7 @@ def _trained_on_two_nodes(project: Path) -> str:
 
 
 @pytest.mark.nightly(seconds=50)
-def test_torchrun_on_two_nodes_trains_the_weights_of_one_node(
+def test_torchrun_on_two_nodes_trains_the_same_weights_as_on_one_node(
     nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path
 ) -> None:
     project = _shared_project(tmp_path, **DDP)
@@ -93,7 +93,7 @@ def test_torchrun_on_two_nodes_trains_the_weights_of_one_node(
         pytest.param("deepspeed.sh", ("pdsh",), ZERO, marks=pytest.mark.nightly),
     ],
 )
-def test_mpirun_and_deepspeed_on_two_nodes_train_the_weights_of_one_node(
+def test_mpirun_and_deepspeed_on_two_nodes_train_the_same_weights_as_on_one_node(
     nodes: TwoNodes,
     one_node: dict[str, str],
     tmp_path: Path,
@@ -111,7 +111,7 @@ def test_mpirun_and_deepspeed_on_two_nodes_train_the_weights_of_one_node(
 
 
 @pytest.mark.nightly
-def test_slurm_and_a_requeued_job_ends_with_the_same_weights(
+def test_slurm_on_two_nodes_and_a_requeued_job_train_the_same_weights_as_one_node(
     nodes: TwoNodes, tmp_path: Path
 ) -> None:
     settings = {**DDP, "epochs": 60}

@@ -135,7 +135,7 @@ def columns_of(table: CleanedTable) -> TableColumns:
 
 
 def split_rows(table: CleanedTable) -> pa.Table:
-    """Every third row is for testing; the row with the rare category is among them."""
+    """Return the rows, a quarter of them for testing, with the row of the rare category."""
     rows = table.cleaned.rows
     splits = [
         ("test", "train", "val", "train")[(int(source) + 1) % 4]

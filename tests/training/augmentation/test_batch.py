@@ -82,7 +82,7 @@ def test_augmentation_keeps_dtype_and_layout_and_returns_the_networks_size(
 @BOTH
 @pytest.mark.parametrize("value", [0, 1, 254, 255])
 @pytest.mark.parametrize("stored_px", [16, 23, 40])
-def test_geometric_operations_keep_a_uniform_image_uniform(
+def test_geometric_operations_do_not_change_a_uniform_image(
     apply: Apply, stored_px: int, value: int
 ) -> None:
     images = np.full((50, stored_px, stored_px, 3), value, dtype=np.uint8)
@@ -121,7 +121,7 @@ def test_a_shift_moves_whole_pixels_and_repeats_the_border(
 
 @BOTH
 @pytest.mark.parametrize(("rotation_deg", "quarter_turns"), [(90, 1), (180, 2), (-90, -1)])
-def test_a_quarter_turn_is_exact_and_counter_clockwise(
+def test_a_rotation_by_90_degrees_is_exact_and_counter_clockwise(
     apply: Apply, rotation_deg: int, quarter_turns: int
 ) -> None:
     images = batch(5, 16, 3)
@@ -132,7 +132,7 @@ def test_a_quarter_turn_is_exact_and_counter_clockwise(
 
 
 @BOTH
-def test_enlarging_keeps_the_middle_and_loses_the_border(apply: Apply) -> None:
+def test_enlarging_an_image_keeps_its_middle_and_cuts_off_its_border(apply: Apply) -> None:
     image = np.zeros((1, 16, 16, 1), dtype=np.uint8)
     image[:, 6:10, 6:10] = 255
     mean = float(image.mean())
@@ -141,7 +141,7 @@ def test_enlarging_keeps_the_middle_and_loses_the_border(apply: Apply) -> None:
 
 
 @BOTH
-def test_a_crop_fills_the_image_with_pixels_of_the_crop_only(apply: Apply) -> None:
+def test_a_cropped_image_contains_only_pixels_of_the_crop(apply: Apply) -> None:
     images = np.zeros((1, 40, 40, 3), dtype=np.uint8)
     images[:, 10:30, 20:40] = 200
     change = same(1, crop=[0.5, 0.25, 0.5, 0.5])
@@ -177,7 +177,7 @@ def test_erasing_fills_a_rectangle_with_grey_and_changes_nothing_else(apply: App
 
 
 @BOTH
-def test_colours_are_limited_to_the_range_of_a_byte(apply: Apply) -> None:
+def test_changed_colours_are_clipped_to_the_range_0_to_255(apply: Apply) -> None:
     images = np.array([0, 100, 200], dtype=np.uint8).repeat(3).reshape(1, 1, 3, 3).repeat(3, axis=1)
     assert apply(images, same(1, brightness=2.0), 3)[0, 0, :, 0].tolist() == [0, 200, 255]
     assert apply(images, same(1, contrast=2.0), 3)[0, 0, :, 0].tolist() == [0, 100, 255]
@@ -185,7 +185,9 @@ def test_colours_are_limited_to_the_range_of_a_byte(apply: Apply) -> None:
 
 
 @BOTH
-def test_an_image_does_not_depend_on_its_neighbours(apply: Apply) -> None:
+def test_the_augmentation_of_an_image_does_not_depend_on_the_rest_of_its_batch(
+    apply: Apply,
+) -> None:
     images, everyone = batch(150, 24, 3), keys(150)
     together = apply(images, draw(PLAN, 2, everyone), 16)
     for part in (slice(0, 1), slice(7, 12), slice(100, 150)):
@@ -195,7 +197,7 @@ def test_an_image_does_not_depend_on_its_neighbours(apply: Apply) -> None:
 
 
 @pytest.mark.parametrize("stored_px", [64, 80])
-def test_the_number_of_threads_changes_no_pixel(
+def test_the_number_of_threads_changes_no_augmented_pixel(
     stored_px: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, plans = (

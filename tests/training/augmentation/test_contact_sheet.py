@@ -74,7 +74,7 @@ def test_the_contact_sheet_has_a_line_for_each_operation() -> None:
 
 
 @pytest.mark.process
-def test_each_operation_changes_the_images_of_its_line() -> None:
+def test_each_line_of_the_contact_sheet_shows_its_operation_change_the_image() -> None:
     pictures = {
         name: np.asarray(sheet(3, plan_from_params(augment_params(**{name: ON[name]}), seed=7), 3))
         for name in ON
@@ -86,7 +86,7 @@ def test_a_contact_sheet_of_one_image_can_be_drawn() -> None:
     assert sheet(1, plan_from_params(augment_params(**ON), seed=7)).format == "PNG"
 
 
-def test_colour_operations_have_no_line_for_grey_images() -> None:
+def test_the_contact_sheet_of_grey_images_has_no_line_for_colour_operations() -> None:
     hue = plan_from_params(augment_params(hue=0.1), seed=7)
     assert sheet(3, hue, 1).height < sheet(3, hue, 3).height
 

@@ -58,7 +58,7 @@ def write(root: Path, size_px: int = CONTRACT.size_px) -> PackedSplit:
     return copies
 
 
-def test_every_row_is_copied_under_an_id_of_its_own(tmp_path: Path) -> None:
+def test_each_offline_copy_of_a_row_has_its_own_id(tmp_path: Path) -> None:
     copies = write(tmp_path / "augmented")
     assert len(copies) == 30
     assert len({*copies.ids, *IDS}) == 40
@@ -81,7 +81,7 @@ def test_equal_inputs_make_equal_offline_copies(tmp_path: Path) -> None:
     ).read_bytes()
 
 
-def test_copies_that_do_not_fit_the_plan_are_refused(tmp_path: Path) -> None:
+def test_offline_copies_that_do_not_fit_the_plan_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "augmented")
     np.save(tmp_path / "augmented" / "train" / "inputs.npy", TRAIN.inputs[:])
     with pytest.raises(SchemaError, match="expected 30"):

@@ -29,14 +29,14 @@ def drawn(*rows: list[float], length: int = 24) -> NDArray[np.float64]:
     return np.array([row + [0.99] * (length - len(row)) for row in rows])
 
 
-def test_words_below_the_fraction_go_with_the_space_behind_them() -> None:
+def test_words_with_a_number_below_the_fraction_are_dropped_with_the_space_after_them() -> None:
     rows = encode_texts(["one two three", "a\nb c", "\u5f88\u597d", "lost words"], BYTES)
     numbers = drawn([0.9, 0.1, 0.9], [0.1, 0.1, 0.9], [0.0], [0.1, 0.2])
     shown = [decode_row(row, BYTES) for row in without_words(rows, numbers, 0.5)]
     assert shown == ["one three", "\nc", "\u5f88\u597d", "words"]
 
 
-def test_a_text_that_was_cut_loses_words_without_its_mark() -> None:
+def test_dropping_words_keeps_the_mark_of_a_truncated_text() -> None:
     rows = encode_texts(["some words that are far too long"], BYTES)
     changed = without_words(rows, drawn([0.1]), 0.5)
     assert decode_row(changed[0], BYTES) == "words that are far"
@@ -54,7 +54,7 @@ def test_augmentation_never_drops_the_ends_or_the_separator_of_tokens() -> None:
 
 
 @pytest.mark.parametrize("has_tokens", [False, True], ids=["bytes", "tokens"])
-def test_no_text_becomes_empty_and_the_fraction_is_met(*, has_tokens: bool) -> None:
+def test_word_dropping_meets_its_fraction_and_empties_no_text(*, has_tokens: bool) -> None:
     contract = (
         token_contract(max_tokens=64, max_bytes=512)
         if has_tokens
@@ -91,7 +91,7 @@ def seen(world_size: int, epoch: int, seed: int = 7) -> dict[int, bytes]:
     return found
 
 
-def test_a_text_loses_the_same_words_on_any_number_of_processes_and_others_later() -> None:
+def test_each_epoch_drops_other_words_of_a_text_but_the_same_on_any_number_of_processes() -> None:
     assert seen(1, 3) == seen(2, 3) == seen(4, 3)
     assert seen(1, 3) != seen(1, 4)
     assert seen(1, 3) != seen(1, 3, seed=8)

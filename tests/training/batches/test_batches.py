@@ -68,7 +68,7 @@ def test_a_step_has_the_same_rows_for_any_process_layout(world_size: int, limit:
         )
 
 
-def test_each_epoch_has_another_order_of_rows() -> None:
+def test_each_epoch_has_a_different_order_of_rows() -> None:
     assert _step_rows(1, 24, 0, 0) != _step_rows(1, 24, 1, 0)
 
 
@@ -78,7 +78,7 @@ def test_pixels_and_targets_of_a_batch_are_those_of_its_rows() -> None:
     assert np.array_equal(batch.targets.numpy(), SPLIT.targets[batch.rows.numpy()])
 
 
-def test_offline_copies_are_training_rows_like_originals() -> None:
+def test_batches_contain_offline_copies_like_original_rows() -> None:
     copies = split_of(20, start=500)
     batches = _training(splits=(SPLIT, copies), batch_size=123, limit=123)
     batch = batches[0, 0]
@@ -199,14 +199,14 @@ def _collect(num_workers: int, changes: ImageChanges | None = None) -> list[Batc
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_starts_with_the_epoch_it_was_given(num_workers: int) -> None:
+def test_a_loader_starts_at_the_requested_epoch(num_workers: int) -> None:
     loader = training_loader(_training(), num_workers, first_epoch=7)
     batches = iter(loader)
     loader.sampler.set_epoch(7)  # type: ignore[attr-defined]
     assert torch.equal(next(batches).rows, _training()[7, 0].rows)
 
 
-def test_loader_processes_change_no_batch() -> None:
+def test_loader_processes_produce_the_same_batches_as_the_trainer() -> None:
     for alone, shared in zip(_collect(0, _changes()), _collect(2, _changes()), strict=True):
         assert torch.equal(alone.rows, shared.rows)
         assert torch.equal(alone.inputs, shared.inputs)
@@ -234,7 +234,7 @@ def test_validation_counts_every_row_once_in_equally_many_batches_per_rank(
     assert len(lengths) == 1
 
 
-def test_a_step_is_cut_into_the_fewest_accumulation_steps() -> None:
+def test_an_optimizer_step_is_divided_into_the_fewest_accumulation_steps() -> None:
     shape = cut_step(96, 2, 20)
     assert (shape.per_device, shape.num_accumulated) == (16, 3)
 
@@ -249,7 +249,7 @@ def test_fewer_rows_than_a_batch_are_refused_with_both_numbers() -> None:
         _training(batch_size=104, limit=104)
 
 
-def test_soft_answers_follow_their_rows_and_their_mixing_partners() -> None:
+def test_batches_hold_the_soft_targets_of_their_rows_and_mixing_partners() -> None:
     soft = torch.arange(len(SPLIT), dtype=torch.float32)[:, None] * torch.tensor([1.0, -1.0])
     plain = TrainingBatches(
         [SPLIT], cut_step(24, 1, 24), 0, 3, _changes(), target_dtype="int64", soft=soft
@@ -293,21 +293,21 @@ def _rows_by_step(world_size: int, limit: int, epoch: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("world_size", "limit"), [(1, 2), (2, 4), (4, 1)])
-def test_bucketed_steps_have_the_same_rows_in_one_order_for_any_layout(
+def test_bucketed_steps_have_the_same_rows_for_any_process_layout(
     world_size: int, limit: int
 ) -> None:
     for epoch in (0, 3):
         assert _rows_by_step(world_size, limit, epoch) == _rows_by_step(1, 8, epoch)
 
 
-def test_bucketed_epochs_differ_and_take_each_row_at_most_once() -> None:
+def test_bucketed_epochs_differ_and_contain_each_row_at_most_once() -> None:
     first, second = (_rows_by_step(1, 8, epoch) for epoch in (0, 1))
     assert first != second
     rows = [row for step in first for row in step]
     assert len(set(rows)) == len(rows) == 57 * 8
 
 
-def test_buckets_leave_little_padding_and_mix_long_and_short_steps() -> None:
+def test_bucketing_leaves_little_padding_and_alternates_long_and_short_steps() -> None:
     batches = _bucketed()
     lengths = [
         np.count_nonzero(batches[2, index].inputs.numpy(), axis=1)

@@ -38,7 +38,7 @@ def test_selected_inputs_can_be_indexed_like_an_array(asked: object) -> None:
     assert np.array_equal(select([TRAIN, VAL], ROWS, SHAPE).inputs[asked], expected[asked])
 
 
-def test_larger_stored_images_are_shrunk_as_in_training() -> None:
+def test_row_selection_shrinks_larger_stored_images_as_training_does() -> None:
     large = images(0, 5, size_px=12)
     chosen = select([large, VAL], ROWS, SHAPE)
     shrunk = changed_images(StoredRows([large.inputs]), np.array([0, 4]), unchanged(2), 8)

@@ -67,19 +67,19 @@ def _order(blocks: BlockShuffle, epoch: int = 0, seed: int = 3) -> np.ndarray[An
 
 
 @pytest.mark.parametrize("blocks", [BLOCKS, BlockShuffle(1, 1), BlockShuffle(7, 500)])
-def test_an_epoch_is_a_permutation_of_all_rows(blocks: BlockShuffle) -> None:
+def test_an_epoch_shuffled_by_blocks_contains_every_row_once(blocks: BlockShuffle) -> None:
     for epoch in range(3):
         assert sorted(_order(blocks, epoch)) == list(range(500))
 
 
-def test_epochs_and_seeds_draw_other_orders_of_blocks_and_rows() -> None:
+def test_each_epoch_and_seed_has_another_order_of_blocks_and_rows() -> None:
     first = _order(BLOCKS)
     assert (first == _order(BLOCKS)).all()
     for other in (_order(BLOCKS, epoch=1), _order(BLOCKS, seed=4)):
         assert set(first[:120]) != set(other[:120])
 
 
-def test_rows_shuffled_together_come_from_whole_blocks_in_no_order() -> None:
+def test_rows_shuffled_together_fill_whole_blocks_and_are_in_random_order() -> None:
     order = _order(BLOCKS)
     for begin in range(0, 480, 120):
         rows = order[begin : begin + 120]
@@ -89,7 +89,7 @@ def test_rows_shuffled_together_come_from_whole_blocks_in_no_order() -> None:
 
 
 @pytest.mark.parametrize(("world_size", "limit"), [(2, 24), (2, 3), (3, 24), (3, 4)])
-def test_steps_have_the_same_rows_in_one_order_for_any_number_of_processes(
+def test_block_shuffled_steps_have_the_same_rows_for_any_number_of_processes(
     world_size: int, limit: int
 ) -> None:
     for epoch in (0, 2):
@@ -99,7 +99,7 @@ def test_steps_have_the_same_rows_in_one_order_for_any_number_of_processes(
         assert len(set(rows)) == len(rows) == 500 // 24 * 24
 
 
-def test_a_buffer_for_all_rows_gives_the_steps_of_single_rows() -> None:
+def test_a_block_buffer_for_all_rows_gives_the_same_steps_as_shuffling_single_rows() -> None:
     together = _steps(blocks=BlockShuffle(block=20, window=500))
     assert [set(step) for step in together] == [set(step) for step in _steps(blocks=None)]
 
@@ -139,7 +139,9 @@ def _mapped(folder: Path, split: PackedSplit) -> PackedSplit:
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.process)])
-def test_a_resumed_epoch_goes_on_with_the_very_next_batch(tmp_path: Path, num_workers: int) -> None:
+def test_a_resumed_block_shuffled_epoch_continues_with_the_next_batch(
+    tmp_path: Path, num_workers: int
+) -> None:
     changes = ImageChanges(plan_from_params(augment_params(**ON), seed=3), 8, on_device=False)
     splits = [_mapped(tmp_path, SPLITS[0])]
     whole = list(training_loader(_batches(splits=splits, changes=changes), 0))
@@ -152,7 +154,7 @@ def test_a_resumed_epoch_goes_on_with_the_very_next_batch(tmp_path: Path, num_wo
         assert np.array_equal(batch.inputs, expected.inputs)
 
 
-def test_pixels_are_those_of_the_rows(tmp_path: Path) -> None:
+def test_batches_from_shuffled_blocks_hold_the_pixels_of_their_rows(tmp_path: Path) -> None:
     mapped = _mapped(tmp_path, SPLITS[0])
     batches = _batches(splits=[mapped, SPLITS[1]])
     both = np.concatenate([SPLITS[0].inputs, SPLITS[1].inputs])
@@ -196,7 +198,7 @@ def test_blocks_are_read_before_use_and_dropped_after_it(tmp_path: Path) -> None
     assert np.array_equal(split.inputs[:], images)
 
 
-def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
+def test_error_names_a_file_that_was_truncated_while_blocks_are_read(tmp_path: Path) -> None:
     split = _mapped(tmp_path, SPLITS[0])
     ahead = ReadAhead([split.inputs], block=100)
     os.truncate(tmp_path / "inputs.npy", 20_000)
@@ -207,7 +209,7 @@ def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
         ahead.wait()
 
 
-def test_a_file_that_cannot_be_read_ends_the_wait(tmp_path: Path) -> None:
+def test_waiting_for_a_block_of_an_unreadable_file_raises_an_error(tmp_path: Path) -> None:
     split = _mapped(tmp_path, SPLITS[0])
     (tmp_path / "inputs.npy").unlink()
     ahead = ReadAhead([split.inputs], block=100)
@@ -216,7 +218,7 @@ def test_a_file_that_cannot_be_read_ends_the_wait(tmp_path: Path) -> None:
         ahead.wait()
 
 
-def test_rows_stored_as_jpeg_are_found_in_their_file(tmp_path: Path) -> None:
+def test_file_span_gives_the_bytes_of_rows_stored_as_jpeg(tmp_path: Path) -> None:
     jpegs = [encode_jpeg(image, 90) for image in SPLITS[0].inputs[:5]]
     (tmp_path / "inputs.jpeg").write_bytes(b"".join(jpegs))
     np.save(tmp_path / "offsets.npy", np.cumsum([0, *map(len, jpegs)]))
@@ -241,7 +243,7 @@ def test_half_of_the_buffer_is_shuffled_together_in_at_least_eight_blocks() -> N
 
 
 @pytest.mark.nightly(seconds=60)
-def test_a_killed_training_in_blocks_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_training_with_block_shuffling_ends_with_the_same_bits(tmp_path: Path) -> None:
     settings = {"epochs": 2, "shuffle": "blocks", "shuffle_buffer_mib": 1, **EVERY_STEP}
     whole, killed = (write_project(tmp_path / name, **settings) for name in ("whole", "killed"))
     code, output = run_forked(whole)

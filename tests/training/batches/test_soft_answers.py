@@ -12,7 +12,9 @@ from slipway.training.batches.soft_answers import Distillation, SoftAnswers, rea
 ANSWERS = SoftAnswers(torch.randn(5, 3), Distillation(2.5, 0.1))
 
 
-def test_soft_answers_survive_writing_and_equal_ones_have_equal_bytes(tmp_path: Path) -> None:
+def test_soft_targets_are_read_back_unchanged_and_equal_ones_have_equal_bytes(
+    tmp_path: Path,
+) -> None:
     for name in ("a", "b"):
         ANSWERS.write(tmp_path / name)
     found = read_soft_answers(tmp_path / "a", 5)
@@ -24,7 +26,7 @@ def test_soft_answers_survive_writing_and_equal_ones_have_equal_bytes(tmp_path: 
     assert files.sha256_file(tmp_path / "a") != files.sha256_file(tmp_path / "c")
 
 
-def test_damaged_soft_answers_and_those_of_other_rows_are_refused(tmp_path: Path) -> None:
+def test_damaged_soft_targets_and_those_of_other_rows_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "soft.safetensors"
     ANSWERS.write(path)
     with pytest.raises(SchemaError, match=r"has 5 rows, expected 6\. Remove it"):

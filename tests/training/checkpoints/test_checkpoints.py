@@ -22,7 +22,7 @@ def _failing_with(text: str) -> Any:
         "PytorchStreamWriter failed writing file",
     ],
 )
-def test_error_of_a_failed_checkpoint_gives_the_full_disk_as_reason(text: str) -> None:
+def test_error_for_a_checkpoint_on_a_full_disk_says_that_the_disk_is_full(text: str) -> None:
     with pytest.raises(
         TrainingError,
         match="checkpoint/state could not be written, most likely because the disk is full",
@@ -30,6 +30,6 @@ def test_error_of_a_failed_checkpoint_gives_the_full_disk_as_reason(text: str) -
         write_trainer_state(_failing_with(text), Path("checkpoint"))
 
 
-def test_other_errors_of_a_checkpoint_are_raised_unchanged() -> None:
+def test_errors_of_a_checkpoint_other_than_a_full_disk_are_raised_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"):
         write_trainer_state(_failing_with("shapes differ"), Path("checkpoint"))

@@ -56,7 +56,9 @@ def test_a_training_paused_at_the_ends_of_epochs_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("text", ["", "0", "x"])
-def test_a_pause_after_no_epoch_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_epoch_to_pause_after_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(PAUSE, text)
     with pytest.raises(UnavailableError, match=f"unset {PAUSE}"):
         pause_epoch()
@@ -99,7 +101,9 @@ def forget_the_first_batch() -> None:
     Resumption.first_batch = only_epoch  # type: ignore[method-assign, assignment]
 
 
-def test_keep_last_exports_the_last_epoch_after_a_resume(tmp_path: Path) -> None:
+def test_a_resumed_training_with_keep_last_writes_the_weights_of_the_last_epoch(
+    tmp_path: Path,
+) -> None:
     project = write_project(
         tmp_path, **ACCUMULATED, **EVERY_STEP, keep="last", checkpoint_every_epochs=3
     )

@@ -18,7 +18,7 @@ def _take(project: Path, seed: int = 7, **train: Any) -> Fingerprint:
     )
 
 
-def test_equal_inputs_have_equal_fingerprints(project: Path) -> None:
+def test_equal_inputs_of_a_training_have_equal_fingerprints(project: Path) -> None:
     assert _take(project).digest == _take(project).digest
 
 
@@ -36,7 +36,7 @@ def test_another_seed_changes_the_fingerprint_and_is_listed(project: Path) -> No
         {"shuffle": "blocks", "shuffle_buffer_mib": 64},
     ],
 )
-def test_changed_parameter_changes_the_fingerprint(project: Path, train: dict[str, Any]) -> None:
+def test_a_changed_parameter_changes_the_fingerprint(project: Path, train: dict[str, Any]) -> None:
     assert _take(project, **train).digest != _take(project).digest
 
 
@@ -80,7 +80,9 @@ def _own_code(project: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["data/packed/manifest.json", "data/augmented/plan.json", "slipway/stages/train.py"]
 )
-def test_changed_file_changes_the_fingerprint_and_is_listed(project: Path, name: str) -> None:
+def test_a_changed_source_file_changes_the_fingerprint_and_is_listed(
+    project: Path, name: str
+) -> None:
     _own_code(project)
     before = _take(project)
     files.write_text(
@@ -92,7 +94,7 @@ def test_changed_file_changes_the_fingerprint_and_is_listed(project: Path, name:
     assert difference.endswith(name)
 
 
-def test_changed_comment_does_not_change_the_fingerprint(project: Path) -> None:
+def test_a_changed_comment_does_not_change_the_fingerprint(project: Path) -> None:
     _own_code(project)
     before = _take(project)
     files.write_text(
@@ -110,7 +112,7 @@ def test_a_stale_code_yaml_does_not_hide_changed_code(project: Path) -> None:
     assert _take(project).digest != before.digest
 
 
-def test_the_fingerprint_covers_all_code_that_train_reaches(project: Path) -> None:
+def test_the_fingerprint_covers_all_code_that_the_train_stage_imports(project: Path) -> None:
     assert {
         "slipway/stages/train.py",
         "slipway/training/module.py",

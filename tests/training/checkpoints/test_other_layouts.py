@@ -92,7 +92,7 @@ def newest_manifest(project: Path) -> dict[str, Any]:
         pytest.param("deepspeed_stage_3", marks=pytest.mark.nightly),
     ],
 )
-def test_changes_from_one_process_to_two_and_back_train_on_the_same_batches(
+def test_switching_from_one_process_to_two_and_back_keeps_the_batches(
     tmp_path: Path, strategy: str
 ) -> None:
     settings = {
@@ -166,7 +166,7 @@ def test_deepspeed_resumes_with_another_world_size_and_stage(
     ],
     ids=" ".join,
 )
-def test_two_processes_resume_in_turn_under_each_strategy(
+def test_a_training_of_two_processes_resumes_under_each_strategy_in_turn(
     tmp_path: Path, strategies: list[str]
 ) -> None:
     settings = {
@@ -205,7 +205,7 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.nightly(seconds=90)
 @pytest.mark.parametrize("strategy", ["deepspeed_stage_3", "fsdp"])
-def test_training_resumes_exactly_after_a_sharded_save_filled_the_disk(
+def test_a_training_resumes_exactly_after_a_sharded_checkpoint_filled_the_disk(
     tmp_path: Path, small_disk: Path, strategy: str
 ) -> None:
     settings = {

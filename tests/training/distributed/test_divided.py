@@ -33,7 +33,9 @@ def trained(project: Path) -> Path:
 
 
 @pytest.mark.parametrize("strategy", SHARING)
-def test_copies_read_different_rows_and_processes_of_a_copy_the_same(strategy: str) -> None:
+def test_copies_of_a_network_read_different_rows_but_processes_of_a_copy_the_same(
+    strategy: str,
+) -> None:
     changes = {"strategy": strategy, "accelerator": "cpu", "devices": 6, "model_parallel": 3}
     params = PROJECT.train.model_copy(update=changes | {"batch_size": 60})
     placement = place(params, TrainingHost(0, True, None))
@@ -50,7 +52,7 @@ def test_copies_read_different_rows_and_processes_of_a_copy_the_same(strategy: s
     assert (whole.num_readers, whole.model_parallel) == (1, 6)
 
 
-def test_each_pipeline_needs_a_row_for_each_of_its_processes() -> None:
+def test_a_batch_with_fewer_rows_than_pipeline_processes_is_refused() -> None:
     changes = {"strategy": "pipeline", "accelerator": "cpu", "devices": 4, "model_parallel": 2}
     params = PROJECT.train.model_copy(update=changes | {"batch_size": 2})
     with pytest.raises(ParamsError, match=r"as many micro-batches\. Use 4 or more"):
@@ -59,7 +61,9 @@ def test_each_pipeline_needs_a_row_for_each_of_its_processes() -> None:
 
 @pytest.mark.nightly(seconds=120)
 @pytest.mark.parametrize("strategy", SHARING)
-def test_each_step_has_the_loss_of_one_process(tmp_path: Path, strategy: str) -> None:
+def test_each_step_of_two_divided_copies_has_the_same_loss_as_on_one_process(
+    tmp_path: Path, strategy: str
+) -> None:
     # 72 rows: an epoch is one step, of two accumulated or four micro-batches in each copy.
     settings: dict[str, Any] = {**RECIPE, "epochs": 20}
     one = trained(write_text_project(tmp_path / "one", **settings, strategy="single"))
@@ -83,7 +87,9 @@ def test_each_step_has_the_loss_of_one_process(tmp_path: Path, strategy: str) ->
 
 @pytest.mark.nightly(seconds=150)
 @pytest.mark.parametrize("strategy", SHARING)
-def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, strategy: str) -> None:
+def test_a_killed_training_of_divided_copies_resumes_to_the_same_weights(
+    tmp_path: Path, strategy: str
+) -> None:
     arguments = {"width": 32, "num_layers": 2, "num_heads": 4, "patch": 4, "dropout": 0.1}
     settings: dict[str, Any] = {
         **(RECIPE | COPIES),
@@ -103,7 +109,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, strategy: 
 
 
 @pytest.mark.nightly(seconds=200)
-def test_other_meshes_and_strategies_resume_a_checkpoint(tmp_path: Path) -> None:
+def test_other_meshes_and_strategies_resume_a_checkpoint_of_divided_copies(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 5, "batch_size": 16}
     whole = trained(write_text_project(tmp_path / "whole", **settings, strategy="single"))
     moved = write_text_project(tmp_path / "moved", **(settings | EVERY_STEP))

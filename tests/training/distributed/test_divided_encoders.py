@@ -105,7 +105,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_each_step_has_the_loss_of_one_process_and_the_weights_are_exported(
+def test_a_divided_encoder_has_the_loss_of_one_process_and_its_weights_are_exported(
     tmp_path: Path, strategy: str, alone: tuple[Path, list[float]]
 ) -> None:
     project = encoder_project(tmp_path, strategy=strategy, devices=2)
@@ -134,7 +134,7 @@ def test_each_step_has_the_loss_of_one_process_and_the_weights_are_exported(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_lora_has_the_loss_of_one_process_and_leaves_no_adapter(
+def test_a_divided_lora_training_has_the_loss_of_one_process_and_leaves_no_adapter(
     tmp_path: Path, strategy: str
 ) -> None:
     one = encoder_project(tmp_path / "one", lora_rank=4, strategy="single")

@@ -33,7 +33,9 @@ def lose_rank_once(marker: Path) -> None:
 
 
 @pytest.mark.nightly(seconds=90)
-def test_a_lost_process_is_started_again_and_the_weights_are_the_same(tmp_path: Path) -> None:
+def test_torchrun_restarts_a_lost_process_and_the_training_ends_with_the_same_weights(
+    tmp_path: Path,
+) -> None:
     settings = {"epochs": 2, "strategy": "ddp", "devices": 2, "checkpoint_every_minutes": 1e-9}
     whole, restarted = (write_project(tmp_path / name, **settings) for name in ("whole", "lost"))
     assert run_command(whole, TORCHRUN).returncode == 0

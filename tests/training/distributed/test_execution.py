@@ -72,7 +72,7 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     ("channels_last", "placement", "expected"),
     [("auto", SINGLE, True), (True, SINGLE, True), (False, SINGLE, False), ("auto", ZERO_2, False)],
 )
-def test_weights_have_the_requested_memory_layout(
+def test_apply_execution_gives_weights_the_requested_memory_layout(
     channels_last: Any, placement: Placement, expected: bool
 ) -> None:
     network = build_network(spec())
@@ -116,7 +116,7 @@ def test_a_killed_compiled_training_ends_with_the_weights_of_an_uninterrupted_on
 @NEEDS_COMPILER
 @pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ddp", "deepspeed_stage_2"])
-def test_compilation_works_with_two_processes(tmp_path: Path, strategy: str) -> None:
+def test_a_compiled_training_on_two_processes_succeeds(tmp_path: Path, strategy: str) -> None:
     done = run_training(
         write_project(tmp_path, compile=True, devices=2, strategy=strategy, epochs=2)
     )

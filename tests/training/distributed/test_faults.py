@@ -190,7 +190,7 @@ def test_torchrun_ends_all_ranks_and_reports_the_failing_one(
         ),
     ],
 )
-def test_a_hanging_rank_is_named_and_does_not_count_as_failed(
+def test_a_hanging_rank_is_reported_but_not_as_failed(
     project: Path, fault: str, message: str
 ) -> None:
     with warm_starts.start([MODULE], project, {**environment(), "FAIL": fault}) as process:
@@ -285,7 +285,7 @@ def test_unknown_training_errors_are_returned_unchanged(error: Exception) -> Non
     assert not is_lost_rank(error)
 
 
-def test_errors_of_several_ranks_carry_the_rank() -> None:
+def test_error_messages_of_several_ranks_name_the_rank() -> None:
     for world_size, notes in ((1, []), (2, ["(rank 0 of 2)"])):
         with pytest.raises(ZeroDivisionError) as raised, report_error_once(0, world_size):
             raise ZeroDivisionError("ours")

@@ -30,7 +30,9 @@ def epoch_losses(project: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("num_steps", [4, pytest.param(20, marks=pytest.mark.nightly)])
-def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -> None:
+def test_each_sharded_step_has_the_same_loss_as_on_one_process(
+    tmp_path: Path, num_steps: int
+) -> None:
     # 150 rows: an epoch is one step.
     settings = {**RECIPE, "batch_size": 128, "epochs": num_steps}
     one = write_project(tmp_path / "one", **settings, strategy="single")
@@ -51,7 +53,9 @@ def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -
 
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_3"])
-def test_a_transformer_in_parts_has_the_loss_of_one_process(tmp_path: Path, strategy: str) -> None:
+def test_a_divided_transformer_has_the_same_loss_as_on_one_process(
+    tmp_path: Path, strategy: str
+) -> None:
     # 72 rows: an epoch is one step.
     one = write_text_project(tmp_path / "one", epochs=20, strategy="single")
     two = write_text_project(tmp_path / "two", epochs=20, strategy=strategy, devices=2)

@@ -60,7 +60,7 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("launcher", ENVIRONMENTS)
-def test_the_variables_of_each_launcher_are_read(launcher: str) -> None:
+def test_rank_and_world_size_are_read_from_the_variables_of_each_launcher(launcher: str) -> None:
     launch = find_launch(ENVIRONMENTS[launcher])
     assert launch is not None
     assert launch.launcher == launcher
@@ -124,13 +124,15 @@ def test_lightning_reads_rank_and_world_size_from_the_launcher(launcher: str) ->
         ENVIRONMENTS["mpirun"] | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
     ],
 )
-def test_without_a_launcher_lightning_starts_the_processes(environment: dict[str, str]) -> None:
+def test_lightning_starts_the_processes_if_there_is_no_launcher(
+    environment: dict[str, str],
+) -> None:
     assert find_launch(environment) is None
     assert type(cluster_environment(None)).__name__ == "LightningEnvironment"
 
 
 @pytest.mark.parametrize("inner", ["torchrun", "mpirun"])
-def test_a_launcher_inside_slurm_takes_precedence(inner: str) -> None:
+def test_a_launcher_inside_a_slurm_job_takes_precedence_over_slurm(inner: str) -> None:
     launch = find_launch(ENVIRONMENTS["Slurm"] | ENVIRONMENTS[inner])
     assert launch is not None
     assert launch.launcher == inner
@@ -159,7 +161,9 @@ def test_a_launcher_inside_slurm_takes_precedence(inner: str) -> None:
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "not Open MPI's"),
     ],
 )
-def test_unknown_or_unequal_launches_are_refused(environment: dict[str, str], text: str) -> None:
+def test_unknown_launchers_and_unequal_processes_per_node_are_refused(
+    environment: dict[str, str], text: str
+) -> None:
     with pytest.raises(UnavailableError, match=text):
         find_launch(environment)
 
@@ -180,7 +184,7 @@ def test_two_runs_of_mpirun_on_one_machine_use_different_ports() -> None:
     assert all(launch and launch.main_address == "127.0.0.1" for launch in launches)
 
 
-def test_torchrun_script_prints_its_usage_without_arguments() -> None:
+def test_the_torchrun_script_prints_its_usage_if_called_without_arguments() -> None:
     answer = subprocess.run(["launch/torchrun.sh", "2"], capture_output=True, text=True)
     assert answer.returncode == 2
     assert answer.stderr == "usage: launch/torchrun.sh NUM_NODES DEVICES NODE_RANK FIRST_NODE\n"

@@ -24,14 +24,14 @@ TWO: dict[str, Any] = {"strategy": "pipeline", "devices": 2}
 RECIPE: dict[str, Any] = {"gradient_clip_norm": 0.5, "l1": 1e-4, "ema_decay": 0.9}
 
 
-def test_more_stages_than_blocks_are_refused() -> None:
+def test_a_pipeline_with_more_stages_than_blocks_is_refused() -> None:
     built = network("small_transformer", num_layers=3)
     check_stages(built, 3)
     with pytest.raises(ParamsError, match=r"4 processes, .* only 3 blocks.* at most 3 processes"):
         check_stages(built, 4)
 
 
-def test_other_networks_are_refused_by_name() -> None:
+def test_a_pipeline_refuses_a_network_without_stages_by_name() -> None:
     with pytest.raises(ParamsError, match=r"'hashed_ngrams' has no stages"):
         check_stages(network(), 2)
 
@@ -40,7 +40,7 @@ def test_other_networks_are_refused_by_name() -> None:
     ("batch_size", "limit", "devices", "micro"),
     [(64, 64, 2, 2), (64, 8, 2, 8), (64, 64, 4, 4), (9, 9, 2, 3), (7, 7, 3, 7)],
 )
-def test_a_step_has_the_fewest_micro_batches_that_fit_and_fill_the_stages(
+def test_a_pipeline_step_has_the_fewest_micro_batches_that_fit_and_fill_its_stages(
     batch_size: int, limit: int, devices: int, micro: int
 ) -> None:
     changes = {
@@ -61,7 +61,9 @@ def test_a_step_has_the_fewest_micro_batches_that_fit_and_fill_the_stages(
 
 @pytest.mark.process
 @pytest.mark.parametrize("num_steps", [4, pytest.param(20, marks=pytest.mark.nightly)])
-def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -> None:
+def test_each_pipeline_step_has_the_same_loss_as_on_one_process(
+    tmp_path: Path, num_steps: int
+) -> None:
     # 72 rows: an epoch is one step, of 4 micro-batches.
     settings: dict[str, Any] = {**RECIPE, "epochs": num_steps}
     one = trained(write_text_project(tmp_path / "one", **settings, strategy="single"))
@@ -85,7 +87,9 @@ def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -
 
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, precision: str) -> None:
+def test_a_killed_pipeline_training_resumes_to_the_same_weights(
+    tmp_path: Path, precision: str
+) -> None:
     arguments = {"width": 32, "num_layers": 2, "num_heads": 4, "patch": 4, "dropout": 0.1}
     settings: dict[str, Any] = {
         **(RECIPE | TWO),
@@ -113,7 +117,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, precision:
     ],
     ids=" ".join,
 )
-def test_two_processes_resume_in_turn_under_each_strategy(
+def test_pipeline_and_other_strategies_resume_each_others_checkpoints(
     tmp_path: Path, strategies: list[str]
 ) -> None:
     settings: dict[str, Any] = {"epochs": 5, "batch_size": 16, "devices": 2}

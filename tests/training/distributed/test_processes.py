@@ -95,7 +95,7 @@ def _fail_with(children: list[Any]) -> None:
         raise ValueError("rank 0 failed")
 
 
-def test_started_ranks_are_killed_when_rank_0_fails() -> None:
+def test_the_ranks_that_rank_0_started_are_killed_when_it_fails() -> None:
     with subprocess.Popen([sys.executable, "-c", WAIT]) as child:
         with pytest.raises(ValueError, match="rank 0 failed"):
             _fail_with([child])
@@ -103,7 +103,7 @@ def test_started_ranks_are_killed_when_rank_0_fails() -> None:
 
 
 @pytest.mark.process
-def test_stopping_ranks_get_time_to_end_by_themselves() -> None:
+def test_ranks_that_are_stopping_get_time_to_end_by_themselves() -> None:
     slow = "import sys, time; time.sleep(1); sys.exit(143)"
     with subprocess.Popen([sys.executable, "-c", slow]) as child:
         trainer: Any = SimpleNamespace(
@@ -116,7 +116,7 @@ def test_stopping_ranks_get_time_to_end_by_themselves() -> None:
         assert child.returncode == 143
 
 
-def test_a_trainer_without_a_launcher_fails_with_its_own_error() -> None:
+def test_an_error_of_a_trainer_without_a_launcher_is_raised_unchanged() -> None:
     trainer: Any = SimpleNamespace(
         global_rank=0, world_size=1, strategy=SimpleNamespace(launcher=None)
     )

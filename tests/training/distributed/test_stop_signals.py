@@ -53,7 +53,7 @@ def test_a_signal_saves_a_checkpoint_after_the_step_and_ends_the_training(
     assert checkpoints(project) == ["step-00000002", "step-00000003"]
 
 
-def test_training_stopped_in_a_step_or_in_validation_ends_with_the_same_weights(
+def test_a_training_stopped_in_a_step_or_in_validation_resumes_to_the_same_weights(
     tmp_path: Path,
 ) -> None:
     whole, stopped = (
@@ -136,7 +136,7 @@ def _other_rank(first: int) -> int:
     return int((Path(f"/proc/{first}/task") / str(first) / "children").read_text().split()[0])
 
 
-def test_a_killed_trainer_releases_its_lock(tmp_path: Path) -> None:
+def test_a_killed_training_releases_the_lock_of_its_project(tmp_path: Path) -> None:
     project = write_project(tmp_path, epochs=1000, num_workers=2)
     with start_training(project) as process:
         assert process.stdout is not None

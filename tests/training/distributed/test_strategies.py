@@ -75,7 +75,7 @@ def test_auto_resolves_to_the_setting_for_the_hardware(
     ) == expected
 
 
-def test_auto_records_its_reasons() -> None:
+def test_a_resolved_auto_records_its_reasons() -> None:
     assert any("2 GPUs found" in reason for reason in place(_params(), TWO_GPUS).reasons)
 
 
@@ -136,14 +136,14 @@ def test_settings_chosen_by_the_user_have_no_recorded_reason() -> None:
         ),
     ],
 )
-def test_impossible_settings_are_refused(
+def test_impossible_strategy_precision_and_device_settings_are_refused(
     host: TrainingHost, changes: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         place(_params(**changes), host)
 
 
-def test_a_difference_between_requested_and_actual_ends_the_run() -> None:
+def test_a_difference_between_requested_and_actual_setup_ends_the_run() -> None:
     expected = place(
         _params(strategy="deepspeed_stage_2", precision="16-mixed", devices=2), NO_GPU
     ).expected
@@ -152,7 +152,7 @@ def test_a_difference_between_requested_and_actual_ends_the_run() -> None:
     check_actual(expected, expected)
 
 
-def test_missing_offload_ends_the_run() -> None:
+def test_a_run_without_its_requested_offload_ends() -> None:
     expected = place(
         _params(strategy="deepspeed_stage_2", offload="optimizer", devices=2), NO_GPU
     ).expected
@@ -164,7 +164,7 @@ def test_missing_offload_ends_the_run() -> None:
     "method",
     ["setup_environment", "setup_distributed", "_init_deepspeed_distributed", "set_world_ranks"],
 )
-def test_lightning_still_has_what_the_portable_strategy_overrides(method: str) -> None:
+def test_lightning_still_has_the_methods_that_the_portable_strategy_overrides(method: str) -> None:
     assert callable(getattr(DeepSpeedStrategy, method))
 
 

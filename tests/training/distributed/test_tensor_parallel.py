@@ -25,7 +25,9 @@ def trained(project: Path) -> Path:
 
 
 @pytest.mark.parametrize("num_steps", [4, pytest.param(20, marks=pytest.mark.nightly)])
-def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -> None:
+def test_each_tensor_parallel_step_has_the_same_loss_as_on_one_process(
+    tmp_path: Path, num_steps: int
+) -> None:
     # 72 rows: an epoch is one step.
     settings: dict[str, Any] = {**RECIPE, "epochs": num_steps}
     one = trained(write_text_project(tmp_path / "one", **settings, strategy="single"))
@@ -47,7 +49,9 @@ def test_each_step_has_the_loss_of_one_process(tmp_path: Path, num_steps: int) -
 
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, precision: str) -> None:
+def test_a_killed_tensor_parallel_training_resumes_to_the_same_weights(
+    tmp_path: Path, precision: str
+) -> None:
     # 4 steps of two accumulated batches an epoch; each rank has to draw the same dropout.
     arguments = {"width": 32, "num_layers": 2, "num_heads": 4, "patch": 4, "dropout": 0.1}
     settings: dict[str, Any] = {
@@ -77,7 +81,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path, precision:
     ],
     ids=" ".join,
 )
-def test_two_processes_resume_in_turn_under_each_strategy(
+def test_tensor_parallel_and_other_strategies_resume_each_others_checkpoints(
     tmp_path: Path, strategies: list[str]
 ) -> None:
     settings: dict[str, Any] = {"epochs": 5, "batch_size": 16, "devices": 2}
@@ -93,7 +97,9 @@ def test_two_processes_resume_in_turn_under_each_strategy(
     assert [segment.strategy for segment in segments] == strategies
 
 
-def test_processes_that_cannot_share_the_heads_are_refused_before_a_step(tmp_path: Path) -> None:
+def test_a_number_of_processes_that_does_not_divide_the_heads_is_refused_before_a_step(
+    tmp_path: Path,
+) -> None:
     project = write_text_project(tmp_path, strategy="tensor_parallel", devices=3)
     refused = run_training(project)
     assert refused.returncode == 1

@@ -20,18 +20,18 @@ def weight(found: Network) -> Tensor:
     return next(found.parameters()).detach()
 
 
-def test_the_weights_of_a_soup_are_the_mean() -> None:
+def test_the_weights_of_a_soup_are_the_mean_over_its_members() -> None:
     first, second = network(0), network(1)
     mean = averaged([first, second], BATCHES)
     assert torch.allclose(weight(mean), (weight(first) + weight(second)) / 2)
     assert not torch.equal(weight(mean), weight(first))
 
 
-def test_the_mean_of_equal_weights_changes_no_weight() -> None:
+def test_a_soup_of_equal_members_has_exactly_their_weights() -> None:
     assert torch.equal(weight(averaged([network(0)] * 3, BATCHES)), weight(network(0)))
 
 
-def test_soup_recomputes_the_statistics_of_batch_norm() -> None:
+def test_a_soup_recomputes_the_statistics_of_batch_norm() -> None:
     mean = averaged([network(0), network(1)], BATCHES)
     layer = next(module for module in mean.modules() if isinstance(module, nn.BatchNorm2d))
     seen: list[Tensor] = []
@@ -42,14 +42,14 @@ def test_soup_recomputes_the_statistics_of_batch_norm() -> None:
     assert torch.allclose(layer.running_mean, seen[0].mean(dim=(0, 2, 3)), atol=1e-4)
 
 
-def test_a_member_that_makes_the_mean_worse_is_left_out() -> None:
+def test_a_soup_leaves_out_a_member_that_raises_its_validation_loss() -> None:
     members = [network(seed) for seed in range(3)]
     soup, kept = greedy_soup(members, [0.3, 0.1, 0.2], lambda found: 0.5, BATCHES)
     assert kept == [1]
     assert soup is members[1]
 
 
-def test_members_that_make_the_mean_no_worse_stay() -> None:
+def test_a_soup_includes_members_that_do_not_raise_its_validation_loss() -> None:
     members = [network(seed) for seed in range(3)]
     soup, kept = greedy_soup(members, [0.3, 0.1, 0.2], lambda found: 0.1, BATCHES)
     assert kept == [1, 2, 0]

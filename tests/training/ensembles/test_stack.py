@@ -24,7 +24,7 @@ from tests.training.trees.fitted import ARGUMENTS, packed, tree_params
 NUM_ROWS = 2000
 
 
-def test_weights_of_numbers_are_those_of_least_squares() -> None:
+def test_stacked_weights_for_a_numeric_target_equal_those_of_least_squares() -> None:
     generator = np.random.default_rng(0)
     targets = 50_000 + 1000 * generator.normal(size=NUM_ROWS)
     answers = np.stack(
@@ -44,7 +44,7 @@ def test_weights_of_numbers_are_those_of_least_squares() -> None:
     assert np.mean(errors**2) < 1.001 * np.mean(least**2)
 
 
-def test_useless_classifier_has_almost_no_weight_in_the_ensemble() -> None:
+def test_a_useless_classifier_gets_almost_no_weight_in_a_stack() -> None:
     torch.manual_seed(0)
     logits = torch.randn(NUM_ROWS, 3) * 2
     targets = torch.multinomial(logits.softmax(dim=1), 1)[:, 0]
@@ -57,7 +57,7 @@ def test_useless_classifier_has_almost_no_weight_in_the_ensemble() -> None:
     assert found.weights == pytest.approx([1.0, 0.0], abs=0.15)
 
 
-def test_folds_depend_on_id_and_seed_only() -> None:
+def test_the_stack_fold_of_a_row_depends_only_on_its_id_and_the_seed() -> None:
     keys = np.random.default_rng(1).integers(0, 2**63, NUM_ROWS).astype(np.uint64)
     folds = stack_folds(keys, 4, 7)
     assert np.array_equal(folds[::-1], stack_folds(keys[::-1], 4, 7))
@@ -88,7 +88,7 @@ def losses_out_of_fold(
 
 
 @pytest.mark.process
-def test_copies_in_other_folds_are_detected_as_a_leak(tmp_path: Path) -> None:
+def test_row_copies_in_other_folds_are_detected_as_a_leak(tmp_path: Path) -> None:
     data = packed(tmp_path)
     train, val = noisy(data.train[0], 1), noisy(data.val, 2)
     twice = select([train], np.tile(np.arange(len(train)), 2), tuple(train.inputs.shape[1:]))

@@ -24,17 +24,17 @@ def squared(deviations: list[float], shared: float = 0.0) -> Loss:
     return loss
 
 
-def test_equally_good_members_share_the_weight() -> None:
+def test_greedy_weights_are_equal_for_equally_good_members() -> None:
     found = greedy_weights(3, KEYS, 7, squared([1.0, 1.0, 1.0]))
     assert found.weights == pytest.approx([1 / 3] * 3, abs=0.06)
 
 
-def test_member_that_adds_only_noise_has_no_weight() -> None:
+def test_a_member_that_adds_only_noise_gets_no_weight() -> None:
     found = greedy_weights(2, KEYS, 7, squared([0.1, 20.0]))
     assert found.weights == [1.0, 0.0]
 
 
-def test_the_expected_loss_is_not_below_the_loss_of_the_rows_that_chose() -> None:
+def test_the_expected_loss_of_greedy_weights_is_not_below_their_selection_loss() -> None:
     loss = squared([1.0] * 12, shared=0.5)
     found = greedy_weights(12, KEYS, 7, loss)
     fitted = loss(torch.tensor(found.weights), torch.ones(NUM_ROWS, dtype=torch.bool))
@@ -42,11 +42,11 @@ def test_the_expected_loss_is_not_below_the_loss_of_the_rows_that_chose() -> Non
     assert found.expected_loss > fitted
 
 
-def test_the_weights_depend_on_ids_and_seed_only() -> None:
+def test_greedy_weights_depend_only_on_row_ids_and_seed() -> None:
     loss = squared([1.0, 1.1, 1.2])
     first, again, other = (greedy_weights(3, KEYS, seed, loss) for seed in (7, 7, 8))
     assert first == again != other
 
 
-def test_equal_weights_have_the_sum_one() -> None:
+def test_equal_weights_sum_to_one() -> None:
     assert sum(equal_weights(3).weights) == pytest.approx(1)

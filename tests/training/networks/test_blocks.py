@@ -70,7 +70,7 @@ def _class_names(network: Network) -> list[str]:
         ("timm/test_vit", {}, ["Block"] * 6),
     ],
 )
-def test_blocks_are_the_repeated_layers_that_hold_most_weights(
+def test_the_blocks_of_a_network_are_the_repeated_layers_that_hold_most_weights(
     name: str, arguments: dict[str, Any], expected: list[str]
 ) -> None:
     size = {"input": CONTRACT.model_copy(update={"size_px": 160})} if "vit" in name else {}
@@ -79,7 +79,7 @@ def test_blocks_are_the_repeated_layers_that_hold_most_weights(
     assert _class_names(network) == expected
 
 
-def test_without_repeated_layers_the_whole_network_is_one_block() -> None:
+def test_a_network_without_repeated_layers_is_a_single_block() -> None:
     assert parallel_blocks(_network(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))) == []
 
 
@@ -109,12 +109,14 @@ def _shared_by_blocks() -> nn.Module:
         (_Uncalled(), r"the forward pass does not call backbone\.layers\.1 in train.network"),
     ],
 )
-def test_networks_that_cannot_be_divided_are_refused(backbone: nn.Module, text: str) -> None:
+def test_networks_that_cannot_be_divided_by_blocks_are_refused(
+    backbone: nn.Module, text: str
+) -> None:
     with pytest.raises(ParamsError, match=text):
         check_blocks(_network(backbone), "fsdp")
 
 
-def test_a_weight_shared_with_the_rest_of_the_network_is_refused() -> None:
+def test_a_block_that_shares_a_weight_with_the_rest_of_the_network_is_refused() -> None:
     backbone = _Named()
     backbone.entry = nn.Linear(64, 4)
     backbone.tail = nn.Linear(4, 4)

@@ -68,7 +68,7 @@ def own(backbone: nn.Module) -> Network:
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
-def test_a_share_of_a_transformer_has_all_heads_over_the_number_of_processes(
+def test_each_process_holds_an_equal_share_of_a_transformers_heads(
     num_processes: int,
 ) -> None:
     whole = transformer()
@@ -83,7 +83,7 @@ def test_a_share_of_a_transformer_has_all_heads_over_the_number_of_processes(
 
 @pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("family", SIZES)
-def test_each_family_of_encoders_can_be_shared(
+def test_encoders_of_every_family_can_be_divided_over_processes(
     tmp_path: Path, family: str, rank: int | None
 ) -> None:
     encoder, _ = loaded(tiny_encoder(tmp_path, family), lora_rank=rank)
@@ -92,25 +92,25 @@ def test_each_family_of_encoders_can_be_shared(
         check_layers(encoder, 4)
 
 
-def test_the_message_names_the_numbers_of_processes_that_would_do() -> None:
+def test_error_for_an_uneven_division_names_the_possible_numbers_of_processes() -> None:
     with pytest.raises(ParamsError, match=r"5 processes .* 12 heads .* Use 2 or 3 or 4 or 6 or 12"):
         check_layers(transformer(width=48, num_heads=12), 5)
 
 
-def test_other_networks_are_refused_by_name() -> None:
+def test_networks_that_name_no_parallel_layers_are_refused_with_alternatives() -> None:
     with pytest.raises(ParamsError, match=r"'hashed_ngrams'.*'small_transformer', 'encoder'"):
         check_layers(network(), 2)
 
 
-def test_a_network_of_ones_own_names_its_layers() -> None:
+def test_a_user_network_can_name_its_parallel_layers() -> None:
     check_layers(own(_Named()), 2)
 
 
-def test_a_layer_that_is_not_there_is_refused() -> None:
+def test_a_parallel_layer_that_the_block_lacks_is_refused() -> None:
     with pytest.raises(ParamsError, match=r"a _Block has no nn.Linear 'entrance' with 1 x 16"):
         check_layers(own(_Named(entry="entrance")), 2)
 
 
-def test_a_block_that_needs_all_columns_is_refused() -> None:
+def test_a_block_that_cannot_compute_with_a_share_of_its_layers_is_refused() -> None:
     with pytest.raises(ParamsError, match="cannot compute with its share of the layers"):
         check_layers(own(_Named(block=_FixedBlock)), 2)

@@ -90,7 +90,7 @@ def one_step(network: Network, params: TrainParams, batch: torch.Tensor) -> None
 
 
 @pytest.mark.parametrize("family", SIZES)
-def test_encoder_states_equal_those_of_transformers_whatever_the_padding(
+def test_encoder_outputs_equal_those_of_transformers_with_any_padding(
     tmp_path: Path, family: str
 ) -> None:
     import transformers
@@ -137,7 +137,7 @@ def test_an_encoder_of_a_real_size_is_built_from_its_config(
     assert counted / 1e6 == pytest.approx(millions, abs=0.1)
 
 
-def test_a_tokenizer_as_berts_reads_english_and_chinese(tmp_path: Path) -> None:
+def test_a_tokenizer_like_berts_reads_english_and_chinese(tmp_path: Path) -> None:
     folder = tiny_encoder(tmp_path, "bert", word_piece())
     contract = token_contract(tokenizer=read_tokenizer(folder), max_tokens=8)
     network, _ = loaded(folder, contract, pooling="first")
@@ -171,7 +171,7 @@ def byte_pairs() -> str:
         ("roberta", byte_pairs()),
     ],
 )
-def test_a_pair_has_the_tokens_types_and_states_of_transformers(
+def test_a_pair_of_texts_has_the_same_tokens_types_and_outputs_as_in_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, tokenizer: str
 ) -> None:
     import transformers
@@ -210,7 +210,7 @@ def test_a_pair_has_the_tokens_types_and_states_of_transformers(
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize("head", ["MaskedLM", "SequenceClassification"])
-def test_encoder_is_read_from_a_folder_of_a_model_with_any_head(
+def test_an_encoder_is_read_from_the_folder_of_a_model_with_any_head(
     tmp_path: Path, family: str, head: str
 ) -> None:
     import transformers
@@ -226,7 +226,7 @@ def test_encoder_is_read_from_a_folder_of_a_model_with_any_head(
 
 
 @pytest.mark.parametrize("family", SIZES)
-def test_lora_trains_adapters_and_the_head_only_and_merges_to_the_same_answers(
+def test_lora_trains_only_adapters_and_head_and_merging_keeps_the_outputs(
     tmp_path: Path, family: str
 ) -> None:
     network, _ = loaded(tiny_encoder(tmp_path, family), lora_rank=2)
@@ -266,7 +266,9 @@ def test_activation_checkpointing_gives_the_same_gradients(tmp_path: Path) -> No
         np.testing.assert_allclose(plain, checkpointed, atol=1e-6)
 
 
-def test_the_learning_rate_falls_from_each_layer_to_the_one_before(tmp_path: Path) -> None:
+def test_layer_decay_lowers_the_learning_rate_from_each_layer_to_the_one_before(
+    tmp_path: Path,
+) -> None:
     network, _ = loaded(tiny_encoder(tmp_path))
     params = train_params(
         network_arguments={**ARGUMENTS, "layer_decay": 0.5}, learning_rate=1.0, warmup_epochs=0.0
@@ -292,7 +294,7 @@ def test_the_learning_rate_falls_from_each_layer_to_the_one_before(tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", SIZES)
-def test_parts_are_embeddings_layers_and_head_and_hold_each_parameter_once(
+def test_the_parts_of_an_encoder_hold_each_parameter_exactly_once(
     tmp_path: Path, family: str
 ) -> None:
     network, _ = loaded(tiny_encoder(tmp_path, family))
@@ -307,7 +309,7 @@ def test_parts_are_embeddings_layers_and_head_and_hold_each_parameter_once(
     }
 
 
-def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
+def test_encoder_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = tiny_encoder(tmp_path)
@@ -318,7 +320,9 @@ def test_weights_that_lack_a_layer_are_refused(tmp_path: Path) -> None:
         loaded(folder)
 
 
-def test_packed_store_of_another_tokenizer_than_the_encoders_is_refused(tmp_path: Path) -> None:
+def test_a_packed_store_made_with_another_tokenizer_than_the_encoders_is_refused(
+    tmp_path: Path,
+) -> None:
     folder = tiny_encoder(tmp_path, tokenizer=word_piece())
     with pytest.raises(ParamsError, match="whose tokenizer is not that of the packed store"):
         loaded(folder)
@@ -332,7 +336,7 @@ def test_packed_store_of_another_tokenizer_than_the_encoders_is_refused(tmp_path
         ({"hidden_size": 15}, "cannot build the encoder described by config.json"),
     ],
 )
-def test_encoder_config_that_does_not_fit_is_refused(
+def test_an_encoder_config_that_does_not_fit_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     spec = spec_of(tiny_encoder(tmp_path), token_contract())
@@ -342,7 +346,9 @@ def test_encoder_config_that_does_not_fit_is_refused(
 
 
 @pytest.mark.unit
-def test_error_lists_the_pickled_weights_of_a_refused_folder(tmp_path: Path) -> None:
+def test_an_encoder_folder_with_only_pickled_weights_is_refused_with_their_names(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(ParamsError, match=r"pytorch_model\.bin is not read, because loading it"):
         encoder_weights(tmp_path)

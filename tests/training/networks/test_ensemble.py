@@ -38,21 +38,25 @@ def ensemble(
     return network.eval(), members, torch.from_numpy(np.array(trees.data.val.inputs))
 
 
-def test_ensemble_values_are_the_weighted_mean_of_the_members(tmp_path: Path) -> None:
+def test_predicted_values_of_an_ensemble_are_the_weighted_mean_of_its_members(
+    tmp_path: Path,
+) -> None:
     network, (trees, tabm), rows = ensemble(tmp_path)
     with torch.inference_mode():
         expected = 0.25 * trees(rows) + 0.75 * tabm(rows)
         assert torch.allclose(network(rows), expected, rtol=1e-6)
 
 
-def test_probabilities_are_the_weighted_mean_of_the_members(tmp_path: Path) -> None:
+def test_class_probabilities_of_an_ensemble_are_the_weighted_mean_of_its_members(
+    tmp_path: Path,
+) -> None:
     network, (trees, tabm), rows = ensemble(tmp_path, "table_classification")
     with torch.inference_mode():
         expected = 0.25 * trees(rows).softmax(1) + 0.75 * tabm(rows).softmax(1)
         assert torch.allclose(network(rows).softmax(1), expected, atol=1e-6)
 
 
-def test_probabilities_of_several_labels_are_the_weighted_mean() -> None:
+def test_label_probabilities_of_an_ensemble_are_the_weighted_mean_of_its_members() -> None:
     head = kind_of("table_multilabel").target.load_part("head")
     logits, weights = torch.randn(5, 3, 4) * 4, torch.tensor([0.2, 0.3, 0.5])
     expected = (logits.sigmoid() * weights[:, None]).sum(dim=1)
@@ -70,7 +74,7 @@ def test_a_vote_goes_to_the_majority_and_a_tie_to_the_mean_probability(task: str
     assert torch.isfinite(head.vote(torch.tensor([[[500.0, -500.0]] * 2]))).all()
 
 
-def test_a_stack_answers_a_sum_with_a_bias(tmp_path: Path) -> None:
+def test_a_stack_outputs_the_weighted_sum_of_its_members_plus_a_bias(tmp_path: Path) -> None:
     _, members, rows = ensemble(tmp_path)
     specs = [member.spec for member in members]
     network = EnsembleNetwork(
@@ -82,7 +86,7 @@ def test_a_stack_answers_a_sum_with_a_bias(tmp_path: Path) -> None:
         assert torch.allclose(network.eval()(rows), expected, rtol=1e-6)
 
 
-def test_stored_ensemble_answers_like_the_original(tmp_path: Path) -> None:
+def test_a_loaded_ensemble_gives_the_same_outputs_as_the_saved_one(tmp_path: Path) -> None:
     network, _, rows = ensemble(tmp_path)
     again = build_network(network.spec).eval()
     again.load_payload(network.payload())
@@ -90,7 +94,7 @@ def test_stored_ensemble_answers_like_the_original(tmp_path: Path) -> None:
         assert torch.equal(again(rows), network(rows))
 
 
-def test_weights_file_without_the_trees_of_a_member_is_refused(tmp_path: Path) -> None:
+def test_an_ensembles_weights_file_without_the_trees_of_a_member_is_refused(tmp_path: Path) -> None:
     network, members, _ = ensemble(tmp_path)
     spec = members[1].spec
     both = ensemble_spec([spec, spec], ["a", "b"], "average", [0.5, 0.5], [0.1, 0.2])
@@ -98,7 +102,7 @@ def test_weights_file_without_the_trees_of_a_member_is_refused(tmp_path: Path) -
         build_network(network.spec).load_payload(EnsembleNetwork(both).payload())
 
 
-def test_ensemble_size_is_the_sum_of_its_members(tmp_path: Path) -> None:
+def test_the_parameters_of_an_ensemble_are_the_sum_over_its_members(tmp_path: Path) -> None:
     network, (trees, tabm), _ = ensemble(tmp_path)
     weights = sum(parameter.numel() for parameter in tabm.parameters())
     assert network.num_parameters == trees.num_parameters + weights

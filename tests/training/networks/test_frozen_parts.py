@@ -46,14 +46,14 @@ def _stages(names: list[str]) -> set[str]:
         (4, 0, [4, 4, 4, 4]),
     ],
 )
-def test_parts_are_unfrozen_from_the_last_to_the_first(
+def test_parts_of_a_network_unfreeze_from_the_last_to_the_first(
     freeze: int, unfreeze: int, expected: list[int]
 ) -> None:
     params = SETTINGS.model_copy(update={"freeze_epochs": freeze, "unfreeze_epochs": unfreeze})
     assert [num_frozen(epoch, 5, params) for epoch in range(len(expected))] == expected
 
 
-def test_a_network_is_divided_into_its_stages_and_its_head() -> None:
+def test_the_parts_of_a_timm_network_are_its_stages_and_its_head() -> None:
     network = _network()
     parts = parts_of(network)
     assert [_stages(part) for part in parts] == [
@@ -107,7 +107,7 @@ def test_frozen_parts_keep_weights_and_statistics_and_unfrozen_parts_learn() -> 
     assert changed[4] == {"fc", "layer4", "layer3", "layer2", "layer1", "conv1", "bn1"}
 
 
-def test_a_resumed_epoch_has_the_same_frozen_parts() -> None:
+def test_a_training_resumed_within_an_epoch_freezes_the_same_parts() -> None:
     through, resumed = _network(), _network()
     freezing = FreezeCallback(through, SETTINGS)
     for epoch in range(3):

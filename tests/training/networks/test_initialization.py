@@ -118,7 +118,7 @@ def test_error_lists_missing_foreign_and_misshapen_pretrained_weights(tmp_path: 
     )
 
 
-def test_a_pickle_that_would_run_code_is_refused_without_running_it(tmp_path: Path) -> None:
+def test_pickled_weights_that_would_run_code_are_refused_without_running_it(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "touched",))
@@ -175,7 +175,7 @@ class Own(nn.Sequential):
 
 
 @pytest.mark.parametrize("kind", ["table", "text", "small_resnet", "timm", "own"])
-def test_any_network_starts_from_a_former_model_of_its_shapes_head_included(
+def test_a_network_starts_from_a_former_model_of_equal_shapes_including_its_head(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     write_functions: WriteFunctions,
@@ -207,7 +207,9 @@ def test_any_network_starts_from_a_former_model_of_its_shapes_head_included(
     assert without_former_model(params).pretrained is None
 
 
-def test_a_former_model_of_other_shapes_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_former_model_of_other_shapes_is_refused_with_the_names_of_its_weights(
+    tmp_path: Path,
+) -> None:
     former = build_network(spec(classes=["a", "b", "c"]))
     path = _file(tmp_path, {**former.state_dict(), "backbone.alien": torch.zeros(1)})
     with pytest.raises(ParamsError) as error:

@@ -44,7 +44,7 @@ def test_weights_mapped_from_a_file_equal_those_in_memory_bit_for_bit(
 
 
 @pytest.mark.process
-def test_pages_leave_memory_while_weights_are_drawn_again(tmp_path: Path) -> None:
+def test_released_pages_leave_memory_while_mapped_weights_are_drawn_again(tmp_path: Path) -> None:
     before = status_bytes("VmRSS")
     with MappedWeights(tmp_path):
         weights = nn.ParameterList(torch.empty(4096, 2048) for _ in range(12))
@@ -56,7 +56,7 @@ def test_pages_leave_memory_while_weights_are_drawn_again(tmp_path: Path) -> Non
     assert all(weight[0, 0].item() == 1.0 for weight in weights)
 
 
-def test_two_modules_that_share_a_weight_still_share_it(tmp_path: Path) -> None:
+def test_modules_that_share_a_weight_still_share_it_after_mapping(tmp_path: Path) -> None:
     with MappedWeights(tmp_path):
         first = nn.Linear(4, 4)
         second = nn.Linear(4, 4)

@@ -16,11 +16,11 @@ def _images(num_rows: int = 3) -> torch.Tensor:
     )
 
 
-def test_classes_get_one_logit_each() -> None:
+def test_a_network_outputs_one_logit_for_each_class() -> None:
     assert build_network(spec(classes=["a", "b", "c"]))(_images()).shape == (3, 3)
 
 
-def test_a_network_answers_a_numeric_target_in_its_unit() -> None:
+def test_a_network_predicts_a_numeric_target_in_its_unit() -> None:
     scale = TargetScale(mean=100.0, std=5.0)
     torch.manual_seed(1)
     plain = build_network(
@@ -39,7 +39,7 @@ def test_a_network_normalises_pixels_with_mean_and_std_of_its_spec() -> None:
     assert torch.allclose(seen[0], (_images().permute(0, 3, 1, 2) / 255 - 0.25) / 0.5, atol=1e-6)
 
 
-def test_the_cast_is_the_first_operation_of_the_graph() -> None:
+def test_the_exported_graph_first_casts_the_images_to_float32() -> None:
     program = torch.export.export(build_network(spec()).eval(), (_images(),))
     first = next(
         node
@@ -51,13 +51,13 @@ def test_the_cast_is_the_first_operation_of_the_graph() -> None:
     assert first.meta["val"].dtype == torch.float32
 
 
-def test_a_saved_model_answers_as_before(tmp_path: Path) -> None:
+def test_a_loaded_model_gives_the_same_outputs_as_the_saved_one(tmp_path: Path) -> None:
     network = build_network(spec()).eval()
     save_model(tmp_path / "checkpoint", model_manifest(spec()), network.state_dict())
     assert torch.equal(load_network(tmp_path / "checkpoint")(_images()), network(_images()))
 
 
-def test_an_altered_weight_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_an_altered_weight_is_refused(tmp_path: Path) -> None:
     save_model(tmp_path / "checkpoint", model_manifest(spec()), build_network(spec()).state_dict())
     path = tmp_path / "checkpoint/weights.safetensors"
     payload = bytearray(path.read_bytes())
@@ -67,7 +67,7 @@ def test_an_altered_weight_is_refused(tmp_path: Path) -> None:
         load_network(tmp_path / "checkpoint")
 
 
-def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+def test_a_model_with_the_weights_of_another_network_is_refused(tmp_path: Path) -> None:
     other = build_network(spec(arguments={**ARGUMENTS, "width": 32}))
     save_model(tmp_path / "checkpoint", model_manifest(spec()), other.state_dict())
     with pytest.raises(SchemaError, match="does not fit the network"):
@@ -79,7 +79,7 @@ def test_a_missing_model_is_refused_with_the_stage_that_writes_it(tmp_path: Path
         load_network(tmp_path)
 
 
-def test_error_suggests_the_closest_argument_and_lists_every_mistake() -> None:
+def test_error_lists_every_wrong_network_argument_and_suggests_the_closest() -> None:
     with pytest.raises(ParamsError, match="did you mean 'width'") as error:
         build_network(
             spec(
@@ -110,7 +110,7 @@ def test_a_network_that_cannot_be_built_is_refused(changes: dict[str, object], t
         build_network(spec(**changes))
 
 
-def test_a_timm_network_takes_our_channels_and_classes() -> None:
+def test_a_timm_network_gets_the_channels_and_classes_of_the_data() -> None:
     assert build_network(spec(name="timm/resnet10t", arguments={})).eval()(_images()).shape == (
         3,
         2,

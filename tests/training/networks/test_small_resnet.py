@@ -22,7 +22,7 @@ def _network(stochastic_depth: float) -> SmallResnet:
     return network
 
 
-def test_later_blocks_are_skipped_more_often() -> None:
+def test_stochastic_depth_skips_later_blocks_more_often() -> None:
     probabilities = [
         float(skip.drop_prob) for skip in _network(0.4).modules() if isinstance(skip, DropPath)
     ]

@@ -75,7 +75,7 @@ def built(wanted: NetworkSpec, seed: int = 0) -> TableNetwork:
     return network.eval()
 
 
-def test_submodels_answer_separately_in_training_and_as_their_mean_otherwise() -> None:
+def test_tabm_outputs_each_submodel_in_training_and_their_mean_otherwise() -> None:
     network = built(regression())
     alone = network.train()(ROWS)
     assert alone.shape == (300, 4, 1)
@@ -91,7 +91,7 @@ def test_probabilities_are_the_mean_of_the_submodels_probabilities() -> None:
     )  # which is another thing
 
 
-def test_tabm_answers_a_numeric_target_in_its_unit() -> None:
+def test_tabm_predicts_a_numeric_target_in_its_unit() -> None:
     scaled = built(regression())
     plain = built(
         spec(task="table_regression", classes=[], target_scale=TargetScale(mean=0.0, std=1.0))
@@ -99,7 +99,7 @@ def test_tabm_answers_a_numeric_target_in_its_unit() -> None:
     assert torch.allclose(scaled(ROWS), plain(ROWS) * 5 + 100, rtol=1e-5)
 
 
-def test_every_column_of_the_contract_affects_the_answer() -> None:
+def test_every_column_of_the_contract_affects_the_output_of_tabm() -> None:
     network = built(spec())
     before = network(ROWS[:1])
     for position in range(ROWS.shape[1]):
@@ -108,7 +108,7 @@ def test_every_column_of_the_contract_affects_the_answer() -> None:
         assert not torch.equal(network(changed), before), CONTRACT.columns
 
 
-def test_numbers_indicators_and_codes_are_read_where_the_contract_puts_them() -> None:
+def test_tabm_reads_numbers_indicators_and_codes_from_the_columns_of_the_contract() -> None:
     encoding = RowEncoding(CONTRACT, 48)
     row = torch.tensor(
         [[0.1, 0.2, 0.3, 0.7, 1.0, 2.0]]
@@ -134,14 +134,14 @@ def test_tables_of_only_categories_or_only_numbers_can_be_learned() -> None:
         assert built(spec(input=contract))(torch.zeros(3, *contract.shape)).shape == (3, 2)
 
 
-def test_numbers_beyond_the_training_rows_are_clipped_to_their_range() -> None:
+def test_numbers_outside_the_range_of_the_training_rows_are_clipped_to_it() -> None:
     network = built(regression())
     far, edge = ROWS[:1].clone(), ROWS[:1].clone()
     far[0, 0], edge[0, 0] = 1e30, ROWS[:, 0].max()
     assert torch.allclose(network(far), network(edge), rtol=1e-5)
 
 
-def test_the_embedding_equals_that_of_its_authors() -> None:
+def test_the_piecewise_linear_embedding_equals_that_of_its_authors() -> None:
     with warnings.catch_warnings(action="ignore"):
         edges = [
             torch.tensor(np.unique(((np.array(c.quantiles) - c.mean) / c.std).astype(np.float32)))
@@ -161,14 +161,14 @@ def test_the_embedding_equals_that_of_its_authors() -> None:
     )  # theirs is weight * x + bias, which cancels in narrow bins
 
 
-def test_fewer_bins_use_a_subset_of_the_same_quantiles() -> None:
+def test_fewer_bins_use_a_subset_of_the_quantiles_of_more_bins() -> None:
     few, all_of_them = RowEncoding(CONTRACT, 6), RowEncoding(CONTRACT, 48)
     assert (few.num_bins, all_of_them.num_bins) == (6, 48)
     assert set(few.edges[0].tolist()) < set(all_of_them.edges[0].tolist())
     assert (few.lowest[0], few.highest[0]) == (all_of_them.lowest[0], all_of_them.highest[0])
 
 
-def test_initial_weights_depend_on_the_seed() -> None:
+def test_initial_weights_of_tabm_depend_on_the_seed() -> None:
     first, again, other = (fresh.state_dict() for fresh in (_fresh(0), _fresh(0), _fresh(1)))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
@@ -179,7 +179,7 @@ def _fresh(seed: int) -> torch.nn.Module:
     return build_network(spec())
 
 
-def test_the_contract_is_the_only_source_of_edges_and_codes(tmp_path: Path) -> None:
+def test_saved_weights_hold_no_bin_edges_or_codes_of_the_column_contract(tmp_path: Path) -> None:
     network = built(spec())
     assert not [name for name in network.state_dict() if name.startswith("encoding")]
     save_model(tmp_path / "checkpoint", model_manifest(spec()), network.state_dict())
@@ -187,7 +187,7 @@ def test_the_contract_is_the_only_source_of_edges_and_codes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_positions_in_bins_stay_exact_in_half_precision(dtype: torch.dtype) -> None:
+def test_positions_in_bins_stay_float32_in_half_precision(dtype: torch.dtype) -> None:
     network, expected = built(spec()), built(spec())(ROWS)
     adapt_to_half(network, dtype)
     network.backbone.to(dtype)
@@ -198,7 +198,7 @@ def test_positions_in_bins_stay_exact_in_half_precision(dtype: torch.dtype) -> N
     assert torch.allclose(answer.float(), expected, atol=0.2)
 
 
-def test_scales_and_biases_of_an_ensemble_do_not_decay() -> None:
+def test_weight_decay_skips_scales_and_biases_of_tabms_submodels() -> None:
     kinds = {name: decays(name, parameter) for name, parameter in _fresh(0).named_parameters()}
     assert {name for name, found in kinds.items() if found} == {
         "backbone.pieces",
@@ -209,7 +209,7 @@ def test_scales_and_biases_of_an_ensemble_do_not_decay() -> None:
     }
 
 
-def test_the_loss_of_a_row_is_the_mean_of_its_submodels_losses() -> None:
+def test_the_loss_of_a_row_is_the_mean_of_the_losses_of_the_submodels() -> None:
     params = load_params(ROOT / "params.yaml").train.model_copy(update={"label_smoothing": 0.1})
     module = TrainingModule(build_network(spec()), params, seed=3, steps_per_epoch=5, ids=[])
     answers, targets = torch.randn(6, 4, 2), torch.tensor([0, 1, 1, 0, 1, 0])
@@ -252,6 +252,8 @@ def test_error_lists_every_wrong_network_argument() -> None:
         ({"input": ColumnContract(kind="columns", columns=[])}, "no column left"),
     ],
 )
-def test_a_network_that_is_not_for_tables_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_a_table_spec_with_an_image_network_or_without_columns_is_refused(
+    changes: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ParamsError, match=text):
         build_network(spec(**changes))

@@ -63,7 +63,7 @@ def families(text: str, **changes: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["hashed_ngrams", "small_transformer"])
-def test_an_answer_does_not_depend_on_the_other_texts_of_a_batch(name: str) -> None:
+def test_the_output_for_a_text_does_not_depend_on_the_other_texts_of_its_batch(name: str) -> None:
     batch = rows("a", "some words, and more", "x" * 70, "\u5f88\u597d\u5403")
     built = network(name)
     with torch.inference_mode():
@@ -73,7 +73,7 @@ def test_an_answer_does_not_depend_on_the_other_texts_of_a_batch(name: str) -> N
     assert len({tuple(np.round(row, 6)) for row in together.tolist()}) == len(batch)
 
 
-def test_a_transformer_of_tokens_depends_on_each_of_them_and_not_on_padding() -> None:
+def test_a_token_transformers_output_depends_on_each_token_but_not_on_padding() -> None:
     texts = ["a", "the soup was cold", "the soup was late", "x y " * 20]
     batch = torch.from_numpy(encode_texts(texts, TOKENS))
     built = network("small_transformer", TOKENS, patch=1)
@@ -86,7 +86,7 @@ def test_a_transformer_of_tokens_depends_on_each_of_them_and_not_on_padding() ->
     assert len({tuple(np.round(row, 6)) for row in together.tolist()}) == len(batch)
 
 
-def test_a_transformer_takes_tokens_one_by_one() -> None:
+def test_a_transformer_refuses_tokens_unless_its_patch_size_is_one() -> None:
     with pytest.raises(ParamsError, match=r"patch is 4, .* Set it to 1"):
         network("small_transformer", TOKENS)
 
@@ -96,18 +96,18 @@ def test_hashed_ngrams_refuse_tokens() -> None:
         network("hashed_ngrams", TOKENS)
 
 
-def test_a_row_of_padding_gives_a_finite_answer() -> None:
+def test_text_networks_give_finite_outputs_for_a_row_of_padding() -> None:
     for name in ("hashed_ngrams", "small_transformer"):
         assert torch.isfinite(network(name)(torch.zeros((2, 64), dtype=torch.uint8))).all()
 
 
-def test_byte_ngrams_hold_whole_characters_only() -> None:
+def test_byte_ngrams_consist_of_whole_characters() -> None:
     two, three, _, _ = families("\u5f88\u597d")
     assert (two, len(three)) == ([], 2)
     assert [len(family) for family in families("abcd")[:2]] == [3, 2]
 
 
-def test_equal_words_have_equal_hashes_wherever_they_stand() -> None:
+def test_equal_words_have_equal_hashes_at_any_position() -> None:
     the, cat, other_the, dog, end = _words(rows("the cat, the dog").to(torch.int64))[0][:5]
     assert the == other_the
     assert len({int(word) for word in (the, cat, dog, end)}) == 4
@@ -115,18 +115,18 @@ def test_equal_words_have_equal_hashes_wherever_they_stand() -> None:
     assert _words(rows("dog").to(torch.int64))[0][0] == dog
 
 
-def test_hashes_differ_by_the_order_of_letters_and_the_end_of_long_words() -> None:
+def test_word_hashes_depend_on_the_order_of_letters_and_the_end_of_long_words() -> None:
     texts = ["tea", "eat", "x" * 40 + "a", "x" * 40 + "b"]
     hashes = [int(_words(rows(text).to(torch.int64))[0][0]) for text in texts]
     assert len(set(hashes)) == 4
 
 
-def test_pairs_of_words_depend_on_their_order() -> None:
+def test_hashes_of_word_pairs_depend_on_the_order_of_the_words() -> None:
     assert families("good bad")[3] != families("bad good")[3]
     assert sorted(families("good bad")[2]) == sorted(families("bad good")[2])
 
 
-def test_upper_case_is_ignored_on_request_only() -> None:
+def test_text_networks_ignore_upper_case_only_if_configured() -> None:
     assert families("FREE") == families("free")
     assert families("FREE", lowercase=False) != families("free", lowercase=False)
 
@@ -147,7 +147,7 @@ def test_text_network_arguments_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("name", ["hashed_ngrams", "small_transformer"])
-def test_half_precision_preserves_the_bytes_of_a_text(name: str) -> None:
+def test_text_networks_distinguish_all_byte_values_in_half_precision(name: str) -> None:
     rows = example_rows(network(name).spec, 2)
     rows[:, :3] = torch.tensor([201, 203, 205])  # no numbers of bfloat16
     whole, half = network(name)(rows), network(name)

@@ -116,7 +116,7 @@ def test_user_network_for_tables_receives_numbers_indicators_and_category_slots(
         ),
     ],
 )
-def test_a_network_that_breaks_the_contract_is_refused_with_its_line(
+def test_a_user_network_that_breaks_the_contract_is_refused_with_its_line(
     write_functions: WriteFunctions,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -132,14 +132,14 @@ def test_a_network_that_breaks_the_contract_is_refused_with_its_line(
 
 
 @pytest.mark.usefixtures("write")
-def test_name_that_is_not_a_network_is_refused() -> None:
+def test_a_user_network_that_is_not_a_class_of_torch_is_refused() -> None:
     Path("own/nets.py").write_text("Net = 3\n")
     with pytest.raises(UnavailableError, match="is int, expected a class of torch"):
         build_network(spec(**OWN))
 
 
 @pytest.mark.usefixtures("write")
-def test_a_model_is_loaded_only_with_the_code_that_it_was_trained_with(tmp_path: Path) -> None:
+def test_a_model_loads_only_with_the_user_code_it_was_trained_with(tmp_path: Path) -> None:
     network = build_network(spec(**OWN))
     manifest = model_manifest(network.spec).model_copy(
         update={"user_code": user_code(Path(), "train.network", [network.spec.name])}

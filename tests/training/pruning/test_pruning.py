@@ -84,7 +84,7 @@ def _structured(project: Path) -> PruningResult:
     return pruned(project, STRUCTURED)
 
 
-def test_channels_between_two_layers_are_found_and_those_of_a_shortcut_are_not() -> None:
+def test_chains_contain_channels_between_two_layers_but_none_of_a_shortcut() -> None:
     chains = {chain.maker: chain.reader for chain in find_chains(drawn())}
     assert chains == {f"{block}.conv1.weight": f"{block}.conv2.weight" for block in CUT}
 
@@ -98,14 +98,14 @@ def test_channels_between_two_layers_are_found_and_those_of_a_shortcut_are_not()
         pytest.param("test_efficientnet", 32, marks=pytest.mark.nightly),
     ],
 )
-def test_a_network_of_timm_without_its_silent_channels_answers_as_before(
+def test_removing_silent_channels_keeps_the_outputs_of_a_timm_network(
     name: str, size_px: int
 ) -> None:
     contract = CONTRACT.model_copy(update={"size_px": size_px})
     removes_silent_channels(drawn(name=f"timm/{name}", arguments={}, input=contract), contract)
 
 
-def test_a_network_without_its_silent_channels_answers_as_before() -> None:
+def test_removing_silent_channels_keeps_the_outputs_of_a_built_in_network() -> None:
     removes_silent_channels(drawn(), CONTRACT)
 
 
@@ -132,7 +132,7 @@ def removes_silent_channels(network: Network, contract: ImageContract) -> None:
     ("width", "share", "left"),
     [(32, 0.5, 16), (32, 0.55, 16), (32, 0.9, 8), (32, 0.05, 32), (20, 0.1, 20), (6, 0.5, 6)],
 )
-def test_pruning_leaves_whole_blocks_and_removes_at_most_the_requested_fraction(
+def test_width_left_rounds_up_to_a_multiple_of_8_but_not_above_the_width(
     width: int, share: float, left: int
 ) -> None:
     assert width_left(width, share) == left
@@ -184,7 +184,7 @@ class _MaskedWeights(pl.Callback):
 
 @pytest.mark.process
 @pytest.mark.parametrize("keeps", [True, False])
-def test_zeros_stay_zero_through_every_step(
+def test_fine_tuning_keeps_pruned_weights_at_zero_after_every_step(
     project: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
     """Control: without `KeepZeros`, the training would change the zeros."""
@@ -240,7 +240,7 @@ def test_fine_tuning_improves_the_validation_metric(structured: PruningResult) -
     assert structured.metric.after > structured.metric.before
 
 
-def test_a_saved_pruned_network_answers_as_calibrated(
+def test_a_loaded_pruned_network_gives_the_outputs_that_were_calibrated(
     structured: PruningResult, project: Path, tmp_path: Path
 ) -> None:
     save_pruned(
@@ -318,7 +318,9 @@ def test_killed_pruning_leaves_no_files_and_a_new_run_writes_the_same_bytes(
     assert json.loads((project / "reports/prune.json").read_bytes()) == structured.report()
 
 
-def test_without_pruning_the_stage_loads_no_torch_and_records_that(project: Path) -> None:
+def test_the_prune_stage_loads_no_torch_and_records_it_if_nothing_is_to_prune(
+    project: Path,
+) -> None:
     program = (
         "import sys, runpy; runpy.run_module('slipway.stages.prune', run_name='__main__'); "
         "sys.exit('torch' in sys.modules)"

@@ -21,7 +21,7 @@ from tests.training.recipe.test_nonfinite import SPLIT, _fit, _module, _spoiled
 USUAL = [0.7 + 0.1 * (-1) ** number for number in range(128)]  # mean 0.7, deviation 0.1
 
 
-def test_a_spike_lies_more_than_six_deviations_above_the_mean() -> None:
+def test_a_loss_spike_lies_more_than_six_deviations_above_the_mean() -> None:
     window = LossWindow(USUAL)
     assert window.describe_spike(1.29) is None
     assert window.describe_spike(0.0) is None
@@ -30,7 +30,7 @@ def test_a_spike_lies_more_than_six_deviations_above_the_mean() -> None:
     )
 
 
-def test_nonfinite_losses_are_no_spikes_but_bad_steps() -> None:
+def test_a_nonfinite_loss_does_not_count_as_a_loss_spike() -> None:
     assert LossWindow(USUAL).describe_spike(np.inf) is None
     assert LossWindow(USUAL).describe_spike(np.nan) is None
 
@@ -42,7 +42,7 @@ def test_no_step_is_a_spike_before_there_are_128_losses() -> None:
     assert window.describe_spike(1e9)
 
 
-def test_only_the_last_128_losses_count() -> None:
+def test_only_the_last_128_losses_decide_if_a_step_is_a_spike() -> None:
     window = LossWindow([1e6, *USUAL])
     assert window.values() == USUAL
     window.add(0.5)
@@ -58,7 +58,7 @@ def _spiking(**changes: Any) -> tuple[TrainingModule, packed.PackedSplit]:
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_spike_changes_nothing_and_is_counted(accumulated: int) -> None:
+def test_a_skipped_loss_spike_changes_no_weights_and_is_counted(accumulated: int) -> None:
     module, split = _spiking(on_loss_spike="skip")
     changed, trainer = _fit(module, split, accumulated)
     assert module.nonfinite_guard.num_skipped == 1
@@ -70,7 +70,7 @@ def test_a_spike_changes_nothing_and_is_counted(accumulated: int) -> None:
     assert max(checkpoint["guard"]["losses"]) < 10
 
 
-def test_without_the_setting_a_spike_is_a_step_like_any_other() -> None:
+def test_a_loss_spike_is_applied_if_on_loss_spike_is_null() -> None:
     module, split = _spiking(on_loss_spike=None)
     assert _fit(module, split)[0] == [True, True, True]
 
@@ -85,7 +85,7 @@ def test_spikes_beyond_max_skipped_steps_end_the_training_with_their_rows() -> N
         _fit(module, split)
 
 
-def test_finding_spikes_changes_no_bit_of_a_training_without_one() -> None:
+def test_the_spike_check_changes_no_bit_of_a_training_without_spikes() -> None:
     plain, checked = _module(), _module(on_loss_spike="skip")
     for module in (plain, checked):
         _fit(module, SPLIT)
@@ -94,7 +94,7 @@ def test_finding_spikes_changes_no_bit_of_a_training_without_one() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2"])
-def test_rewind_is_refused_where_the_state_is_divided(strategy: str) -> None:
+def test_rewinding_is_refused_for_strategies_that_divide_the_state(strategy: str) -> None:
     params = PROJECT.train.model_copy(
         update={"on_loss_spike": "rewind", "strategy": strategy, "precision": "32-true"}
     )

@@ -34,14 +34,14 @@ def _weights(asked: Literal["balanced"] | dict[str, float]) -> Tensor:
     return found
 
 
-def test_errors_of_a_numeric_target_are_in_standard_deviations() -> None:
+def test_the_loss_of_a_numeric_target_measures_errors_in_standard_deviations() -> None:
     assert _of_a_number()(torch.tensor([[11.0], [14.0]]), torch.tensor([10.0, 10.0])).tolist() == [
         0.25,
         4.0,
     ]
 
 
-def test_huber_is_half_of_the_square_up_to_delta_and_linear_beyond() -> None:
+def test_the_huber_loss_is_half_the_squared_error_up_to_delta_and_linear_beyond() -> None:
     losses = _of_a_number(loss="huber", huber_delta=0.5)(
         torch.tensor([[10.5], [11.0], [14.0], [18.0]]), torch.full((4,), 10.0)
     )
@@ -50,7 +50,7 @@ def test_huber_is_half_of_the_square_up_to_delta_and_linear_beyond() -> None:
     )
 
 
-def test_balanced_weights_are_those_of_scikit_learn() -> None:
+def test_balanced_class_weights_equal_those_of_scikit_learn() -> None:
     expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=TARGETS)
     assert _weights("balanced").tolist() == pytest.approx(expected.tolist())
 
@@ -61,7 +61,7 @@ def test_class_weights_keep_their_ratio_and_have_mean_one_over_rows() -> None:
     assert weights[TARGETS.astype(int)].mean() == pytest.approx(1.0)
 
 
-def test_without_class_weights_there_is_no_weight_tensor() -> None:
+def test_class_weights_returns_none_if_none_are_requested() -> None:
     assert class_weights(None, ["a", "b"], TARGETS) is None
 
 
@@ -148,7 +148,7 @@ def test_user_loss_for_numbers_receives_values_in_the_targets_unit(
         ("    return outputs @ targets", "losses.py, line 3: `return outputs @ targets`). It gets"),
     ],
 )
-def test_user_loss_that_is_not_one_per_row_is_refused_with_its_line(
+def test_a_user_loss_without_one_value_per_row_is_refused_with_its_line(
     write_functions: WriteFunctions,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -175,7 +175,7 @@ def _distilled(task: str, fraction: float, temperature: float = 2.0, **changes: 
     return RowLosses(build_network(of), params, None, Distillation(temperature, fraction))
 
 
-def test_a_student_of_classes_learns_the_softened_probabilities_of_its_teacher() -> None:
+def test_the_distillation_loss_of_classes_is_the_divergence_from_softened_probabilities() -> None:
     losses, targets = _distilled("image_classification", 1.0), torch.tensor([0, 1])
     same = TEACHER + torch.tensor([[3.0], [-1.0]])  # another constant, equal probabilities
     assert losses(same, targets, soft=TEACHER).tolist() == pytest.approx([0, 0], abs=1e-6)
@@ -190,7 +190,7 @@ def test_a_student_of_classes_learns_the_softened_probabilities_of_its_teacher()
     assert torch.allclose(mixed, 0.25 * expected + 0.75 * hard, atol=1e-6)
 
 
-def test_submodels_and_mixed_rows_learn_from_the_soft_answers_of_their_rows() -> None:
+def test_distillation_of_submodels_and_mixed_rows_uses_the_soft_targets_of_their_rows() -> None:
     losses, targets = _distilled("image_classification", 0.5), torch.tensor([0, 1])
     given = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(1))
     whole = losses(given, targets, soft=TEACHER)
@@ -203,14 +203,14 @@ def test_submodels_and_mixed_rows_learn_from_the_soft_answers_of_their_rows() ->
     assert torch.allclose(found, shares * whole + (1 - shares) * partner, atol=1e-6)
 
 
-def test_a_student_of_a_number_learns_the_values_in_deviations_of_the_target() -> None:
+def test_the_distillation_loss_of_a_numeric_target_is_in_standard_deviations() -> None:
     scale = TargetScale(mean=10.0, std=2.0)
     losses = _distilled("image_regression", 1.0, 1.0, classes=[], target_scale=scale)
     found = losses(torch.tensor([[11.0], [14.0]]), torch.zeros(2), soft=torch.tensor([[11], [10]]))
     assert found.tolist() == [0.0, 4.0]
 
 
-def test_a_student_of_labels_learns_a_probability_of_each() -> None:
+def test_the_distillation_loss_of_labels_compares_the_probability_of_each_label() -> None:
     losses = _distilled("image_multilabel", 1.0, classes=["one", "two"])
     found = losses(torch.zeros(2, 2), torch.zeros(2, 2), soft=TEACHER)
     shares = torch.sigmoid(TEACHER / 2)

@@ -155,7 +155,7 @@ def test_a_step_with_a_nonfinite_gradient_changes_no_lasting_state() -> None:
     assert module.nonfinite_guard.num_skipped == 1
 
 
-def test_an_infinite_loss_whose_gradient_is_finite_changes_nothing() -> None:
+def test_a_step_with_an_infinite_loss_and_a_finite_gradient_changes_no_state() -> None:
     module = _module()
     plain = module.nonfinite_guard.checked_mean
 
@@ -244,7 +244,7 @@ def test_the_number_of_skipped_steps_is_in_the_checkpoint() -> None:
         _fit(_with_bad_gradient(module, {0}))
 
 
-def test_the_guard_changes_no_bit_of_a_clean_run() -> None:
+def test_the_nonfinite_guard_changes_no_bit_of_a_training_without_nonfinite_steps() -> None:
     """The reference is a plain training loop with torch's own clipping."""
     module = _module(gradient_clip_norm=0.05)
     _fit(module)

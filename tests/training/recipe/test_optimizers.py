@@ -42,7 +42,7 @@ def test_a_schedule_without_warm_up_starts_at_its_peak(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "one_cycle", "step", "constant"])
-def test_a_schedule_keeps_its_last_value_past_its_end(schedule: str) -> None:
+def test_a_learning_rate_schedule_keeps_its_last_value_after_the_last_step(schedule: str) -> None:
     shares = _shares(
         500, 4, warmup_epochs=1.0, epochs=26, schedule=schedule, step_epochs=5, step_factor=0.5
     )
@@ -63,7 +63,7 @@ def test_the_one_cycle_schedule_equals_that_of_torch() -> None:
     )
 
 
-def test_steps_multiply_the_learning_rate_after_so_many_epochs() -> None:
+def test_the_step_schedule_multiplies_the_learning_rate_at_the_requested_epochs() -> None:
     settings = {
         "warmup_epochs": 0.5,
         "epochs": 6,
@@ -85,7 +85,7 @@ def test_the_constant_schedule_stays_at_the_peak_after_warm_up() -> None:
     ]
 
 
-def test_weight_decay_leaves_out_only_norms_and_biases() -> None:
+def test_weight_decay_skips_only_norms_and_biases() -> None:
     network = build_network(spec())
     optimizer: Any = optimizer_and_schedule(
         network, PROJECT.train.model_copy(update={"weight_decay": 0.3}), 5

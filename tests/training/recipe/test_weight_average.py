@@ -89,7 +89,7 @@ def _expected(seen: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return average
 
 
-def test_the_average_covers_weights_and_running_statistics_after_each_step(
+def test_the_average_follows_weights_and_running_statistics_after_each_step(
     tmp_path: Path,
 ) -> None:
     for accumulated, num_steps in ((1, 6), (3, 2)):
@@ -117,7 +117,9 @@ def test_validation_uses_the_average_and_training_continues_with_its_own_weights
     assert not torch.equal(found["0.weight"], module.after_steps[-1]["0.weight"])
 
 
-def test_a_resumed_average_is_that_of_an_uninterrupted_training(tmp_path: Path) -> None:
+def test_the_average_of_a_resumed_training_equals_that_of_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
     whole = _fit(tmp_path, 2)[1].state_dict()["values"]
     _, _, stopped = _fit(tmp_path, 1)
     stopped.save_checkpoint(tmp_path / "state")

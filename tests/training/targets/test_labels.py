@@ -35,7 +35,7 @@ def test_asymmetric_loss_equals_the_formula_of_its_paper() -> None:
     assert torch.allclose(loss("asymmetric")(LOGITS, TARGETS), expected, atol=1e-6)
 
 
-def test_smoothing_moves_both_sides_towards_a_half() -> None:
+def test_label_smoothing_moves_zeros_and_ones_towards_a_half() -> None:
     smooth = TARGETS * 0.8 + 0.1
     expected = F.binary_cross_entropy(LOGITS.sigmoid(), smooth, reduction="none").mean(dim=1)
     assert torch.allclose(loss("bce", smoothing=0.2)(LOGITS, TARGETS), expected)
@@ -46,20 +46,20 @@ def test_a_row_counts_as_correct_only_if_all_of_its_labels_are_right() -> None:
     assert loss("bce").scores(LOGITS, targets).tolist() == [1.0, 0.0]
 
 
-def test_submodels_are_averaged_as_probabilities_even_at_the_ends() -> None:
+def test_the_mean_of_submodels_averages_probabilities_even_near_zero_and_one() -> None:
     logits = torch.tensor([[[60.0, -60.0, 1.0], [50.0, -50.0, -3.0]]])
     mean = LabelHead.mean_of_submodels(logits)
     assert torch.isfinite(mean).all()
     assert torch.allclose(mean.sigmoid(), logits.sigmoid().mean(dim=1))
 
 
-def test_each_label_is_divided_by_its_own_temperature() -> None:
+def test_the_logits_of_each_label_are_divided_by_its_own_temperature() -> None:
     temperatures = torch.tensor([1.0, 2.0, 0.5])
     found = LabelHead.activate(LOGITS, temperatures)
     assert torch.allclose(found, torch.sigmoid(LOGITS / temperatures))
 
 
-def test_balanced_weights_let_present_rows_count_as_much_as_absent_ones() -> None:
+def test_balanced_weights_give_rows_with_and_without_a_label_equal_total_weight() -> None:
     targets = torch.tensor([[1, 0], [1, 0], [1, 1], [0, 0]]).numpy()
     found = class_weights("balanced", ["a", "b"], targets)
     assert found is not None

@@ -24,14 +24,14 @@ def test_curves_of_train_and_val_of_one_metric_share_a_chart(tmp_path: Path) -> 
     assert [line.name for line in curves["learning_rate"]] == ["learning_rate"]
 
 
-def test_without_logged_metrics_there_are_no_curves(tmp_path: Path) -> None:
+def test_read_curves_returns_nothing_if_no_metric_was_logged(tmp_path: Path) -> None:
     assert read_curves(tmp_path / "live") == {}
 
 
 @pytest.mark.parametrize(
     "text", ["step\taccuracy\n1\t0.5\n", "step\tloss\n1\tmuch\n", "step\tloss\n1\n"]
 )
-def test_file_that_is_not_a_curve_of_dvclive_is_refused(tmp_path: Path, text: str) -> None:
+def test_read_curves_refuses_a_file_that_dvclive_did_not_write(tmp_path: Path, text: str) -> None:
     write_curve(tmp_path, "train/loss", text)
     with pytest.raises(SchemaError, match=r"loss\.tsv"):
         read_curves(tmp_path)

@@ -19,7 +19,7 @@ def _times(*own_ms: float) -> list[RankTime]:
     return [RankTime(f"node{rank}", 10.0, own - 10.0) for rank, own in enumerate(own_ms)]
 
 
-def test_a_rank_that_is_slow_three_times_in_a_row_is_named_once() -> None:
+def test_a_rank_that_is_slow_in_three_consecutive_measurements_is_reported_once() -> None:
     finder, slow = SlowRankFinder(), _times(100.0, 100.0, 260.0, 110.0)
     assert [finder.add(slow) for _ in range(2)] == [None, None]
     assert finder.add(slow) == (
@@ -29,7 +29,7 @@ def test_a_rank_that_is_slow_three_times_in_a_row_is_named_once() -> None:
     assert finder.add(slow) is None
 
 
-def test_ranks_that_take_turns_or_are_nearly_equal_are_not_named() -> None:
+def test_ranks_that_are_slow_in_turn_or_nearly_equal_are_not_reported() -> None:
     finder = SlowRankFinder()
     for own in [(100.0, 200.0), (200.0, 100.0)] * 5:
         assert finder.add(_times(*own)) is None
@@ -37,7 +37,7 @@ def test_ranks_that_take_turns_or_are_nearly_equal_are_not_named() -> None:
         assert finder.add(_times(100.0, 149.0)) is None
 
 
-def test_a_rank_that_recovers_and_slows_down_again_is_named_again() -> None:
+def test_a_slow_rank_that_recovers_and_slows_down_again_is_reported_again() -> None:
     finder, found = SlowRankFinder(), []
     for own in [(100.0, 200.0)] * 3 + [(100.0, 100.0)] + [(100.0, 200.0)] * 3:
         found.append(finder.add(_times(*own)))
@@ -53,7 +53,7 @@ def _stalled(*counts: int) -> dict[int, StalledRank]:
     }
 
 
-def test_error_names_the_rank_that_is_behind_as_the_one_that_hangs() -> None:
+def test_the_stall_message_names_the_rank_that_is_furthest_behind() -> None:
     text = describe_stall(_stalled(12, 12, 11, 12), 4, 6.0)
     assert text.startswith(
         "no step has ended for 6 minutes: rank 2 on node2 (process 72) in part 11, at a.py:1; the "
@@ -63,20 +63,20 @@ def test_error_names_the_rank_that_is_behind_as_the_one_that_hangs() -> None:
     assert text.endswith("it resumes from its newest checkpoint.")
 
 
-def test_error_names_all_ranks_if_a_stall_finds_them_equally_far() -> None:
+def test_the_stall_message_names_all_ranks_if_they_are_equally_far() -> None:
     text = describe_stall(_stalled(12, 12), 2, 6.0)
     assert "rank 0 on node0" in text
     assert "rank 1 on node1 (process 71) in part 12, at a.py:1; no rank is ahead" in text
 
 
-def test_error_says_that_a_rank_without_a_file_gives_no_sign_of_life() -> None:
+def test_the_stall_message_says_that_a_rank_without_a_file_has_stopped() -> None:
     found = _stalled(12, 12, 12)
     del found[1]
     assert "rank 1 gives no sign of life, and the other ranks wait" in describe_stall(found, 3, 6.0)
 
 
 @pytest.mark.nightly(seconds=60)
-def test_the_run_log_has_the_times_of_each_rank(tmp_path: Path) -> None:
+def test_the_run_log_records_the_step_times_of_each_rank(tmp_path: Path) -> None:
     project = write_project(tmp_path, epochs=2, devices=2, log_every_steps=2)
     assert run_training(project).returncode == 0
     lines = (project / ".work/log/train.jsonl").read_text().splitlines()

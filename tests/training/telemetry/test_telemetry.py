@@ -56,7 +56,7 @@ def data_of(project: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingData:
     return open_data(PROJECT_PATHS.packed, PROJECT_PATHS.augmented)
 
 
-def test_tensorboard_has_steps_epochs_and_the_exact_pixels_of_the_first_batch(
+def test_tensorboard_holds_steps_epochs_and_the_exact_pixels_of_the_first_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = write_project(tmp_path, log_every_steps=2, epochs=2)
@@ -87,7 +87,7 @@ def test_tensorboard_has_steps_epochs_and_the_exact_pixels_of_the_first_batch(
     assert np.array_equal(tiles[:, 1:-1, 1:-1], expected[..., 0])
 
 
-def test_tensorboard_shows_each_step_once_after_kills(tmp_path: Path) -> None:
+def test_tensorboard_shows_each_step_once_although_the_training_was_killed(tmp_path: Path) -> None:
     whole, killed = (
         write_project(tmp_path / "whole", log_every_steps=1),
         write_project(tmp_path / "killed", log_every_steps=1),
@@ -107,7 +107,7 @@ def test_tensorboard_shows_each_step_once_after_kills(tmp_path: Path) -> None:
     assert [event["attempt"] for event in log if event["event"] == "finished"] == [3]
 
 
-def test_resume_rewrites_earlier_epochs_to_a_removed_tensorboard_folder(
+def test_a_resumed_training_rewrites_earlier_epochs_if_the_tensorboard_folder_is_gone(
     tmp_path: Path,
 ) -> None:
     project = write_project(tmp_path)
@@ -179,7 +179,7 @@ def test_epoch_lines_show_throughput_data_wait_and_memory(tmp_path: Path) -> Non
     )
 
 
-def test_a_refused_training_is_in_the_run_log(tmp_path: Path) -> None:
+def test_the_run_log_records_a_refused_training(tmp_path: Path) -> None:
     project = write_project(tmp_path, batch_size=151)
     assert run_training(project).returncode == 1
     refused = read_log(project / ".work/log")[-1]

@@ -28,7 +28,7 @@ def test_a_missing_tracker_is_refused_with_the_command_that_installs_it(
     assert "pip install 'slipway-ml[loggers]'" in text
 
 
-def test_folder_with_the_name_of_a_tracker_is_not_a_package(
+def test_a_folder_with_the_name_of_a_tracker_is_not_taken_for_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wandb").mkdir()

@@ -56,7 +56,7 @@ def wandb_history(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.nightly(seconds=29)
-def test_a_killed_training_continues_its_runs_and_keeps_its_weights(
+def test_a_resumed_training_continues_its_tracker_runs_and_keeps_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -146,7 +146,7 @@ def test_failing_tracker_is_reported_once_and_the_training_keeps_its_results(
     assert [event["logger"] for event in failed] == ["mlflow"]
 
 
-def test_of_two_processes_only_the_first_reports(
+def test_only_the_first_of_two_processes_reports_to_trackers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE"):

@@ -62,7 +62,7 @@ def with_other_targets(val: PackedSplit, rows: NDArray[np.bool_]) -> PackedSplit
     return split(1, np.where(rows, (val.targets + 1) % 3, val.targets))
 
 
-def test_the_halves_of_validation_rows_depend_only_on_ids_and_seed() -> None:
+def test_the_halves_of_the_validation_rows_depend_only_on_row_ids_and_seed() -> None:
     ids = split(1).ids
     half = fitting_half(id_keys(ids), SEED)
     assert 0.4 < half.mean() < 0.6
@@ -84,7 +84,7 @@ def test_one_half_of_the_rows_fits_the_temperature_and_the_other_the_thresholds(
     assert before.conformal.rows == before.ood.rows == int((~half).sum())
 
 
-def test_without_calibration_the_temperature_is_one(classifier: Network) -> None:
+def test_the_temperature_is_one_if_calibration_is_off(classifier: Network) -> None:
     plain = PROJECT.evaluate.model_copy(update={"calibration": None})
     assert (
         Calibrator(classifier, plain, SEED, "cpu").fit(split(0), split(1)).calibration.temperature
@@ -93,7 +93,7 @@ def test_without_calibration_the_temperature_is_one(classifier: Network) -> None
     assert fit(classifier, split(1)).calibration.temperature != 1.0
 
 
-def test_numeric_target_has_an_interval_and_no_temperature() -> None:
+def test_a_numeric_target_gets_an_interval_and_no_temperature() -> None:
     trained = network("image_regression")
     val = split(1, np.random.default_rng(1).normal(size=NUM_ROWS))
     fitted = fit(trained, val)
@@ -108,7 +108,7 @@ def test_numeric_target_has_an_interval_and_no_temperature() -> None:
     assert 0.9 <= inside.mean() < 0.93
 
 
-def test_the_calibrated_network_answers_as_the_calibrator(
+def test_the_calibrated_network_gives_the_same_outputs_as_the_calibrator(
     classifier: Network, tmp_path: Path
 ) -> None:
     fitted, val = fit(classifier, split(1)), split(1)
@@ -125,7 +125,9 @@ def test_the_calibrated_network_answers_as_the_calibrator(
     assert 0.5 < expected.scores.mean() < 1.5
 
 
-def test_a_missing_or_altered_score_file_is_refused(classifier: Network, tmp_path: Path) -> None:
+def test_a_missing_or_altered_ood_score_file_is_refused(
+    classifier: Network, tmp_path: Path
+) -> None:
     fitted, path = fit(classifier, split(1)), tmp_path / "score.safetensors"
     with pytest.raises(SchemaError, match="is missing"):
         calibrated(classifier, fitted.calibration, path)
@@ -146,7 +148,7 @@ def scores(whole: CalibratedNetwork, rows: NDArray[np.uint8]) -> NDArray[np.floa
     return found
 
 
-def test_noise_scores_above_ordinary_rows(classifier: Network) -> None:
+def test_noise_has_a_higher_ood_score_than_ordinary_rows(classifier: Network) -> None:
     whole = calibrated_on(classifier, pictures(0))
     ordinary = scores(whole, pictures(2))
     noise = np.random.default_rng(3).integers(0, 256, (NUM_ROWS, *INPUT.shape), dtype=np.uint8)
@@ -155,7 +157,7 @@ def test_noise_scores_above_ordinary_rows(classifier: Network) -> None:
     ).mean() > 0.9  # the network is not even trained
 
 
-def test_constant_and_extreme_features_have_finite_scores() -> None:
+def test_constant_and_extreme_features_have_finite_ood_scores() -> None:
     constant = fit_ood_score("", np.ones((50, 8), dtype=np.float32))
     wide = fit_ood_score("", np.random.default_rng(0).normal(size=(50, 100)).astype(np.float32))
     with torch.inference_mode():
@@ -165,7 +167,7 @@ def test_constant_and_extreme_features_have_finite_scores() -> None:
             assert found[1] > found[0]
 
 
-def test_rounding_of_nearly_constant_features_is_not_amplified() -> None:
+def test_ood_scores_do_not_amplify_the_rounding_of_nearly_constant_features() -> None:
     """A network that learned little from few rows has such features.
 
     Its exported graph rounds differently and has to have the same scores.
@@ -205,7 +207,7 @@ class TwoHeads(nn.Module):
         return answer
 
 
-def test_last_layer_is_the_last_one_that_the_forward_pass_calls() -> None:
+def test_last_layer_returns_the_last_layer_that_a_forward_pass_calls() -> None:
     module, rows = TwoHeads().eval(), torch.randn(4, 7)
     assert last_layer(module, rows[:1]) == "head"
     answer, features = answer_and_features(module, "head", rows)
@@ -234,7 +236,7 @@ def test_features_of_timm_networks_are_the_inputs_of_their_last_layer(
     assert torch.allclose(module.get_submodule(layer)(features), answer, atol=1e-6)
 
 
-def test_a_calibration_survives_writing_and_reading(classifier: Network) -> None:
+def test_a_calibration_written_as_json_is_read_back_equal(classifier: Network) -> None:
     found = fit(classifier, split(1)).calibration
     assert Calibration.model_validate_json(found.model_dump_json()) == found
     assert found.ood.layer == "backbone.head"

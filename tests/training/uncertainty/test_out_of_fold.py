@@ -53,7 +53,7 @@ def split_rows(packed: Path) -> pa.Table:
 
 
 def write_sorted_project(root: Path) -> Path:
-    """A project with rows packed by id as in `precompute`, and two copies per training row."""
+    """Write a project with rows ordered by id as in `precompute`, and two copies of each one."""
     write_project(root)
     packed, manifest = root / "data/packed", read_manifest(root / "data/packed")
     for name in ("train", "val"):
@@ -95,7 +95,7 @@ def copied_ids(ids: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("fold", range(NUM_FOLDS))
-def test_a_network_learns_from_all_rows_and_copies_but_those_of_its_fold(
+def test_the_network_of_a_fold_trains_on_all_rows_and_copies_outside_that_fold(
     project: Path, fold: int
 ) -> None:
     training = planned(project)
@@ -107,7 +107,7 @@ def test_a_network_learns_from_all_rows_and_copies_but_those_of_its_fold(
     assert len(set(learnt) & copied_ids(learnt)) > 100
 
 
-def test_copies_assigned_to_other_rows_would_leak_between_folds(
+def test_offline_copies_assigned_to_other_rows_would_leak_between_folds(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Control: copies of the next row would show a network the rows of its own fold."""
@@ -138,7 +138,7 @@ def test_an_audit_runs_in_one_process_whatever_the_training_requests(project: Pa
     assert settings["actual"]["world_size"] == 1
 
 
-def test_an_audit_in_processes_of_torchrun_is_refused(
+def test_an_audit_started_by_torchrun_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = {
@@ -156,7 +156,7 @@ def test_an_audit_in_processes_of_torchrun_is_refused(
         planned(project)
 
 
-def test_an_audit_refuses_a_store_with_other_rows(project: Path) -> None:
+def test_an_audit_refuses_a_packed_store_with_other_rows(project: Path) -> None:
     rows = audited_rows(split_rows(project / "data/packed"))
     train = load_params(project / "params.yaml").train
     with pytest.raises(SchemaError, match="does not hold the rows of the split"):
@@ -172,7 +172,9 @@ def test_changed_folds_labels_or_params_start_a_new_audit(project: Path) -> None
     )
 
 
-def test_a_finished_fold_is_read_instead_of_trained_again(project: Path, tmp_path: Path) -> None:
+def test_a_resumed_audit_reads_a_finished_fold_instead_of_training_it_again(
+    project: Path, tmp_path: Path
+) -> None:
     training = planned(project)
     for fold in range(NUM_FOLDS):
         np.save(

@@ -10,7 +10,9 @@ from slipway.training.uncertainty.out_of_fold import FoldTraining, predict_out_o
 from tests.training.trees.fitted import ROWS, packed, tree_params
 
 
-def test_trees_predict_each_fold_after_all_rounds_without_its_rows(tmp_path: Path) -> None:
+def test_each_fold_is_predicted_by_trees_fitted_for_all_rounds_without_its_rows(
+    tmp_path: Path,
+) -> None:
     data = packed(tmp_path, "table_classification")
     params = tree_params(epochs=20, early_stopping_patience=1)
     host = TrainingHost(num_gpus=0, has_bfloat16=True, launch=None)
