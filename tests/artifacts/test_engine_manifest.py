@@ -123,7 +123,7 @@ def test_error_for_a_skipped_build_gives_its_reason(tmp_path: Path) -> None:
         read_engine_manifest(tmp_path)
 
 
-def test_an_engine_that_no_machine_can_build_is_not_proposed(tmp_path: Path) -> None:
+def test_error_for_a_graph_for_the_cpu_only_proposes_no_other_machine(tmp_path: Path) -> None:
     write_skipped_build(tmp_path, REQUEST, "no NVIDIA driver")
     with pytest.raises(UnavailableError, match="Run `dvc repro compile` on a machine with a GPU"):
         read_engine_manifest(tmp_path)
@@ -169,6 +169,6 @@ def test_a_malformed_engine_manifest_is_refused(tmp_path: Path, content: str, me
         read_engine_manifest(tmp_path)
 
 
-def test_a_profile_out_of_order_is_refused() -> None:
+def test_profile_whose_batch_sizes_are_out_of_order_is_refused() -> None:
     with pytest.raises(ValueError, match="smallest <= optimal <= largest"):
         Profile(smallest=1, optimal=9, largest=8)

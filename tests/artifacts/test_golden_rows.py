@@ -74,7 +74,7 @@ def test_golden_rows_refuse_pickles_and_other_content() -> None:
 
 @pytest.mark.parametrize("columns", [1, 3, 10])
 @pytest.mark.parametrize(("precision", "bits"), [("fp32", 23), ("fp16", 10), ("int8", 7)])
-def test_rounded_answers_are_within_the_budget_of_their_precision(
+def test_predictions_rounded_to_a_precision_are_within_its_golden_budget(
     columns: int, precision: str, bits: int
 ) -> None:
     expected = answers(columns=columns)
@@ -88,7 +88,9 @@ def test_rounded_answers_are_within_the_budget_of_their_precision(
 
 @pytest.mark.parametrize("columns", [1, 3, 10])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_answers_of_another_model_exceed_every_budget(columns: int, precision: str) -> None:
+def test_predictions_of_another_model_exceed_every_golden_budget(
+    columns: int, precision: str
+) -> None:
     expected = answers(columns=columns)
     with pytest.raises(
         ParityError,
@@ -111,7 +113,7 @@ def test_tf32_rounding_exceeds_the_budget_of_fp32() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("of", ["outputs", "scores"])
-def test_golden_rows_name_the_first_row_answered_by_nan(value: float, of: str) -> None:
+def test_error_names_the_first_golden_row_whose_prediction_is_nan(value: float, of: str) -> None:
     rows = rows_of(answers())
     found = answers()
     (found.outputs[:, 3] if of == "outputs" else found.scores)[17] = value
@@ -122,7 +124,7 @@ def test_golden_rows_name_the_first_row_answered_by_nan(value: float, of: str) -
         check_golden_rows(found, rows, golden_budget(rows.answers, rows.answers, "fp16"))
 
 
-def test_golden_rows_refuse_answers_of_another_shape() -> None:
+def test_golden_rows_refuse_predictions_of_another_shape() -> None:
     rows = rows_of(answers())
     with pytest.raises(
         ParityError, match=r"answered by \[\(64, 9\), \(64,\)\], expected \[\(64, 10\), \(64,\)\]"
@@ -168,7 +170,7 @@ def test_flip_budget_grows_with_the_flips_measured_on_the_cpu() -> None:
     )
 
 
-def test_numeric_answers_have_no_flip_budget() -> None:
+def test_golden_budget_of_numeric_predictions_has_no_flips() -> None:
     value = answers(columns=1)
     assert golden_budget(value, value, "fp16").max_flipped == 0
     none = GoldenBudget(max_mean_difference=0, max_mean_score_difference=0, max_flipped=0)

@@ -23,11 +23,11 @@ def answer(**changes: Any) -> dict[str, Any]:
     return {**plain, "prediction_set": likely, **changes}
 
 
-def test_an_answer_becomes_its_probabilities_and_its_score() -> None:
+def test_prediction_is_converted_to_its_probabilities_and_ood_score() -> None:
     assert prediction_columns(answer(), LABELS, SEVERAL).tolist() == [0.625, 0.25, 0.75, 0.0]
 
 
-def test_the_prediction_set_contains_every_given_label() -> None:
+def test_prediction_set_contains_every_predicted_label() -> None:
     assert {"a", "b"} <= set(answer()["prediction_set"])
 
 

@@ -71,7 +71,7 @@ def test_signed_release_is_verified_also_as_a_copy_elsewhere(
 
 
 @pytest.mark.process
-def test_verifier_of_the_format_accepts_the_signature(
+def test_reference_verifier_of_the_format_accepts_the_signature(
     released: Path, keys: tuple[Path, Path]
 ) -> None:
     command = [sys.executable, "-m", "model_signing", "verify", "key", str(released)]
@@ -140,7 +140,7 @@ def write_list(folder: Path, **entry: object) -> Path:
     return path
 
 
-def test_rotated_keys_are_both_accepted_and_the_summary_names_the_one_that_signed(
+def test_old_and_new_key_are_accepted_and_the_summary_names_the_signer(
     tmp_path: Path, released: Path, keys: tuple[Path, Path]
 ) -> None:
     _, newer = write_keys(tmp_path, "newer")
@@ -177,7 +177,7 @@ def test_signature_of_a_revoked_or_expired_key_is_refused_with_the_reason(
     verify_by_any(released, keys[1:], others, now)
 
 
-def test_revoked_key_stays_refused_when_its_pem_is_written_otherwise(
+def test_revoked_key_is_refused_in_any_form_of_its_pem(
     tmp_path: Path, released: Path, keys: tuple[Path, Path]
 ) -> None:
     listed = write_list(tmp_path, sha256=sha256_of(keys[1]), revoked="stolen")
@@ -195,7 +195,7 @@ def test_revoked_key_stays_refused_when_its_pem_is_written_otherwise(
         ('{"format_version": 1, "keys": [{"expires": "2027-01-01T00:00:00"}]}', "timezone"),
     ],
 )
-def test_list_that_cannot_be_read_lets_no_model_in(
+def test_unreadable_key_list_refuses_every_model(
     tmp_path: Path, released: Path, keys: tuple[Path, Path], content: str, message: str
 ) -> None:
     path = tmp_path / "keys.json"

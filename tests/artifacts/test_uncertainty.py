@@ -60,7 +60,7 @@ def test_temperature_stays_finite_if_every_row_is_correct() -> None:
     assert 0.95 < sure.max(axis=1).min() < 0.999
 
 
-def test_temperature_is_bounded_for_noise_labels_and_one_without_rows() -> None:
+def test_temperature_is_bounded_for_noise_labels_and_1_without_rows() -> None:
     generator = np.random.default_rng(0)
     noise = fit_temperature(
         generator.normal(size=(500, 3)), generator.integers(3, size=500).astype(np.float64)
@@ -137,7 +137,9 @@ def test_ood_threshold_flags_at_most_the_requested_fraction_of_ordinary_rows() -
 
 
 @pytest.mark.parametrize("num_rows", [0, 8])
-def test_too_few_rows_give_full_sets_no_interval_and_no_ood_flag(num_rows: int) -> None:
+def test_conformal_fit_on_too_few_rows_gives_full_sets_no_interval_and_no_ood_flag(
+    num_rows: int,
+) -> None:
     shares = np.full((num_rows, 2), 0.5, dtype=np.float32)
     calibration = with_threshold(least_probability(shares, np.zeros(num_rows), COVERAGE))
     assert calibration.prediction_sets(np.array([[1.0, 0.0]], dtype=np.float32)).all()
@@ -219,7 +221,7 @@ def test_coverage_fitted_on_fewer_than_200_rows_is_marked(rows: int, warns: bool
     assert [f"fitted on {rows} rows, fewer than 200" in doubt for doubt in doubts] == [True] * warns
 
 
-def test_is_held_marks_rows_whose_set_or_interval_contains_the_label() -> None:
+def test_is_held_is_true_for_rows_whose_set_or_interval_contains_the_label() -> None:
     shares = np.array([[0.2, 0.5, 0.3], [0.9, 0.05, 0.05]], dtype=np.float32)
     in_set = ClassUncertainty.is_held(with_threshold(0.25), shares, np.array([2.0, 1.0]))
     assert in_set.tolist() == [True, False]

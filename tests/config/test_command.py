@@ -97,7 +97,7 @@ def _noted(error: Exception) -> Exception:
         (KeyboardInterrupt(), 130, "error: interrupted."),
     ],
 )
-def test_an_error_that_the_user_can_fix_is_one_message(
+def test_stage_prints_an_error_that_the_user_can_fix_as_one_message(
     capsys: pytest.CaptureFixture[str], error: BaseException, code: int, text: str
 ) -> None:
     assert _exit_code(error) == code
@@ -112,7 +112,7 @@ def test_an_error_that_the_user_can_fix_is_one_message(
         RuntimeError("shapes"),
     ],
 )
-def test_an_internal_error_keeps_its_traceback(error: Exception) -> None:
+def test_stage_prints_the_traceback_of_an_internal_error(error: Exception) -> None:
     def run(params: Params) -> None:
         raise error
 
@@ -203,7 +203,7 @@ def test_an_error_is_reported_even_if_the_output_pipe_is_closed() -> None:
         assert b"error: no images" in process.stderr.read()
 
 
-def test_a_broken_pipe_of_anything_else_keeps_its_traceback() -> None:
+def test_broken_pipe_other_than_the_output_keeps_its_traceback() -> None:
     def run() -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
@@ -221,7 +221,7 @@ def test_a_broken_pipe_of_anything_else_keeps_its_traceback() -> None:
         ("slipway.replay", "--help"),
     ],
 )
-def test_every_command_can_be_piped_into_one_that_reads_nothing(
+def test_every_command_ends_silently_if_its_output_pipe_is_not_read(
     arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     read, write = os.pipe()
@@ -244,7 +244,7 @@ def test_every_command_can_be_piped_into_one_that_reads_nothing(
 
 
 @pytest.mark.process
-def test_threads_of_a_stage_sleep_while_they_wait_also_outside_a_clone() -> None:
+def test_threads_of_a_stage_sleep_while_waiting_even_outside_a_clone() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run(
         [sys.executable, "-c", "import slipway.stages.train, torch"],

@@ -79,14 +79,12 @@ def test_a_value_over_several_lines_is_replaced() -> None:
         ),
     ],
 )
-def test_an_assignment_changes_its_value_and_nothing_else(
-    assignment: str, before: str, after: str
-) -> None:
+def test_assignment_changes_only_its_own_value(assignment: str, before: str, after: str) -> None:
     assert TEXT.count(before) == 1
     assert changed_text(TEXT, read_assignments([assignment])) == TEXT.replace(before, after)
 
 
-def test_a_key_that_the_file_may_leave_out_is_added_to_its_section() -> None:
+def test_assignment_adds_a_missing_optional_key_to_its_section() -> None:
     text = changed_text(TEXT, {"precompute.num_quantiles": 64})
     assert len(text.splitlines()) == len(TEXT.splitlines()) + 1
     assert parse(text)["precompute"]["num_quantiles"] == 64
@@ -107,9 +105,7 @@ def test_a_key_that_the_file_may_leave_out_is_added_to_its_section() -> None:
         ("train.epochs=[", r"not YAML, expected one such as 5.*Put quotes"),
     ],
 )
-def test_a_wrong_assignment_is_refused_with_what_was_probably_meant(
-    assignment: str, message: str
-) -> None:
+def test_error_for_a_wrong_assignment_suggests_a_correction(assignment: str, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         changed_text(TEXT, read_assignments([assignment]))
 
@@ -152,7 +148,7 @@ def test_propose_outside_a_project_says_how_to_get_into_one(tmp_path: Path) -> N
         propose(tmp_path / "params.yaml", {"train.num_workers": 2}, apply=True)
 
 
-def test_error_for_a_key_without_a_section_proposes_its_sections() -> None:
+def test_error_for_a_key_without_a_section_names_possible_sections() -> None:
     with pytest.raises(
         ParamsError, match=r"^params\.yaml .*\n  warmup_epochs: is not in a section"
     ):

@@ -39,7 +39,7 @@ def content(
     return found
 
 
-def test_the_example_of_the_guide_is_accepted(root: Path) -> None:
+def test_ensemble_section_of_the_guide_is_accepted(root: Path) -> None:
     guide = (root / "docs/how-to/ensembles.md").read_text()
     block = re.search(r"^ +```yaml\n(.*?)^ +```", guide, re.DOTALL | re.MULTILINE)
     assert block
@@ -47,7 +47,7 @@ def test_the_example_of_the_guide_is_accepted(root: Path) -> None:
     assert len(parse_params(found).ensemble.members) == 3
 
 
-def test_members_have_the_values_of_the_file_except_their_own() -> None:
+def test_members_inherit_all_values_that_they_do_not_set() -> None:
     wider = {"train": {"network_arguments": {"width": 64}, "epochs": 3}}
     params = parse_params(content([{}, {"seed": 8}, {"train": TREES}, wider]))
     same, seeded, trees, wide = members_of(params.ensemble, params.seed, params.train)
@@ -138,14 +138,16 @@ def test_a_soup_of_members_with_different_initial_weights_is_refused(
         ),
     ],
 )
-def test_only_a_stack_has_folds(method: str, folds: int | None, expected: str) -> None:
+def test_folds_are_required_for_a_stack_and_refused_where_nothing_uses_them(
+    method: str, folds: int | None, expected: str
+) -> None:
     given = content([{}, {"seed": 8}], method)
     given["ensemble"]["folds"] = folds
     with pytest.raises(ParamsError, match=expected):
         parse_params(given)
 
 
-def test_a_stack_of_rows_in_groups_is_refused() -> None:
+def test_stack_is_refused_if_rows_have_groups() -> None:
     given = content([{}, {"seed": 8}], "stack")
     given["data"]["group_column"] = "person"
     (found,) = mistakes_in(given)
@@ -190,7 +192,7 @@ def taught(
     return mistakes_in(given)
 
 
-def test_a_student_is_a_network_of_any_kind_of_row() -> None:
+def test_student_of_an_ensemble_is_accepted_for_every_kind_of_input() -> None:
     assert taught(STUDENT) == []
     assert taught(STUDENT | {"seed": 9, "train": {"learning_rate": 0.1}}) == []
     assert taught(STUDENT | {"temperature": None}, task="table_regression") == []
@@ -211,7 +213,7 @@ def test_a_student_is_a_network_of_any_kind_of_row() -> None:
         ({"train": {"devices": 2}}, "average", "table_classification", "in one process"),
     ],
 )
-def test_a_student_that_cannot_learn_is_refused_before_a_training(
+def test_student_without_usable_settings_is_refused_before_training(
     student: dict[str, Any], method: str | None, task: str, expected: str
 ) -> None:
     found = taught(STUDENT | student, method, task)
@@ -229,7 +231,7 @@ def test_a_student_that_cannot_learn_is_refused_before_a_training(
         (5, [2, 2], "average", "is the same as members[0]"),
     ],
 )
-def test_members_may_be_trained_without_a_fold_each(
+def test_members_may_each_leave_out_one_existing_fold(
     folds: int | None, numbers: list[int | None], method: str, expected: str
 ) -> None:
     given = content([{"without_fold": number} for number in numbers], method)
@@ -238,5 +240,5 @@ def test_members_may_be_trained_without_a_fold_each(
     assert any(expected in line for line in found) if expected else found == []
 
 
-def test_a_student_has_no_fold_of_its_own() -> None:
+def test_student_leaves_out_no_fold() -> None:
     assert "ensemble.student.without_fold" in " ".join(taught(STUDENT | {"without_fold": 0}))

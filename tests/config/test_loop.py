@@ -73,12 +73,14 @@ def test_params_yaml_may_omit_the_section_loop() -> None:
         ({"loop__webhook": "ftp://x"}, "webhook"),
     ],
 )
-def test_a_contradiction_is_refused_with_the_remedy(changes: dict[str, Any], message: str) -> None:
+def test_contradiction_in_the_loop_section_is_refused_with_a_fix(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ParamsError, match=message):
         parse_params(content(**changes))
 
 
-def test_the_section_in_the_guide_is_valid() -> None:
+def test_loop_section_of_the_guide_is_valid() -> None:
     guide = (ROOT / "docs/how-to/loop.md").read_text()
     block = re.search(r"^ +```yaml\n(.*?)^ +```", guide, re.DOTALL | re.MULTILINE)
     assert block

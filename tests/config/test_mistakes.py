@@ -29,7 +29,7 @@ def _keys(section: Any, place: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("key", _keys(Params))
-def test_every_key_answers_every_wrong_value_with_one_line_in_plain_english(key: str) -> None:
+def test_wrong_value_of_any_key_gives_a_message_in_plain_english(key: str) -> None:
     found = [mistakes_in(content(**{key: copy.deepcopy(value)})) for value in WRONG]
     lines = [line for mistakes in found for line in mistakes]
     assert sum(map(bool, found)) >= 4
@@ -88,7 +88,9 @@ def test_the_example_of_every_key_is_accepted(key: str) -> None:
         ("evaluate__gates", {"accuracy": {"min": "0.9", "max": None}}, "0.9"),
     ],
 )
-def test_a_value_with_one_likely_correction_gets_it(key: str, found: Any, meant: str) -> None:
+def test_message_for_a_wrong_value_contains_its_only_likely_correction(
+    key: str, found: Any, meant: str
+) -> None:
     assert f"; did you mean {meant}?" in mistakes_in(content(**{key: found}))[0]
 
 
@@ -96,7 +98,9 @@ def test_a_value_with_one_likely_correction_gets_it(key: str, found: Any, meant:
     ("key", "found"),
     [("train__epochs", 0), ("data__path", None), ("train__accelerator", "x"), ("seed", -1)],
 )
-def test_a_value_without_a_likely_correction_gets_none(key: str, found: Any) -> None:
+def test_message_for_a_wrong_value_without_likely_correction_proposes_none(
+    key: str, found: Any
+) -> None:
     (line,) = mistakes_in(content(**{key: found}))
     assert ", expected " in line
     assert "did you mean" not in line
@@ -120,7 +124,7 @@ def test_error_lists_all_contradictions_between_keys_of_a_section() -> None:
         ((1, 2.5), "[1, 2.5]"),
     ],
 )
-def test_values_are_written_so_that_yaml_reads_them_again(value: Any, text: str) -> None:
+def test_as_yaml_writes_values_that_yaml_reads_back(value: Any, text: str) -> None:
     assert as_yaml(value) == text
     again = list(value) if isinstance(value, tuple) else value
     assert YAML(typ="safe").load(text) == yaml.safe_load(text) == again

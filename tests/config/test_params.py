@@ -99,13 +99,13 @@ def all_keys(changed: dict[str, Any]) -> dict[str, Any]:
     return parse_params(changed).model_dump(mode="json")
 
 
-def test_the_projects_own_params_have_no_key_of_tables() -> None:
+def test_default_params_yaml_lacks_the_keys_of_tables() -> None:
     assert of_kind(OWN, "image_classification") == OWN
     assert "columns" not in OWN["data"]
     assert parse_params(OWN).data.columns == {}
 
 
-def test_a_table_project_is_read_without_the_keys_of_images() -> None:
+def test_params_yaml_of_a_table_may_omit_the_keys_of_images() -> None:
     table = table_content()
     assert set(table["precompute"]) == {"max_categories", "num_quantiles"}
     assert table["augment"] == {}
@@ -114,13 +114,13 @@ def test_a_table_project_is_read_without_the_keys_of_images() -> None:
 
 
 @pytest.mark.parametrize("read", [lambda: OWN, table_content], ids=["images", "table"])
-def test_params_with_the_keys_of_every_kind_are_read_the_same(
+def test_params_yaml_with_the_keys_of_every_kind_gives_equal_params(
     read: Callable[[], dict[str, Any]],
 ) -> None:
     assert parse_params(all_keys(read())) == parse_params(read())
 
 
-def test_error_names_a_missing_key_of_the_projects_kind() -> None:
+def test_error_names_a_missing_key_of_the_projects_kind_of_input() -> None:
     table, images = table_content(), copy.deepcopy(OWN)
     del table["precompute"]["num_quantiles"], table["clean"]["rules"]["all_missing"]
     del images["precompute"]["image_size_px"], images["augment"]["forbid"]
@@ -134,19 +134,19 @@ def test_error_names_a_missing_key_of_the_projects_kind() -> None:
 
 
 @pytest.mark.parametrize("key", ["data__image_column", "data__engine", "clean__max_pixels"])
-def test_a_key_that_dvc_yaml_lists_is_required_of_tables_too(key: str) -> None:
+def test_image_key_listed_in_dvc_yaml_is_required_for_tables_too(key: str) -> None:
     table, (section, name) = table_content(), key.split("__")
     del table[section][name]
     assert f"{section}.{name}: missing" in message(table)
 
 
-def test_a_section_of_the_other_kind_is_required_because_dvc_yaml_lists_it() -> None:
+def test_section_listed_in_dvc_yaml_is_required_for_every_kind_of_input() -> None:
     table = table_content()
     del table["augment"]
     assert "augment: missing" in message(table)
 
 
-def test_an_unknown_task_is_the_only_mistake_of_a_file_of_one_kind() -> None:
+def test_unknown_task_is_reported_without_missing_keys_of_other_kinds() -> None:
     table = table_content()
     table["data"]["task"] = "table_clasification"
     text = message(table)
@@ -223,13 +223,13 @@ def test_error_describes_a_wrong_name_of_user_code(changes: dict[str, Any], word
     assert words in message(content(**USER_CODE | changes))
 
 
-def test_a_table_network_of_the_users_is_not_pruned_by_channels() -> None:
+def test_structured_pruning_of_a_user_network_for_tables_is_refused() -> None:
     changed = content(data__task="table_regression", prune__kind="structured", **USER_CODE)
     changed["export"]["variants"].append("pruned")
     assert "whose inputs cannot lose channels: use magnitude" in message(changed)
 
 
-def test_the_projects_own_params_are_valid() -> None:
+def test_default_params_yaml_is_valid() -> None:
     assert load_params(Path("params.yaml")) == parse_params(CONTENT)
 
 
@@ -451,7 +451,7 @@ def test_the_projects_own_params_are_valid() -> None:
         ({"export__variants": ["fp32", "fp16", "fp16"]}, "variants names 'fp16' more than once"),
     ],
 )
-def test_a_mistake_is_described_with_found_and_expected_values(
+def test_error_describes_found_and_expected_values_of_each_mistake(
     changes: dict[str, Any], words: str
 ) -> None:
     assert words in message(content(**changes))
@@ -504,7 +504,7 @@ def test_error_names_each_key_too_large_for_the_epochs_with_a_valid_value() -> N
     parse_params(changed)
 
 
-def test_one_error_names_every_mistake() -> None:
+def test_one_error_lists_all_mistakes_in_params_yaml() -> None:
     text = message(content(seed="x", train__epochs=0, clean__min_sid=3))
     assert "has 3 mistakes" in text
     assert all(key in text for key in ("seed", "train.epochs", "clean.min_sid"))
@@ -544,7 +544,7 @@ def test_params_cannot_be_changed_afterwards() -> None:
         params.train.epochs = 3  # type: ignore[misc]
 
 
-def test_the_file_is_read_as_dvc_writes_it(tmp_path: Path) -> None:
+def test_params_yaml_is_read_as_yaml_1_2_like_dvc_does(tmp_path: Path) -> None:
     text = Path("params.yaml").read_text().replace("label_map: {}", "label_map: {yes: off}")
     (tmp_path / "params.yaml").write_text(
         text.replace("learning_rate: 0.004", "learning_rate: 4e-03")
@@ -585,9 +585,7 @@ def test_a_file_without_params_is_refused(tmp_path: Path, text: str | None, word
 @pytest.mark.parametrize(
     ("name", "meant"), [("latn-1", "latin-1"), ("windows-125", "windows-125[0-9]"), ("", "utf-8")]
 )
-def test_an_unknown_encoding_is_refused_with_the_one_that_was_probably_meant(
-    name: str, meant: str
-) -> None:
+def test_error_for_an_unknown_encoding_names_the_most_similar_one(name: str, meant: str) -> None:
     found = message(content(data__encoding=name))
     assert re.search(f"not a text encoding; did you mean '{meant}'", found)
 

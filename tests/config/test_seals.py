@@ -83,7 +83,7 @@ def test_error_names_a_param_that_changed_during_the_stage(content: dict[str, An
     assert not Path("artifacts/seals/train.json").exists()
 
 
-def test_a_param_of_another_stage_may_change(content: dict[str, Any]) -> None:
+def test_param_of_another_stage_may_change_during_the_stage(content: dict[str, Any]) -> None:
     run("train", content, lambda: edit(content, "split", "folds", 5))
     seal = json.loads(Path("artifacts/seals/train.json").read_bytes())
     assert seal["params"] == {"seed": content["seed"], "train": content["train"]}
@@ -120,7 +120,7 @@ def test_error_names_the_folder_of_raw_data_that_changed_during_the_stage(
     run("train", content, lambda: Path("raw/3.png").write_text("3"))  # does not depend on it
 
 
-def test_sealing_a_folder_linked_into_itself_ends(content: dict[str, Any]) -> None:
+def test_sealing_a_folder_with_a_link_to_itself_terminates(content: dict[str, Any]) -> None:
     Path("raw/cats/again").symlink_to("..", target_is_directory=True)
     run("clean", content)
 
@@ -139,7 +139,7 @@ def test_inputs_are_compared_before_work_in_progress_is_removed(content: dict[st
     check_inputs()  # no stage runs, so there is nothing to compare
 
 
-def test_a_failed_stage_leaves_no_seal_not_even_an_old_one(content: dict[str, Any]) -> None:
+def test_failed_stage_removes_its_seal(content: dict[str, Any]) -> None:
     run("train", content)
     with pytest.raises(ZeroDivisionError):
         run("train", content, lambda: 1 / 0)
@@ -159,7 +159,7 @@ def test_only_the_first_process_of_a_training_writes_a_seal(
     assert Path("artifacts/seals/train.json").exists()
 
 
-def test_a_code_yaml_for_different_code_is_refused(content: dict[str, Any]) -> None:
+def test_stage_refuses_a_code_yaml_made_from_different_code(content: dict[str, Any]) -> None:
     write("code.yaml", {"train": "00" * 32})
     with pytest.raises(
         SealError, match="the code that train runs changed after the stage `code` wrote"
@@ -183,7 +183,9 @@ def lock(content: dict[str, Any], stage: str, code: str | None = None, **changes
     write("dvc.lock", {"schema": "2.0", "stages": {stage: entry}})
 
 
-def test_a_record_whose_params_differ_from_its_seal_is_refused(content: dict[str, Any]) -> None:
+def test_stage_refuses_a_dvc_lock_whose_params_differ_from_the_seal(
+    content: dict[str, Any],
+) -> None:
     run("train", content)
     lock(content, "train")
     run("export", content)
@@ -195,7 +197,7 @@ def test_a_record_whose_params_differ_from_its_seal_is_refused(content: dict[str
     run("split", content)  # does not come after train
 
 
-def test_a_record_whose_code_differs_from_its_seal_is_refused(content: dict[str, Any]) -> None:
+def test_stage_refuses_a_dvc_lock_whose_code_differs_from_the_seal(content: dict[str, Any]) -> None:
     run("train", content)
     lock(content, "train", code="00" * 32)
     with pytest.raises(
@@ -204,7 +206,9 @@ def test_a_record_whose_code_differs_from_its_seal_is_refused(content: dict[str,
         run("export", content)
 
 
-def test_a_record_whose_raw_data_differs_from_its_seal_is_refused(content: dict[str, Any]) -> None:
+def test_stage_refuses_a_dvc_lock_whose_raw_data_differs_from_the_seal(
+    content: dict[str, Any],
+) -> None:
     table = Path("wines.csv")
     table.write_text("a,b\r\n1,2\r\n")
     stages = {
@@ -242,7 +246,7 @@ def test_a_record_whose_raw_data_differs_from_its_seal_is_refused(content: dict[
     ("text", "words"),
     [("a: 2024-02-30", "2024-02-30"), ("[" * 3000, "nested too deeply")],
 )
-def test_a_record_that_cannot_be_read_is_refused(
+def test_unreadable_dvc_lock_is_refused(
     content: dict[str, Any],
     text: str,
     words: str,
@@ -262,14 +266,16 @@ def test_a_record_that_cannot_be_read_is_refused(
         ({"stages": {"train": {"params": {"params.yaml": 1}}}}, r"stages\.train\.params"),
     ],
 )
-def test_a_damaged_record_is_refused(content: dict[str, Any], record: Any, place: str) -> None:
+def test_damaged_dvc_lock_is_refused(content: dict[str, Any], record: Any, place: str) -> None:
     write("dvc.lock", record)
     with pytest.raises(SchemaError, match=rf"dvc\.lock is damaged at {place}.*Restore it with git"):
         run("export", content)
 
 
 @pytest.mark.parametrize("path", ["${data.path}", "${ data.path }", "${data[path]}"])
-def test_paths_with_params_are_read_as_dvc_reads_them(content: dict[str, Any], path: str) -> None:
+def test_paths_in_dvc_yaml_that_contain_params_are_resolved_as_by_dvc(
+    content: dict[str, Any], path: str
+) -> None:
     write("dvc.yaml", {"stages": {"clean": {"deps": [path, "\\${data.path}"]}}})
     with pytest.raises(SealError, match="raw changed while clean ran"):
         run("clean", content, lambda: Path("raw/cats/2.png").write_text("2"))
@@ -281,7 +287,7 @@ def test_paths_with_params_are_read_as_dvc_reads_them(content: dict[str, Any], p
     "dep",
     ["artifacts/model/model.json", "artifacts", "./artifacts/model/"],
 )
-def test_a_stage_comes_after_the_one_whose_output_overlaps_its_dependency(
+def test_stage_depends_on_a_stage_whose_output_overlaps_its_dependency(
     content: dict[str, Any],
     dep: str,
 ) -> None:
@@ -326,7 +332,7 @@ def _lock_raw(content: dict[str, Any]) -> Callable[..., None]:
     return lock_counts
 
 
-def test_a_record_of_more_files_in_a_raw_folder_is_refused(
+def test_stage_refuses_a_dvc_lock_with_other_counts_of_raw_files_than_the_seal(
     content: dict[str, Any],
     lock_raw: Callable[..., None],
 ) -> None:
@@ -357,7 +363,7 @@ def test_a_record_of_more_files_in_a_raw_folder_is_refused(
         ("[c]ats", False),
     ],
 )
-def test_a_raw_folder_of_which_dvc_may_ignore_files_is_not_compared(
+def test_raw_folder_with_files_that_dvc_may_ignore_is_not_compared(
     content: dict[str, Any], lock_raw: Callable[..., None], patterns: str, compared: bool
 ) -> None:
     Path(".dvcignore").write_text(patterns)
@@ -382,7 +388,7 @@ def test_a_raw_folder_with_a_repository_in_it_is_not_compared(
     run("split", content)
 
 
-def test_a_record_without_its_seal_is_refused(content: dict[str, Any]) -> None:
+def test_dvc_lock_entry_without_a_seal_is_refused(content: dict[str, Any]) -> None:
     lock(content, "train")
     with pytest.raises(SealError, match=r"artifacts/seals/train\.json is missing.*dvc repro train"):
         run("export", content)
@@ -407,7 +413,7 @@ def model(content: dict[str, Any], **changes: Any) -> None:
     )
 
 
-def test_a_model_whose_params_differ_from_its_record_is_refused(content: dict[str, Any]) -> None:
+def test_model_json_whose_params_differ_from_dvc_lock_is_refused(content: dict[str, Any]) -> None:
     run("train", content)
     for recorded in ("artifacts/seals/train.json", "dvc.lock"):
         model(content)
@@ -421,7 +427,7 @@ def test_a_model_whose_params_differ_from_its_record_is_refused(content: dict[st
         lock(content, "train")
 
 
-def test_the_lineage_has_the_params_that_each_stage_ran_with(content: dict[str, Any]) -> None:
+def test_lineage_contains_the_params_that_each_stage_ran_with(content: dict[str, Any]) -> None:
     for stage in ("clean", "split", "train"):
         run(stage, content)
     later = {
@@ -438,7 +444,7 @@ def test_the_lineage_has_the_params_that_each_stage_ran_with(content: dict[str, 
 
 
 @pytest.mark.parametrize("key", ["seed", "task"])
-def test_stages_that_ran_with_different_params_have_no_lineage(
+def test_lineage_of_stages_with_different_params_is_refused(
     content: dict[str, Any], key: str
 ) -> None:
     other = (
@@ -461,13 +467,13 @@ def test_a_lineage_with_a_missing_seal_is_refused(content: dict[str, Any]) -> No
         run("export", content, lambda: sealed_params(content))
 
 
-def test_without_a_pipeline_all_params_are_sealed(content: dict[str, Any]) -> None:
+def test_all_params_are_sealed_if_dvc_yaml_is_missing(content: dict[str, Any]) -> None:
     Path("dvc.yaml").unlink()
     with pytest.raises(SealError, match=r"split\.folds null -> 5"):
         run("train", content, lambda: edit(content, "split", "folds", 5))
 
 
-def test_the_stage_code_and_other_commands_have_no_seal(content: dict[str, Any]) -> None:
+def test_stage_code_and_commands_that_are_no_stage_write_no_seal(content: dict[str, Any]) -> None:
     run("code", content, lambda: edit(content, "train", "epochs", 9))
     with sealed(None, content):
         check_inputs()

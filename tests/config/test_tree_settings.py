@@ -48,14 +48,14 @@ def test_trees_are_accepted_if_no_key_requests_gradient_steps() -> None:
         ({"compile__require": True}, "compile.require is true, but .* TensorRT cannot run"),
     ],
 )
-def test_a_request_that_trees_cannot_meet_is_refused_with_the_value_to_write(
+def test_setting_that_trees_cannot_apply_is_refused_with_the_value_to_write(
     changes: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ParamsError, match=expected):
         parse_params(content(**changes))
 
 
-def test_label_smoothing_of_a_number_is_ignored_as_for_networks() -> None:
+def test_label_smoothing_of_a_numeric_target_is_ignored_for_trees_too() -> None:
     changes = {"evaluate__gates": {}, "train__label_smoothing": 0.1}
     assert mistakes_in(content("table_regression", **changes)) == []
 
@@ -65,7 +65,7 @@ def test_trees_are_refused_for_images() -> None:
         parse_params(content("image_classification"))
 
 
-def test_commands_that_time_gradient_steps_refuse_trees() -> None:
+def test_commands_that_time_gradient_steps_refuse_tree_models() -> None:
     require_gradient_steps("tabm", "slipway profile")
     with pytest.raises(ParamsError, match="slipway profile times gradient steps"):
         require_gradient_steps("lightgbm", "slipway profile")

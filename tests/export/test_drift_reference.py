@@ -19,7 +19,7 @@ from tests.export.conftest import Project
 pytestmark = pytest.mark.process
 
 
-def test_every_variant_has_a_drift_reference_of_its_own_answers(classifier: Project) -> None:
+def test_drift_reference_of_each_variant_has_that_variants_predictions(classifier: Project) -> None:
     bundle = classifier.bundle()
     payload = bundle.drift_bytes()
     assert payload is not None

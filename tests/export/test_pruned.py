@@ -69,7 +69,7 @@ def _bundle(
 
 
 @pytest.mark.parametrize(("variant", "most"), [("pruned", 1e-5), ("pruned_int8", 0.1)])
-def test_the_pruned_graph_answers_as_the_pruned_network(
+def test_pruned_graph_predicts_as_the_pruned_network_does(
     bundle: LoadedBundle, smaller: Pruned, classifier: Project, variant: str, most: float
 ) -> None:
     rows = classifier.split("test").inputs[:20]

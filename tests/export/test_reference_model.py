@@ -78,7 +78,7 @@ def images(tmp_path: Path) -> tuple[DataParams, PackedSplit, NDArray[np.uint8]]:
     return data_params(tmp_path / "raw", "image_classification"), test, own
 
 
-def test_reference_model_with_the_same_input_answers_in_the_new_order_of_classes(
+def test_predictions_of_the_reference_model_follow_the_new_order_of_classes(
     tmp_path: Path,
 ) -> None:
     pixels = np.random.default_rng(0).integers(
@@ -175,7 +175,7 @@ def test_raw_rows_are_encoded_by_the_reference_models_contract_with_refusals_mar
     assert found.outputs[~found.refused] == pytest.approx(expected[:, ORDER], abs=1e-5)
 
 
-def test_error_gives_the_reference_models_column_that_the_table_lacks(
+def test_error_names_the_reference_models_column_that_the_table_lacks(
     tmp_path: Path,
 ) -> None:
     data = write_rows(tmp_path / "rows.csv", "red")
@@ -307,7 +307,9 @@ def test_release_refuses_an_altered_bundle(certified: PackedManifest) -> None:
     assert not RELEASED.exists()
 
 
-def test_a_release_after_repacking_has_no_row_ids(certified: PackedManifest) -> None:
+def test_release_of_a_bundle_whose_rows_were_packed_again_has_no_row_ids(
+    certified: PackedManifest,
+) -> None:
     (releasing.PACKED / "manifest.json").write_text(
         (releasing.PACKED / "manifest.json").read_text() + "\n"
     )
@@ -317,7 +319,7 @@ def test_a_release_after_repacking_has_no_row_ids(certified: PackedManifest) -> 
     assert "training rows are unknown" in knowledge
 
 
-def test_a_bundle_of_the_same_packed_rows_knows_no_test_row(
+def test_reference_model_of_the_same_packed_rows_was_not_trained_on_test_rows(
     certified: PackedManifest,
 ) -> None:
     known, knowledge = read_known_rows(

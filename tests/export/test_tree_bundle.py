@@ -62,14 +62,18 @@ def _bundle(project: Path) -> LoadedBundle:
     return load_bundle(project / "artifacts/bundle")
 
 
-def test_variants_that_trees_do_not_have_are_left_out_with_the_reason(bundle: LoadedBundle) -> None:
+def test_export_leaves_out_variants_that_trees_lack_and_gives_the_reason(
+    bundle: LoadedBundle,
+) -> None:
     assert list(bundle.manifest.models) == ["fp32"]
     assert bundle.manifest.models["fp32"].meant_for == ["cpu"]
     assert sorted(bundle.manifest.left_out) == sorted(VARIANTS[1:])
     assert "trees, which compare in float32" in bundle.manifest.left_out["fp16"]
 
 
-def test_the_graph_answers_every_row_as_lightgbm_does(bundle: LoadedBundle, found: Fitted) -> None:
+def test_tree_graph_predicts_every_row_as_lightgbm_does(
+    bundle: LoadedBundle, found: Fitted
+) -> None:
     runner = open_onnx(
         bundle.model_bytes("fp32"), variant="fp32", precision="fp32", provider="cpu", num_threads=1
     )

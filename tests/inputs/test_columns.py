@@ -84,7 +84,7 @@ def json_rows(wanted: ColumnContract) -> st.SearchStrategy[list[dict[str, Any]]]
 
 @settings(deadline=None)
 @given(st.data())
-def test_rows_sent_singly_as_json_encode_to_the_same_bits_as_together(
+def test_rows_encoded_singly_from_json_equal_rows_encoded_together_bit_for_bit(
     data: st.DataObject,
 ) -> None:
     wanted = data.draw(contracts())
@@ -137,7 +137,9 @@ def column_by_column(columns: dict[str, Any], wanted: ColumnContract) -> NDArray
 
 @settings(deadline=None)
 @given(st.data())
-def test_encoding_all_columns_at_once_equals_encoding_each_alone(data: st.DataObject) -> None:
+def test_encoding_all_columns_at_once_equals_encoding_each_column_separately(
+    data: st.DataObject,
+) -> None:
     wanted = data.draw(contracts())
     typed = [read_row(row, wanted) for row in data.draw(json_rows(wanted))]
     columns = {found.name: [row[found.name] for row in typed] for found in wanted.columns}
@@ -146,7 +148,7 @@ def test_encoding_all_columns_at_once_equals_encoding_each_alone(data: st.DataOb
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, _BLOCK_ROWS, 2 * _BLOCK_ROWS + 1])
-def test_any_number_of_rows_is_encoded(num_rows: int) -> None:
+def test_encode_handles_any_number_of_rows_in_blocks(num_rows: int) -> None:
     wanted = contract(
         column("a", "number", has_missing=True, mean=3.0, std=7.0),
         column("b", "category", categories=["x", "y"]),
@@ -161,7 +163,7 @@ def test_any_number_of_rows_is_encoded(num_rows: int) -> None:
 
 @settings(deadline=None)
 @given(st.datetimes(min_value=datetime(1, 1, 2), max_value=datetime(9999, 12, 30)))
-def test_a_date_is_its_microseconds_since_1970(moment: datetime) -> None:
+def test_read_date_keeps_microseconds_since_1970(moment: datetime) -> None:
     microseconds = (
         moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     ) // datetime.resolution
@@ -270,7 +272,7 @@ def test_unknown_column_that_differs_in_case_gets_a_suggestion(name: str, hint: 
         )
 
 
-def test_copied_contract_encodes_its_own_columns() -> None:
+def test_contract_copied_with_other_columns_encodes_those() -> None:
     """Cached properties of the old columns are not copied."""
     one = contract(column("size", "number"))
     assert encode_rows([read_row({"size": 5}, one)], one).tolist() == [[5.0]]
@@ -279,7 +281,7 @@ def test_copied_contract_encodes_its_own_columns() -> None:
     assert two == contract(*two.columns)
 
 
-def test_values_come_first_then_indicators_then_codes() -> None:
+def test_encoded_row_has_values_then_indicators_then_category_codes() -> None:
     wanted = contract(
         column("town", "category", categories=["x", "y"], has_missing=True),
         column("size", "number", mean=1.0, std=2.0, fill=3.0, has_missing=True),

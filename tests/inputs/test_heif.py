@@ -48,7 +48,7 @@ def stating(payload: bytes, width: int, height: int) -> bytes:
     ],
     ids=["colours", "grey", "with transparency", "a film"],
 )
-def test_the_sizes_of_all_pictures_that_show_an_avif_are_found(
+def test_av1_sizes_finds_every_displayed_picture_of_an_avif(
     payload: bytes, sizes: list[tuple[int, int]]
 ) -> None:
     assert list(heif.av1_sizes(payload)) == sizes
@@ -56,13 +56,13 @@ def test_the_sizes_of_all_pictures_that_show_an_avif_are_found(
     assert refusal(payload, 40 * 24 - 1).rule == "pixel_bomb"
 
 
-def test_a_video_is_decoded_as_its_first_frame() -> None:
+def test_avif_video_is_decoded_to_its_first_frame() -> None:
     found = np.asarray(decode_image(film(SCENE, SCENE.rotate(180)), 1000)).astype(int)
     assert np.abs(found - np.asarray(SCENE)).max() < 12
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_avif_is_turned_upright(orientation: int) -> None:
+def test_avif_image_is_rotated_upright(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored = decode_image(encode(), 1000)
@@ -115,7 +115,7 @@ def with_stream(payload: bytes, stream: bytes) -> bytes:
     return payload.replace(length, struct.pack(">I", len(stream)), 1)[: -len(before)] + stream
 
 
-def test_an_avif_may_not_code_its_picture_again_and_again() -> None:
+def test_avif_that_codes_too_many_pictures_is_refused() -> None:
     (stream,) = heif._av1_streams(encode())
     assert list(heif.av1_sizes(with_stream(encode(), 5 * stream))) == 5 * [(40, 24)]
     assert decode_image(with_stream(encode(), 4 * stream), 1000).size == (40, 24)
@@ -140,12 +140,12 @@ def test_an_avif_whose_stream_is_damaged_is_refused(stream: bytes, words: str) -
 
 
 @pytest.mark.parametrize("payload", [encode(), film(SCENE, SCENE)], ids=["a picture", "a film"])
-def test_a_cut_avif_is_refused_by_a_rule(payload: bytes) -> None:
+def test_truncated_avif_is_refused_by_a_rule(payload: bytes) -> None:
     rules = {refusal(payload[:end]).rule for end in range(1, len(payload) // 2)}
     assert rules <= {"undecodable", "truncated"}
 
 
-def test_a_picture_with_boxes_without_end_is_refused() -> None:
+def test_heif_file_with_too_many_boxes_is_refused() -> None:
     box = struct.pack(">I4s", 8, b"free")
     assert decode_image(HEIC + box, 1000).size == (16, 24)
     assert refusal(HEIC + box * heif.MAX_PARTS).detail == (

@@ -43,12 +43,12 @@ def test_each_image_file_gets_the_same_verdict_in_clean_precompute_and_service(f
 
 
 @pytest.mark.nightly
-def test_more_than_four_thousand_different_files_are_generated() -> None:
+def test_generator_makes_more_than_four_thousand_different_image_files() -> None:
     payloads = {file.payload for files in FAMILIES.values() for file in files()}
     assert len(payloads) > 4000
 
 
-def test_an_error_outside_the_refusals_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_image_files_fails_on_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin of the checks above: without the conversion, premultiplied grey ends the stage."""
     assert verdict("grey.tif", PREMULTIPLIED_GREY) == READ
     monkeypatch.setattr(images, "_in_plain_mode", lambda image: image)
@@ -56,7 +56,7 @@ def test_an_error_outside_the_refusals_fails_the_check(monkeypatch: pytest.Monke
         verdict("grey.tif", PREMULTIPLIED_GREY)
 
 
-def test_a_file_with_two_verdicts_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_image_files_fails_if_two_verdicts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second twin of the checks above."""
     monkeypatch.setattr("tests.inputs.verdicts._in_service", lambda payload: "truncated")
     with pytest.raises(AssertionError, match="truncated"):
@@ -78,7 +78,7 @@ def test_a_palette_png_without_a_palette_before_its_pixels_is_undecodable(
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_a_palette_png_with_more_alphas_than_colours_is_undecodable(depth: int) -> None:
+def test_palette_png_with_more_alpha_values_than_colours_is_undecodable(depth: int) -> None:
     assert verdict("palette.png", png(3, depth, 0, "long tRNS")) == "undecodable"
     assert verdict("palette.png", png(3, depth, 0, "tRNS")) == READ
 
@@ -106,7 +106,7 @@ def test_lab_images_become_srgb(
 
 
 @pytest.mark.parametrize("is_big_endian", [False, True])
-def test_sixteen_bits_have_one_mode_in_either_byte_order(is_big_endian: bool) -> None:
+def test_16_bit_images_decode_to_the_same_mode_in_either_byte_order(is_big_endian: bool) -> None:
     pixels = (257 * 90).to_bytes(2, "big" if is_big_endian else "little") * NUM_PIXELS
     payload = tiff(1, 1, bits=16, pixels=pixels, is_big_endian=is_big_endian)
     assert decode_with_pillow(payload, NUM_PIXELS).image.mode == "I;16"

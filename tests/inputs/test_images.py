@@ -70,7 +70,7 @@ def rule_of(payload: bytes) -> str:
     return raised.value.rule
 
 
-def test_an_image_of_the_right_size_keeps_its_pixels() -> None:
+def test_image_of_the_networks_size_keeps_its_pixels() -> None:
     square = NOISE[:, :6]
     assert np.array_equal(read(Image.fromarray(square), size_px=6), square)
 
@@ -134,7 +134,7 @@ def test_a_heic_with_a_flipped_byte_is_read_or_refused_by_a_rule() -> None:
     }
 
 
-def test_an_animation_is_its_first_frame_composed_over_white() -> None:
+def test_animation_is_decoded_to_its_first_frame_over_white() -> None:
     frames = [Image.fromarray(NOISE).convert("P"), Image.new("P", NOISE.shape[1::-1])]
     payload = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
     first = np.asarray(frames[0].convert("RGB"))
@@ -222,7 +222,7 @@ def test_32_bit_integer_image_within_16_bits_is_read() -> None:
     assert (read(Image.new("I", (8, 8), 65535), "TIFF", channels=1) == 255).all()
 
 
-def test_only_the_first_of_several_frames_is_read() -> None:
+def test_image_of_several_frames_is_decoded_to_the_first() -> None:
     frames = [Image.new("L", (8, 8), value) for value in (10, 200)]
     assert (
         read(frames[0], "TIFF", {"save_all": True, "append_images": frames[1:]}, channels=1) == 10

@@ -15,7 +15,7 @@ IMAGES = st.lists(
 
 
 @given(IMAGES)
-def test_encoded_forms_are_read_alike_here_and_by_the_service(
+def test_forms_are_decoded_equally_by_the_request_log_and_the_service(
     images: list[bytes],
 ) -> None:
     content_type, body = encode_images(images)
@@ -49,7 +49,7 @@ def test_boundary_avoids_bytes_that_occur_in_an_image() -> None:
         lambda body: body.replace(b'"image"', b'"other"'),
     ],
 )
-def test_decode_images_refuses_forms_of_other_writers(spoil) -> None:  # type: ignore[no-untyped-def]  # a lambda
+def test_decode_images_refuses_forms_that_encode_images_did_not_write(spoil) -> None:  # type: ignore[no-untyped-def]  # a lambda
     content_type, body = encode_images([b"one", b"two"])
     with pytest.raises(ValueError, match="is not as Slipway writes it"):
         decode_images(content_type, spoil(body))

@@ -51,7 +51,7 @@ def test_white_space_control_characters_and_unicode_forms_are_normalised(
     assert normalised(text) == expected
 
 
-def test_a_text_of_exactly_the_length_is_whole_and_a_longer_one_is_marked() -> None:
+def test_text_of_the_maximum_length_is_kept_whole_and_a_longer_one_is_marked() -> None:
     rows = encode_texts(["x" * 16, "x" * 17], SHORT)
     assert SHORT.remarks(rows) == [{"truncated": False}, {"truncated": True}]
     assert [decode_row(row, SHORT) for row in rows] == ["x" * 16, "x" * 15 + "..."]
@@ -65,7 +65,7 @@ def test_a_text_is_cut_between_characters() -> None:
 
 
 @given(st.text(st.characters(codec=None, categories=None), max_size=40))
-def test_any_text_is_refused_or_becomes_a_row_that_reads_back(text: str) -> None:
+def test_any_text_is_refused_or_encoded_to_a_row_that_decodes_to_it(text: str) -> None:
     if list(text_faults({"text": text}, SHORT)):
         assert not normalised(text)
         return
@@ -124,7 +124,7 @@ def test_a_contract_without_columns_is_refused() -> None:
 PRIVATE = "mail a.b@c.de, call 0301 2345678 or\n0301\t2345678, pay by 4111 1111 1111 1111"
 
 
-def test_a_logged_request_has_no_personal_data_and_becomes_the_same_rows() -> None:
+def test_logged_request_is_masked_but_encodes_to_the_same_rows() -> None:
     contract = PAIR.model_copy(update={"masked": ["email", "phone"], "ignored": ["note", "id"]})
     texts = [
         f"{text}: {PRIVATE[(0, 5, 13)[number % 3] :]}"

@@ -45,7 +45,7 @@ def test_every_short_text_survives_a_round_trip_through_tokens(text: str) -> Non
     assert decode_row(row, contract) == text
 
 
-def test_a_text_is_marked_if_it_has_more_tokens_or_more_bytes() -> None:
+def test_text_is_marked_as_cut_if_it_exceeds_the_tokens_or_the_bytes() -> None:
     contract = token_contract()
     many = " ".join("abcdefgh")
     rows = encode_texts([many, f"{many} i j k", "the soup " * 8], contract)
@@ -54,7 +54,7 @@ def test_a_text_is_marked_if_it_has_more_tokens_or_more_bytes() -> None:
     assert decode_row(rows[1], contract).endswith("...")
 
 
-def test_long_batches_and_single_texts_get_the_same_tokens() -> None:
+def test_texts_get_the_same_tokens_singly_as_in_a_long_batch() -> None:
     contract = token_contract()
     texts = [f"the train {number} was late" for number in range(200)]
     single = np.concatenate([encode_texts([text], contract) for text in texts])
@@ -69,7 +69,7 @@ def test_the_name_of_a_special_token_in_a_text_is_ordinary_text() -> None:
     assert decode_row(row, contract) == SPECIAL
 
 
-def test_no_row_is_padding_alone_even_if_the_tokenizer_drops_every_character() -> None:
+def test_text_without_any_token_is_encoded_to_a_row_with_one_token() -> None:
     content = json.loads(bpe())
     content["normalizer"] = {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}
     contract = token_contract(tokenizer=json.dumps(content))

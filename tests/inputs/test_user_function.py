@@ -173,7 +173,9 @@ def test_a_failing_function_breaks_the_rule_transform_failed(
     assert raised.value.rule == "transform_failed"
 
 
-def test_finding_a_package_imports_nothing(write_functions: WriteFunctions, tmp_path: Path) -> None:
+def test_computing_a_code_digest_imports_no_user_code(
+    write_functions: WriteFunctions, tmp_path: Path
+) -> None:
     write_functions(
         "faces",
         {"__init__.py": f"open({str(tmp_path / 'ran')!r}, 'w').close()\n", "crops.py": CROP},

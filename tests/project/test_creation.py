@@ -48,7 +48,7 @@ def test_a_project_is_complete_and_committed_even_if_git_has_no_user_name(
 
 
 @pytest.mark.process
-def test_a_projects_bento_has_the_folders_name_and_the_image_of_a_clone(
+def test_bento_of_a_new_project_has_the_folders_name_and_the_clones_image(
     proposal: ProjectProposal, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
@@ -85,7 +85,9 @@ def test_an_existing_project_is_never_overwritten(
 
 
 @pytest.mark.unit
-def test_an_open_question_is_refused_with_its_candidates(tmp_path: Path) -> None:
+def test_create_refuses_a_proposal_with_an_open_question_and_lists_its_candidates(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ParamsError, match=r"--target.*cultivar"):
         create(tmp_path / "project", propose(inspect(wine(tmp_path))))
     assert not (tmp_path / "project").exists()

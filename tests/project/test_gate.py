@@ -9,14 +9,14 @@ from slipway.project.gate import class_gate, number_gate
 pytestmark = pytest.mark.unit
 
 
-def test_more_test_rows_prove_a_smaller_gain() -> None:
+def test_proposed_gate_is_lower_with_more_test_rows() -> None:
     bounds = [class_gate({"a": 50, "b": 50}, rows).bound for rows in (20, 200, 2000)]
     assert None not in bounds
     assert bounds == sorted(bounds, key=lambda bound: -(bound or 0))
     assert (bounds[-1] or 0) > 0.5
 
 
-def test_a_model_at_the_gate_is_two_standard_errors_above_the_majority() -> None:
+def test_proposed_gate_is_two_standard_errors_above_the_majority_class() -> None:
     gate = class_gate({"a": 60, "b": 40}, 300)
     assert gate.metric == "accuracy"
     assert gate.bound is not None
@@ -24,7 +24,7 @@ def test_a_model_at_the_gate_is_two_standard_errors_above_the_majority() -> None
     assert 0.6 <= gate.bound - 2 * error < 0.61
 
 
-def test_rare_classes_are_judged_by_balanced_accuracy() -> None:
+def test_proposed_gate_uses_balanced_accuracy_for_rare_classes() -> None:
     gate = class_gate({"good": 950, "bad": 50}, 1000)
     assert gate.metric == "balanced_accuracy"
     assert gate.bound is not None

@@ -9,12 +9,12 @@ pytestmark = pytest.mark.unit
 REASONS = {"data.path": "where it lies", "train.epochs": "few rows " * 20}
 
 
-def test_the_text_has_each_key_once_with_the_value_of_the_params() -> None:
+def test_params_text_has_each_key_once_with_its_value() -> None:
     content = template_content()
     assert YAML(typ="safe", pure=True).load(params_text(content, REASONS)) == content
 
 
-def test_keys_with_a_reason_come_first_and_the_reason_is_beside_them() -> None:
+def test_params_text_begins_with_the_keys_that_have_a_reason() -> None:
     lines = params_text(template_content(), REASONS).splitlines()
     first = lines.index("data:")
     assert "Change these first" in lines[first - 2]
@@ -25,7 +25,7 @@ def test_keys_with_a_reason_come_first_and_the_reason_is_beside_them() -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_other_keys_keep_the_comments_of_the_embedded_file() -> None:
+def test_params_text_keeps_the_default_comments_of_other_keys() -> None:
     text = params_text(template_content(), REASONS)
     assert "  min_side_px: 4\n" in text
     assert "  group_column: null # rows of one group stay in one split\n" in text

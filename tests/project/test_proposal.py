@@ -59,20 +59,20 @@ def test_init_proposes_trees_only_if_there_is_no_time_for_tabm(tmp_path: Path) -
 # Questions and refusals ---------------------------------------------------------------------------
 
 
-def test_a_table_without_a_named_target_asks_for_it_with_the_last_column_first() -> None:
+def test_init_asks_for_an_unnamed_target_with_the_last_column_first() -> None:
     (question,) = propose(inspect(wine(Path())), machine=LAPTOP).questions
     assert question.option == "--target"
     assert question.candidates[0] == list(wine_rows()[0])[-1]
     assert "cultivar" in question.candidates
 
 
-def test_few_whole_numbers_ask_for_the_task() -> None:
+def test_init_asks_for_the_task_if_the_target_has_few_whole_numbers() -> None:
     (question,) = propose(inspect(wine(Path())), target="cultivar", machine=LAPTOP).questions
     assert question.option == "--task"
     assert question.candidates == ("table_classification", "table_regression")
 
 
-def test_an_unknown_target_is_refused_with_the_name_that_was_probably_meant() -> None:
+def test_error_for_an_unknown_target_names_the_most_similar_column() -> None:
     with pytest.raises(ParamsError, match="did you mean 'cultivar'"):
         propose(inspect(wine(Path())), target="Cultivar", machine=LAPTOP)
 
@@ -97,7 +97,7 @@ def test_a_table_of_texts_and_classes_becomes_a_task_of_texts(
     assert params["augment"] == {"token_dropout": 0.0, "word_deletion": 0.0}
 
 
-def test_texts_beside_other_inputs_are_a_table_unless_the_task_says_texts(tmp_path: Path) -> None:
+def test_init_treats_texts_beside_other_columns_as_a_table_by_default(tmp_path: Path) -> None:
     rows = "\n".join(
         f"{line},{n % 7},{n * n % 11}" for n, line in enumerate(_texts(99).splitlines()[1:])
     )
@@ -191,7 +191,7 @@ def test_names_of_images_without_the_files_are_refused(tmp_path: Path) -> None:
 # Warnings -----------------------------------------------------------------------------------------
 
 
-def test_a_class_of_three_rows_is_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_init_leaves_out_a_class_of_three_rows_with_a_warning(tmp_path: Path) -> None:
     labels = ["a"] * 60 + ["b"] * 60 + ["c"] * 3
     rows = "\n".join(f"{n * 37 % 101},{label}" for n, label in enumerate(labels))
     proposal = table(tmp_path, f"x,label\n{rows}")
@@ -225,7 +225,7 @@ def test_init_warns_of_too_few_test_rows_for_a_gate(tmp_path: Path) -> None:
 # Length of the training ---------------------------------------------------------------------------
 
 
-def test_small_data_gets_at_least_300_steps_and_large_data_says_why_it_does_not(
+def test_init_proposes_at_least_300_steps_or_gives_the_reason(
     tmp_path: Path,
 ) -> None:
     summary = inspect(class_folders(tmp_path))
@@ -237,7 +237,9 @@ def test_small_data_gets_at_least_300_steps_and_large_data_says_why_it_does_not(
     assert gpu["epochs"] >= propose(large, machine=LAPTOP).params["train"]["epochs"]
 
 
-def test_photographs_take_pretrained_weights_and_name_their_licence(tmp_path: Path) -> None:
+def test_init_proposes_pretrained_weights_with_their_licence_for_photographs(
+    tmp_path: Path,
+) -> None:
     summary = inspect(SHAPES["photographs"].make(tmp_path))
     weights = Weights("timm/resnet18", "hub", "licence Apache-2.0")
     proposal = propose(summary, weights=weights, machine=LAPTOP)
@@ -261,7 +263,7 @@ def labelled(rows: int = 120) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_only_column_of_lists_is_proposed_as_several_labels(tmp_path: Path) -> None:
+def test_init_proposes_the_only_column_of_lists_as_multi_label_target(tmp_path: Path) -> None:
     found = table(tmp_path, labelled()).params
     assert found["data"]["task"] == "table_multilabel"
     assert found["data"]["target_column"] == "listed"
@@ -269,19 +271,19 @@ def test_the_only_column_of_lists_is_proposed_as_several_labels(tmp_path: Path) 
     assert list(found["evaluate"]["gates"]) == ["subset_accuracy"]
 
 
-def test_a_column_with_separators_asks_if_it_holds_several_labels(tmp_path: Path) -> None:
+def test_init_asks_if_a_column_with_separators_has_several_labels(tmp_path: Path) -> None:
     (question,) = table(tmp_path, labelled(), target="tags").questions
     assert question.candidates == ("table_multilabel", "table_classification")
     assert "label sets or classes" in question.text
 
 
-def test_each_of_several_true_false_columns_becomes_a_label(tmp_path: Path) -> None:
+def test_several_true_false_columns_become_one_label_each(tmp_path: Path) -> None:
     found = table(tmp_path, labelled(), target="is_a, is_b").params
     assert found["data"]["task"] == "table_multilabel"
     assert found["data"]["target_column"] == ["is_a", "is_b"]
 
 
-def test_a_column_that_is_not_true_or_false_is_refused_as_a_label(tmp_path: Path) -> None:
+def test_label_column_that_is_not_true_or_false_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"'x' holds .* expected true or false"):
         table(tmp_path, labelled(), target="is_a,x")
     with pytest.raises(ParamsError, match=r"'is_c', which is not there; did you mean"):
@@ -300,5 +302,5 @@ def test_a_column_that_is_not_true_or_false_is_refused_as_a_label(tmp_path: Path
         ("\u5473\u9053\u5f88\u597d", "utf-8"),
     ],
 )
-def test_the_encoding_is_recognised_from_the_bytes(text: str, encoding: str) -> None:
+def test_encoding_of_a_text_is_guessed_from_its_bytes(text: str, encoding: str) -> None:
     assert encoding_of(text.encode(encoding)) == encoding

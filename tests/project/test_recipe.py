@@ -39,7 +39,7 @@ def text_content() -> dict[str, Any]:
 
 @pytest.mark.parametrize("epochs", [4, 30])
 @pytest.mark.parametrize("content", [CONTENT, TABM], ids=["images", "table"])
-def test_the_proposed_search_is_accepted_and_holds_the_present_values(
+def test_proposed_search_is_valid_and_includes_the_present_values(
     content: dict[str, Any], epochs: int
 ) -> None:
     content = copy.deepcopy(content)
@@ -52,7 +52,7 @@ def test_the_proposed_search_is_accepted_and_holds_the_present_values(
     assert read_space(content | written, params).present() is not None
 
 
-def test_the_proposed_search_of_trees_stops_no_trial_and_holds_the_present_values() -> None:
+def test_proposed_search_of_trees_stops_no_trial_early_and_includes_present_values() -> None:
     found = proposed_search(LIGHTGBM)
     params = parse_params(LIGHTGBM | {"search": found}).search
     assert params is not None

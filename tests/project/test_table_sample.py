@@ -8,7 +8,7 @@ from slipway.project.table_sample import sample_table
 from slipway.system.errors import DataError
 
 
-def test_an_unreadable_csv_is_named_by_its_own_path(tmp_path: Path) -> None:
+def test_error_for_an_unreadable_csv_names_its_path(tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_bytes(b"\x81\x8d\x90,b\n1,2\n")  # of no encoding that is tried
     with pytest.raises(DataError) as error:

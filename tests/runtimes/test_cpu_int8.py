@@ -30,7 +30,7 @@ LARGEST_SUM = 2**15 - 1  # of two products in 16 bits
         ("aarch64", "", "aarch64", 8),
     ],
 )
-def test_weights_have_7_bits_only_if_the_instructions_saturate(
+def test_int8_weights_have_7_bits_only_if_the_instructions_saturate(
     machine: str, information: str, instructions: str, bits: int
 ) -> None:
     assert int8_instructions(machine, information) == instructions
@@ -56,7 +56,7 @@ def largest_weight(model: bytes) -> int:
     )
 
 
-def test_two_products_fit_16_bits_with_7_bit_weights_but_not_with_8(tmp_path: Path) -> None:
+def test_sum_of_two_products_fits_16_bits_with_7_bit_but_not_8_bit_weights(tmp_path: Path) -> None:
     fp32 = mlp()
     narrow, wide = (StaticQuantizer(fp32, ROWS, tmp_path, CPU, bits).graph() for bits in (7, 8))
     assert 2 * 255 * largest_weight(narrow) <= LARGEST_SUM < 2 * 255 * largest_weight(wide)
@@ -123,7 +123,7 @@ def test_saturation_is_switched_off_only_on_a_cpu_that_saturates(
 
 
 @pytest.mark.skipif(weight_bits() == 8, reason="this machine's int8 products do not saturate")
-def test_without_onnx_runtimes_setting_int8_saturates(tmp_path: Path) -> None:
+def test_int8_saturates_without_onnx_runtimes_setting(tmp_path: Path) -> None:
     fp32, rows = large_sums()
     session = onnxruntime.InferenceSession(
         StaticQuantizer(fp32, rows, tmp_path, CPU, 8).graph(), providers=["CPUExecutionProvider"]

@@ -46,7 +46,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Loade
     return tmp_path / "engine", bundle
 
 
-def test_a_compiled_engine_loads_and_answers(engine: tuple[Path, LoadedBundle]) -> None:
+def test_compiled_engine_loads_and_predicts(engine: tuple[Path, LoadedBundle]) -> None:
     root, bundle = engine
     pixels = np.random.default_rng(0).integers(0, 256, (16, *CONTRACT.shape), dtype=np.uint8)
     assert np.allclose(

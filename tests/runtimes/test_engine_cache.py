@@ -96,7 +96,7 @@ def naive_answer(bundle: LoadedBundle, cache: Path) -> NDArray[np.float32]:
     return answer
 
 
-def test_shared_cache_folder_would_serve_the_first_models_engine_for_the_second(
+def test_onnx_runtime_serves_the_wrong_engine_from_a_shared_cache_folder(
     seeds: Seeds, provider: type[NaiveSession], tmp_path: Path
 ) -> None:
     """Control: shows the fault that separate folders prevent."""
@@ -161,7 +161,7 @@ def test_error_lists_the_differences_of_another_engine_key(
         build(tmp_path / "folder", other)
 
 
-def test_a_folder_of_engines_without_a_seal_is_refused(
+def test_engine_cache_refuses_a_folder_without_a_seal(
     seeds: Seeds, provider: type[NaiveSession], tmp_path: Path
 ) -> None:
     naive_answer(seeds[0], tmp_path / "shared")
@@ -184,7 +184,7 @@ def test_altered_and_foreign_engines_in_the_cache_are_refused(seeds: Seeds, tmp_
         build(tmp_path / "folder", key)
 
 
-def test_a_build_that_fails_leaves_no_folder(seeds: Seeds, tmp_path: Path) -> None:
+def test_failed_engine_build_leaves_no_cache_folder(seeds: Seeds, tmp_path: Path) -> None:
     def fail() -> None:
         with engine_folder(
             tmp_path / "cache" / key_of(seeds[0]).folder, key_of(seeds[0])
@@ -217,7 +217,7 @@ def test_a_session_that_fell_back_to_another_provider_is_refused(
         open_onnx_tensorrt(seeds[0], "fp16", PROFILE, tmp_path / "cache", 1)
 
 
-def test_no_option_lowers_the_precision_and_fp32_is_refused_due_to_tf32(
+def test_provider_options_never_lower_the_precision_and_fp32_is_refused_due_to_tf32(
     seeds: Seeds, provider: type[NaiveSession], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, str] = {}
@@ -256,7 +256,7 @@ def test_without_a_gpu_the_tensorrt_provider_is_refused_and_never_replaced(
 @pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_PROVIDER is not None, reason=str(NO_PROVIDER))
-def test_two_models_have_their_own_engines_and_answers_on_a_gpu(
+def test_two_models_on_a_gpu_have_separate_engines_and_predictions(
     seeds: Seeds, tmp_path: Path
 ) -> None:
     for _ in range(2):

@@ -16,14 +16,14 @@ from slipway.runtimes.memfd import may_refer_elsewhere, path_or_bytes
 LARGE = os.urandom(3 << 20)
 
 
-def test_a_large_model_is_a_file_of_its_bytes_inside_the_block_only() -> None:
+def test_path_of_a_large_model_is_readable_only_inside_the_block() -> None:
     with path_or_bytes(LARGE) as given:
         assert isinstance(given, str)
         assert Path(given).read_bytes() == LARGE
     assert not Path(given).exists()
 
 
-def test_small_model_or_system_without_memfd_uses_the_bytes(
+def test_small_model_or_system_without_memfd_is_passed_as_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with path_or_bytes(LARGE[:1000]) as given:
@@ -42,7 +42,7 @@ def full(*_: object, **__: object) -> int:
 
 
 @pytest.mark.parametrize("make", [forbidden, full])
-def test_a_failed_memfd_falls_back_to_the_bytes(
+def test_model_is_passed_as_bytes_if_memfd_fails(
     make: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "memfd_create", make)

@@ -12,7 +12,7 @@ def _fresh() -> None:
 
 
 @pytest.mark.parametrize("installed", [set(), {"onnxruntime"}, {"onnxruntime-gpu"}])
-def test_one_package_of_onnx_runtime_is_accepted(
+def test_single_onnx_runtime_package_is_accepted(
     installed: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_runtime, "_version", lambda name: name if name in installed else None)

@@ -99,7 +99,7 @@ def pictures(num_rows: int) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 8])
-def test_an_engine_answers_every_batch_of_its_profile(tmp_path: Path, num_rows: int) -> None:
+def test_engine_runs_every_batch_size_of_its_profile(tmp_path: Path, num_rows: int) -> None:
     runner, _ = make_runner(tmp_path)
     batch = pictures(num_rows)
     outputs, scores = runner.run(batch)
@@ -114,12 +114,12 @@ def test_an_engine_refuses_batches_outside_its_profile(tmp_path: Path, num_rows:
         make_runner(tmp_path)[0].run(pictures(num_rows))
 
 
-def test_an_engine_refuses_a_batch_whose_bytes_it_would_misread(tmp_path: Path) -> None:
+def test_engine_refuses_a_batch_of_another_dtype(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the batch is float32, expected uint8"):
         make_runner(tmp_path)[0].run(pictures(2).astype(np.float32))
 
 
-def test_an_engine_for_a_table_has_memory_for_four_bytes_a_number(tmp_path: Path) -> None:
+def test_engine_for_a_table_allocates_four_bytes_per_number(tmp_path: Path) -> None:
     contract = fit_contract({"size": [1.0, 2.0], "place": ["a", "b"]})
     bundle, device = write_small_bundle(tmp_path, contract=contract), FakeDevice()
     EngineRunner(
@@ -132,14 +132,14 @@ def test_an_engine_for_a_table_has_memory_for_four_bytes_a_number(tmp_path: Path
     ]
 
 
-def test_an_engine_takes_a_batch_that_is_not_contiguous(tmp_path: Path) -> None:
+def test_engine_accepts_a_batch_that_is_not_contiguous(tmp_path: Path) -> None:
     batch = pictures(8)[::2]
     assert np.allclose(
         make_runner(tmp_path)[0].run(batch).outputs[:, 0], batch.reshape(4, -1).mean(axis=1)
     )
 
 
-def test_threads_of_one_engine_take_turns_and_receive_their_own_answers(tmp_path: Path) -> None:
+def test_threads_share_an_engine_in_turn_and_get_their_own_predictions(tmp_path: Path) -> None:
     runner, _ = make_runner(tmp_path)
     batches = [np.full((2, *CONTRACT.shape), value, dtype=np.uint8) for value in range(16)]
     answers: dict[int, NDArray[np.float32]] = {}
@@ -156,7 +156,7 @@ def test_threads_of_one_engine_take_turns_and_receive_their_own_answers(tmp_path
     assert [float(answers[value][0, 0]) for value in range(16)] == list(range(16))
 
 
-def test_a_failed_execution_is_an_error_and_no_answer(tmp_path: Path) -> None:
+def test_failed_engine_execution_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="did not run a batch"):
         make_runner(tmp_path, runs=False)[0].run(pictures(2))
 
@@ -185,13 +185,13 @@ def test_error_message_contains_the_cuda_error() -> None:
 
 
 @pytest.mark.skipif(why_unavailable("cuda") is None, reason="there is a GPU")
-def test_the_error_without_a_gpu_contains_cudas_own_words() -> None:
+def test_error_without_a_gpu_contains_the_message_of_cuda() -> None:
     pytest.importorskip("cuda.bindings", reason="requirements.cpu.lock leaves CUDA's packages out")
     with pytest.raises(EngineError, match=r"cudaStreamCreate failed with cudaError\w+"):
         CudaDevice()
 
 
-def test_error_gives_the_unknown_provider() -> None:
+def test_error_names_the_unknown_provider() -> None:
     assert why_unavailable("cpu") is None
     assert "unknown provider 'tpu'" in str(why_unavailable("tpu"))
     with pytest.raises(UnavailableError, match="'tensorrt', it has cpu, cuda"):
@@ -212,7 +212,7 @@ def test_without_a_gpu_an_engine_is_refused_and_never_replaced(tmp_path: Path) -
 @pytest.mark.process
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_ENGINE_HERE is not None, reason=str(NO_ENGINE_HERE))
-def test_with_a_gpu_the_machine_names_its_gpu_and_versions() -> None:
+def test_this_machine_names_its_gpu_and_versions() -> None:
     machine = this_machine()
     assert machine.gpu
     assert float(machine.compute_capability) >= 7.5

@@ -7,11 +7,11 @@ import pytest
 from slipway.system import assets
 
 
-def test_an_asset_of_a_checkout_lies_at_its_top(root: Path) -> None:
+def test_asset_finds_files_at_the_top_of_a_checkout(root: Path) -> None:
     assert assets.asset("launch/torchrun.sh") == root / "launch/torchrun.sh"
 
 
-def test_an_installed_package_has_its_own_assets(
+def test_asset_finds_files_inside_an_installed_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slipway/assets").mkdir(parents=True)

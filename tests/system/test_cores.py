@@ -99,7 +99,7 @@ def test_quota_of_another_control_group_is_ignored(tmp_path: Path) -> None:
     assert num_cores(v2(tmp_path, "0::/pod/own\n", pod__other__cpu_max="100000 100000")) == CORES
 
 
-def test_mount_of_a_sub_hierarchy_is_found_by_its_root(tmp_path: Path) -> None:
+def test_quota_is_found_if_only_a_subtree_of_control_groups_is_mounted(tmp_path: Path) -> None:
     proc = v2(
         tmp_path,
         "0::/kubepods/pod/own\n",
@@ -111,7 +111,9 @@ def test_mount_of_a_sub_hierarchy_is_found_by_its_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/../elsewhere", "/kubepods/other"])
-def test_control_group_outside_the_mount_uses_the_mounts_quota(tmp_path: Path, path: str) -> None:
+def test_quota_of_the_mount_applies_to_a_control_group_outside_it(
+    tmp_path: Path, path: str
+) -> None:
     assert num_cores(v2(tmp_path, f"0::{path}\n", "/kubepods/pod", cpu_max="200000 100000")) == 2
 
 
@@ -120,7 +122,7 @@ def test_malformed_cgroup_file_means_no_limit(tmp_path: Path, content: str) -> N
     assert num_cores(v2(tmp_path, cpu_max=content)) == CORES
 
 
-def test_a_mount_with_a_space_in_its_path_is_found(tmp_path: Path) -> None:
+def test_quota_is_found_in_a_mount_whose_path_has_a_space(tmp_path: Path) -> None:
     folder = tmp_path / "a place"
     folder.mkdir()
     proc = v2(folder, cpu_max="200000 100000")

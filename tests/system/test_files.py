@@ -45,7 +45,7 @@ def test_canonical_json_refuses_nan_and_infinities(value: float) -> None:
         files.canonical_json(value)
 
 
-def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_write_text_replaces_the_file_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     files.write_text(tmp_path / "deep" / "a.txt", "one")
     files.write_text(tmp_path / "deep" / "a.txt", "two")
     assert [(path.name, path.read_text()) for path in (tmp_path / "deep").iterdir()] == [
@@ -54,7 +54,9 @@ def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
-def test_private_file_is_private_from_its_first_byte(tmp_path: Path, umask: int) -> None:
+def test_private_file_is_never_readable_by_others_while_it_is_written(
+    tmp_path: Path, umask: int
+) -> None:
     path = tmp_path / "a"
     path.write_text("for all")
     path.chmod(0o644)

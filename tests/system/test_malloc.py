@@ -37,7 +37,7 @@ def page_faults(way: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
-def test_the_memory_of_one_batch_serves_the_next() -> None:
+def test_training_reuses_memory_that_the_previous_batch_freed() -> None:
     assert page_faults("kept") < 100
     assert page_faults("given back") > 1000  # otherwise there is nothing to keep
 
@@ -72,6 +72,6 @@ def held_bytes(way: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
-def test_a_service_returns_the_memory_of_large_pictures() -> None:
+def test_service_returns_the_memory_of_large_pictures_to_the_system() -> None:
     assert held_bytes("given back") < 2_000_000
     assert held_bytes("as glibc likes") > 15_000_000  # otherwise there is nothing to give back

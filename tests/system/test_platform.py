@@ -26,7 +26,7 @@ def import_again(root: Path) -> ModuleType:
         ("freebsd14", r"this is freebsd14\. Expected Linux .*\. Run it in a container"),
     ],
 )
-def test_on_other_systems_than_linux_the_import_says_where_to_run_it(
+def test_import_outside_linux_fails_and_says_where_slipway_runs(
     root: Path, system: str, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "load" in dir(import_again(root))
@@ -36,7 +36,7 @@ def test_on_other_systems_than_linux_the_import_says_where_to_run_it(
         import_again(root)
 
 
-def test_on_other_systems_the_command_answers_without_a_traceback(
+def test_command_outside_linux_prints_an_error_without_a_traceback(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")

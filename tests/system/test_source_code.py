@@ -80,7 +80,7 @@ def text_of(source: str) -> str:
         ("import os", "\ufeffimport os"),
     ],
 )
-def test_comments_docstrings_and_blank_lines_do_not_count(old: str, new: str) -> None:
+def test_reduced_source_lacks_comments_docstrings_and_blank_lines(old: str, new: str) -> None:
     assert old in CODE
     assert text_of(CODE.replace(old, new)) == text_of(CODE)
 
@@ -97,12 +97,12 @@ def test_comments_docstrings_and_blank_lines_do_not_count(old: str, new: str) ->
         ("        x,\n", ""),
     ],
 )
-def test_code_and_the_inside_of_strings_count(old: str, new: str) -> None:
+def test_reduced_source_changes_with_code_and_contents_of_strings(old: str, new: str) -> None:
     assert old in CODE
     assert text_of(CODE.replace(old, new)) != text_of(CODE)
 
 
-def test_a_string_in_parts_may_have_comments_between_them() -> None:
+def test_reduced_source_lacks_comments_between_adjacent_strings() -> None:
     parts = 'x = ("a"\n     f"{y}")\n'
     assert text_of(parts.replace('"a"\n', '"a"  # one\n     # two\n')) == text_of(parts)
 
@@ -119,11 +119,11 @@ def test_a_string_in_parts_may_have_comments_between_them() -> None:
         'from bentoml import api\n\n@api\ndef f():\n    """{}"""\n',
     ],
 )
-def test_a_docstring_that_is_read_counts(source: str) -> None:
+def test_reduced_source_keeps_docstrings_that_the_program_reads(source: str) -> None:
     assert text_of(source.format("one")) != text_of(source.format("two"))
 
 
-def test_only_the_modules_docstring_counts_if_nothing_else_is_read() -> None:
+def test_reduced_source_keeps_only_the_module_docstring_if_only_it_is_read() -> None:
     source = '"""Module."""\nprint(__doc__)\ndef f():\n    """{}"""\n'
     assert text_of(source.format("one")) == text_of(source.format("two"))
 
@@ -140,7 +140,7 @@ def test_modules_are_found_in_imports_and_in_arguments_of_started_processes() ->
     }
 
 
-def test_hard_cases_have_their_golden_text() -> None:
+def test_hard_cases_of_source_are_reduced_to_the_expected_text() -> None:
     assert text_of(HARD) == EXPECTED
     assert sha256_bytes(text_of(HARD).encode())[:16] == GOLDEN
 

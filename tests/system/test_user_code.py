@@ -35,13 +35,13 @@ def write(source: str) -> None:
         *(("nets:Net()", False), ("a/b:C", False), ("nets:Net\n", False)),
     ],
 )
-def test_a_well_formed_name_is_a_module_a_colon_and_an_identifier(
+def test_user_code_is_named_by_a_module_a_colon_and_an_identifier(
     name: str, expected: bool
 ) -> None:
     assert is_well_formed(name) is expected
 
 
-def test_a_module_of_the_working_directory_is_found_by_a_script() -> None:
+def test_script_imports_modules_of_the_working_directory() -> None:
     write("def f():\n    return 3\n")
     assert import_named("tried:f")() == 3
 
@@ -61,14 +61,14 @@ def test_a_module_of_the_working_directory_is_found_by_a_script() -> None:
         ("import sys\nsys.exit(4)\n", "calls sys.exit(4) (tried.py, line 2: `sys.exit(4)`)"),
     ],
 )
-def test_a_failing_import_names_the_line_and_the_remedy(source: str, text: str) -> None:
+def test_error_of_a_failing_import_names_the_line_and_the_fix(source: str, text: str) -> None:
     write(source)
     with pytest.raises(UnavailableError) as raised:
         import_named("tried:f")
     assert text in str(raised.value)
 
 
-def test_the_place_of_a_fault_is_the_last_line_of_user_code() -> None:
+def test_error_names_the_last_executed_line_of_user_code() -> None:
     write("import json\n\n\ndef f():\n    return json.loads('{')\n")
     function = import_named("tried:f")
     with pytest.raises(ValueError, match="Expecting property name") as raised:
@@ -76,7 +76,7 @@ def test_the_place_of_a_fault_is_the_last_line_of_user_code() -> None:
     assert fault_place(raised.value) == "tried.py, line 5: `return json.loads('{')`"
 
 
-def test_a_fault_outside_user_code_is_placed_at_the_definition() -> None:
+def test_error_outside_user_code_names_the_line_of_the_definition() -> None:
     write("\n\ndef f():\n    pass\n")
     function = import_named("tried:f")
     assert failure(MemoryError(), function) == "MemoryError (tried.py, line 3)"

@@ -121,7 +121,7 @@ def served(
     return settings, payloads, predicted, labels
 
 
-def test_collect_writes_labelled_pictures_without_copies_and_mistakes_first(
+def test_collect_writes_labelled_pictures_once_each_with_wrong_predictions_first(
     served: tuple[Settings, list[bytes], list[str], list[str]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -245,7 +245,7 @@ def test_clean_accepts_collected_table_rows(
     assert pq.read_table(folder / "data/clean/rows.parquet").num_rows == 60
 
 
-def test_collect_makes_each_picture_of_a_request_a_row(
+def test_collect_writes_one_row_for_each_picture_of_a_request(
     certified: Path, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
@@ -262,7 +262,7 @@ def test_collect_makes_each_picture_of_a_request_a_row(
     assert (row["image"]["bytes"], row["label"]) == (payloads[2], "dark")
 
 
-def test_collect_takes_the_last_label_and_the_last_answer_of_an_id(
+def test_collect_uses_the_last_label_and_prediction_of_a_reused_id(
     certified: Path, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
@@ -283,7 +283,7 @@ def test_collect_takes_the_last_label_and_the_last_answer_of_an_id(
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_label_belongs_to_the_answer_before_it_and_not_to_a_later_one_of_its_id(
+def test_label_joins_the_prediction_before_it_and_not_a_later_one_with_the_same_id(
     certified: Path,
     make_settings: MakeSettings,
     tmp_path: Path,
@@ -332,7 +332,7 @@ def test_label_may_arrive_a_few_seconds_before_its_answer(
     assert found.left_out["after the label of their id"] == (not is_taken)
 
 
-def test_label_of_an_id_reused_daily_belongs_to_the_last_answer_before_it() -> None:
+def test_label_of_a_daily_reused_id_joins_the_last_prediction_before_it() -> None:
     same = [item(0, key=("7", 0, 86400.0 * day), digest=f"{day}", truth=None) for day in range(5)]
     for day in range(5):
         left_out = SelectedRows([], {})
@@ -347,7 +347,7 @@ def test_label_of_an_id_reused_daily_belongs_to_the_last_answer_before_it() -> N
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
 @pytest.mark.parametrize("more", [[], ["--unlabelled"]])
-def test_collected_file_is_private_whatever_the_umask(
+def test_collected_file_is_private_for_any_umask(
     served: tuple[Settings, list[bytes], list[str], list[str]],
     tmp_path: Path,
     more: list[str],
@@ -378,7 +378,7 @@ def item(number: int, **changes: Any) -> LoggedItem:
 @pytest.mark.parametrize(
     "worth", [{"predicted": "b"}, {"doubt": 0.6}, {"ood_score": 3.0}, {"drifted": True}]
 )
-def test_rows_with_errors_uncertainty_high_ood_scores_or_drift_come_first(
+def test_collect_ranks_rows_by_error_uncertainty_ood_score_and_drift(
     worth: dict[str, Any],
 ) -> None:
     items = [item(number) for number in range(20)]
@@ -388,7 +388,7 @@ def test_rows_with_errors_uncertainty_high_ood_scores_or_drift_come_first(
     assert [one.key[2] for one in ranked[1:4]] == [19.0, 18.0, 17.0]  # of equals the newest
 
 
-def test_rows_of_a_drifted_window_are_found_by_model_and_time(
+def test_collect_marks_rows_of_a_drifted_window_by_model_and_time(
     served: tuple[Settings, list[bytes], list[str], list[str]],
 ) -> None:
     settings, *_ = served

@@ -51,7 +51,7 @@ def test_a_request_is_erased_from_an_open_segment_and_its_writer_can_continue(
     assert erase_lines(tmp_path, {"a": None}) == 0
 
 
-def test_a_line_that_a_killed_process_erased_by_half_is_found_again(tmp_path: Path) -> None:
+def test_line_half_erased_by_a_killed_process_is_found_again(tmp_path: Path) -> None:
     write(tmp_path, range(3))
     (segment,) = segments(tmp_path)
     lines = segment.read_bytes().splitlines(keepends=True)
@@ -93,7 +93,7 @@ IMAGES = ImageContract(
 TEXTS = TextContract(kind="texts", columns=["text"], max_bytes=100, max_characters=None)
 
 
-def test_one_row_of_a_request_goes_and_the_others_keep_their_numbers(tmp_path: Path) -> None:
+def test_erasing_one_row_of_a_request_keeps_the_numbers_of_the_others(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, MIB, 1)
     for number, name in enumerate(("a", "b")):
         writer.append(encode_line(rows_request(number, name, "one", "secret é", "three")))
@@ -113,7 +113,7 @@ def test_one_row_of_a_request_goes_and_the_others_keep_their_numbers(tmp_path: P
     assert [one.request_id for one in requests_in(tmp_path)] == ["b", "later"]
 
 
-def test_one_of_several_images_goes(tmp_path: Path) -> None:
+def test_erasing_one_image_of_a_request_keeps_the_other_images(tmp_path: Path) -> None:
     images = [b"first image", b"the person", b"third image"]
     kind, payload = encode_images(images)
     request = replace(
@@ -127,7 +127,7 @@ def test_one_of_several_images_goes(tmp_path: Path) -> None:
     assert request_contents(left, IMAGES) == {0: images[0], 2: images[2]}
 
 
-def test_a_row_that_was_erased_by_half_is_erased_by_the_next_call(tmp_path: Path) -> None:
+def test_next_erasure_completes_a_half_erased_row(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, MIB, 1)
     writer.append(encode_line(rows_request(0, "a", "one", "two")))
     writer.close()
@@ -151,7 +151,7 @@ def test_a_row_that_was_erased_by_half_is_erased_by_the_next_call(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == [segment.name]
 
 
-def test_a_row_that_cannot_be_erased_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_erasure_refuses_a_row_whose_shortened_line_would_not_fit(tmp_path: Path) -> None:
     request = rows_request(0, "a", "one", "two")
     payload = b'{"rows":[1,' + b"1e16," * 90 + b"2]}"
     writer = SegmentWriter(tmp_path, MIB, 1)
@@ -163,7 +163,7 @@ def test_a_row_that_cannot_be_erased_in_its_place_is_refused(tmp_path: Path) -> 
     assert [path.read_bytes() for path in segments(tmp_path)] == before
 
 
-def test_records_of_one_row_go(tmp_path: Path) -> None:
+def test_erasing_one_row_deletes_only_its_predictions_and_labels(tmp_path: Path) -> None:
     store = Store(tmp_path, LIMITS)
     predictions = [Prediction("a", item, 3, 1.8e9, "v", "dark", None) for item in range(3)]
     store.merge(Part(1, {}, predictions), {})

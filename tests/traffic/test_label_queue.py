@@ -45,7 +45,7 @@ def different(number: int) -> Content:
     return {"a": number, "b": 2 * number, "c": f"c{number}"}
 
 
-def test_rows_between_two_classes_are_drawn_for_labelling_but_not_only_the_very_best() -> None:
+def test_ambiguous_rows_are_preferred_for_labelling_but_not_only_the_most_ambiguous() -> None:
     found = items(*(number / 400 for number in range(400)))
     rows = chosen(found, [different(number) for number in range(400)], 100, 0.0)
     places = sorted(int(row.request_id[1:]) for row in rows)
@@ -54,7 +54,7 @@ def test_rows_between_two_classes_are_drawn_for_labelling_but_not_only_the_very_
     assert places[0] < 300
 
 
-def test_gain_of_a_label_is_the_answers_ambiguity_or_the_rank_of_its_ood_score() -> None:
+def test_gain_of_a_label_is_the_ambiguity_of_classes_or_the_rank_of_ood_scores() -> None:
     answer = {"probabilities": {"a": 0.5, "b": 0.3, "c": 0.2}}
     assert _ambiguity(answer) == pytest.approx(0.8)
     assert _ambiguity(answer | {"labels": ["a"]}) == pytest.approx(1.0)
@@ -64,7 +64,7 @@ def test_gain_of_a_label_is_the_answers_ambiguity_or_the_rank_of_its_ood_score()
     assert gains(numbers) == pytest.approx([1.0, 1 / 3, 2 / 3])
 
 
-def test_rows_drawn_at_random_ignore_the_gain_and_are_marked() -> None:
+def test_randomly_chosen_rows_ignore_the_gain_and_are_marked() -> None:
     entropies = [number / 400 for number in range(400)]
     rows = chosen(items(*entropies), [different(number) for number in range(400)], 200, 0.5)
     drawn = [entropies[int(row.request_id[1:])] for row in rows if not row.by_gain]
@@ -114,7 +114,7 @@ def test_a_row_that_one_labeller_skipped_is_shown_to_others(tmp_path: Path) -> N
     assert (queue.waiting("anna"), queue.waiting("ben")) == ([], [ROW])
 
 
-def test_two_labels_that_differ_need_a_third_and_three_that_differ_are_a_conflict(
+def test_two_different_labels_need_a_third_and_three_different_ones_conflict(
     tmp_path: Path,
 ) -> None:
     queue = LabelQueue(tmp_path / "q.sqlite", opinions=2)

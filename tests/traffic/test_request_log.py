@@ -79,7 +79,7 @@ def test_log_files_are_readable_by_the_owner_only(tmp_path: Path) -> None:
     ]
 
 
-def test_line_of_format_1_is_read_with_the_names_of_today() -> None:
+def test_log_line_of_format_1_is_read_with_the_present_field_names() -> None:
     content = json.loads(encode_line(logged())) | {"format_version": 1}
     content["answers"] = [{"label": "a", "outlier_score": 0.5, "is_outlier": False}] * 2
     content["outputs"]["outlier_score"] = content["outputs"].pop("probabilities")
@@ -119,7 +119,7 @@ def test_altered_line_is_reported_and_the_others_are_read(tmp_path: Path, damage
         find_requests(tmp_path, "request-1")
 
 
-def test_find_returns_all_requests_of_an_exact_id(tmp_path: Path) -> None:
+def test_find_requests_returns_all_requests_with_exactly_this_id(tmp_path: Path) -> None:
     write(tmp_path / "log", range(12))
     write(tmp_path / "log", range(1, 2))
     assert [request.request_id for request in find_requests(tmp_path / "log", "request-1")] == [
@@ -144,7 +144,7 @@ def test_the_log_folder_stays_within_its_limit_by_removing_the_oldest_segments(
     assert set(range(599 - len(found) // 2, 600)) <= set(found)
 
 
-def test_without_removal_the_same_requests_would_exceed_the_limit(tmp_path: Path) -> None:
+def test_requests_of_the_limit_test_would_exceed_the_limit_without_removal(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path, 100 * MIB, 1)
     for number in range(600):
         writer.append(encode_line(logged(number, 4000)))
@@ -231,7 +231,7 @@ def test_pyarrow_reads_a_segment(tmp_path: Path) -> None:
     )
 
 
-def test_answer_that_json_cannot_hold_is_refused() -> None:
+def test_encode_line_refuses_predictions_that_json_cannot_hold() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         encode_line(replace(logged(), answers=[{"value": float("nan")}]))
     assert decode_line(encode_line(logged())).num_rows == 2

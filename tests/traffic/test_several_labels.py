@@ -15,7 +15,7 @@ def item(truth: str | None) -> LoggedItem:
     )
 
 
-def test_label_sets_are_written_as_one_column_of_lists_or_a_boolean_column_per_label(
+def test_collect_writes_label_sets_as_a_list_column_or_one_boolean_column_per_label(
     tmp_path: Path,
 ) -> None:
     output = OutputContract(kind="label_probabilities", labels=["car", "dog"])

@@ -58,7 +58,7 @@ def component(bill: dict[str, Any], reference: str) -> dict[str, Any]:
     return found
 
 
-def test_the_bill_names_the_model_its_graphs_data_packages_and_their_licences(
+def test_bill_of_materials_lists_model_graphs_data_packages_and_licences(
     tmp_path: Path,
 ) -> None:
     bill, line = write_release(tmp_path, license="apache-2.0", data_license="Ours, on request")
@@ -84,7 +84,7 @@ def test_the_bill_names_the_model_its_graphs_data_packages_and_their_licences(
     assert "licences" not in line
 
 
-def test_a_licence_that_nobody_declared_is_named_as_missing(tmp_path: Path) -> None:
+def test_bill_of_materials_states_which_licences_are_undeclared(tmp_path: Path) -> None:
     bill, line = write_release(tmp_path)
     assert line.endswith("lacks licences: set export.license and export.data_license")
     for found in (bill["metadata"]["component"], component(bill, DATA)):
@@ -92,7 +92,7 @@ def test_a_licence_that_nobody_declared_is_named_as_missing(tmp_path: Path) -> N
         assert found["properties"][0]["value"].startswith("NOASSERTION: set export.")
 
 
-def test_a_package_of_another_version_than_the_installed_one_gets_no_licence(
+def test_bill_of_materials_omits_the_licence_of_a_package_in_another_version(
     tmp_path: Path,
 ) -> None:
     bundle = write_bundle(tmp_path / "bundle", versions={"onnx": "0.1", "gone": "2+cpu"})
@@ -103,7 +103,7 @@ def test_a_package_of_another_version_than_the_installed_one_gets_no_licence(
     assert not any("licenses" in one for one in packages)
 
 
-def test_equal_releases_have_equal_bills(tmp_path: Path) -> None:
+def test_equal_releases_have_equal_bills_of_materials(tmp_path: Path) -> None:
     assert write_release(tmp_path)[0] == write_release(tmp_path)[0]
 
 
@@ -111,12 +111,14 @@ def test_equal_releases_have_equal_bills(tmp_path: Path) -> None:
     ("text", "expected"),
     [("mit", "MIT"), ("mit or apache-2.0", "MIT OR Apache-2.0"), ("BSD", None), ("", None)],
 )
-def test_only_spdx_expressions_are_written_as_such(text: str, expected: str | None) -> None:
+def test_as_spdx_returns_only_valid_spdx_expressions(text: str, expected: str | None) -> None:
     assert as_spdx(text) == expected
 
 
 @pytest.mark.nightly(seconds=30)
-def test_cyclonedx_own_validator_accepts_the_bill_and_refuses_a_wrong_one(tmp_path: Path) -> None:
+def test_cyclonedx_validator_accepts_the_bill_of_materials_and_refuses_a_wrong_one(
+    tmp_path: Path,
+) -> None:
     write_release(tmp_path, license="Apache-2.0", data_license="Ours, on request")
     uv, python = str(Path(sys.executable).with_name("uv")), str(tmp_path / "validator/bin/python")
     subprocess.run([uv, "venv", "--quiet", str(tmp_path / "validator")], check=True, timeout=60)

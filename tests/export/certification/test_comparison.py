@@ -68,7 +68,7 @@ def compare_values(outputs: NDArray[np.float32], tolerance: Tolerance) -> Hop:
     return comparison.against("fp16", FP16, measured(outputs), (first, before), tolerance)
 
 
-def test_equal_answers_agree_and_every_number_is_recorded() -> None:
+def test_hop_with_equal_predictions_agrees_and_records_every_figure() -> None:
     hop = compare(right(), STRICT)
     assert (hop.status, hop.reason, hop.reference, hop.rows, hop.max_difference, hop.flipped) == (
         "agrees",
@@ -99,7 +99,7 @@ def test_a_flipped_label_makes_the_hop_differ_however_small_the_difference() -> 
     assert "1 labels flipped" in hop.reason
 
 
-def test_noise_widens_the_bound_and_allows_flips_only_between_close_classes() -> None:
+def test_measured_noise_widens_the_bound_and_allows_flips_between_close_classes_only() -> None:
     tie = np.array([[0.5001, 0.4999]], dtype=np.float32)
     comparison, before = (
         HopComparison(rows(), RESAMPLING),
@@ -161,7 +161,7 @@ def test_a_variant_within_its_budget_agrees_and_lists_its_flips() -> None:
     assert (hop.status, hop.flipped) == ("agrees", ["row4"])
 
 
-def test_a_variant_beyond_its_budget_differs_with_both_accuracies() -> None:
+def test_variant_beyond_its_budget_differs_and_the_reason_gives_both_accuracies() -> None:
     outputs = right()
     outputs[3:] = outputs[3:, ::-1]
     hop = compare(outputs, BUDGET)
@@ -193,20 +193,20 @@ def compare_flipped(
 SMALL_BUDGET = Tolerance(max_metric_loss=0.01, budget_key="verify.max_metric_loss.fp16")
 
 
-def test_one_changed_answer_in_a_small_test_split_does_not_prove_a_lower_accuracy() -> None:
+def test_one_changed_prediction_in_a_small_test_split_does_not_prove_a_loss() -> None:
     hop = compare_flipped(38, 1, SMALL_BUDGET)
     assert (hop.status, hop.flipped) == ("agrees", ["row0"])
     assert "0.02632 accuracy points lost (from 1.0000 to 0.9737)" in hop.reason
     assert "above verify.max_metric_loss.fp16 0.01, but too few rows to tell it from" in hop.reason
 
 
-def test_loss_that_other_test_rows_could_undo_does_not_refuse_a_variant() -> None:
+def test_loss_within_the_confidence_interval_does_not_refuse_a_variant() -> None:
     hop = compare_flipped(38, 3, SMALL_BUDGET)
     assert (hop.status, len(hop.flipped)) == ("agrees", 3)
     assert "0.07895 accuracy points lost" in hop.reason
 
 
-def test_a_significant_loss_counts_in_a_small_test_split() -> None:
+def test_significant_loss_in_a_small_test_split_refuses_a_variant() -> None:
     hop = compare_flipped(38, 12, SMALL_BUDGET)
     assert hop.status == "differs"
     assert (
@@ -216,12 +216,12 @@ def test_a_significant_loss_counts_in_a_small_test_split() -> None:
 
 # An interval of no width to speak of: the loss itself is judged.
 @pytest.mark.parametrize(("num_flipped", "status"), [(1, "agrees"), (2, "differs")])
-def test_a_budget_below_one_row_means_one_row(num_flipped: int, status: str) -> None:
+def test_budget_below_one_row_allows_a_loss_of_one_row(num_flipped: int, status: str) -> None:
     assert compare_flipped(38, num_flipped, SMALL_BUDGET, confidence=0.01).status == status
 
 
 @pytest.mark.parametrize(("num_flipped", "status"), [(10, "agrees"), (11, "differs")])
-def test_with_many_rows_the_budget_itself_is_the_limit(num_flipped: int, status: str) -> None:
+def test_loss_on_many_rows_is_limited_by_the_budget_itself(num_flipped: int, status: str) -> None:
     budget = replace(SMALL_BUDGET, max_metric_loss=0.0105)
     assert compare_flipped(1000, num_flipped, budget, confidence=0.01).status == status
 
@@ -243,7 +243,7 @@ def test_one_lost_row_of_a_rare_class_does_not_refuse_a_variant() -> None:
 
 
 @pytest.mark.parametrize("num_lost", [0, 1])
-def test_wrong_to_wrong_flips_are_not_excused_by_the_allowance_of_one_row(
+def test_flips_between_two_wrong_labels_count_despite_the_allowance_of_one_row(
     num_lost: int,
 ) -> None:
     targets = np.repeat(np.arange(3.0), [200, 80, 20])
@@ -271,7 +271,7 @@ def test_wrong_to_wrong_flips_are_not_excused_by_the_allowance_of_one_row(
     assert "points of macro F1 lost" in hop.reason
 
 
-def test_a_hop_within_its_budget_has_no_remark() -> None:
+def test_hop_within_its_budget_has_an_empty_reason() -> None:
     assert compare_flipped(1000, 10, SMALL_BUDGET).reason == ""
 
 
@@ -282,7 +282,7 @@ def test_a_lossy_variant_that_nothing_serves_is_uncertified_instead_of_differing
     assert compare_flipped(38, 1, unserved).status == "agrees"
 
 
-def test_a_variant_with_answers_of_another_model_differs_even_if_nothing_serves_it() -> None:
+def test_unserved_variant_with_predictions_of_another_model_still_differs() -> None:
     unserved = replace(SMALL_BUDGET, is_served=False)
     assert compare_flipped(38, 20, unserved).status == "differs"
     broken = right()
@@ -296,7 +296,7 @@ def test_a_variant_with_answers_of_another_model_differs_even_if_nothing_serves_
 
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
-def test_a_non_finite_answer_never_agrees(tolerance: Tolerance) -> None:
+def test_hop_with_a_non_finite_prediction_differs(tolerance: Tolerance) -> None:
     outputs = right()
     outputs[7, 0] = np.nan
     hop = compare(outputs, tolerance)
@@ -304,7 +304,7 @@ def test_a_non_finite_answer_never_agrees(tolerance: Tolerance) -> None:
 
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
-def test_another_execution_than_the_requested_one_never_agrees(tolerance: Tolerance) -> None:
+def test_hop_that_ran_on_another_backend_than_requested_differs(tolerance: Tolerance) -> None:
     hop = compare(right(), tolerance, FP16.model_copy(update={"precision": "fp32"}))
     assert hop.status == "differs"
     assert "precision: fp16 was requested, fp32 ran" in hop.reason
@@ -352,7 +352,7 @@ def test_graph_that_depends_on_its_batch_differs_and_the_reason_gives_the_size()
     ("tolerance", "status"),
     [(STRICT, "differs"), (Tolerance(max_difference=1e-3), "agrees"), (BUDGET, "agrees")],
 )
-def test_an_ood_score_that_changes_in_any_batch_size_makes_fp32_differ(
+def test_fp32_differs_if_an_ood_score_depends_on_the_batch_size(
     tolerance: Tolerance, status: str
 ) -> None:
     comparison, scores = HopComparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
@@ -411,7 +411,7 @@ def test_a_variant_that_flags_too_many_ordinary_rows_as_ood_differs() -> None:
 
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
-def test_a_non_finite_ood_score_never_agrees(tolerance: Tolerance) -> None:
+def test_hop_with_a_non_finite_ood_score_differs(tolerance: Tolerance) -> None:
     comparison, scores = HopComparison(rows(), RESAMPLING), np.ones(10, dtype=np.float32)
     before = replace(measured(right(), TORCH), scores=scores)
     found = replace(
@@ -431,7 +431,7 @@ class SlowRunner(NoisyRunner):
         return super().run(batch)
 
 
-def test_a_short_time_limit_leaves_at_least_one_batch() -> None:
+def test_at_least_one_batch_runs_despite_a_short_time_limit() -> None:
     images = np.zeros((12, 4, 4, 1), dtype=np.uint8)
     runs = in_small_batches(SlowRunner(0.0), images, 32, seconds=0.05)
     assert [run.batch_size for run in runs] == [1, 2, 7]
@@ -445,7 +445,7 @@ def test_a_short_time_limit_leaves_at_least_one_batch() -> None:
     ] == [1]
 
 
-def test_metric_changes_are_paired_by_row() -> None:
+def test_intervals_of_metric_changes_pair_the_rows_of_both_hops() -> None:
     outputs = right()
     outputs[4] = outputs[4][::-1]
     hop = compare(outputs, BUDGET)
@@ -457,14 +457,14 @@ def test_metric_changes_are_paired_by_row() -> None:
     assert hop.metric_changes["log_loss"].value == pytest.approx((np.log(0.75) - np.log(0.25)) / 10)
 
 
-def test_equal_answers_have_a_metric_change_of_0_without_width() -> None:
+def test_equal_predictions_have_a_metric_change_of_exactly_0() -> None:
     for change in compare(right(), BUDGET).metric_changes.values():
         assert (change.value, change.low, change.high) == (0.0, 0.0, 0.0)
     first = HopComparison(rows(), RESAMPLING).first("torch", TORCH, measured(right(), TORCH))
     assert first.metric_changes == {}
 
 
-def test_the_shortcut_for_unflipped_labels_equals_resampling() -> None:
+def test_metric_change_without_flipped_labels_equals_that_of_resampling() -> None:
     nearly = right() + np.tile(np.array([1e-3, -1e-3], dtype=np.float32), (10, 1))
     changes = compare(nearly, BUDGET).metric_changes
     for metric in ("accuracy", "f1_macro"):
@@ -488,7 +488,7 @@ def test_numeric_answers_are_compared_by_rmse_and_mean_error() -> None:
 
 
 @pytest.mark.parametrize(("num_lost", "status"), [(1, "agrees"), (12, "differs")])
-def test_losing_a_rare_class_differs_even_if_accuracy_hardly_changes(
+def test_hop_that_loses_a_rare_class_differs_even_if_accuracy_hardly_changes(
     num_lost: int, status: str
 ) -> None:
     targets = np.array([1] * 12 + [0] * 588)
@@ -520,17 +520,17 @@ def test_a_request_for_auto_accepts_any_execution() -> None:
     assert comparison.first("http", auto, measured(right())).status == "agrees"
 
 
-def test_answers_of_another_shape_differ() -> None:
+def test_hop_with_predictions_of_another_shape_differs() -> None:
     hop = compare(np.full((10, 3), 1 / 3, dtype=np.float32), BUDGET)
     assert hop.status == "differs"
     assert "shape (10, 3), expected (10, 2)" in hop.reason
 
 
-def test_logits_instead_of_probabilities_differ() -> None:
+def test_hop_that_returns_logits_instead_of_probabilities_differs() -> None:
     assert compare(right() * 10, BUDGET).status == "differs"
 
 
-def test_values_are_compared_relative_to_the_largest_answer() -> None:
+def test_numeric_predictions_are_compared_relative_to_the_largest_one() -> None:
     exact = (rows("image_regression").targets + 10)[:, None].astype(np.float32)
     assert (
         compare_values(exact + np.float32(0.005), STRICT).status == "agrees"
@@ -538,7 +538,7 @@ def test_values_are_compared_relative_to_the_largest_answer() -> None:
     assert compare_values(exact + np.float32(0.02), STRICT).status == "differs"
 
 
-def test_values_may_not_raise_the_rmse_beyond_their_budget() -> None:
+def test_hop_whose_rmse_grows_beyond_the_budget_differs() -> None:
     targets = rows("image_regression").targets[:, None]
     assert compare_values((targets + 10.9).astype(np.float32), BUDGET).status == "agrees"
     hop = compare_values((targets + 11.1).astype(np.float32), BUDGET)
@@ -552,13 +552,13 @@ def test_a_hop_that_was_not_executed_has_no_numbers_and_does_not_agree() -> None
     assert failed("http", FP16, "gone").status == "differs"
 
 
-def test_columns_are_reordered_by_name_to_the_networks_order() -> None:
+def test_columns_of_probabilities_are_reordered_to_the_networks_classes() -> None:
     outputs = np.array([[0.1, 0.9]], dtype=np.float32)
     assert in_order_of(["a", "b"], ["b", "a"], outputs).tolist() == outputs[:, ::-1].tolist()
     assert in_order_of(["a", "b"], ["a", "b"], outputs).tolist() == outputs.tolist()
 
 
 @pytest.mark.parametrize("labels", [["a", "c"], ["a", "b", "c"]])
-def test_labels_that_are_not_the_networks_classes_are_refused(labels: list[str]) -> None:
+def test_graph_with_other_labels_than_the_networks_classes_is_refused(labels: list[str]) -> None:
     with pytest.raises(BundleError, match="expected the network's classes"):
         in_order_of(["a", "b"], labels, np.zeros((1, len(labels)), dtype=np.float32))

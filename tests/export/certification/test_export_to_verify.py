@@ -241,7 +241,7 @@ def test_without_a_gpu_a_required_engine_fails_the_stage(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_GPU is not None, reason=str(NO_GPU))
-def test_the_engine_agrees_on_a_gpu(project: Path) -> None:
+def test_tensorrt_engine_agrees_with_the_network_on_a_gpu(project: Path) -> None:
     for stage in ("export", "compile", "verify"):
         result = run_stage(project, stage)
         assert result.returncode == 0, result.stderr

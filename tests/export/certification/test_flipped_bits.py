@@ -131,7 +131,7 @@ def test_an_altered_variant_is_refused_even_if_another_one_runs(sealed: Path) ->
         ("}", "} "),
     ],
 )
-def test_a_reformatted_certificate_of_equal_json_is_refused(
+def test_certificate_reformatted_without_changing_its_json_is_refused(
     sealed: Path, written: str, altered: str
 ) -> None:
     path = sealed / "certificate.json"

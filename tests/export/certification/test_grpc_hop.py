@@ -110,7 +110,7 @@ def rows(*contents: dict[str, Any]) -> list[RowPayload]:
     ]
 
 
-def test_rows_of_a_numeric_target_have_their_value_and_their_ood_score(tmp_path: Path) -> None:
+def test_grpc_client_returns_value_and_ood_score_for_a_numeric_target(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path, labels=[], contract=MIXED)
     with serving(bundle, values) as (client, asked):
         (payload,) = rows({"x": 3.0, "flag": True, "city": "Köln"})
@@ -118,7 +118,9 @@ def test_rows_of_a_numeric_target_have_their_value_and_their_ood_score(tmp_path:
     assert asked == [{"x": 1, "flag": 1, "city": 1}]
 
 
-def test_rows_without_a_boolean_are_sent_apart_and_come_back_in_order(tmp_path: Path) -> None:
+def test_grpc_client_sends_rows_without_a_boolean_separately_and_keeps_the_order(
+    tmp_path: Path,
+) -> None:
     bundle = write_small_bundle(tmp_path, labels=[], contract=MIXED)
     with serving(bundle, values) as (client, asked):
         group = rows(
@@ -130,7 +132,9 @@ def test_rows_without_a_boolean_are_sent_apart_and_come_back_in_order(tmp_path: 
     assert asked == [{"x": 2, "flag": 2, "city": 2}, {"x": 1, "city": 1}]
 
 
-def test_labels_probabilities_and_sets_have_to_go_together(tmp_path: Path) -> None:
+def test_grpc_client_refuses_predictions_whose_label_and_probabilities_differ(
+    tmp_path: Path,
+) -> None:
     bundle = write_small_bundle(tmp_path, contract=MIXED)
     (payload,) = rows({"x": 1.0, "flag": True, "city": "Bonn"})
     with serving(bundle, probabilities) as (client, _):
@@ -150,7 +154,7 @@ def test_labels_probabilities_and_sets_have_to_go_together(tmp_path: Path) -> No
         client.predict(payload)
 
 
-def test_another_model_and_a_service_that_is_gone_are_refused(tmp_path: Path) -> None:
+def test_grpc_client_refuses_another_model_and_an_unreachable_service(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path, labels=[], contract=MIXED)
     (payload,) = rows({"x": 1.0, "flag": True, "city": "Bonn"})
     with (
@@ -165,7 +169,7 @@ def test_another_model_and_a_service_that_is_gone_are_refused(tmp_path: Path) ->
         client.predict(payload)
 
 
-def test_the_reason_for_no_grpc_names_what_is_missing_and_how_to_install_it() -> None:
+def test_why_no_grpc_names_the_missing_package_and_its_installation() -> None:
     assert why_no_grpc() is None
     reason = why_no_grpc((*grpc_hop.PACKAGES, "no_such_package"))
     assert reason is not None

@@ -115,7 +115,7 @@ def payloads(order: list[int] | None = None) -> Iterator[RowPayload]:
     )
 
 
-def test_answers_are_stored_in_their_rows_for_any_order_of_the_data(tmp_path: Path) -> None:
+def test_http_client_assigns_predictions_to_rows_for_any_order_of_raw_data(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     with service(bundle) as client:
         single, _ = client.measure(
@@ -129,7 +129,9 @@ def test_answers_are_stored_in_their_rows_for_any_order_of_the_data(tmp_path: Pa
     assert single.rows_per_second > 0
 
 
-def test_the_sets_of_a_pruned_variant_are_judged_by_its_own_calibration(tmp_path: Path) -> None:
+def test_prediction_sets_of_a_pruned_variant_are_checked_by_its_own_calibration(
+    tmp_path: Path,
+) -> None:
     """Control: a client that has not read `/model` yet uses the calibration of the bundle."""
     plain = write_small_bundle(tmp_path)
     wide = CALIBRATION.model_copy(
@@ -188,7 +190,7 @@ def test_the_client_reads_requested_and_actual_execution_from_the_service(tmp_pa
         (lambda answer: b"<html>", "expected JSON"),
     ],
 )
-def test_error_gives_the_row_of_an_answer_of_another_form_or_model(
+def test_error_names_the_row_whose_response_is_malformed_or_of_another_model(
     tmp_path: Path, change: Change, message: str
 ) -> None:
     row = RowPayload(0, "the-row", PAYLOADS[0], "image/png")
@@ -198,7 +200,7 @@ def test_error_gives_the_row_of_an_answer_of_another_form_or_model(
     assert "the-row" in str(caught.value)
 
 
-def test_an_error_status_is_refused_with_the_services_message(tmp_path: Path) -> None:
+def test_error_response_of_the_service_is_reported_with_its_message(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     with (
         service(bundle, lambda _: {"error": "too large"}, status=413) as client,
@@ -265,7 +267,7 @@ def test_a_test_row_missing_in_the_raw_data_is_refused() -> None:
         list(original_payloads(present, packed_rows()))
 
 
-def test_a_sample_that_moved_in_the_raw_data_is_refused() -> None:
+def test_packed_row_at_another_place_in_the_raw_data_is_refused() -> None:
     moved = [sample(0, PAYLOADS[0])._replace(source="elsewhere")]
     with pytest.raises(IntegrityError, match="elsewhere changed"):
         list(original_payloads(moved, packed_rows()))
@@ -314,7 +316,7 @@ def table_rows() -> TestRows:
 
 
 @pytest.mark.process
-def test_table_rows_are_sent_singly_and_grouped_with_answers_in_their_rows(
+def test_table_rows_are_sent_singly_and_in_groups_and_predictions_keep_their_rows(
     tmp_path: Path,
 ) -> None:
     asked: list[int] = []
@@ -393,6 +395,6 @@ def test_changed_repeated_and_missing_raw_rows_are_refused() -> None:
             list(row_payloads(raw, table_rows()))
 
 
-def test_a_number_beyond_json_is_never_sent() -> None:
+def test_payload_with_a_number_that_json_cannot_represent_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         list(row_payloads([("0", "id0", {"x": float("nan")})], table_rows()))

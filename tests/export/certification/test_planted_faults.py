@@ -302,7 +302,7 @@ def test_an_overflowed_fp16_graph_differs_and_fp32_agrees(
     assert hop.worst_row
 
 
-def test_a_stale_engine_with_a_fitting_manifest_differs_by_its_answers(
+def test_stale_engine_with_a_matching_manifest_differs_by_its_predictions(
     classifier: Project, tmp_path: Path, export_params: Params
 ) -> None:
     """The manifest fits, but the plan has other weights of the same architecture."""

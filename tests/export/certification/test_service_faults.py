@@ -119,7 +119,9 @@ def assert_guilty(name: str, hops: list[Hop], bundle: LoadedBundle) -> None:
         )
 
 
-def test_an_unchanged_copy_of_the_service_agrees(tmp_path: Path, export_params: Params) -> None:
+def test_hop_of_an_unchanged_copy_of_the_service_agrees(
+    tmp_path: Path, export_params: Params
+) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     code = copy_of_the_service(
         tmp_path / "code",
@@ -134,7 +136,7 @@ def test_an_unchanged_copy_of_the_service_agrees(tmp_path: Path, export_params: 
     ]
 
 
-def test_the_grpc_hop_finds_a_fault_in_the_conversion_of_tensors(
+def test_grpc_hop_differs_if_the_service_converts_tensors_wrongly(
     tmp_path: Path, export_params: Params
 ) -> None:
     bundle = write_bundle(tmp_path / "bundle")
@@ -164,7 +166,7 @@ def test_the_grpc_hop_finds_a_fault_in_the_conversion_of_tensors(
     ],
     ids=["swapped channels", "another filter"],
 )
-def test_the_http_hop_finds_a_fault_in_the_services_decoding(
+def test_http_hop_differs_if_the_service_decodes_images_wrongly(
     tmp_path: Path, export_params: Params, written: str, planted: str
 ) -> None:
     bundle = write_bundle(tmp_path / "bundle")
@@ -183,7 +185,7 @@ def test_the_http_hop_finds_a_fault_in_the_services_decoding(
     ],
     ids=["wrong category code", "wrong scaling", "wrong imputation"],
 )
-def test_the_http_hop_finds_a_fault_in_the_services_columns(
+def test_http_hop_differs_if_the_service_encodes_columns_wrongly(
     tmp_path: Path, export_params: Params, column: str, change: dict[str, Any]
 ) -> None:
     columns = [

@@ -176,7 +176,7 @@ def make_book(
     return book
 
 
-def test_a_service_that_answers_like_its_runtime_agrees(
+def test_service_hop_agrees_if_the_service_predicts_as_its_runtime_does(
     tmp_path: Path, export_params: Params
 ) -> None:
     hop = run_hop(tmp_path, export_params, outputs())
@@ -190,7 +190,7 @@ def test_a_service_that_answers_like_its_runtime_agrees(
     assert hop.actual == FP32.model_copy(update={"backend": "http"})
 
 
-def test_service_that_resizes_differently_is_detected_with_the_worst_row(
+def test_service_hop_differs_if_the_service_resizes_differently_and_names_the_worst_row(
     tmp_path: Path, export_params: Params
 ) -> None:
     answers = outputs()
@@ -199,19 +199,23 @@ def test_service_that_resizes_differently_is_detected_with_the_worst_row(
     assert (hop.name, hop.status, hop.worst_row) == ("http", "differs", comparison().rows.ids[5])
 
 
-def test_a_service_with_another_ood_score_differs(tmp_path: Path, export_params: Params) -> None:
+def test_service_hop_differs_if_the_service_returns_other_ood_scores(
+    tmp_path: Path, export_params: Params
+) -> None:
     hop = run_hop(tmp_path, export_params, outputs(), score=0.5001)
     assert hop.status == "differs"
     assert "the largest difference of an OOD score is 0.0001, expected at most 1e-05" in hop.reason
 
 
-def test_a_service_that_mixes_up_two_callers_differs(tmp_path: Path, export_params: Params) -> None:
+def test_service_hop_differs_if_the_service_swaps_the_predictions_of_two_callers(
+    tmp_path: Path, export_params: Params
+) -> None:
     answers = outputs()
     answers[[2, 3]] = answers[[3, 2]]
     assert run_hop(tmp_path, export_params, answers).status == "differs"
 
 
-def test_a_service_whose_execution_no_hop_certified_differs(
+def test_service_hop_differs_if_no_hop_certified_the_services_execution(
     tmp_path: Path, export_params: Params
 ) -> None:
     unproven = FP32.model_copy(update={"provider": "cuda"})
@@ -220,7 +224,7 @@ def test_a_service_whose_execution_no_hop_certified_differs(
     assert "runs onnxruntime/cuda/fp32, which is not among the executed hops" in hop.reason
 
 
-def test_a_service_that_does_not_start_differs_with_its_last_output(
+def test_service_hop_differs_if_the_service_does_not_start_and_quotes_its_last_output(
     tmp_path: Path, export_params: Params
 ) -> None:
     hop = run_hop(
@@ -233,14 +237,14 @@ def test_a_service_that_does_not_start_differs_with_its_last_output(
     assert "no model here" in hop.reason
 
 
-def test_equal_answers_to_single_and_grouped_rows_agree(
+def test_service_hop_agrees_if_single_and_grouped_rows_get_equal_predictions(
     tmp_path: Path, export_params: Params
 ) -> None:
     hop = run_table_hop(tmp_path, export_params, outputs(), outputs())
     assert (hop.status, hop.rows, hop.max_difference) == ("agrees", len(ROWS), 0.0)
 
 
-def test_reason_reports_rows_mixed_up_only_in_grouped_requests(
+def test_service_hop_reports_rows_swapped_only_in_grouped_requests(
     tmp_path: Path, export_params: Params
 ) -> None:
     mixed = outputs()
@@ -250,7 +254,9 @@ def test_reason_reports_rows_mixed_up_only_in_grouped_requests(
     assert hop.reason.startswith("several rows in one request: the largest difference")
 
 
-def test_rows_wrong_only_in_single_requests_differ(tmp_path: Path, export_params: Params) -> None:
+def test_service_hop_differs_if_only_single_requests_get_wrong_predictions(
+    tmp_path: Path, export_params: Params
+) -> None:
     hop = run_table_hop(tmp_path, export_params, outputs()[::-1], outputs())
     assert (hop.status, hop.reason.startswith("several")) == ("differs", False)
 
@@ -267,7 +273,7 @@ def test_the_http_hop_records_the_larger_difference_of_single_and_grouped_reques
         assert 5e-8 < hop.max_difference < 2e-7
 
 
-def test_the_service_is_not_started_after_an_earlier_fault() -> None:
+def test_service_is_not_started_if_an_earlier_hop_differs() -> None:
     hops = not_tried(failed("onnxruntime/cpu/fp32", FP32, "wrong"))
     assert [(hop.name, hop.status) for hop in hops] == [
         ("http", "not_executed"),

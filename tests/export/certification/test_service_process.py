@@ -54,7 +54,7 @@ def is_running(pid: int) -> bool:
     return b"State:\tZ" not in Path(f"/proc/{pid}/status").read_bytes()
 
 
-def test_the_service_runs_inside_the_block_only(tmp_path: Path) -> None:
+def test_running_service_stops_the_service_at_the_end_of_its_block(tmp_path: Path) -> None:
     with running_service(command(tmp_path), {}, tmp_path / "log") as url:
         pid = int(plain_http.get(f"{url}/pid").text.split()[0])
         assert is_running(pid)
@@ -119,7 +119,7 @@ def test_a_service_that_ignores_sigterm_is_killed(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux-only")
-def test_process_ends_at_once_if_its_parent_died_before_end_with(root: Path) -> None:
+def test_end_with_ends_the_process_at_once_if_the_parent_is_already_dead(root: Path) -> None:
     gone, zombie = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
     gone.wait()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # it ended, and stays in the table

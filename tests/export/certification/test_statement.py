@@ -39,7 +39,7 @@ def _released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / RELEASED
 
 
-def test_the_statement_names_every_file_gate_and_hop(released: Path) -> None:
+def test_in_toto_statement_lists_every_file_gate_and_hop(released: Path) -> None:
     statement = json.loads((released / STATEMENT).read_bytes())
     subject = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
     assert subject == {
@@ -57,7 +57,7 @@ def test_the_statement_names_every_file_gate_and_hop(released: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "result"), [(0.9, "PASSED"), (0.7, "FAILED"), (None, "WARNED")])
-def test_the_result_of_the_statement_is_the_verdict_of_the_gates(
+def test_result_of_the_in_toto_statement_is_the_verdict_of_the_gates(
     tmp_path: Path, value: float | None, result: str
 ) -> None:
     bundle = write_bundle(tmp_path / "bundle")
@@ -67,7 +67,7 @@ def test_the_result_of_the_statement_is_the_verdict_of_the_gates(
 
 
 @pytest.mark.nightly(seconds=20)
-def test_in_totos_own_reader_accepts_the_statement(released: Path, tmp_path: Path) -> None:
+def test_reference_reader_of_in_toto_accepts_the_statement(released: Path, tmp_path: Path) -> None:
     uv, python = str(Path(sys.executable).with_name("uv")), str(tmp_path / "reader/bin/python")
     subprocess.run([uv, "venv", "--quiet", str(tmp_path / "reader")], check=True, timeout=60)
     install = [uv, "pip", "install", "--quiet", "--python", python, "in-toto-attestation==0.9.3"]

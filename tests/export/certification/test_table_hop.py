@@ -98,7 +98,7 @@ def run_hops(
     return [hop for hop, _ in found]
 
 
-def test_the_service_answers_raw_rows_as_the_runtime_answers_encoded_ones(
+def test_service_predicts_raw_rows_as_the_runtime_predicts_encoded_rows(
     folder: Path, table_params: Params
 ) -> None:
     hops = run_hops(folder, table_params, write_bundle(folder / "bundle", row_classifier()))
@@ -108,7 +108,7 @@ def test_the_service_answers_raw_rows_as_the_runtime_answers_encoded_ones(
     ]
 
 
-def test_the_http_hop_finds_a_row_that_was_encoded_differently(
+def test_http_hop_differs_if_a_row_is_encoded_differently_in_the_service(
     folder: Path, table_params: Params
 ) -> None:
     bundle = write_bundle(folder / "bundle", row_classifier())

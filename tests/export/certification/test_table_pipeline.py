@@ -102,7 +102,7 @@ def run_stage(folder: Path, stage: str) -> str:
 @pytest.mark.parametrize(
     "task", ["table_regression", pytest.param("table_classification", marks=pytest.mark.nightly)]
 )
-def test_every_backend_agrees_for_a_table_from_packed_rows_on(
+def test_every_backend_agrees_with_the_network_on_packed_table_rows(
     tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = params_for(task)
@@ -194,7 +194,7 @@ def answers(graph: bytes, rows: NDArray[Any]) -> Answers:
     )
 
 
-def test_the_table_graph_answers_as_the_network_at_every_batch_size(
+def test_table_graph_predicts_as_the_network_at_every_batch_size(
     exported: tuple[Trained, ExportRows, bytes],
 ) -> None:
     trained, rows, graph = exported
@@ -224,7 +224,7 @@ def _never_the_same() -> Any:
 
 
 @pytest.mark.parametrize("variant", ["fp16", "int8", "int8_dynamic", "int8_tensorrt"])
-def test_every_variant_of_a_table_network_answers_as_fp32_does(
+def test_every_variant_of_a_table_network_predicts_as_fp32_does(
     exported: tuple[Trained, ExportRows, bytes], variant: str, tmp_path: Path
 ) -> None:
     trained, rows, graph = exported
@@ -242,7 +242,7 @@ def test_every_variant_of_a_table_network_answers_as_fp32_does(
     assert all(np.isfinite(numbers).all() for numbers in answers(smaller, outliers))
 
 
-def test_bin_positions_and_the_targets_unit_stay_in_fp32(
+def test_fp16_graph_of_a_table_keeps_bin_positions_and_target_scaling_in_fp32(
     exported: tuple[Trained, ExportRows, bytes],
 ) -> None:
     _, rows, graph = exported
@@ -268,7 +268,7 @@ def test_a_graph_without_layers_is_converted_to_fp16_completely() -> None:
     assert kept_in_fp32(onnx.helper.make_graph([node], "relu", [], [])) == set()
 
 
-def test_category_codes_beyond_the_exact_integers_of_fp16_stay_distinct() -> None:
+def test_category_codes_above_2048_that_fp16_cannot_represent_stay_distinct() -> None:
     contract = fit_contract({"place": [f"place {index:04d}" for index in range(3000)]})
     encoding = RowEncoding(contract, 8)
     codes = torch.tensor([[2049.0], [2050.0], [3000.0]])

@@ -89,7 +89,7 @@ def test_every_executed_backend_of_a_timm_network_agrees_with_torch(
     assert make_certificate(exported.bundle, hops, {}, [], draft=True).status == "draft"
 
 
-def test_dynamic_int8_accepts_a_graph_with_the_exporters_shapes(
+def test_dynamic_int8_quantizes_a_graph_with_shapes_from_the_exporter(
     exported: Exported, tmp_path: Path
 ) -> None:
     """The exporter records shapes of weights that fusion changes later."""

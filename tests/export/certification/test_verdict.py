@@ -57,7 +57,9 @@ def test_agreeing_hops_are_certified_and_the_service_accepts_the_certificate(
 
 
 @pytest.mark.parametrize("name", ["torch", "onnxruntime/cpu/fp32", "http"])
-def test_without_a_required_hop_nothing_is_certified(tmp_path: Path, name: str) -> None:
+def test_certificate_is_refused_if_a_required_hop_was_not_executed(
+    tmp_path: Path, name: str
+) -> None:
     bundle = write_small_bundle(tmp_path)
     absent = [hop for hop in all_hops() if hop.name != name]
     skipped = [*absent, not_executed(name, EXECUTION, "not here")]
@@ -71,7 +73,7 @@ def test_without_a_required_hop_nothing_is_certified(tmp_path: Path, name: str) 
             raise_if_refused(certificate, tmp_path)
 
 
-def test_certificate_is_refused_and_the_error_gives_the_differing_hop_and_worst_row(
+def test_error_for_a_refused_certificate_names_the_differing_hop_and_its_worst_row(
     tmp_path: Path,
 ) -> None:
     bundle = write_small_bundle(tmp_path)
@@ -95,7 +97,7 @@ def uncertified(name: str, execution: Execution) -> Hop:
     )
 
 
-def test_a_variant_that_nothing_serves_here_does_not_refuse_the_others(tmp_path: Path) -> None:
+def test_unserved_uncertified_variant_does_not_refuse_the_certificate(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     lost = uncertified("onnxruntime/cpu/fp16", EXECUTION.model_copy(update={"variant": "fp16"}))
     certificate = make_certificate(bundle, [*all_hops(), lost], {}, [], draft=False)
@@ -184,7 +186,7 @@ def test_a_certificate_of_another_bundle_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_metrics_have_numbers_for_each_executed_hop_and_no_empty_values(tmp_path: Path) -> None:
+def test_metrics_of_verify_have_figures_for_each_executed_hop_and_no_nulls(tmp_path: Path) -> None:
     certificate = make_certificate(
         write_small_bundle(tmp_path), [*all_hops(), GPU_HOP], {}, [], draft=False
     )
@@ -209,7 +211,7 @@ def test_console_table_lists_every_hop_and_each_reason_for_skipping_once(tmp_pat
     assert max(map(len, table)) <= 100
 
 
-def test_the_console_table_shows_the_requested_and_the_actual_execution_if_they_differ(
+def test_console_table_shows_requested_and_actual_execution_if_they_differ(
     tmp_path: Path,
 ) -> None:
     moved = agreeing("onnxruntime/cpu/fp16").model_copy(

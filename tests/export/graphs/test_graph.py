@@ -110,14 +110,14 @@ def test_a_graph_with_another_normalisation_is_refused_with_the_batch_size(graph
         prove_parity(tiny(mean=120.0), graph, pictures(), batch_sizes=[7], max_difference=1e-5)
 
 
-def test_a_network_that_answers_nan_is_refused(graph: bytes) -> None:
+def test_export_refuses_a_network_that_returns_nan(graph: bytes) -> None:
     with pytest.raises(ParityError, match="differ by nan"):
         prove_parity(
             tiny(mean=float("nan")), graph, pictures(), batch_sizes=[2], max_difference=1e-5
         )
 
 
-def test_a_network_that_is_not_one_graph_is_refused() -> None:
+def test_export_refuses_a_network_that_cannot_be_traced_as_one_graph() -> None:
     with pytest.raises(
         BundleError, match="torch cannot export this network for batches of 1 to 16"
     ):
@@ -140,7 +140,7 @@ def test_export_refuses_a_network_that_fails_on_a_batch_and_gives_its_size() -> 
 @pytest.mark.parametrize(
     ("max_batch_size", "output"), [(1, PROBABILITIES), (2, PROBABILITIES), (2, VALUE)]
 )
-def test_the_smallest_values_of_max_batch_size_export(
+def test_export_works_for_the_smallest_values_of_max_batch_size(
     max_batch_size: int, output: OutputContract
 ) -> None:
     network = tiny(
@@ -174,7 +174,7 @@ def test_a_repeated_export_has_equal_bytes_without_traces_of_the_machine(
     assert b"test_graph.py" not in graph
 
 
-def test_a_graph_states_its_variant_task_and_labels(graph: bytes) -> None:
+def test_graph_metadata_contains_variant_task_and_labels(graph: bytes) -> None:
     described = describe_graph(
         graph,
         variant="fp32",
@@ -192,7 +192,7 @@ def test_a_graph_states_its_variant_task_and_labels(graph: bytes) -> None:
     open_onnx(described, variant="fp32", precision="fp32", provider="cpu", num_threads=1)
 
 
-def test_only_a_graph_of_the_declared_signature_passes(graph: bytes) -> None:
+def test_check_graph_refuses_a_graph_of_another_signature_than_declared(graph: bytes) -> None:
     check_graph(graph, CONTRACT, PROBABILITIES)
     for contract, output in [
         (CONTRACT.model_copy(update={"channels": 1}), PROBABILITIES),

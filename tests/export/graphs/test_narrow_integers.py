@@ -89,7 +89,7 @@ def test_remainders_are_exact_and_no_number_needs_more_than_32_bits(
     assert found[-1].tolist() == expected
 
 
-def test_a_graph_that_is_not_narrowed_has_numbers_beyond_32_bits() -> None:
+def test_graph_of_hashed_ngrams_needs_more_than_32_bits_before_narrowing() -> None:
     wide = onnx.load_model_from_string(hashes(FACTORS[0], MERSENNE, 4097))
     assert max(int(np.abs(one).max()) for one in numbers_of(wide)) > 2**50
 

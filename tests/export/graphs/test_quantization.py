@@ -112,7 +112,7 @@ def off(model: bytes, reference: bytes) -> float:
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.02), (7, 0.04)])  # half the steps
-def test_answers_of_a_dynamic_graph_do_not_depend_on_other_rows_of_the_batch(
+def test_predictions_of_a_dynamic_graph_do_not_depend_on_other_rows_of_the_batch(
     tmp_path: Path, bits: int, most: float
 ) -> None:
     fp32 = mlp()
@@ -142,7 +142,7 @@ def test_each_position_of_a_sequence_has_its_own_range_in_a_dynamic_graph(tmp_pa
     assert np.abs(answers(dynamic_graph(fp32, tmp_path), rows) - exact).max() < 0.05 * exact.max()
 
 
-def test_answers_of_onnxruntimes_own_dynamic_graph_depend_on_other_rows(
+def test_predictions_of_onnx_runtimes_own_dynamic_graph_depend_on_other_rows(
     tmp_path: Path,
 ) -> None:
     from onnxruntime.quantization import quantize_dynamic
@@ -183,9 +183,7 @@ def test_dynamic_int8_is_left_out_for_a_convolutional_network(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT])
-def test_each_calibrator_makes_a_graph_that_answers_as_fp32_does(
-    tmp_path: Path, scheme: Any
-) -> None:
+def test_graph_of_each_calibrator_predicts_as_fp32_does(tmp_path: Path, scheme: Any) -> None:
     fp32 = mlp()
     quantizer = StaticQuantizer(fp32, ROWS, tmp_path, scheme)
     graphs = {
@@ -287,7 +285,7 @@ def test_layers_with_a_shared_weight_load_on_a_runtime_with_uint8_weights(
         assert np.abs(found - exact).max() < 0.05 * exact.max()
 
 
-def test_the_search_stops_at_the_first_attempt_within_the_budget(tmp_path: Path) -> None:
+def test_int8_search_stops_at_the_first_attempt_within_the_budget(tmp_path: Path) -> None:
     fp32 = mlp()
     model, attempts = search(
         StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: off(model, fp32), 0.1
@@ -297,7 +295,7 @@ def test_the_search_stops_at_the_first_attempt_within_the_budget(tmp_path: Path)
 
 
 @pytest.mark.parametrize("bits", [7, 8])
-def test_the_search_tries_other_ranges_and_then_keeps_sensitive_layers_in_fp32(
+def test_int8_search_tries_other_ranges_then_leaves_sensitive_layers_in_fp32(
     tmp_path: Path, bits: int
 ) -> None:
     budget = 0.1  # over networks the first three lose 0.5 to 0.9, the fourth 0.02 to 0.04
@@ -316,7 +314,7 @@ def test_the_search_tries_other_ranges_and_then_keeps_sensitive_layers_in_fp32(
     )
 
 
-def test_a_search_without_time_takes_its_only_attempt(tmp_path: Path) -> None:
+def test_int8_search_without_time_returns_its_first_attempt(tmp_path: Path) -> None:
     fp32 = mlp()
     _, attempts = search(
         StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: 1.0, 0.0, limit_s=0.0

@@ -104,7 +104,7 @@ def test_an_encoder_is_exported_for_every_length_and_precision(tmp_path: Path, f
     check_every_precision(spec_of("encoder", arguments), tmp_path)
 
 
-def test_an_average_of_two_networks_of_ngrams_is_one_graph_from_the_text_on() -> None:
+def test_average_of_two_ngram_networks_is_exported_as_one_graph_of_text_inputs() -> None:
     contract = CONTRACT.model_copy(update={"tokenizer": None, "max_tokens": None})
     arguments = {
         "buckets": 512,

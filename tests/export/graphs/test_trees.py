@@ -127,7 +127,7 @@ def rows_on_thresholds(text: str, seed: int) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("num_sums", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_on_every_threshold_reach_the_leaves_that_lightgbm_finds(
+def test_rows_on_tree_thresholds_reach_the_same_leaves_in_onnx_as_in_lightgbm(
     num_sums: int, seed: int
 ) -> None:
     booster = boosted(num_sums, seed)
@@ -139,7 +139,7 @@ def test_rows_on_every_threshold_reach_the_leaves_that_lightgbm_finds(
         assert np.abs(run(graph, inputs) - expected).max() < 2e-6 * max(1, np.abs(expected).max())
 
 
-def test_the_nearest_float32_would_move_rows_to_another_leaf() -> None:
+def test_rounding_tree_thresholds_to_nearest_would_move_rows_to_another_leaf() -> None:
     booster = boosted(1, 0)
     text = stored_text(booster.model_to_string())
     inputs = rows_on_thresholds(text, 0)
@@ -160,7 +160,7 @@ def test_a_threshold_is_rounded_to_the_largest_float32_below_it() -> None:
     assert (np.nextafter(found, np.float32(np.inf)).astype(np.float64) > exact).all()
 
 
-def test_a_tree_of_one_leaf_adds_its_value() -> None:
+def test_tree_of_one_leaf_adds_its_value_to_every_row() -> None:
     inputs = rows(50, 0)
     data = lightgbm.Dataset(inputs, np.full(50, 3.5))
     booster = lightgbm.train(SETTINGS | {"objective": "regression"}, data, num_boost_round=2)
@@ -192,9 +192,7 @@ def calibrated(found: Fitted, network: Network | None = None) -> CalibratedNetwo
 
 @pytest.mark.process
 @pytest.mark.parametrize("task", ["table_regression", "table_classification"])
-def test_one_graph_has_the_trees_the_temperature_and_the_ood_score(
-    tmp_path: Path, task: str
-) -> None:
+def test_graph_of_trees_includes_temperature_and_ood_score(tmp_path: Path, task: str) -> None:
     found = fitted(packed(tmp_path, task))
     network, spec = calibrated(found), found.network.spec
     kind = "probabilities" if spec.classes else "value"
@@ -209,7 +207,7 @@ def test_one_graph_has_the_trees_the_temperature_and_the_ood_score(
 
 
 @pytest.mark.process
-def test_one_graph_has_the_trees_and_the_networks_of_an_ensemble(tmp_path: Path) -> None:
+def test_graph_of_an_ensemble_includes_its_trees_and_its_networks(tmp_path: Path) -> None:
     first, second = (fitted(packed(tmp_path / str(seed)), seed=seed) for seed in (7, 8))
     spec = first.network.spec
     torch.manual_seed(0)

@@ -147,7 +147,7 @@ def test_larger_stored_training_images_are_resized_for_quantization(
     assert rows[0, 0, 0, 0] < rows[0, 0, 1, 0]
 
 
-def test_too_many_requested_quantization_samples_take_all_rows(tmp_path: Path) -> None:
+def test_quantization_samples_are_all_rows_if_more_are_requested(tmp_path: Path) -> None:
     assert len(chosen(store(tmp_path, {"train": split(10)}), num_rows=512)) == 10
 
 
@@ -156,7 +156,7 @@ def test_the_largest_activation_of_every_tensor_is_measured() -> None:
     assert (found["pixels"], found["large"], found["small"]) == (200.0, 600.0, 200.0)
 
 
-def test_error_gives_the_layer_that_overflows_fp16() -> None:
+def test_error_names_the_layer_that_overflows_fp16() -> None:
     fp16_graph(scaled_graph(256.0), pixels(255))  # 65280 still fits
     with pytest.raises(
         ParityError, match=r"fp16 holds numbers up to 65504, but large reaches 6\.55e\+04"
@@ -164,7 +164,7 @@ def test_error_gives_the_layer_that_overflows_fp16() -> None:
         fp16_graph(scaled_graph(257.0), pixels(255))
 
 
-def test_error_gives_the_weight_that_overflows_fp16() -> None:
+def test_error_names_the_weight_that_overflows_fp16() -> None:
     with pytest.raises(ParityError, match=r"weight reaches 7e\+04"):
         fp16_graph(scaled_graph(70_000.0), pixels(0))
 

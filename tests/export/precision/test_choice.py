@@ -51,7 +51,7 @@ def verdicts(prefer: str = "fastest", **others: VariantFigures) -> tuple[str, di
     return choice.variant, {variant: found.verdict for variant, found in choice.figures.items()}
 
 
-def test_the_fastest_within_the_budget_is_chosen() -> None:
+def test_goal_fastest_chooses_the_fastest_variant_within_the_budget() -> None:
     assert verdicts(int8=figures(throughput=2.0), int8_dynamic=figures(throughput=1.5)) == (
         "int8",
         {"fp32": "the reference", "int8": "chosen", "int8_dynamic": "fits, but int8 is faster"},
@@ -93,7 +93,7 @@ def test_an_unfit_variant_is_not_chosen_and_the_reason_is_recorded(
     assert verdicts(prefer, int8=figures())[0] == "int8"
 
 
-def test_a_variant_counts_as_faster_only_if_the_rounds_show_it() -> None:
+def test_variant_counts_as_faster_only_if_the_interval_of_its_speedup_is_above_1() -> None:
     chosen, verdict = verdicts(int8=figures(throughput=1.05))
     assert chosen == "fp32"
     assert (
@@ -109,7 +109,7 @@ def test_a_variant_for_another_provider_is_measured_but_not_chosen() -> None:
     assert verdicts(fp16=figures(throughput=9.0))[1]["fp16"] == "not meant for cpu"
 
 
-def test_a_loss_of_exactly_the_budget_is_allowed() -> None:
+def test_variant_with_a_loss_equal_to_the_budget_may_be_chosen() -> None:
     assert verdicts(int8=figures(loss=0.98 - 0.975))[0] == "int8"  # above 0.005 in binary
 
 

@@ -136,7 +136,7 @@ def test_rows_are_flagged_as_ood_by_the_variants_own_threshold() -> None:
     assert figures["int8"].score_rank is None  # all equal
 
 
-def test_an_answer_that_depends_on_its_batch_is_detected() -> None:
+def test_leaderboard_detects_predictions_that_depend_on_their_batch() -> None:
     lines = measured(PlantedRunner(per_neighbour=0.001), fp32=PlantedRunner(delay_s=0.02))
     assert verdict(lines)[1].startswith(
         "an answer depends on the other rows of its batch, by up to 0.0"
@@ -179,7 +179,7 @@ def test_rounding_of_large_values_does_not_count_as_batch_dependence(
     assert (found.batch_dependence > MAX_BATCH_DEPENDENCE) == depends
 
 
-def test_a_variant_that_lost_its_labels_is_refused() -> None:
+def test_leaderboard_refuses_a_variant_that_predicts_other_labels() -> None:
     with pytest.raises(ParityError, match=r"int8 graph keeps 0\.0% of fp32's labels"):
         measured(PlantedRunner(num_wrong=NUM_ROWS))
 

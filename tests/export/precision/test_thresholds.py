@@ -21,7 +21,9 @@ def asked(project: Project, ood_fraction: float) -> Calibration:
     return found.model_copy(update={"ood": found.ood.model_copy(update={"fraction": ood_fraction})})
 
 
-def test_thresholds_of_the_fp32_graph_equal_the_networks(classifier: Project) -> None:
+def test_refitted_thresholds_of_the_fp32_graph_equal_those_of_the_network(
+    classifier: Project,
+) -> None:
     bundle, calibration = classifier.bundle(), classifier.calibration()
     found = own_thresholds(
         bundle.model_bytes("fp32"),
@@ -39,7 +41,9 @@ def test_thresholds_of_the_fp32_graph_equal_the_networks(classifier: Project) ->
 
 
 @pytest.mark.parametrize("variant", ["int8", "int8_tensorrt"])
-def test_an_int8_graph_flags_no_more_rows_than_promised(classifier: Project, variant: str) -> None:
+def test_refitted_int8_graph_flags_at_most_the_requested_fraction_of_rows(
+    classifier: Project, variant: str
+) -> None:
     graph, val, share = classifier.bundle().model_bytes(variant), classifier.split("val"), 0.2
     found = own_thresholds(graph, asked(classifier, share), classifier.task, val, RESAMPLING.seed)
     held_out = val.inputs[np.flatnonzero(~fitting_half(val.keys, RESAMPLING.seed))]
@@ -67,7 +71,7 @@ def test_only_int8_variants_have_their_own_thresholds(
             assert own.conformal.threshold != shared.conformal.threshold
 
 
-def test_without_unfitted_rows_thresholds_promise_nothing(classifier: Project) -> None:
+def test_thresholds_are_not_refitted_without_rows_to_check_them(classifier: Project) -> None:
     calibration, val = classifier.calibration(), classifier.split("val")
     fitted = np.flatnonzero(fitting_half(val.keys, RESAMPLING.seed))
     few = select([val], fitted, classifier.bundle().manifest.input.shape)

@@ -47,7 +47,7 @@ def lineage(**export: str | None) -> Lineage:
 
 
 @pytest.mark.process
-def test_the_hubs_reader_finds_licence_tags_metrics_and_results_in_the_card(
+def test_reader_of_the_hub_finds_licence_tags_metrics_and_results_in_the_card(
     tmp_path: Path,
 ) -> None:
     source = image_source(tmp_path / "source", photos(), lineage=lineage(license="Apache-2.0"))
@@ -101,12 +101,12 @@ def test_licence_of_the_card_is_one_that_the_hub_knows_or_other(
     assert hub_license(license_) == expected
 
 
-def test_tasks_that_the_hub_lacks_get_no_name() -> None:
+def test_hub_task_is_none_for_tasks_that_the_hub_lacks() -> None:
     assert hub_task("table_regression") == "tabular-regression"
     assert hub_task("image_regression") is None
 
 
-def test_the_note_says_which_preprocessing_is_the_callers(tmp_path: Path) -> None:
+def test_preprocessing_note_lists_the_steps_that_the_caller_must_do(tmp_path: Path) -> None:
     note = preprocessing_note(image_source(tmp_path / "image", photos(2)))
     assert "turn it upright (EXIF), put transparency on white, convert it to RGB" in note
     assert "8 x 8 px (resize_mode stretch, bilinear)" in note
@@ -116,7 +116,7 @@ def test_the_note_says_which_preprocessing_is_the_callers(tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-def test_mlflow_answers_every_row_as_the_certificate_says(tmp_path: Path) -> None:
+def test_mlflow_model_predicts_every_row_as_certified(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     source = image_source(tmp_path / "source", photos(), lineage=lineage(license="MIT"))
     record = write_layout(tmp_path / "out", source, "mlflow")

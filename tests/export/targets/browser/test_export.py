@@ -71,7 +71,9 @@ def test_the_folder_has_contract_certificate_model_and_a_record_of_every_file(
     assert "hop browser agrees: 12 rows" in summary(out, record)
 
 
-def test_a_hop_that_differs_is_named_and_leaves_an_earlier_export_as_it_was(tmp_path: Path) -> None:
+def test_failed_browser_hop_is_named_and_leaves_the_earlier_export_unchanged(
+    tmp_path: Path,
+) -> None:
     source, out = image_source(tmp_path, photos()), tmp_path / "page"
     runtime = read_runtime(write_stand_in(tmp_path / "runtime"))
     write_browser(out, source, runtime, answering())
@@ -82,7 +84,7 @@ def test_a_hop_that_differs_is_named_and_leaves_an_earlier_export_as_it_was(tmp_
     assert [path.name for path in tmp_path.iterdir() if "page" in path.name] == ["page"]
 
 
-def test_an_export_whose_hop_was_not_run_is_not_called_certified(tmp_path: Path) -> None:
+def test_browser_export_without_a_run_hop_is_not_certified(tmp_path: Path) -> None:
     runtime = read_runtime(write_stand_in(tmp_path / "runtime"))
     source, out = image_source(tmp_path, photos()), tmp_path / "page"
     record = write_browser(out, source, runtime, not_run)
@@ -91,7 +93,7 @@ def test_an_export_whose_hop_was_not_run_is_not_called_certified(tmp_path: Path)
     assert "NOT certified in a browser" in (out / "certificate.js").read_text()
 
 
-def test_without_chromium_the_hop_says_how_to_get_it(
+def test_browser_hop_without_chromium_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -102,7 +104,9 @@ def test_without_chromium_the_hop_says_how_to_get_it(
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-def test_a_folder_of_something_else_is_never_replaced(is_file: bool, tmp_path: Path) -> None:
+def test_export_never_replaces_a_folder_that_is_not_an_export(
+    is_file: bool, tmp_path: Path
+) -> None:
     out = tmp_path / "mine"
     if is_file:
         out.write_text("mine")
@@ -115,7 +119,7 @@ def test_a_folder_of_something_else_is_never_replaced(is_file: bool, tmp_path: P
     assert (out if is_file else out / "letter.txt").read_text() == "mine"
 
 
-def test_the_runtime_becomes_a_classic_script_without_its_own_address(tmp_path: Path) -> None:
+def test_web_runtime_is_rewritten_as_a_classic_script(tmp_path: Path) -> None:
     runtime = read_runtime(write_stand_in(tmp_path / "runtime"))
     assert runtime.version == "9.9.9"
     assert not runtime.is_tried
@@ -160,7 +164,7 @@ def test_error_without_a_runtime_comes_before_the_project_is_read(tmp_path: Path
         export_browser(tmp_path / "out", None, None, download=False)
 
 
-def test_error_names_what_the_page_cannot_carry(tmp_path: Path) -> None:
+def test_error_names_the_part_of_the_bundle_that_the_page_cannot_run(tmp_path: Path) -> None:
     transform = TransformContract(function="transforms:own", sha256="0" * 64)
     own = CONTRACT.model_copy(update={"transform": transform})
     with pytest.raises(UnavailableError, match=r"cannot carry the function transforms:own of"):
@@ -199,14 +203,14 @@ def judged(
     return browser_hop.judge(source, talk, done)
 
 
-def test_right_answers_from_equal_inputs_agree(tmp_path: Path) -> None:
+def test_browser_hop_agrees_if_inputs_and_predictions_are_equal(tmp_path: Path) -> None:
     hop, facts = judged(image_source(tmp_path, photos()), lambda _: None)
     assert hop.status == "agrees"
     assert facts["rows_with_equal_inputs"] == 12
     assert facts["webgpu"] == "not executed: this browser has none"
 
 
-def test_one_pixel_that_is_one_level_off_is_refused(tmp_path: Path) -> None:
+def test_browser_hop_differs_if_one_png_pixel_is_one_level_off(tmp_path: Path) -> None:
     def change(answers: dict[int, bytes]) -> None:
         last = answers[3][-1]
         answers[3] = answers[3][:-1] + bytes([last - 1 if last else 1])
@@ -217,7 +221,9 @@ def test_one_pixel_that_is_one_level_off_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 17])
-def test_a_missing_or_short_answer_is_refused(length: int, tmp_path: Path) -> None:
+def test_browser_hop_refuses_missing_and_incomplete_predictions(
+    length: int, tmp_path: Path
+) -> None:
     def change(answers: dict[int, bytes]) -> None:
         if length:
             answers[2] = answers[2][:length]

@@ -67,7 +67,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_of_preprocessing_is_refused_with_the_hop_named(
+def test_browser_hop_differs_if_preprocessing_has_a_planted_fault(
     fault: str, tmp_path: Path
 ) -> None:
     before, after = FAULTS[fault]
@@ -85,7 +85,7 @@ def test_a_planted_fault_of_preprocessing_is_refused_with_the_hop_named(
     assert not out.exists()
 
 
-def test_the_page_answers_images_as_the_certified_graph_and_measures_jpeg(tmp_path: Path) -> None:
+def test_page_predicts_images_as_the_certified_graph_does_and_measures_jpeg(tmp_path: Path) -> None:
     jpegs = [photo(90 + row, (64 + row, 48), "JPEG") for row in range(8)]
     source = image_source(tmp_path, [*photos(), *jpegs])
     record = write_browser(tmp_path / "page", source, real_runtime())
@@ -101,7 +101,7 @@ def test_the_page_answers_images_as_the_certified_graph_and_measures_jpeg(tmp_pa
     assert certificate.bundle_digest == source.bundle.digest
 
 
-def test_the_page_answers_rows_of_a_table_as_the_certified_graph(tmp_path: Path) -> None:
+def test_page_predicts_table_rows_as_the_certified_graph_does(tmp_path: Path) -> None:
     record = write_browser(tmp_path / "page", table_source(tmp_path), real_runtime())
     assert record.certified
     assert record.facts["rows_with_equal_inputs"] == 20
@@ -127,7 +127,7 @@ def test_the_page_answers_rows_of_a_table_as_the_certified_graph(tmp_path: Path)
     ],
     ids=["bytes", "masked", "two columns", "tokens", "masked pairs of BERT", "pairs of RoBERTa"],
 )
-def test_the_page_answers_hostile_texts_as_the_certified_graph(
+def test_page_predicts_hostile_texts_as_the_certified_graph_does(
     name: str, contract: TextContract, tmp_path: Path
 ) -> None:
     source = trained_text_source(tmp_path, name, contract)
@@ -144,7 +144,7 @@ def test_the_page_answers_hostile_texts_as_the_certified_graph(
     [('normalize("NFC")', 'normalize("NFKC")'), ('replace(SPACE, " ")', 'replace(/\\s+/g, " ")')],
     ids=["another normal form", "JavaScript's white space"],
 )
-def test_a_planted_normalization_of_texts_is_refused_with_the_hop_named(
+def test_browser_hop_differs_if_texts_are_normalized_wrongly(
     before: str, after: str, tmp_path: Path
 ) -> None:
     def planted(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
@@ -158,9 +158,7 @@ def test_a_planted_normalization_of_texts_is_refused_with_the_hop_named(
 
 
 @pytest.mark.parametrize("is_table", [False, True])
-def test_the_page_answers_from_the_disk_without_any_connection(
-    is_table: bool, tmp_path: Path
-) -> None:
+def test_page_predicts_from_the_disk_without_any_connection(is_table: bool, tmp_path: Path) -> None:
     source = table_source(tmp_path) if is_table else image_source(tmp_path, photos())
     write_browser(tmp_path / "page", source, real_runtime())
     picture = tmp_path / "picture.png"
@@ -215,7 +213,7 @@ def test_the_page_names_a_file_that_it_cannot_read(tmp_path: Path) -> None:
 NO_SIMD = "--js-flags=--no-enable-sse4-1 --no-enable-ssse3 --no-enable-sse3"
 
 
-def test_a_browser_without_simd_says_which_one_is_expected(tmp_path: Path) -> None:
+def test_page_in_a_browser_without_simd_names_the_expected_browsers(tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     write_page(tmp_path / "page", image_source(tmp_path, photos()), real_runtime())
 

@@ -82,11 +82,11 @@ def differing(folder: Path, cases: list[tuple[ImageContract, bytes]]) -> list[An
     return wrong
 
 
-def test_the_page_decodes_every_kind_of_png_to_our_pixels(tmp_path: Path) -> None:
+def test_page_decodes_every_kind_of_png_to_the_pixels_of_training(tmp_path: Path) -> None:
     assert differing(tmp_path, every_kind(random.Random(5))) == []
 
 
-def test_the_page_treats_transparent_colours_and_orientations_as_we_do(tmp_path: Path) -> None:
+def test_page_treats_transparency_and_orientation_as_training_does(tmp_path: Path) -> None:
     chance, cases = random.Random(6), []
     transparent = {0: b"\0\1", 2: b"\0\1\0\2\0\3", 3: b"\x00\x80\xff\x10"}
     for colour_type, depth in ((0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (2, 8), (3, 4), (3, 8)):
@@ -105,7 +105,7 @@ def test_the_page_treats_transparent_colours_and_orientations_as_we_do(tmp_path:
     assert differing(tmp_path, cases) == []
 
 
-def test_the_page_resizes_to_our_pixels_by_every_mode_and_filter(tmp_path: Path) -> None:
+def test_page_resizes_to_the_pixels_of_training_by_every_mode_and_filter(tmp_path: Path) -> None:
     chance, cases = random.Random(7), []
     for mode, interpolation, _ in itertools.product(MODES, FILTERS, range(6)):
         size = (chance.randrange(1, 90), chance.randrange(1, 90))
@@ -114,7 +114,7 @@ def test_the_page_resizes_to_our_pixels_by_every_mode_and_filter(tmp_path: Path)
     assert differing(tmp_path, cases) == []
 
 
-def test_the_page_refuses_damaged_files_in_three_parts(tmp_path: Path) -> None:
+def test_page_refuses_damaged_files_with_fault_expectation_and_fix(tmp_path: Path) -> None:
     chance = random.Random(8)
     whole = raw_png(2, 8, (20, 20), chance)
     flipped = bytearray(whole)

@@ -49,7 +49,7 @@ def in_node(folder: Path, contract: dict[str, Any], rows: list[dict[str, Any]]) 
     return list(map(json.loads, done.stdout.splitlines()))
 
 
-def test_the_page_reads_hostile_texts_as_we_do_and_refuses_the_same(tmp_path: Path) -> None:
+def test_page_reads_and_refuses_the_same_hostile_texts_as_training(tmp_path: Path) -> None:
     good = [{"text": text} for text in HOSTILE]
     bad: list[dict[str, Any]] = [
         {},
@@ -91,7 +91,7 @@ def hostile_texts() -> list[str]:
     ],
     ids=["BPE", "WordPiece", "WordPiece of pairs", "BPE of pairs", "masked bytes", "two columns"],
 )
-def test_the_page_reads_texts_and_pairs_as_we_do(
+def test_page_encodes_texts_and_pairs_as_training_does(
     contract: TextContract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_CODES", "_ALL_CODES"):

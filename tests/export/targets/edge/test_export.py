@@ -69,11 +69,11 @@ def test_an_export_beyond_its_budget_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_number_that_was_not_measured_breaks_no_budget() -> None:
+def test_unmeasured_figure_exceeds_no_budget() -> None:
     require_within(limits(max_memory_mb=1.0), {"folder_mb": 3.0, "latency_ms": None})
 
 
-def test_error_names_what_the_script_cannot_carry(tmp_path: Path) -> None:
+def test_error_names_the_part_of_the_bundle_that_the_script_cannot_run(tmp_path: Path) -> None:
     transform = TransformContract(function="transforms:own", sha256="0" * 64)
     own = CONTRACT.model_copy(update={"transform": transform})
     with pytest.raises(UnavailableError, match=r"cannot carry the function transforms:own of .*; "):
@@ -96,7 +96,7 @@ def test_without_uv_the_hop_is_not_executed(
 
 
 @pytest.mark.process
-def test_the_script_answers_files_and_names_those_that_it_cannot_read(tmp_path: Path) -> None:
+def test_script_predicts_files_and_names_those_that_it_cannot_read(tmp_path: Path) -> None:
     write_files(tmp_path, image_source(tmp_path / "source", photos()))
     (tmp_path / "good.png").write_bytes(photo(1, (20, 20)))
     (tmp_path / "bad.png").write_bytes(b"no picture")
@@ -112,7 +112,7 @@ def test_the_script_answers_files_and_names_those_that_it_cannot_read(tmp_path: 
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
 @pytest.mark.parametrize("is_table", [False, True])
-def test_the_script_answers_as_the_certified_graph_in_an_environment_of_its_own(
+def test_script_in_its_own_environment_predicts_as_the_certified_graph_does(
     is_table: bool, tmp_path: Path
 ) -> None:
     jpegs = [photo(90 + row, (64 + row, 48), "JPEG") for row in range(4)]
@@ -129,7 +129,7 @@ def test_the_script_answers_as_the_certified_graph_in_an_environment_of_its_own(
 
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
-def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path) -> None:
+def test_edge_hop_differs_if_colour_channels_are_swapped(tmp_path: Path) -> None:
     source = image_source(tmp_path / "source", photos())
     write_files(tmp_path, source)
     script = (tmp_path / "run.py").read_text()
@@ -170,7 +170,7 @@ def test_a_planted_swap_of_channels_is_refused_with_the_hop_named(tmp_path: Path
         "masked-pairs-openvino",
     ],
 )
-def test_the_script_answers_hostile_texts_as_the_certified_graph(
+def test_script_predicts_hostile_texts_as_the_certified_graph_does(
     name: str, contract: TextContract, target: ScriptTarget, tmp_path: Path
 ) -> None:
     source = trained_text_source(tmp_path / "source", name, contract)
@@ -192,7 +192,7 @@ def tried(record: ExportRecord) -> ExportRecord:
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
 @pytest.mark.parametrize("is_table", [False, True])
-def test_openvino_answers_as_the_certified_graph_without_its_telemetry(
+def test_openvino_predicts_as_the_certified_graph_does_with_telemetry_off(
     is_table: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -34,7 +34,7 @@ from tests.tokens import token_contract
 FACTS = json.loads(COLUMNS.model_dump_json())
 
 
-def test_the_script_gives_our_pixels_for_every_kind_of_png_and_for_jpeg() -> None:
+def test_script_decodes_every_kind_of_png_and_jpeg_to_the_pixels_of_training() -> None:
     chance = random.Random(9)
     cases = every_kind(chance)
     for colour_type, content in ((0, b"\0\1"), (2, b"\0\1\0\2\0\3"), (3, b"\x00\x80\xff\x10")):
@@ -47,7 +47,7 @@ def test_the_script_gives_our_pixels_for_every_kind_of_png_and_for_jpeg() -> Non
         assert np.array_equal(found, array_from_bytes(payload, contract)), number
 
 
-def test_the_script_encodes_rows_as_we_do() -> None:
+def test_script_encodes_table_rows_as_training_does() -> None:
     rows: list[dict[str, Any]] = [table_row(number) for number in range(30)]
     rows += [ROW | {"since": "2021-03-04T05:06:07.25+02:00"}, ROW | {"city": "nowhere"}]
     for row in rows:
@@ -63,7 +63,9 @@ def test_the_script_encodes_rows_as_we_do() -> None:
         {"income": 1e300},
     ],
 )
-def test_the_script_refuses_the_rows_that_we_refuse_in_three_parts(change: dict[str, Any]) -> None:
+def test_script_refuses_the_same_rows_as_the_service_with_fault_expectation_and_fix(
+    change: dict[str, Any],
+) -> None:
     row = ROW | change
     with pytest.raises(CellError):
         encode_rows([read_row(row, COLUMNS)], COLUMNS)
@@ -92,7 +94,7 @@ def test_the_script_refuses_other_formats_and_too_many_pixels() -> None:
     ],
     ids=["bytes", "masked", "two columns", "tokens", "pairs"],
 )
-def test_the_script_encodes_hostile_texts_and_pairs_as_we_do(
+def test_script_encodes_hostile_texts_and_pairs_as_training_does(
     contract: TextContract, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An exported folder has the script and the module that finds personal data.
@@ -110,7 +112,9 @@ def test_the_script_encodes_hostile_texts_and_pairs_as_we_do(
 @pytest.mark.parametrize(
     "row", [{}, {"text": " \n"}, {"text": 3}, {"other": "x"}, {"text": "a" * 1001}]
 )
-def test_the_script_refuses_the_texts_that_we_refuse_in_three_parts(row: dict[str, Any]) -> None:
+def test_script_refuses_the_same_texts_as_the_service_with_fault_expectation_and_fix(
+    row: dict[str, Any],
+) -> None:
     with pytest.raises(CellError):
         read_text(row, TEXTS)
     with pytest.raises(InputError, match=r"found .*, expected .*\. \w+.*\.$"):

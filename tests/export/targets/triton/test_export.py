@@ -143,7 +143,7 @@ def test_the_schema_refuses_an_unknown_field(tmp_path: Path) -> None:
         parsed(text.replace("max_batch_size", "max_batch"))
 
 
-def test_batching_is_that_of_the_load_test_of_this_model(tmp_path: Path) -> None:
+def test_triton_batching_comes_from_the_load_test_of_this_model(tmp_path: Path) -> None:
     source, path = table_source(tmp_path), tmp_path / "capacity.json"
     path.write_text(card(source.bundle.version))
     batching, remark = read_batching(path, source)
@@ -165,7 +165,7 @@ def test_batching_is_that_of_the_load_test_of_this_model(tmp_path: Path) -> None
         (card("own", rate=None), "has no capacity"),
     ],
 )
-def test_without_a_usable_load_test_the_server_batches_as_it_likes(
+def test_triton_configuration_leaves_batching_to_the_server_without_a_load_test(
     content: str | None, reason: str, tmp_path: Path
 ) -> None:
     source, path = table_source(tmp_path), tmp_path / "capacity.json"
@@ -185,7 +185,9 @@ def test_a_name_that_is_a_path_or_that_kubernetes_refuses_is_refused(name: str) 
 
 @pytest.mark.process
 @pytest.mark.parametrize("is_table", [False, True])
-def test_a_server_that_loaded_the_folder_certifies_it(is_table: bool, tmp_path: Path) -> None:
+def test_triton_export_is_certified_by_a_server_that_loaded_it(
+    is_table: bool, tmp_path: Path
+) -> None:
     source = table_source(tmp_path) if is_table else image_source(tmp_path, photos())
     write_server(tmp_path / "triton", source, TRITON)
     with server(tmp_path / "triton/model_repository") as address:
@@ -197,7 +199,9 @@ def test_a_server_that_loaded_the_folder_certifies_it(is_table: bool, tmp_path: 
 
 
 @pytest.mark.process
-def test_a_server_with_other_answers_or_without_the_model_is_refused(tmp_path: Path) -> None:
+def test_triton_hop_refuses_a_server_with_other_predictions_or_without_the_model(
+    tmp_path: Path,
+) -> None:
     source = image_source(tmp_path, photos())
     write_server(tmp_path / "triton", source, TRITON)
     with server(tmp_path / "triton/model_repository", shift=0.01) as address:

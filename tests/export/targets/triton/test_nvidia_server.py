@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def test_nvidias_server_answers_every_row_of_images_tables_and_texts_as_certified(
+def test_nvidias_server_predicts_every_row_of_images_tables_and_texts_as_certified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
