@@ -41,6 +41,7 @@ from tests.project_params import NO_AUGMENTATION, of_kind
 
 ROOT = Path.cwd()
 SCRATCH = ROOT / "tmp/bench/gpu"
+MAX_S = 590  # of all parts together, less than the sum of their limits
 STAGES = ("code", "clean", "split", "precompute", "augment", "train", "evaluate")
 EXPORT = ("prune", "export", "compile", "verify")
 LOAD_SECONDS, CONNECTIONS = 10.0, 32
@@ -484,9 +485,13 @@ def run_part(name: str, machine: Machine) -> None:
             raise
 
 
-def run_limited(name: str, machine: Machine) -> str:
-    """Run a part in its own process group, up to its time limit; return its lines."""
+def run_limited(name: str, machine: Machine, remaining_s: float) -> str:
+    """Run a part in its own process group, up to its time limit or `remaining_s`.
+
+    Returns its lines.
+    """
     part, begin = PARTS[name], time.perf_counter()
+    limit_s = min(part.seconds * machine.size(1, 4), remaining_s)
     SCRATCH.mkdir(parents=True, exist_ok=True)
     (SCRATCH / f"{name}.md").write_text("")
     command = [sys.executable, "-m", "bench.gpu", "--inside", name]
@@ -495,9 +500,9 @@ def run_limited(name: str, machine: Machine) -> str:
     with (SCRATCH / f"{name}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
-            process.wait(timeout=part.seconds * machine.size(1, 4))
+            process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            ending = f"\nEnded at its limit of {part.seconds} s.\n"
+            ending = f"\nEnded at its limit of {limit_s:.0f} s.\n"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -533,8 +538,12 @@ def main() -> None:
         parser.error("torch finds no GPU here; --cpu tries the script without one")
     result = ROOT / "bench/results/gpu.md" if machine.on_gpu else SCRATCH / "gpu.md"
     device = torch.cuda.get_device_name() if machine.on_gpu else "a trial on the CPU"
+    deadline = time.perf_counter() + MAX_S * machine.size(1, 4)
     for name in given.parts or PARTS:
-        section = run_limited(name, machine)
+        if (remaining_s := deadline - time.perf_counter()) <= 0:
+            print(f"{MAX_S} s are over before {name}; run it with `python -m bench.gpu {name}`.")
+            continue
+        section = run_limited(name, machine, remaining_s)
         print(f"## {PARTS[name].title}\n\n{section}", flush=True)
         write_results(result, device, {PARTS[name].title: section})
 
