@@ -126,7 +126,9 @@ def peak(work: Callable[[int], None], count: int) -> int:
 @pytest.mark.nightly(seconds=30)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to see memory")
 @pytest.mark.parametrize("kind", ["images", "table", "texts"])
-def test_memory_does_not_grow_with_the_rows(kind: str, tmp_path: Path, root: Path) -> None:
+def test_the_memory_of_clean_does_not_grow_with_the_number_of_rows(
+    kind: str, tmp_path: Path, root: Path
+) -> None:
     def bytes_a_row(place: str) -> float:
         command = [
             sys.executable,

@@ -253,7 +253,9 @@ def test_too_much_bad_data_fails_and_keeps_the_list_for_the_user(tmp_path: Path)
     assert not (tmp_path / "data").exists()
 
 
-def test_the_counts_in_the_summary_line_add_up(tmp_path: Path) -> None:
+def test_the_summary_line_of_clean_counts_bad_images_and_duplicates_separately(
+    tmp_path: Path,
+) -> None:
     write_folder(
         tmp_path / "images",
         {
@@ -297,7 +299,9 @@ def test_error_for_a_forbidden_flip_names_both_keys(tmp_path: Path) -> None:
         *(pytest.param(kind, marks=pytest.mark.nightly(seconds=8)) for kind in ("tar", "gztar")),
     ],
 )
-def test_an_archive_gives_the_same_results_as_its_folder(tmp_path: Path, kind: str) -> None:
+def test_the_data_stages_give_the_same_results_for_an_archive_as_for_its_folder(
+    tmp_path: Path, kind: str
+) -> None:
     write_folder(
         tmp_path / "images",
         {
@@ -322,7 +326,9 @@ def test_an_archive_gives_the_same_results_as_its_folder(tmp_path: Path, kind: s
     assert digests(tmp_path / "of_archive", "data", "reports") == results[0]
 
 
-def test_an_archive_with_bad_members_stops_the_stage_with_all_of_them(tmp_path: Path) -> None:
+def test_an_archive_with_bad_members_stops_clean_with_an_error_that_names_all(
+    tmp_path: Path,
+) -> None:
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
         for name in ("a/1.png", "../../evil.png", "b/2.png", "/evil.png"):
             archive.writestr(name, b"x")
@@ -334,7 +340,7 @@ def test_an_archive_with_bad_members_stops_the_stage_with_all_of_them(tmp_path: 
     assert not list(tmp_path.parent.rglob("evil.png"))
 
 
-def test_split_folders_go_through_clean_and_split_as_the_given_split(tmp_path: Path) -> None:
+def test_clean_and_split_use_split_folders_as_the_given_split(tmp_path: Path) -> None:
     for place in range(60):
         folder = (
             tmp_path
@@ -380,6 +386,6 @@ def test_split_folders_go_through_clean_and_split_as_the_given_split(tmp_path: P
     )
 
 
-def test_a_stage_run_too_early_names_the_missing_input(tmp_path: Path) -> None:
+def test_error_of_a_stage_that_runs_too_early_names_the_missing_input(tmp_path: Path) -> None:
     prepare(tmp_path, DIGITS)
     assert "data/clean/rows.parquet is missing" in refusal(tmp_path, "split")

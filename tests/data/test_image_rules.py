@@ -108,7 +108,7 @@ def test_a_broken_rule_refuses_flags_or_ignores_as_the_params_say(rule: str) -> 
     assert [row["flags"] for row in unchecked.rows.to_pylist()] == [[], []]
 
 
-def test_an_image_of_10_bits_that_is_refused_as_constant_gets_the_hint_of_12_bits() -> None:
+def test_a_10_bit_image_refused_as_constant_gets_the_hint_for_12_bit_images() -> None:
     values = np.random.default_rng(0).integers(0, 512, (48, 64)).astype(np.uint16)
     values[0, 0] = 1023
     images = [encode(Image.fromarray(values)), encode(scene(1)), encode(scene(2))]
@@ -146,14 +146,14 @@ def test_an_image_of_16_bits_that_uses_a_quarter_of_them_is_flagged_with_a_hint(
         assert "precompute.transform" in hints[0]
 
 
-def test_a_good_picture_breaks_no_rule() -> None:
+def test_an_ordinary_picture_breaks_no_image_rule() -> None:
     every = dict.fromkeys(BREAKING, "refuse")
     samples = [sample(f"{seed}.png", encode(scene(seed)), "cat") for seed in range(20)]
     assert clean(samples, clean_params(rules=every), classes=CLASSES).quarantine.num_rows == 0
 
 
 @pytest.mark.parametrize("rule", ["too_dark", "blurred", "constant_image"])
-def test_a_rule_is_decided_on_every_pixel_not_on_the_sampled_rows(rule: str) -> None:
+def test_an_image_rule_is_decided_on_every_pixel_and_not_on_sampled_rows(rule: str) -> None:
     """The picture has content only in the rows between the sampled ones."""
     pixels = np.zeros((300, 200), np.uint8)
     bright = np.random.default_rng(0).integers(0, 256, (300, 200), dtype=np.uint8)

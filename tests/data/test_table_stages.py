@@ -53,7 +53,7 @@ def test_two_runs_of_the_data_stages_on_the_wines_are_identical(tmp_path: Path) 
     assert digests(tmp_path, "data", "reports") == first
 
 
-def test_the_written_columns_pasted_into_params_change_nothing(tmp_path: Path) -> None:
+def test_pasting_columns_yaml_into_params_changes_no_result(tmp_path: Path) -> None:
     prepare_table(tmp_path, WINE, "table_classification", "cultivar")
     run(tmp_path, "clean")
     first = digests(tmp_path, "data/clean")
@@ -64,7 +64,7 @@ def test_the_written_columns_pasted_into_params_change_nothing(tmp_path: Path) -
     assert digests(tmp_path, "data/clean") == first
 
 
-def test_too_many_bad_rows_fail_the_stage_with_the_list(tmp_path: Path) -> None:
+def test_too_many_bad_rows_fail_clean_with_a_list_of_them(tmp_path: Path) -> None:
     path = numbered_csv(tmp_path / "t.csv", a_1="x", target_2="", target_3="y")
     prepare_table(tmp_path, path, "table_regression", "target")
     errors = refusal(tmp_path, "clean")
@@ -85,7 +85,7 @@ def test_the_clean_report_names_the_columns_that_are_not_inputs(tmp_path: Path) 
     assert report["columns"][2]["note"] == "ids or free text: 200 different values in 200 cells"
 
 
-def test_a_failed_clean_leaves_the_inferred_kinds_for_correction(tmp_path: Path) -> None:
+def test_a_failed_clean_writes_the_inferred_kinds_for_correction(tmp_path: Path) -> None:
     path = numbered_csv(tmp_path / "t.csv", num_rows=40, a_3="x", a_4="x", b_5="x")
     prepare_table(tmp_path, path, "table_regression", "target")
     assert "the columns' kinds are in .work/clean/columns.yaml" in refusal(tmp_path, "clean")

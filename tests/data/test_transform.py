@@ -181,7 +181,7 @@ def test_changed_transform_code_changes_the_packing_key(write_functions: WriteFu
     assert packing_key(rows, form_of("faces.crops:crop"), "image_classification") != before
 
 
-def test_the_service_names_the_image_that_the_function_fails_on(
+def test_the_service_error_names_the_image_on_which_the_transform_fails(
     write_functions: WriteFunctions,
 ) -> None:
     write_functions("faces", {"__init__.py": "def f(image):\n    raise ValueError('no face')\n"})
@@ -191,7 +191,7 @@ def test_the_service_names_the_image_that_the_function_fails_on(
 
 
 @pytest.mark.process
-def test_worker_processes_run_the_same_function(
+def test_worker_processes_run_the_users_transform_from_the_same_import_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Worker processes get the parent's import path, so they can import the function."""

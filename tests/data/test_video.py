@@ -128,7 +128,7 @@ def calls(folder: Path) -> int:
 
 
 @pytest.mark.nightly(seconds=120)
-def test_each_frame_is_cut_out_once_although_precompute_was_killed(tmp_path: Path) -> None:
+def test_each_video_frame_is_cropped_once_although_precompute_was_killed(tmp_path: Path) -> None:
     write_videos(tmp_path / "videos")
     (tmp_path / "frames.py").write_text(code("frames.py"))
     subprocess.run([sys.executable, "frames.py"], cwd=tmp_path, check=True)

@@ -51,7 +51,7 @@ def test_a_plan_without_operations_draws_no_change() -> None:
     assert (draw_mixing(plan(), 3, KEYS, 16).own_share == 1).all()
 
 
-def test_a_draw_depends_only_on_its_own_key() -> None:
+def test_the_draw_of_an_image_does_not_depend_on_the_other_keys() -> None:
     some = slice(100, 107)
     for everything, part in zip(
         draw(plan(**ON), 3, KEYS), draw(plan(**ON), 3, KEYS[some]), strict=True
@@ -80,7 +80,7 @@ def test_each_epoch_draws_different_changes(epoch: int) -> None:
     [("rotation_deg", -10, 10), ("scale", 0.9, 1.2), ("shift", -0.1, 0.1), ("brightness", 0.8, 1.2),
      ("contrast", 0.7, 1.3), ("saturation", 0.6, 1.4), ("hue", -0.1, 0.1)],
 )  # fmt: skip
-def test_draws_fill_their_ranges(name: str, low: float, high: float) -> None:
+def test_drawn_parameters_cover_their_whole_range(name: str, low: float, high: float) -> None:
     values = getattr(draw(plan(**ON), 0, KEYS), name)
     edge = (high - low) / 100
     assert low <= values.min() < low + edge
@@ -101,14 +101,14 @@ def test_operations_occur_with_the_requested_probabilities() -> None:
     )
 
 
-def test_a_shift_by_whole_pixels_is_uniform() -> None:
+def test_shifts_by_whole_pixels_are_distributed_uniformly() -> None:
     for axis in (0, 1):
         found, counts = np.unique(draw(plan(**ON), 0, KEYS).shift_px[:, axis], return_counts=True)
         assert found.tolist() == [-2, -1, 0, 1, 2]
         assert np.abs(counts / len(KEYS) - 0.2).max() < 0.02
 
 
-def test_crops_have_the_requested_areas_and_aspects_and_lie_inside() -> None:
+def test_crops_have_the_requested_area_and_aspect_and_lie_inside_the_image() -> None:
     crop = draw(plan(random_resized_crop=[0.08, 1.0], crop_aspect=[0.75, 1.3333]), 0, KEYS).crop
     area, aspect = crop[:, 2] * crop[:, 3], crop[:, 2] / crop[:, 3]
     assert stats.kstest(area, "uniform", args=(0.08, 0.92)).pvalue > 0.001
@@ -161,7 +161,7 @@ def test_mixup_and_cutmix_are_each_drawn_half_of_the_time() -> None:
     assert abs((mixing.boxes[:, 2] > mixing.boxes[:, 0]).mean() - 0.5) < 0.02
 
 
-def test_operations_are_drawn_independently() -> None:
+def test_augmentation_operations_are_drawn_independently_of_each_other() -> None:
     values = draw(plan(**ON), 0, KEYS)
     mixing = draw_mixing(plan(**ON), 0, KEYS, 16)
     columns = [

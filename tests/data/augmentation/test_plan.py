@@ -52,7 +52,7 @@ def plan(**changes: Any) -> AugmentPlan:
     return plan_from_params(augment_params(**changes), seed=7)
 
 
-def test_a_plan_without_operations_is_the_identity() -> None:
+def test_an_augmentation_plan_without_operations_is_the_identity() -> None:
     assert plan().is_identity
     assert operations(plan()) == []
 
@@ -86,7 +86,7 @@ def test_mixing_with_probability_zero_is_not_an_operation() -> None:
     assert plan(mixup_alpha=0.4).mixes
 
 
-def test_a_table_gets_a_plan_without_operations() -> None:
+def test_the_augmentation_plan_of_a_table_has_no_operations() -> None:
     assert without_operations(plan(**ON)).is_identity
 
 
@@ -95,7 +95,7 @@ def test_a_plan_survives_a_round_trip_through_its_file(tmp_path: Path) -> None:
     assert open_augmented(tmp_path, MANIFEST) == (plan(**ON), None)
 
 
-def test_a_missing_plan_names_the_command_that_writes_it(tmp_path: Path) -> None:
+def test_error_for_a_missing_plan_names_the_command_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"plan\.json is missing. Run `dvc repro augment`"):
         open_augmented(tmp_path, MANIFEST)
 

@@ -41,7 +41,7 @@ def test_a_cell_with_anything_but_labels_is_refused(cell: Any) -> None:
         read_labels(cell, "|")
 
 
-def test_equal_sets_have_equal_texts_in_any_order_and_language() -> None:
+def test_equal_label_sets_have_equal_texts_in_any_order_and_language() -> None:
     assert set_text(["b", "a", "a"]) == set_text(["a", "b"]) == '["a", "b"]'
     assert labels_in(set_text(["猫", 'a "b"'])) == ['a "b"', "猫"]
     assert named_label({"labels": ["b", "a"]}) == '["a", "b"]'

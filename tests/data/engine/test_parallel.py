@@ -42,7 +42,7 @@ def test_ordered_map_returns_results_in_order() -> None:
     assert run(square, 1000, 1) == [number * number for number in range(1000)]
 
 
-def test_a_single_chunk_runs_in_this_process() -> None:
+def test_ordered_map_computes_a_single_chunk_in_its_own_process() -> None:
     assert set(run(process_of, 200, 2)) == {os.getpid()}
 
 
@@ -52,7 +52,7 @@ def test_smaller_chunks_send_even_a_few_slow_items_to_the_workers() -> None:
     assert set(ordered_map(process_of, range(64), 2, lambda _: 1)) == {os.getpid()}
 
 
-def test_there_is_at_least_one_core() -> None:
+def test_num_cores_is_at_least_one_and_at_most_the_cores_of_the_machine() -> None:
     assert 1 <= num_cores() <= (os.cpu_count() or 1)
 
 
@@ -75,7 +75,7 @@ def test_a_killed_worker_raises_an_error_instead_of_hanging() -> None:
 
 
 @pytest.mark.process
-def test_only_a_few_chunks_are_read_ahead() -> None:
+def test_ordered_map_reads_only_a_few_chunks_ahead() -> None:
     taken = 0
 
     def items() -> Iterator[int]:

@@ -16,7 +16,7 @@ def correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> floa
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def test_a_random_number_depends_only_on_its_own_key() -> None:
+def test_the_random_number_of_a_key_does_not_depend_on_the_other_keys() -> None:
     everything = uniform(7, 3, KEYS, "x")
     assert np.array_equal(uniform(7, 3, KEYS[::-1], "x"), everything[::-1])
     assert np.array_equal(uniform(7, 3, KEYS[5:6], "x"), everything[5:6])
@@ -42,7 +42,7 @@ def test_random_numbers_are_the_same_on_every_machine() -> None:
     assert uniform(7, 3, KEYS[:100], "x").tolist() == expected
 
 
-def test_random_numbers_are_uniform() -> None:
+def test_random_numbers_are_distributed_uniformly() -> None:
     numbers = np.sort(uniform(7, 0, KEYS, "x"))
     assert 0 <= numbers[0] <= numbers[-1] < 1
     distance = np.abs(numbers - (np.arange(len(numbers)) + 0.5) / len(numbers)).max()
@@ -70,6 +70,6 @@ def test_a_permutation_holds_every_index_and_depends_on_the_epoch() -> None:
     assert not np.array_equal(first, second)
 
 
-def test_a_permutation_depends_on_ids_not_on_their_positions() -> None:
+def test_a_permutation_depends_on_the_ids_and_not_on_their_positions() -> None:
     backwards = KEYS[::-1]
     assert np.array_equal(KEYS[permutation(7, 0, KEYS)], backwards[permutation(7, 0, backwards)])

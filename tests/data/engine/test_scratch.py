@@ -187,7 +187,7 @@ def test_scratch_set_returns_each_number_once_in_ascending_order(kind: str) -> N
         assert len(ScratchSet(file).ascending()) == 0
 
 
-def test_distinct_texts_are_those_of_arrow_in_the_same_order() -> None:
+def test_distinct_texts_equal_those_of_arrow_in_order_of_appearance() -> None:
     random = np.random.default_rng(1)
     cells: list[str | None] = [f"text {n} \u00e9" for n in random.integers(0, 500, 2000)]
     cells[3:9:2] = ["", None, ""]
@@ -265,7 +265,7 @@ def test_stored_tables_and_scratch_arrays_hold_hardly_any_memory(
     assert bytes_a_row("memory") > 20, "the twin"
 
 
-def test_true_rows_of_flags_in_several_slices_equal_those_of_numpy() -> None:
+def test_true_rows_over_several_slices_equal_numpys_flatnonzero() -> None:
     flags = np.random.default_rng(3).random(150_000) < 0.3
     rows = np.flatnonzero(flags)
     assert np.array_equal(true_rows(flags), rows)

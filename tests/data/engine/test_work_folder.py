@@ -31,14 +31,14 @@ def stop(root: Path, key: str) -> None:
         work()
 
 
-def test_interrupted_work_is_found_and_finished_work_is_removed(tmp_path: Path) -> None:
+def test_the_work_folder_keeps_interrupted_work_and_removes_finished_work(tmp_path: Path) -> None:
     stop(tmp_path / "work", "key")
     with work_folder(tmp_path / "work", "key", "precompute") as folder:
         assert (folder / "half").exists()
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["lock"]
 
 
-def test_work_with_a_different_key_is_removed(tmp_path: Path) -> None:
+def test_the_work_folder_removes_work_with_a_different_key(tmp_path: Path) -> None:
     stop(tmp_path, "old")
     assert (tmp_path / "old").is_dir()
     with work_folder(tmp_path, "new", "precompute"):
@@ -46,7 +46,7 @@ def test_work_with_a_different_key_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_second_process_is_refused_and_removes_nothing(tmp_path: Path) -> None:
+def test_a_second_process_cannot_open_the_work_folder_and_removes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

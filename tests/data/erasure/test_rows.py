@@ -43,7 +43,7 @@ def erase(data: DataParams, *groups: str) -> int:
     return num_rows
 
 
-def test_a_csv_loses_the_rows_of_the_group_and_keeps_every_other_byte(tmp_path: Path) -> None:
+def test_erasing_a_group_from_a_csv_keeps_every_other_byte(tmp_path: Path) -> None:
     data = table(tmp_path, HEAD + "".join(ROWS) + "\r\n")
     os.chmod(data.path, 0o640)
     assert erase(data, "p7") == 2
@@ -59,14 +59,14 @@ def test_erasing_rows_of_a_csv_keeps_bytes_that_are_not_utf8(tmp_path: Path) -> 
     assert Path(data.path).read_bytes() == b"person,target\nb,\xff\xe9\nb,2"
 
 
-def test_a_cell_beyond_the_limit_of_the_csv_module_is_read(tmp_path: Path) -> None:
+def test_erasure_reads_a_cell_beyond_the_size_limit_of_the_csv_module(tmp_path: Path) -> None:
     long = "b," + "x" * 200_000 + "\n"
     data = table(tmp_path, "person,target\n" + long + "a,1\n")
     assert erase(data, "a") == 1
     assert Path(data.path).read_text() == "person,target\n" + long
 
 
-def test_a_malformed_row_that_contains_the_group_is_reported_and_stays(tmp_path: Path) -> None:
+def test_erasure_reports_and_keeps_a_malformed_row_that_contains_the_group(tmp_path: Path) -> None:
     data = table(tmp_path, "person,target\nb,1\na,1,2\na,2\n")
     rows = find_group(Path(data.path), data, frozenset({"a"}))
     assert (rows.num_rows, rows.unclear) == (1, [2])
@@ -103,7 +103,9 @@ def test_erasing_rows_of_parquet_shards_keeps_schema_and_row_groups(tmp_path: Pa
     assert targets == [0, 1, 2, 4, 5, 6, 8, 9, 10]
 
 
-def test_erasing_a_group_removes_its_images_except_those_that_others_name(tmp_path: Path) -> None:
+def test_erasing_a_group_removes_its_images_except_those_that_other_rows_name(
+    tmp_path: Path,
+) -> None:
     for name in ("a.png", "b.png", "both.png"):
         (tmp_path / name).write_bytes(picture(1))
     rows = "image,label,person\na.png,x,a\nboth.png,x,a\nb.png,y,b\n./both.png,y,b\n"

@@ -106,7 +106,7 @@ def test_each_kind_of_corrupt_image_is_refused_under_its_rule(kind: str) -> None
 
 
 @pytest.mark.parametrize("image_format", WRITTEN)
-def test_no_valid_image_is_refused(image_format: str) -> None:
+def test_clean_refuses_no_valid_image(image_format: str) -> None:
     assert not refused(
         clean(*(sample(str(seed), picture(seed, 16, image_format), "cat") for seed in range(20)))
     )
@@ -232,7 +232,7 @@ def test_clean_accepts_exactly_the_maximum_fraction_of_bad_rows() -> None:
     )
 
 
-def test_duplicates_do_not_count_as_bad() -> None:
+def test_duplicates_do_not_count_towards_the_maximum_fraction_of_bad_rows() -> None:
     copies = [sample(f"copy{index}", picture(0), "dog") for index in range(10)]
     check_usable(clean(*copies, sample("1", picture(1), "cat")), CLEAN, "image_classification")
 
@@ -265,7 +265,7 @@ def test_data_with_a_single_class_or_no_rows_is_refused(
         check_usable(clean(*samples), CLEAN, task)
 
 
-def test_the_report_counts_everything_and_shows_twenty_examples() -> None:
+def test_the_report_counts_all_findings_and_shows_at_most_twenty_examples() -> None:
     bad = [sample(f"bad{index:02}", b"", "cat") for index in range(30)]
     summary = summary_of(
         clean(*bad, sample("1", picture(1), "cat"), sample("2", picture(2), "dog"))
@@ -293,7 +293,7 @@ def test_the_report_lists_checked_rules_and_reasons_for_unchecked_ones() -> None
     )
 
 
-def test_the_report_of_a_numeric_target_summarises_it() -> None:
+def test_the_report_summarises_a_numeric_target() -> None:
     task: Task = "image_regression"
     summary = summary_of(
         clean(
@@ -316,7 +316,7 @@ def test_the_report_of_a_numeric_target_summarises_it() -> None:
     assert sum(summary.target.histogram) == 5
 
 
-def test_text_is_recognised_in_any_script() -> None:
+def test_looks_like_recognises_text_in_any_script_and_other_file_types() -> None:
     assert looks_like("größer 好 ".encode() * 20).startswith("text:")
     assert looks_like(b"<html>\n<body>").startswith("text: '<html>")
     assert looks_like(b"\x00\x00\x00\x18ftypheic").startswith("a damaged HEIC or AVIF")

@@ -121,7 +121,7 @@ def test_dissimilar_images_are_read_only_once() -> None:
     assert (cleaned.rows.num_rows, twice) == (50, set())
 
 
-def test_low_contrast_images_are_compared_by_all_pixels() -> None:
+def test_images_of_low_contrast_are_compared_by_all_of_their_pixels() -> None:
     """Thumbnails of flat images do not distinguish them, and those of stripes hardly do."""
     stripes = Image.fromarray(
         np.repeat(np.linspace(0, 255, 150).astype(np.uint8), 200).reshape(150, 200)

@@ -137,7 +137,9 @@ def test_pictures_with_similar_hashes_but_low_correlation_are_not_duplicates(
     assert len(find_pairs(pictures, 16).pairs) == 0
 
 
-def test_a_hash_does_not_depend_on_its_neighbours(originals: NDArray[np.uint8]) -> None:
+def test_the_hash_of_a_thumbnail_does_not_depend_on_the_others_in_its_batch(
+    originals: NDArray[np.uint8],
+) -> None:
     together = hashes(np.tile(originals, (80, 1)))
     for row in (0, 7, 4095, 4096, 4799):
         alone = hashes(originals[row % len(originals)][None])
@@ -161,7 +163,7 @@ def chain(length: int, correlation: float) -> DuplicatePairs:
     return DuplicatePairs(pairs, np.full(length - 1, correlation))
 
 
-def test_a_cluster_is_named_after_its_smallest_row() -> None:
+def test_cluster_roots_returns_the_smallest_row_of_each_cluster() -> None:
     twins = DuplicatePairs(np.array([[1, 4], [2, 3], [4, 5]]), np.array([0.99, 0.99, 0.99]))
     assert cluster_roots(twins, 7).tolist() == [-1, 1, 2, 2, 1, 1, -1]
 

@@ -16,7 +16,7 @@ def facts(*thumbnails: bytes | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=FACTS)
 
 
-def test_a_thumbnail_is_found_by_its_row_number() -> None:
+def test_the_thumbnail_file_returns_each_thumbnail_by_its_row_number() -> None:
     batch = facts(b"a" * 256, None, b"b" * 256, b"c" * 256)
     with thumbnail_file() as file:
         taken = [file.take_from(batch), file.take_from(batch.slice(2))]

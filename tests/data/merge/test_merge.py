@@ -217,7 +217,7 @@ def test_merge_keeps_groups_weights_and_splits_and_gives_new_rows_own_groups(
     assert next_command(data, out) == f"dvc exp run -S data.path={out} -S data.time_column=null"
 
 
-def test_merge_refuses_a_file_of_splits_which_cannot_name_the_new_rows(tmp_path: Path) -> None:
+def test_merge_refuses_data_with_a_split_file_which_cannot_name_new_rows(tmp_path: Path) -> None:
     data = data_params(tmp_path, split_file="splits.csv")
     with pytest.raises(
         DataError, match=r"data.split_file 'splits.csv' names the rows of data.path"
@@ -225,7 +225,7 @@ def test_merge_refuses_a_file_of_splits_which_cannot_name_the_new_rows(tmp_path:
         merge(data, tmp_path / "new.parquet", tmp_path / "next.parquet")
 
 
-def test_merge_writes_the_split_of_folders_to_a_column_and_names_it_in_the_next_command(
+def test_merge_writes_the_split_of_folders_to_a_column_named_in_the_next_command(
     tmp_path: Path,
 ) -> None:
     for seed, place in enumerate(("train/cat", "train/dog", "test/cat", "test/dog")):
@@ -269,7 +269,7 @@ def test_merge_writes_the_split_of_shards_to_a_column(tmp_path: Path) -> None:
     ]
 
 
-def test_refused_rows_of_the_base_data_stay_refused(tmp_path: Path) -> None:
+def test_base_rows_that_clean_refuses_stay_refused_after_a_merge(tmp_path: Path) -> None:
     path = base_images(tmp_path / "old", "paths.csv")
     path.write_text(path.read_text() + "images/none.png,cat,s\nimages/1.png,,s\nonly\n")
     data = data_params(path)
@@ -379,7 +379,7 @@ def merged_columns(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_merging_does_not_turn_ignored_columns_into_inputs(
+def test_merge_does_not_turn_ignored_columns_into_inputs(
     tmp_path: Path, cells: Callable[[int], Any], reason: str
 ) -> None:
     rows = [
@@ -408,7 +408,7 @@ def test_merging_does_not_turn_ignored_columns_into_inputs(
     ],
     ids=["booleans", "spelling variants", "numbers"],
 )
-def test_base_rows_keep_classes_and_ids_for_every_type_of_class_column(
+def test_merge_keeps_base_classes_and_ids_for_every_type_of_class_column(
     tmp_path: Path, labels: list[Any], new_labels: list[str], label_map: dict[str, str]
 ) -> None:
     rows = [
@@ -461,7 +461,7 @@ def test_merge_treats_a_date_in_two_forms_as_equal(tmp_path: Path) -> None:
     [["0", "1"], [None, "1"], ["1", None]],
     ids=["another truth", "the last has one", "the first has one"],
 )
-def test_a_new_row_written_in_two_forms_is_added_once(
+def test_merge_adds_a_new_row_once_if_it_is_written_in_two_forms(
     tmp_path: Path, labels: list[str | None]
 ) -> None:
     rows = [
@@ -484,7 +484,7 @@ def test_a_new_row_written_in_two_forms_is_added_once(
 
 
 @pytest.mark.parametrize("stored", ["text", "numbers"])
-def test_categories_are_compared_as_text_and_numbers_as_numbers(
+def test_merge_compares_categories_as_text_and_numbers_by_value(
     tmp_path: Path, stored: str
 ) -> None:
     zips: list[Any] = ["0123", "456", "789"] if stored == "text" else [123, 456, 789]
@@ -594,7 +594,9 @@ def test_the_merge_command_reads_the_projects_data_even_from_an_archive(
         main(["next.csv"])
 
 
-def test_new_rows_are_written_like_the_numbers_and_dates_of_the_base_data(tmp_path: Path) -> None:
+def test_merge_writes_new_numbers_and_dates_in_the_notation_of_the_base_data(
+    tmp_path: Path,
+) -> None:
     lines = [f"{(7 * row) % 31}.5%,{row % 28 + 1:02}/12/2020,{row % 9}" for row in range(30)]
     base = write_csv(tmp_path / "t.csv", "\n".join(["rate,day,target", *lines, ""]))
     data = raw_files.data_params(base, date_format="%d/%m/%Y")
@@ -612,7 +614,9 @@ def test_new_rows_are_written_like_the_numbers_and_dates_of_the_base_data(tmp_pa
     assert set(ids) < set(after.cleaned.rows["id"].to_pylist())
 
 
-def test_a_target_with_a_unit_and_thousands_separators_merge_by_value(tmp_path: Path) -> None:
+def test_merge_compares_targets_with_units_and_thousands_separators_by_value(
+    tmp_path: Path,
+) -> None:
     rows = "".join(f'"{number},{number}50.25",{number}.5%\n' for number in range(1, 10))
     base = write_csv(tmp_path / "t.csv", f"price,target\n{rows}")
     data = raw_files.data_params(base, task="table_regression")

@@ -33,7 +33,7 @@ def base_rows(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("form", ["list", "json", "text"])
-def test_a_column_of_lists_is_merged_and_read_as_the_same_sets(tmp_path: Path, form: str) -> None:
+def test_merging_a_column_of_label_lists_keeps_the_label_sets(tmp_path: Path, form: str) -> None:
     rows = base_rows([{"tags": written(labels, form)} for labels in SETS])
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "old.parquet")
     new = {
@@ -62,7 +62,7 @@ def test_a_column_of_lists_is_merged_and_read_as_the_same_sets(tmp_path: Path, f
 @pytest.mark.parametrize(
     ("yes", "no"), [(True, False), ("yes", "no"), (1, 0)], ids=["booleans", "words", "numbers"]
 )
-def test_columns_of_true_and_false_are_merged_and_stay_columns(
+def test_merging_true_false_label_columns_keeps_one_column_per_label(
     tmp_path: Path, yes: Any, no: Any
 ) -> None:
     cells = [{name: yes if name in own else no for name in ("car", "dog")} for own in SETS]
@@ -83,7 +83,7 @@ def test_columns_of_true_and_false_are_merged_and_stay_columns(
     assert sorted(rules) == ["conflicting_label", "conflicting_label", "missing_label"]
 
 
-def test_images_with_sets_of_labels_are_merged(tmp_path: Path) -> None:
+def test_merging_images_keeps_their_label_sets(tmp_path: Path) -> None:
     def table(seeds: range, labels: list[Any]) -> pa.Table:
         images = pa.array([{"bytes": picture(seed), "path": None} for seed in seeds], IMAGE_TYPE)
         return pa.table({"image": images, "tags": labels})

@@ -3,7 +3,7 @@ import numpy as np
 from slipway.data.rules.outliers import robust_deviations
 
 
-def test_outliers_of_mostly_zero_counts_are_judged_among_the_other_counts() -> None:
+def test_outliers_among_counts_that_are_mostly_zero_are_measured_among_nonzero_counts() -> None:
     counts = np.array([0] * 80 + [1, 2, 3, 2, 1, 4, 2, 3, 2, 3] * 2 + [500.0])
     median, deviations = robust_deviations(counts)
     assert median == 2

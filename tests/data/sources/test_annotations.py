@@ -109,13 +109,15 @@ def test_a_class_folder_is_mapped_by_label_map_and_recorded(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("key", COLUMNS)
-def test_a_folder_of_classes_has_no_columns_to_read(tmp_path: Path, key: str) -> None:
+def test_error_for_a_column_setting_with_class_folders_says_they_have_no_columns(
+    tmp_path: Path, key: str
+) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     with pytest.raises(DataError, match=f"which has no columns, but data.{key} is 'x'"):
         next(iter(read_samples(data_params(tmp_path, **{key: "x"}))))
 
 
-def test_read_samples_can_leave_files_unread(tmp_path: Path) -> None:
+def test_read_samples_returns_paths_without_reading_files_if_asked(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {"cat": [picture(1)]})
     [sample] = read_samples(data_params(tmp_path / "images"), read_files=False)
     assert (sample.payload, sample.path) == (b"", str(tmp_path / "images" / "cat" / "0.png"))

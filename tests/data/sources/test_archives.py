@@ -161,7 +161,7 @@ def test_a_single_top_folder_is_skipped_and_macos_files_are_not_a_class(
 
 
 @EVERY_KIND
-def test_a_table_with_its_images_is_found(
+def test_an_archive_of_a_table_with_its_images_is_read(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -170,7 +170,7 @@ def test_a_table_with_its_images_is_found(
     assert (sample.source, sample.label, sample.payload) == ("0:images/1.png", "cat", picture(1))
 
 
-def test_data_without_an_archive_stays_unchanged(tmp_path: Path) -> None:
+def test_unpacked_returns_params_unchanged_if_the_data_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "folder.zip").mkdir()
     for name in ("folder.zip", "missing.zip", "table.csv"):
         data = data_params(tmp_path / name)
@@ -178,9 +178,7 @@ def test_data_without_an_archive_stays_unchanged(tmp_path: Path) -> None:
 
 
 @EVERY_KIND
-def test_a_second_run_reuses_the_unpacked_folder_unless_it_is_damaged(
-    guarded: Path, ending: str
-) -> None:
+def test_unpacking_again_reuses_the_folder_unless_it_is_damaged(guarded: Path, ending: str) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
     first = unpack(path, guarded, LIMITS)
     stamp = (first / "a/1.png").stat().st_ino
@@ -209,7 +207,7 @@ def test_a_backslash_in_a_zip_from_windows_separates_folders(guarded: Path) -> N
     assert everything(folder) == {"a/1.png": b"x", "b/2.png": b"y"}
 
 
-def test_a_name_that_is_not_utf8_is_unpacked(guarded: Path) -> None:
+def test_a_member_with_a_name_that_is_not_utf8_is_unpacked(guarded: Path) -> None:
     path = guarded.parents[1] / "in.tar"
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
         archive.addfile(tarfile.TarInfo("a/\xfc.png"))
@@ -248,7 +246,7 @@ def test_name_problem_accepts_ordinary_names(name: str) -> None:
 
 
 @EVERY_KIND
-def test_one_error_names_every_bad_member(guarded: Path, ending: str) -> None:
+def test_one_error_names_every_bad_member_of_an_archive(guarded: Path, ending: str) -> None:
     members = [("a/1.png", b"x"), *((name, b"evil") for name in BAD_NAMES), ("b/1.png", b"x")]
     text = refusal(pack(guarded.parents[1] / f"in{ending}", members), guarded)
     assert f"has {len(BAD_NAMES)} members that may not be unpacked" in text
@@ -271,7 +269,7 @@ def test_one_error_names_every_bad_member(guarded: Path, ending: str) -> None:
         (["a/b/1.png", "a/b"], "a file where 'a/b' is a folder"),
     ],
 )
-def test_names_that_collide_on_some_file_system_are_refused(
+def test_members_with_names_that_collide_on_some_file_system_are_refused(
     guarded: Path, ending: str, names: list[str], problem: str
 ) -> None:
     with (
@@ -345,14 +343,14 @@ def patched(path: Path, signature: bytes, offset: int, value: int) -> Path:
     return path
 
 
-def test_an_encrypted_member_is_refused(guarded: Path) -> None:
+def test_an_archive_with_an_encrypted_member_is_refused(guarded: Path) -> None:
     path = patched(
         pack(guarded.parents[1] / "in.zip", [("a/1", b"x"), ("b/2", b"y")]), b"PK\x01\x02", 8, 1
     )
     assert "'b/2': encrypted" in refusal(path, guarded)
 
 
-def test_an_unknown_compression_is_refused(guarded: Path) -> None:
+def test_an_archive_with_an_unknown_compression_is_refused(guarded: Path) -> None:
     path = patched(
         pack(guarded.parents[1] / "in.zip", [("a/1", b"x"), ("b/2", b"y")]), b"PK\x01\x02", 10, 97
     )
@@ -428,7 +426,9 @@ def test_a_disk_that_fills_up_is_not_reported_as_a_damaged_archive(
         archives._copy(member, tmp_path / "a.png", num_bytes)
 
 
-def test_too_little_disk_space_is_refused_before_anything_is_written(guarded: Path) -> None:
+def test_an_archive_too_large_for_the_disk_is_refused_before_anything_is_written(
+    guarded: Path,
+) -> None:
     entry = bytearray(zip_entry("a/0000000"))
     entry[24:28] = (0xFFFFFFFE).to_bytes(4, "little")  # 4 GiB each, 20 TB in all
     table = b"".join(bytes(entry[:46]) + f"a/{number:07}".encode() for number in range(5000))
@@ -443,7 +443,7 @@ def test_too_little_disk_space_is_refused_before_anything_is_written(guarded: Pa
 @pytest.mark.parametrize(
     "ending", [".zip", ".tar", pytest.param(".tar.gz", marks=pytest.mark.nightly)]
 )
-def test_a_million_members_are_refused_quickly_and_in_little_memory(
+def test_an_archive_of_a_million_members_is_refused_quickly_and_in_little_memory(
     guarded: Path, ending: str, is_nightly: bool
 ) -> None:
     path = million(guarded.parents[1] / f"in{ending}")
@@ -504,7 +504,7 @@ def zip_entry(name: str) -> bytes:
 
 
 @EVERY_KIND
-def test_an_archive_cut_off_anywhere_is_refused(guarded: Path, ending: str) -> None:
+def test_an_archive_truncated_at_any_byte_is_refused(guarded: Path, ending: str) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
     whole = path.read_bytes()
     end = (
@@ -558,7 +558,7 @@ def test_an_empty_archive_is_refused(guarded: Path, ending: str) -> None:
         (".tar", ".zip", "a ZIP archive"),
     ],
 )
-def test_an_archive_with_a_wrong_ending_names_its_real_format(
+def test_error_for_an_archive_with_a_wrong_ending_names_its_real_format(
     guarded: Path, ending: str, packed_as: str, looks: str
 ) -> None:
     path = pack(guarded.parents[1] / f"in{packed_as}", list(FOLDER.items())).rename(

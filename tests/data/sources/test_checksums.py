@@ -45,7 +45,9 @@ def refused(cleaned: Cleaned) -> dict[str, str]:
     return {row["source"]: row["rule"] for row in cleaned.quarantine.to_pylist()}
 
 
-def test_listed_files_are_kept_and_the_list_itself_is_not_a_sample(data: DataParams) -> None:
+def test_files_with_correct_checksums_are_kept_and_the_list_is_not_a_sample(
+    data: DataParams,
+) -> None:
     cleaned = clean(data)
     assert (cleaned.num_read, cleaned.rows.num_rows, refused(cleaned)) == (4, 4, {})
 
@@ -73,7 +75,7 @@ def test_a_file_that_cannot_be_decoded_keeps_its_rule_and_says_that_it_was_alter
     assert row["detail"].endswith("its SHA-256 is not the one in data.checksums, either")
 
 
-def test_the_images_that_a_csv_names_are_checked_under_their_path(data: DataParams) -> None:
+def test_checksums_of_images_named_in_a_csv_are_checked_by_path(data: DataParams) -> None:
     root = Path(data.path)
     (root / "a.csv").write_text(
         "image,label\ncat/0.png,cat\ndog/0.png,dog\ncat/1.png,cat\ndog/1.png,dog\n"
@@ -83,7 +85,9 @@ def test_the_images_that_a_csv_names_are_checked_under_their_path(data: DataPara
     assert refused(clean(listed)) == {"2:cat/1.png": "digest_mismatch"}
 
 
-def test_a_listed_table_is_checked_itself_and_not_the_images_inside(tmp_path: Path) -> None:
+def test_the_checksum_of_a_table_is_checked_but_not_those_of_images_inside_it(
+    tmp_path: Path,
+) -> None:
     table = write_parquet(tmp_path / "a.parquet", [picture(0), picture(1)], ["cat", "dog"])
     (tmp_path / "sums").write_text(f"{sha256_bytes(table.read_bytes())}  a.parquet\n")
     data = data_params(table, checksums=str(tmp_path / "sums"))
@@ -110,13 +114,13 @@ def write_odd_names(root: Path) -> None:
         subprocess.run(["sha256sum", "--", *files], cwd=root, stdout=sums, check=True)
 
 
-def test_escaped_names_are_read_from_the_list(data: DataParams) -> None:
+def test_escaped_names_in_a_checksum_list_are_read(data: DataParams) -> None:
     root = Path(data.path)
     write_odd_names(root)
     assert (clean(data).rows.num_rows, refused(clean(data))) == (4 + len(ODD), {})
 
 
-def test_files_with_escaped_names_are_checked(data: DataParams) -> None:
+def test_checksums_of_files_with_escaped_names_are_checked(data: DataParams) -> None:
     """An altered file with such a name is detected, too."""
     root = Path(data.path)
     write_odd_names(root)
@@ -125,7 +129,9 @@ def test_files_with_escaped_names_are_checked(data: DataParams) -> None:
     assert list(refused(clean(data)).values()) == ["digest_mismatch"] * len(ODD)
 
 
-def test_a_class_that_looks_like_a_row_number_is_checked(data: DataParams) -> None:
+def test_checksums_are_checked_in_a_class_whose_name_looks_like_a_row_number(
+    data: DataParams,
+) -> None:
     root, sums = Path(data.path), Path(str(data.checksums))
     (root / "cat").rename(root / "3:cat")
     sums.write_text(sums.read_text().replace("cat/", "3:cat/"))
@@ -135,7 +141,7 @@ def test_a_class_that_looks_like_a_row_number_is_checked(data: DataParams) -> No
     assert refused(clean(data)) == {"3:cat/0.png": "digest_mismatch", "3:cat/new.png": "not_listed"}
 
 
-def test_a_list_that_was_written_on_windows_is_read(data: DataParams) -> None:
+def test_a_checksum_list_written_on_windows_is_read(data: DataParams) -> None:
     sums = Path(str(data.checksums))
     sums.write_bytes(
         b"\xef\xbb\xbf" + sums.read_bytes().replace(b"  ", b" *").replace(b"\n", b"\r\n")
@@ -166,7 +172,7 @@ def test_a_missing_checksum_list_is_refused(tmp_path: Path) -> None:
         read_checksums(tmp_path / "sums", data_params(tmp_path))
 
 
-def test_a_table_is_checked_as_a_file(tmp_path: Path) -> None:
+def test_the_checksum_of_a_table_file_is_checked(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("a,label\n1,x\n")
     listing = tmp_path / "SHA256SUMS"
@@ -181,7 +187,7 @@ def test_a_table_is_checked_as_a_file(tmp_path: Path) -> None:
         read_checksums(listing, data_params(table)).check_table(table)
 
 
-def test_joined_folders_and_tables_of_images_are_checked_under_their_paths(
+def test_checksums_of_joined_image_folders_and_tables_are_checked_by_path(
     data: DataParams,
 ) -> None:
     root = Path(data.path)
@@ -200,7 +206,7 @@ def test_joined_folders_and_tables_of_images_are_checked_under_their_paths(
     assert refused(clean(inside)) == {"2:a+.csv:cat/1.png": "digest_mismatch"}
 
 
-def test_each_joined_table_is_checked_or_its_archive(tmp_path: Path) -> None:
+def test_the_checksum_of_each_joined_table_or_of_its_archive_is_checked(tmp_path: Path) -> None:
     for number, name in enumerate("ab"):
         (tmp_path / f"{name}.csv").write_text(f"a,b,target\n1,{number},x\n3,4,y\n")
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:

@@ -8,7 +8,9 @@ from tests.data.raw_files import write_csv
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
-def test_columns_are_separated_by_comma_semicolon_tab_or_bar(tmp_path: Path, mark: str) -> None:
+def test_csv_columns_may_be_separated_by_comma_semicolon_tab_or_bar(
+    tmp_path: Path, mark: str
+) -> None:
     path = write_csv(tmp_path / "t.csv", f"a{mark}b\r\n1{mark}2\r\n")
     assert column_names(path) == ["a", "b"]
     assert read_raw_table(path).columns["b"].values.to_pylist() == ["2"]
@@ -24,7 +26,9 @@ def test_columns_are_separated_by_comma_semicolon_tab_or_bar(tmp_path: Path, mar
         '\ufeffsep=;\n# 5" pipes\n',
     ],
 )
-def test_separator_and_comments_before_the_header_are_skipped(tmp_path: Path, before: str) -> None:
+def test_a_separator_line_and_comments_before_the_csv_header_are_skipped(
+    tmp_path: Path, before: str
+) -> None:
     path = write_csv(tmp_path / "t.csv", f"{before}a;b\n1;2\n#3;4\n5;6;7\n")
     table = read_raw_table(path)
     assert column_names(path) == list(table.columns) == ["a", "b"]
@@ -47,7 +51,7 @@ def test_a_header_that_begins_with_a_hash_sign_is_not_a_comment(
     assert column_names(write_csv(tmp_path / "t.csv", text)) == names
 
 
-def test_any_single_character_can_be_named_as_the_separator() -> None:
+def test_a_separator_line_may_name_any_single_character() -> None:
     assert find_csv_start("sep=^\na^b\n").delimiter == "^"
     assert find_csv_start("sep=\t\na\tb\n").delimiter == "\t"
     assert find_csv_start("sep=ab\n1,2\n") == (0, 0, ",")

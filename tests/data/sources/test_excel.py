@@ -61,7 +61,7 @@ def test_the_first_sheet_of_a_workbook_is_the_table(
     assert "reads the first of 2 sheets, 'Sheet'" in capsys.readouterr().out
 
 
-def test_an_empty_last_column_is_kept(tmp_path: Path) -> None:
+def test_an_empty_last_column_of_a_workbook_is_kept(tmp_path: Path) -> None:
     path = workbook(tmp_path / "t.xlsx", [["a", "note"], [1], [2]])
     assert columns(path) == {"a": [1, 2], "note": [None, None]}
 
@@ -81,7 +81,7 @@ def test_a_sheet_that_is_not_a_table_is_refused(
         columns(workbook(tmp_path / "t.xlsx", rows))
 
 
-def test_a_bomb_in_a_workbook_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_workbook_that_decompresses_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = workbook(tmp_path / "t.xlsx", [["a"], [1]])
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("xl/comments.xml", bytes(20 << 20))
@@ -100,7 +100,7 @@ def test_a_sheet_that_expands_too_much_as_a_table_is_refused(tmp_path: Path) -> 
     assert columns(path, ArchiveLimits(100, 2000)) == {name: [float(n) for n in range(1000)]}
 
 
-def test_a_row_number_beyond_the_sheet_is_refused_quickly(tmp_path: Path) -> None:
+def test_a_workbook_with_a_row_number_beyond_the_sheet_is_refused_quickly(tmp_path: Path) -> None:
     path = workbook(tmp_path / "t.xlsx", [["a"], [1]])
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}

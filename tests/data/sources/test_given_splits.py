@@ -163,19 +163,19 @@ def test_clean_reports_the_folders_and_rows_of_each_split(tmp_path: Path) -> Non
     assert "set data.split_folders to pool" in line
 
 
-def test_pool_reads_the_classes_and_leaves_the_split_to_slipway(tmp_path: Path) -> None:
+def test_pooled_split_folders_are_read_as_classes_and_split_again(tmp_path: Path) -> None:
     root = write_splits(tmp_path, {"train": "a", "test": "ab"})
     assert said(read(root, split_folders="pool")) == {(None, "a"): 4, (None, "b"): 2}
     assert described(root, split_folders="pool") == ""
 
 
-def test_split_folders_are_read_as_classes_if_the_params_say_so(tmp_path: Path) -> None:
+def test_split_folders_are_read_as_classes_if_configured(tmp_path: Path) -> None:
     assert said(read(write_splits(tmp_path, THREE), split_folders="classes")) == {
         (None, split): 4 for split in THREE
     }
 
 
-def test_only_train_must_have_every_class(
+def test_only_the_train_folder_must_have_every_class(
     tmp_path: Path,
 ) -> None:
     assert (
@@ -466,7 +466,9 @@ def test_a_shard_without_a_split_beside_others_is_refused_or_pooled(tmp_path: Pa
     assert [sample.given_split for sample in read(tmp_path, split_folders="pool")] == [None] * 3
 
 
-def test_shards_of_a_table_are_one_table_with_the_given_split(tmp_path: Path) -> None:
+def test_the_shards_of_a_table_are_joined_with_the_split_that_their_names_give(
+    tmp_path: Path,
+) -> None:
     pq.write_table(
         pa.table({"a": [1.0, 2.0], "target": [1, 2]}), tmp_path / "train-00000-of-00001.parquet"
     )

@@ -69,7 +69,7 @@ def test_tables_are_joined_in_order_and_each_row_knows_its_source(raw: Path) -> 
     ]
 
 
-def test_clean_and_later_stages_use_equal_sources_and_ids(raw: Path) -> None:
+def test_clean_and_later_stages_give_joined_rows_equal_sources_and_ids(raw: Path) -> None:
     for number, name in enumerate("ab"):
         numbered_csv(raw / f"{name}.csv", 30, **{f"a_{4 + number}": "x"})
     with (raw / "a.csv").open("a") as file:
@@ -87,7 +87,7 @@ def test_clean_and_later_stages_use_equal_sources_and_ids(raw: Path) -> None:
     assert found == dict(zip(sources, cleaned.rows["id"].to_pylist(), strict=True))
 
 
-def test_a_row_has_the_same_id_joined_and_alone(raw: Path) -> None:
+def test_a_row_has_the_same_id_in_a_joined_table_and_in_its_own_table(raw: Path) -> None:
     write_three(raw)
     types = [ColumnType(name="x", kind="number", required=False, min=None, max=None)]
     [(_, alone, _)] = read_json_rows(table_params(raw / "2024/april.csv"), types, {"0"})
@@ -95,7 +95,7 @@ def test_a_row_has_the_same_id_joined_and_alone(raw: Path) -> None:
     assert row_id == alone
 
 
-def test_workbooks_of_a_glob_are_joined(raw: Path) -> None:
+def test_workbooks_that_match_a_glob_are_joined(raw: Path) -> None:
     for month in (1, 2):
         book = openpyxl.Workbook()
         for row in (["x", "target"], [month, month]):
@@ -111,7 +111,7 @@ def test_workbooks_of_a_glob_are_joined(raw: Path) -> None:
     assert read_table_of(data).columns["x"].values.to_pylist() == [1, 2]
 
 
-def test_columns_of_different_types_are_joined_as_text(raw: Path) -> None:
+def test_columns_whose_types_differ_between_joined_tables_become_text(raw: Path) -> None:
     (raw / "a.jsonl").write_text('{"x": 1, "y": true, "z": null}\n{"x": 2.5, "y": null, "z": null}')
     (raw / "b.csv").write_text("x,y,z\n1,false,u\n")
     (raw / "c.jsonl").write_text('{"x": null, "y": 0, "z": null}\n')
@@ -136,7 +136,7 @@ def test_columns_of_different_types_are_joined_as_text(raw: Path) -> None:
         (["b.csv", "link.csv"], r"link\.csv of .* belongs to b\.csv as well"),
     ],
 )
-def test_an_entry_without_match_and_a_file_matched_twice_are_refused(
+def test_a_source_without_a_match_and_a_file_matched_twice_are_refused(
     raw: Path, sources: list[str], said: str
 ) -> None:
     write_three(raw)
@@ -147,7 +147,7 @@ def test_an_entry_without_match_and_a_file_matched_twice_are_refused(
         source_names(joined(raw, *sources))
 
 
-def test_a_thousand_sources_are_found_quickly(raw: Path) -> None:
+def test_a_thousand_joined_sources_are_found_quickly(raw: Path) -> None:
     for number in range(1000):
         (raw / f"{number}.csv").touch()
     data = joined(raw, "*.csv")
@@ -180,12 +180,12 @@ def test_data_sources_require_a_folder_as_data_path(raw: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["/etc/*", "../*.csv", "a/../../b", " "])
-def test_an_entry_that_leads_out_of_the_folder_is_refused(raw: Path, entry: str) -> None:
+def test_a_source_that_leads_out_of_the_data_folder_is_refused(raw: Path, entry: str) -> None:
     with pytest.raises(ValueError, match=r"expected a path or a glob inside data\.path"):
         joined(raw, entry)
 
 
-def test_folders_of_classes_and_archives_of_them_are_joined(raw: Path) -> None:
+def test_class_folders_and_archives_of_class_folders_are_joined(raw: Path) -> None:
     for number, name in enumerate(("a", "b")):
         write_folder(raw / name, {"cat": [picture(number)], "dog": [picture(number + 9)]})
     shutil.make_archive(str(raw / "b"), "zip", raw / "b")
@@ -218,7 +218,7 @@ def test_tables_of_images_are_joined(raw: Path) -> None:
         list(read_samples(image_params(raw, sources=["a/t.csv", "c"])))
 
 
-def test_a_source_with_a_split_of_its_own_is_refused(raw: Path) -> None:
+def test_a_joined_source_with_its_own_split_is_refused(raw: Path) -> None:
     for split in ("train", "test"):
         write_folder(raw / "a" / split, {"cat": [picture(1)], "dog": [picture(2)]})
     with pytest.raises(DataError, match=r"names a, .* Set data\.split_folders to pool"):
@@ -248,7 +248,7 @@ def test_joined_tables_keep_missing_values_and_the_format_of_dates(raw: Path) ->
     assert infer(table.columns["d"]).kind == "date"
 
 
-def test_the_origin_of_a_row_is_the_longest_name_that_fits() -> None:
+def test_origin_of_returns_the_longest_source_name_that_fits_a_row() -> None:
     names = ["a", "a/b.csv", "b.csv"]
     assert origin_of("a/cat/1.png", names) == "a"
     assert origin_of("3:a/b.csv", names) == "a/b.csv"

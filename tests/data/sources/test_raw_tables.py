@@ -20,7 +20,7 @@ def cells(column: RawColumn) -> list[object]:
     return [None if code < 0 else column.values[int(code)].as_py() for code in column.codes]
 
 
-def test_a_csv_is_read_by_distinct_cells(tmp_path: Path) -> None:
+def test_a_csv_is_read_as_distinct_cells_and_a_code_for_each_row(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", "a,b\n1, x \n2,y\n1,x\n"))
     assert cells(table.columns["a"]) == ["1", "2", "1"]
     assert cells(table.columns["b"]) == ["x", "y", "x"]
@@ -39,7 +39,7 @@ def test_stripped_column_names_must_be_unique(tmp_path: Path) -> None:
         read_raw_table(write_csv(tmp_path / "t.csv", "a, a\n1,2\n"))
 
 
-def test_rows_of_a_wrong_length_are_reported_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_csv_rows_of_a_wrong_length_are_reported_and_the_others_are_read(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", 'a,b\n"1\n1",2\n3\n\n4,5\n6,7,8\n9,10\n'))
     assert table.malformed == [
         (1, "1 columns, the header has 2"),
@@ -73,7 +73,7 @@ def test_a_row_longer_than_a_block_is_read(tmp_path: Path) -> None:
     assert cells(table.columns["a"]) == ["1", long, "4"]
 
 
-def test_an_unclosed_quote_is_an_error_and_hides_no_rows(tmp_path: Path) -> None:
+def test_an_unclosed_quote_in_a_csv_is_an_error_and_hides_no_rows(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not closed"):
         read_raw_table(write_csv(tmp_path / "t.csv", 'a,b\n1,"2\n3,4\n5,6\n'))
 
@@ -152,7 +152,7 @@ def test_error_for_a_file_that_is_not_parquet_has_single_full_stops(tmp_path: Pa
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
-def test_a_table_of_long_texts_is_read_as_a_short_one(
+def test_a_column_stored_in_scratch_files_is_read_like_one_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where its scratch files are
@@ -178,7 +178,7 @@ def test_a_table_of_long_texts_is_read_as_a_short_one(
 
 
 @pytest.mark.parametrize("in_lists", [False, True])
-def test_json_lines_in_several_blocks_are_read_as_in_one(
+def test_json_lines_read_in_several_blocks_equal_those_read_in_one_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_lists: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -217,7 +217,7 @@ def test_json_lines_in_several_blocks_are_read_as_in_one(
     assert read_raw_table(tmp_path / "t.jsonl", ["late"]).columns.keys() == {"late"}
 
 
-def test_a_parquet_file_of_many_row_groups_is_read_as_a_small_one(
+def test_a_parquet_file_of_many_row_groups_gives_the_same_columns_as_one_row_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

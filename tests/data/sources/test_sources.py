@@ -28,7 +28,7 @@ def faults(samples: list[RawSample]) -> list[str | None]:
     return [sample.fault.rule if sample.fault else None for sample in samples]
 
 
-def test_a_folder_gives_its_sub_folders_as_classes(tmp_path: Path) -> None:
+def test_the_sub_folders_of_a_data_folder_are_the_classes(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {"dog": [picture(1)], "cat": [picture(2), picture(3)]})
     samples = read(tmp_path / "images")
     assert [(sample.source, sample.label) for sample in samples] == [
@@ -39,14 +39,14 @@ def test_a_folder_gives_its_sub_folders_as_classes(tmp_path: Path) -> None:
     assert samples[2].payload == picture(1)
 
 
-def test_folders_inside_a_class_belong_to_it(tmp_path: Path) -> None:
+def test_files_in_folders_inside_a_class_folder_belong_to_that_class(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat/indoors": [picture(1)]})
     assert [(sample.source, sample.label) for sample in read(tmp_path)] == [
         ("cat/indoors/0.png", "cat")
     ]
 
 
-def test_a_parquet_file_gives_its_rows(tmp_path: Path) -> None:
+def test_a_parquet_file_of_images_gives_a_sample_for_each_row(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], ["x", "y"])
     assert read(path) == [
         RawSample("0:0.png", picture(1), "x", None, None, None),
@@ -54,7 +54,7 @@ def test_a_parquet_file_gives_its_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_a_plain_binary_column_is_read_too(tmp_path: Path) -> None:
+def test_a_plain_binary_image_column_of_a_parquet_file_is_read(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"image": pa.array([picture(1)], pa.large_binary()), "label": ["x"]}),
         tmp_path / "a.parquet",
@@ -104,7 +104,7 @@ def test_a_path_that_leads_out_of_the_folder_is_never_opened(tmp_path: Path, nam
     assert samples[0].payload == b""
 
 
-def test_a_missing_image_hints_at_the_same_file_one_folder_deeper(tmp_path: Path) -> None:
+def test_error_for_a_missing_image_hints_at_the_same_file_one_folder_deeper(tmp_path: Path) -> None:
     write_folder(tmp_path, {"images": [picture(1)]})
     (tmp_path / "table.csv").write_text("image,label\n0.png,cat\n")
     fault = read(tmp_path / "table.csv")[0].fault
@@ -124,7 +124,7 @@ def test_a_missing_image_hints_at_the_same_file_one_folder_deeper(tmp_path: Path
         ("nan", "non_finite_target", None),
     ],
 )
-def test_a_target_is_a_finite_number_or_a_fault(
+def test_a_numeric_target_that_is_no_finite_number_is_a_fault(
     tmp_path: Path, cell: str, rule: str | None, target: float | None
 ) -> None:
     write_folder(tmp_path, {"images": [picture(1)]})
@@ -143,7 +143,7 @@ def test_labels_keep_leading_zeros_and_lose_surrounding_blanks(tmp_path: Path) -
     assert faults(samples) == [None, "missing_label", None]
 
 
-def test_numbers_as_classes_become_their_text(tmp_path: Path) -> None:
+def test_numeric_class_labels_become_text(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], [3.0, None])
     samples = read(path)
     assert [sample.label for sample in samples] == ["3", None]
@@ -164,7 +164,9 @@ def test_an_empty_group_is_a_fault_if_groups_are_used(tmp_path: Path) -> None:
     assert samples[0].group == "p1"
 
 
-def test_a_row_with_too_few_columns_is_one_fault_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_a_row_with_too_few_columns_is_one_fault_and_the_other_rows_are_read(
+    tmp_path: Path,
+) -> None:
     write_folder(tmp_path, {"images": [picture(1)]})
     (tmp_path / "table.csv").write_text("image,label\nimages/0.png\nimages/0.png,x\n")
     assert faults(read(tmp_path / "table.csv")) == ["malformed_row", None]
@@ -176,7 +178,7 @@ def test_a_pipe_or_folder_is_a_fault_and_does_not_hang(tmp_path: Path) -> None:
     assert faults(read(tmp_path)) == [None, "unreadable"]
 
 
-def test_a_file_beside_the_class_folders_has_no_label(tmp_path: Path) -> None:
+def test_a_file_beside_the_class_folders_is_a_sample_without_a_label(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     (tmp_path / "stray.png").write_bytes(picture(2))
     (tmp_path / ".hidden").write_bytes(b"")
@@ -188,7 +190,7 @@ def test_a_file_beside_the_class_folders_has_no_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["folder", "parquet", "csv"])
-def test_only_requested_sources_are_read(tmp_path: Path, layout: str) -> None:
+def test_read_samples_reads_only_the_requested_sources(tmp_path: Path, layout: str) -> None:
     payloads = [picture(seed) for seed in range(600)]
     write_folder(tmp_path / "images", {"cat": payloads})
     path = tmp_path / "images"
@@ -241,7 +243,7 @@ def test_a_different_image_column_gives_different_bytes(tmp_path: Path) -> None:
     assert [sample.payload for sample in read(table, image_column="other")] == [picture(2)]
 
 
-def test_samples_are_counted_only_if_that_is_cheap(tmp_path: Path) -> None:
+def test_count_samples_returns_none_for_a_csv_which_it_would_have_to_read(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {"cat": [picture(1), picture(2)]})
     (tmp_path / "a.csv").write_text("image,label\n")
     assert count_samples(data_params(tmp_path / "images")) == 2
@@ -257,7 +259,7 @@ def _allocated_by_first_row(samples: Iterator[Any]) -> int:
     return int(pa.total_allocated_bytes() - before)
 
 
-def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
+def test_reading_a_parquet_file_needs_less_memory_than_its_row_group(tmp_path: Path) -> None:
     path, size = tmp_path / "a.parquet", 40_000_000
     table = pa.table(
         {
@@ -401,7 +403,7 @@ def test_a_file_name_that_is_not_utf8_is_found_by_its_escaped_source(tmp_path: P
     assert again.payload == picture(2)
 
 
-def test_a_folder_has_no_numeric_target(tmp_path: Path) -> None:
+def test_class_folders_are_refused_for_a_task_with_a_numeric_target(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     with pytest.raises(DataError, match="'image_regression'"):
         read(tmp_path, task="image_regression")

@@ -51,7 +51,7 @@ def refused(found: CleanResult) -> dict[str, tuple[str, str]]:
     return {row["source"].partition(":")[2]: (row["rule"], row["detail"]) for row in rows}
 
 
-def test_each_file_is_a_row_with_the_class_of_its_folder(tmp_path: Path) -> None:
+def test_each_text_file_is_a_row_with_the_class_of_its_folder(tmp_path: Path) -> None:
     write_classes(tmp_path)
     write(tmp_path / "food" / "deeper" / "a.txt", "a plate of rice")
     write(tmp_path / "food" / ".hidden", "no sample")
@@ -61,7 +61,7 @@ def test_each_file_is_a_row_with_the_class_of_its_folder(tmp_path: Path) -> None
     assert len(found) == 13
 
 
-def test_an_archive_of_class_folders_is_cleaned_as_the_folder(
+def test_an_archive_of_text_class_folders_is_cleaned_like_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where it is unpacked
@@ -80,7 +80,7 @@ def test_another_file_elsewhere_moves_no_row_and_changes_no_id(tmp_path: Path) -
     assert {name: after[name] for name in before} == before
 
 
-def test_files_that_are_not_text_are_refused_by_name(
+def test_files_that_are_not_text_are_refused_with_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_folders, "MAX_FILE_BYTES", 1000)
@@ -113,7 +113,7 @@ def test_files_that_are_not_text_are_refused_by_name(
     assert "beside the class folders" in found["lost.txt"][1]
 
 
-def test_files_are_read_in_the_encoding_of_the_params(tmp_path: Path) -> None:
+def test_text_files_are_read_in_the_encoding_that_the_params_name(tmp_path: Path) -> None:
     for name, text in sentences(12, seed=1):
         write(tmp_path / name / f"{hash(text)}.txt", text.encode("gb18030"))
     found = cleaned(tmp_path, encoding="gb18030")
@@ -121,7 +121,9 @@ def test_files_are_read_in_the_encoding_of_the_params(tmp_path: Path) -> None:
     assert not found.cleaned.flagged.num_rows
 
 
-def test_split_folders_give_the_split_and_test_keeps_its_copies(tmp_path: Path) -> None:
+def test_split_folders_give_the_split_and_the_test_copy_of_equal_texts_is_kept(
+    tmp_path: Path,
+) -> None:
     write_classes(tmp_path / "train", 12, seed=1)
     write_classes(tmp_path / "test", 6, seed=2)
     copy = (tmp_path / "train/food/0.txt").read_text()
@@ -137,7 +139,7 @@ def test_split_folders_give_the_split_and_test_keeps_its_copies(tmp_path: Path) 
     assert "test/ -> test (7 rows)" in layout.described(found.cleaned.rows)
 
 
-def test_pooled_split_folders_give_classes_only(tmp_path: Path) -> None:
+def test_pooled_split_folders_of_texts_give_classes_but_no_split(tmp_path: Path) -> None:
     write_classes(tmp_path / "train")
     write_classes(tmp_path / "test", 6, seed=2)
     rows = rows_of(cleaned(tmp_path, split_folders="pool"))
@@ -186,7 +188,7 @@ def test_a_text_folder_refuses_params_that_only_tables_have(
         check_texts(of_folder(tmp_path, **changes))
 
 
-def test_checksums_name_the_file_that_was_altered(tmp_path: Path) -> None:
+def test_error_of_a_checksum_names_the_altered_text_file(tmp_path: Path) -> None:
     write_classes(tmp_path / "data", 4)
     listed = tmp_path / "sums.txt"
     lines = [f"{'0' * 64}  {p.relative_to(tmp_path / 'data')}" for p in tmp_path.rglob("*.txt")]

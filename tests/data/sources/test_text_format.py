@@ -32,7 +32,7 @@ def test_a_table_is_read_in_the_encoding_that_the_params_name(
         ("utf-16-be", "utf-16-be"),
     ],
 )
-def test_a_file_of_two_or_four_bytes_a_character_is_refused_with_its_encoding(
+def test_a_utf16_or_utf32_file_is_refused_with_the_name_of_its_encoding(
     tmp_path: Path, encoding: str, named: str
 ) -> None:
     path = write_csv(tmp_path / "my t.csv", "a,b\n1,2\n".encode(encoding))
@@ -49,7 +49,7 @@ def test_a_header_in_another_encoding_is_refused_with_a_remedy(tmp_path: Path) -
         read_raw_table(path)
 
 
-def test_a_utf8_file_is_not_read_as_another_encoding(tmp_path: Path) -> None:
+def test_a_utf8_file_is_refused_if_the_params_name_another_encoding(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is UTF-8\. Set data\.encoding to utf-8"):
         as_utf8(tmp_path / "t.csv", TEXT.encode(), "latin-1")
     assert as_utf8(tmp_path / "t.csv", b"a,b\n", "latin-1") == b"a,b\n"
@@ -67,7 +67,9 @@ def test_a_character_may_be_split_between_two_blocks_of_a_file(
     assert found.decode() == payload.decode(encoding, errors="replace")
 
 
-def test_blocks_that_are_utf8_are_not_read_as_another_encoding(tmp_path: Path) -> None:
+def test_utf8_content_read_in_blocks_is_refused_if_the_params_name_another_encoding(
+    tmp_path: Path,
+) -> None:
     blocks = [bytes([byte]) for byte in TEXT.encode()]
     with pytest.raises(DataError, match=r"is UTF-8\. Set data\.encoding to utf-8"):
         list(utf8_blocks(tmp_path / "t.csv", blocks, "latin-1"))

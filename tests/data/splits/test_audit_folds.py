@@ -29,7 +29,7 @@ def by_id(rows: pa.Table, folds: np.ndarray[Any, Any]) -> dict[str, int]:
     return dict(zip(rows["id"].to_pylist(), folds.tolist(), strict=True))
 
 
-def test_test_rows_are_never_audited() -> None:
+def test_the_audit_includes_no_rows_of_the_test_split() -> None:
     rows = audited_rows(table())
     assert rows["split"].to_pylist() == ["train"] * 180 + ["val"] * 60
     assert rows["id"].to_pylist()[:180] == sorted(rows["id"].to_pylist()[:180])
@@ -43,7 +43,7 @@ def test_folds_depend_on_content_and_seed_not_on_the_order_of_rows() -> None:
     assert by_id(rows, audit_folds(rows, 4, 8)) != folds
 
 
-def test_every_fold_has_its_fraction_of_every_class() -> None:
+def test_every_audit_fold_has_an_equal_fraction_of_every_class() -> None:
     rows = audited_rows(table())
     labels, folds = np.array(rows["label"].to_pylist()), audit_folds(rows, 4, 7)
     counts = np.array(
@@ -53,7 +53,7 @@ def test_every_fold_has_its_fraction_of_every_class() -> None:
     assert np.ptp(counts, axis=1).max() <= 1
 
 
-def test_groups_and_near_duplicates_stay_in_one_fold() -> None:
+def test_rows_of_a_group_or_near_duplicate_cluster_stay_in_one_audit_fold() -> None:
     groups = [f"person {seed // 6}" if seed < 150 else None for seed in range(300)]
     clusters = [f"{seed // 4:032x}" if seed > 140 else None for seed in range(300)]
     rows = audited_rows(table(group=groups, cluster=clusters))
@@ -65,7 +65,7 @@ def test_groups_and_near_duplicates_stay_in_one_fold() -> None:
         assert all(len(set(folds[values == value].tolist())) == 1 for value in named)
 
 
-def test_rows_are_divided_over_folds_if_they_have_no_groups() -> None:
+def test_rows_without_groups_are_divided_over_the_audit_folds() -> None:
     rows = audited_rows(table())
     people, folds = np.array(rows["source"].to_pylist()).astype(int) // 6, audit_folds(rows, 4, 7)
     assert any(len(set(folds[people == person].tolist())) > 1 for person in range(25))

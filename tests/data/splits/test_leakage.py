@@ -41,7 +41,7 @@ def test_disjoint_splits_have_no_leaks() -> None:
     check_leaks(leaks, is_own_split=False)
 
 
-def test_rows_without_a_group_do_not_share_one() -> None:
+def test_rows_without_a_group_do_not_count_as_sharing_one() -> None:
     assert not find_leaks(
         table(
             *(
@@ -64,14 +64,14 @@ def test_a_planted_leak_is_found_marked_and_refused(column: str) -> None:
         check_leaks(leaks, is_own_split=True)
 
 
-def test_a_leak_between_val_and_test_marks_both() -> None:
+def test_a_leak_between_val_and_test_marks_the_rows_of_both() -> None:
     leaks = find_leaks(
         table(placed(1, "train"), placed(2, "val", group="x"), placed(3, "test", group="x"))
     )
     assert leaks.rows.tolist() == [False, True, True]
 
 
-def test_a_test_row_at_the_time_of_a_training_row_is_not_later() -> None:
+def test_a_test_row_as_old_as_a_training_row_violates_the_time_order() -> None:
     leaks = find_leaks(
         table(
             placed(1, "train", time=5.0),

@@ -81,7 +81,7 @@ def test_a_different_seed_gives_a_different_split(params: SplitParams) -> None:
     assert places(classes(200), params, 7) != places(classes(200), params, 8)
 
 
-def test_the_stable_split_is_the_same_in_every_version() -> None:
+def test_the_stable_split_equals_that_of_earlier_versions() -> None:
     """These digests must never change, because another rule would move the rows of every user."""
     found = places(classes(60))
     assert "".join(found[row(seed)["id"]][1] for seed in range(20)) == GOLDEN
@@ -95,7 +95,9 @@ GOLDEN = "errrrraerraraaaaarrr"  # second letters: tRain, vAl, tEst
 
 @SEVERAL
 @given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
-def test_stable_new_unrelated_rows_move_no_existing_row(new: set[int], seed: int) -> None:
+def test_new_unrelated_rows_move_no_existing_row_with_a_stable_split(
+    new: set[int], seed: int
+) -> None:
     old = grown_rows(range(300))
     added = [
         {**entry, "group": f"new {entry['group']}"}
@@ -108,7 +110,9 @@ def test_stable_new_unrelated_rows_move_no_existing_row(new: set[int], seed: int
 
 @SEVERAL
 @given(st.sets(st.integers(0, 10**6), min_size=1, max_size=60), st.integers(0, 2**32 - 1))
-def test_stable_new_rows_of_a_known_group_join_it_and_move_no_row(new: set[int], seed: int) -> None:
+def test_new_rows_of_a_known_group_join_its_split_and_move_no_row_with_a_stable_split(
+    new: set[int], seed: int
+) -> None:
     old = [{**entry, "cluster": None} for entry in grown_rows(range(300))]
     added = [{**row(number + 1000, "a"), "group": f"g{number % 100}"} for number in new]
     before, after = places(old, seed=seed), places(old + added, seed=seed)
@@ -129,13 +133,13 @@ def grown_rows(numbers: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_exact_may_move_rows_when_data_grows() -> None:
+def test_an_exact_split_may_move_rows_when_data_grows() -> None:
     """Control of the tests above: with `exact`, the same growth moves old rows."""
     before, after = places(classes(300), EXACT), places(classes(360), EXACT)
     assert 0 < sum(after[sample_id] != name for sample_id, name in before.items()) < 60
 
 
-def test_a_new_near_duplicate_moves_a_lone_row_at_most_half_of_the_time() -> None:
+def test_a_new_near_duplicate_moves_a_single_row_at_most_half_of_the_time() -> None:
     rows = classes(2000, "a")
     twins = [{**row(seed, "a"), "cluster": f"c{seed}"} for seed in range(10_000, 12_000)]
     before = places(rows)
@@ -162,7 +166,7 @@ def test_all_rows_of_a_group_are_in_one_split(params: SplitParams) -> None:
 
 
 @BOTH
-def test_groups_that_share_a_cluster_stay_together(params: SplitParams) -> None:
+def test_groups_that_share_a_near_duplicate_cluster_are_in_one_split(params: SplitParams) -> None:
     rows = [
         {
             **row(seed, "a", group=f"g{seed // 4}"),
@@ -182,7 +186,7 @@ def test_groups_that_share_a_cluster_stay_together(params: SplitParams) -> None:
 # shares
 
 
-def test_exact_splits_each_class_in_the_same_fractions() -> None:
+def test_an_exact_split_gives_each_class_the_same_fractions() -> None:
     found = split(classes(300), EXACT).rows
     counts = Counter(zip(found["label"].to_pylist(), found["split"].to_pylist(), strict=True))
     assert counts == {
@@ -192,14 +196,14 @@ def test_exact_splits_each_class_in_the_same_fractions() -> None:
     }
 
 
-def test_exact_keeps_the_fractions_with_groups() -> None:
+def test_an_exact_split_meets_its_fractions_with_groups() -> None:
     found = split(
         [row(seed, "ab"[seed % 2], group=f"person{seed % 40}") for seed in range(400)], EXACT
     ).rows
     assert Counter(found["split"].to_pylist()) == {"train": 280, "val": 60, "test": 60}
 
 
-def test_stable_meets_the_fractions_on_average_in_each_class() -> None:
+def test_a_stable_split_meets_its_fractions_on_average_in_each_class() -> None:
     found = split(classes(30_000)).rows
     counts = Counter(zip(found["label"].to_pylist(), found["split"].to_pylist(), strict=True))
     for label in "abc":
@@ -210,7 +214,7 @@ def test_stable_meets_the_fractions_on_average_in_each_class() -> None:
             )
 
 
-def test_exact_spreads_numeric_targets_evenly() -> None:
+def test_an_exact_split_spreads_numeric_targets_evenly() -> None:
     rows = split(
         [row(seed, label=None, target=float(seed)) for seed in range(1000)], EXACT
     ).rows.to_pylist()
@@ -220,14 +224,14 @@ def test_exact_spreads_numeric_targets_evenly() -> None:
         assert abs(sum(targets) / count - 499.5) < 12
 
 
-def test_equal_remainders_do_not_all_go_to_the_same_split() -> None:
+def test_equal_remainders_of_several_classes_go_to_different_splits() -> None:
     rows = [row(seed, label=None, target=float(seed)) for seed in range(364)]
     counts = Counter(split(rows, EXACT).rows["split"].to_pylist())
     assert abs(counts["val"] - counts["test"]) <= 1
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 100), min_size=2, max_size=7))
-def test_largest_remainders_add_up_and_are_off_by_less_than_one(
+def test_largest_remainder_parts_add_up_and_differ_by_less_than_one_from_exact(
     total: int, weights: list[int]
 ) -> None:
     shares = [weight / sum(weights) for weight in weights]
@@ -253,12 +257,14 @@ def test_a_stable_split_that_lacks_a_class_recommends_exact() -> None:
         split([*classes(200, "ab"), row(1000, "rare"), row(1001, "rare")])
 
 
-def test_the_number_of_rows_that_the_error_requires_is_enough() -> None:
+def test_the_minimum_number_of_rows_that_the_split_error_names_is_enough() -> None:
     assert set(places(classes(14, "ab"), EXACT).values()) == {"train", "val", "test"}
 
 
 @BOTH
-def test_an_empty_split_names_a_unit_that_holds_all_rows(params: SplitParams) -> None:
+def test_error_for_an_empty_split_names_the_size_of_a_group_that_holds_all_rows(
+    params: SplitParams,
+) -> None:
     with pytest.raises(DataError, match="largest group or chain of near duplicates has 40 rows"):
         split([row(seed, group="the only one") for seed in range(40)], params)
 
@@ -290,12 +296,12 @@ def test_every_row_that_is_not_for_testing_is_val_in_exactly_one_fold(params: Sp
     assert len(times_in_val) + len(test) == 1000
 
 
-def test_exact_folds_are_equally_large() -> None:
+def test_folds_of_an_exact_split_are_equally_large() -> None:
     found = split(classes(600, "ab"), split_params(assignment="exact", folds=5, fold=2))
     assert report(found, 7)["folds"] == [102] * 5
 
 
-def test_stable_folds_do_not_move_when_data_grows() -> None:
+def test_folds_of_a_stable_split_move_no_row_when_data_grows() -> None:
     params = split_params(folds=4, fold=1)
     assert places(classes(400), params).items() <= places(classes(700), params).items()
 
@@ -386,7 +392,7 @@ def lacking(*splits: str, **changes: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("assignment", ["stable", "exact"])
 @pytest.mark.parametrize("missing", ["val", "test"])
-def test_a_missing_val_or_test_is_cut_from_train_and_reported(
+def test_a_val_or_test_missing_from_the_given_split_is_cut_from_train_and_reported(
     missing: str, assignment: str
 ) -> None:
     rows = lacking(missing)
@@ -432,7 +438,7 @@ def lacking_in_time(missing: str) -> list[dict[str, Any]]:
     return [entry | {"time": float(place)} for place, entry in enumerate(lacking(missing))]
 
 
-def test_a_missing_val_is_the_latest_part_of_train_if_rows_have_times() -> None:
+def test_a_missing_val_is_cut_from_the_latest_rows_of_train_if_rows_have_times() -> None:
     rows = lacking_in_time("val")
     found = split(rows)
     train, val = (
@@ -485,18 +491,18 @@ def test_a_given_split_with_only_train_is_refused() -> None:
         split(lacking("val", "test"))
 
 
-def test_folds_and_a_given_split_contradict_each_other() -> None:
+def test_folds_are_refused_for_a_given_split() -> None:
     with pytest.raises(DataError, match=r"split\.folds is 5, but the given split"):
         split(own(), split_params(folds=5))
 
 
-def test_fixed_times_and_a_given_split_contradict_each_other() -> None:
+def test_time_cuts_are_refused_for_a_given_split() -> None:
     rows = [entry | {"time": float(place)} for place, entry in enumerate(own())]
     with pytest.raises(DataError, match=r"split\.time_cuts is \['1', '2'\], but the given split"):
         split(rows, split_params(time_cuts=["1", "2"]))
 
 
-def test_auto_reports_a_leak_of_the_given_split_and_moves_nothing() -> None:
+def test_a_leak_of_the_given_split_is_reported_and_moves_no_row_with_auto() -> None:
     rows = own()
     rows[0]["cluster"] = rows[6]["cluster"] = "twin"
     found = split(rows, split_params(on_leak="auto"))
@@ -510,7 +516,7 @@ def test_auto_reports_a_leak_of_the_given_split_and_moves_nothing() -> None:
 # time
 
 
-def test_train_is_the_earliest_and_test_the_latest() -> None:
+def test_a_split_by_time_puts_the_earliest_rows_in_train_and_the_latest_in_test() -> None:
     found = split(timed(200))
     order = found.rows.sort_by("time")["split"].to_pylist()
     assert order == ["train"] * 140 + ["val"] * 30 + ["test"] * 30
@@ -536,7 +542,7 @@ def test_rows_of_equal_time_are_in_one_split() -> None:
     st.lists(st.integers(0, 12), min_size=60, max_size=120),
     st.lists(st.integers(0, 400), min_size=120, max_size=120),
 )
-def test_no_unit_crosses_a_cut_in_time_and_no_row_disappears(
+def test_a_split_by_time_divides_no_unit_and_loses_no_row(
     times: list[int], groups: list[int]
 ) -> None:
     rows = [
@@ -576,7 +582,7 @@ def test_earlier_rows_of_a_group_that_reaches_a_later_split_are_purged() -> None
 
 
 @pytest.mark.parametrize("cuts", [["100", "150"], ["1970-04-11", "1970-05-31T00:00:00Z"]])
-def test_fixed_cuts_are_kept_when_data_grows(cuts: list[str]) -> None:
+def test_configured_time_cuts_stay_the_same_when_data_grows(cuts: list[str]) -> None:
     params = split_params(time_cuts=cuts)
     assert Counter(places(timed(200), params).values()) == {"train": 100, "val": 50, "test": 50}
     assert places(timed(200), params).items() <= places(timed(300), params).items()
@@ -586,7 +592,7 @@ def test_fixed_cuts_are_kept_when_data_grows(cuts: list[str]) -> None:
     ("cuts", "message"),
     [(["150", "100"], "then a later time"), (["soon", "nan"], "'soon', 'nan', expected ISO 8601")],
 )
-def test_cuts_that_are_not_ascending_times_are_refused(cuts: list[str], message: str) -> None:
+def test_time_cuts_that_are_no_ascending_times_are_refused(cuts: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         split(timed(200), split_params(time_cuts=cuts))
 
@@ -598,7 +604,7 @@ def test_error_names_rows_without_a_time() -> None:
         split(rows)
 
 
-def test_too_few_distinct_times_are_refused() -> None:
+def test_a_split_by_time_with_too_few_distinct_times_is_refused() -> None:
     with pytest.raises(DataError, match="2 distinct times in 100 rows"):
         split([{**entry, "time": entry["time"] % 2} for entry in timed(100)])
 
@@ -613,7 +619,7 @@ def test_a_given_split_out_of_time_order_is_a_leak() -> None:
     ("names", "key", "column", "value"),
     [(("mine", None), "split", "given_split", "val"), ((None, "mine"), "time", "time", 1.0)],
 )
-def test_a_requested_but_empty_column_is_refused(
+def test_a_requested_split_or_time_column_without_values_is_refused(
     names: tuple[str | None, str | None], key: str, column: str, value: Any
 ) -> None:
     with pytest.raises(
@@ -627,7 +633,7 @@ def test_a_requested_but_empty_column_is_refused(
 # the report
 
 
-def test_the_report_has_the_counts_of_every_class_and_the_largest_deviation() -> None:
+def test_the_split_report_has_the_counts_of_every_class_and_the_largest_deviation() -> None:
     described = report(split(classes(200, "ab"), EXACT), 7)
     assert described["splits"]["val"] == {"rows": 30, "leaked": 0, "classes": {"a": 15, "b": 15}}
     assert described["largest_deviation"]["found"] == pytest.approx(
@@ -637,7 +643,7 @@ def test_the_report_has_the_counts_of_every_class_and_the_largest_deviation() ->
     assert abs(stable["found"] - stable["asked"]) > 0.01
 
 
-def test_the_report_of_a_numeric_target_has_its_mean() -> None:
+def test_the_split_report_has_the_mean_of_a_numeric_target() -> None:
     described = report(
         split([row(seed, label=None, target=float(seed)) for seed in range(100)], EXACT), 7
     )
@@ -679,7 +685,7 @@ def label_sets(counts: dict[str, int]) -> list[dict[str, Any]]:
     return [row(seed, text) for seed, text in enumerate(texts)]
 
 
-def test_each_set_of_labels_gets_the_exact_fractions() -> None:
+def test_an_exact_split_meets_its_fractions_in_each_set_of_labels() -> None:
     found = split_rows(table(label_sets({"ab": 40, "a": 60, "": 20})), EXACT, 7, several=True)
     counts = Counter(
         zip(*(found.rows[name].to_pylist() for name in ("label", "split")), strict=True)
@@ -688,7 +694,7 @@ def test_each_set_of_labels_gets_the_exact_fractions() -> None:
     assert (counts['["a"]', "val"], counts["[]", "test"]) == (9, 3)
 
 
-def test_rare_sets_are_split_together_by_their_rarest_label() -> None:
+def test_rare_label_sets_are_split_together_by_their_rarest_label() -> None:
     rows = label_sets({"a": 50, "b": 50, "abz": 4, "az": 4, "bz": 4})
     found = report(split_rows(table(rows), EXACT, 7, several=True), 7)["splits"]
     assert [found[name]["classes"]["z"] for name in ("train", "val", "test")] == [8, 2, 2]

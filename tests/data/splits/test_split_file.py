@@ -55,7 +55,7 @@ def fault(data: DataParams) -> str:
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("is_inside", [True, False])
-def test_each_image_gets_the_split_of_its_path(
+def test_each_image_gets_the_split_that_the_split_file_lists_for_its_path(
     root: Path, tmp_path: Path, ending: str, is_inside: bool
 ) -> None:
     path = (root if is_inside else tmp_path) / f"splits.{ending}"
@@ -70,13 +70,17 @@ def test_each_image_gets_the_split_of_its_path(
     assert given(data_params(root, split_file=str(path))) == EXPECTED
 
 
-def test_names_of_splits_are_those_of_split_folders(root: Path, tmp_path: Path) -> None:
+def test_a_split_file_accepts_the_same_split_names_as_split_folders(
+    root: Path, tmp_path: Path
+) -> None:
     path = split_csv(tmp_path / "s.csv", NAMES, ["Training", "test", "TRAIN", "validation"])
     assert given(data_params(root, split_file=str(path))) == EXPECTED
 
 
 @pytest.mark.parametrize("key", ["path", "row", "image"])
-def test_images_of_a_table_are_named_by_path_or_row(root: Path, tmp_path: Path, key: str) -> None:
+def test_a_split_file_names_images_of_a_table_by_path_or_row(
+    root: Path, tmp_path: Path, key: str
+) -> None:
     lines = [f"{name},{name[:3]}\n" for name in NAMES]
     (root / "a.csv").write_text(f"image,label\n{''.join(lines)}")
     names: list[Any] = list(range(4)) if key == "row" else NAMES
@@ -85,7 +89,7 @@ def test_images_of_a_table_are_named_by_path_or_row(root: Path, tmp_path: Path, 
     assert found == {f"{row}:{name}": EXPECTED[name] for row, name in enumerate(NAMES)}
 
 
-def test_images_inside_a_table_are_named_by_row(tmp_path: Path) -> None:
+def test_a_split_file_names_images_inside_a_table_by_row(tmp_path: Path) -> None:
     table = write_parquet(tmp_path / "a.parquet", [picture(1), picture(2)], ["1", "2"])
     path = split_csv(tmp_path / "s.csv", [1, 0], ["test", "train"], "row")
     assert given(data_params(table, split_file=str(path))) == {
@@ -94,7 +98,9 @@ def test_images_inside_a_table_are_named_by_row(tmp_path: Path) -> None:
     }
 
 
-def test_error_counts_all_unmatched_names_and_shows_three(root: Path, tmp_path: Path) -> None:
+def test_error_counts_all_unmatched_names_of_a_split_file_and_shows_three(
+    root: Path, tmp_path: Path
+) -> None:
     path = split_csv(tmp_path / "s.csv", ["cat/0.png", *"abcd"], ["train"] * 5)
     text = fault(data_params(root, split_file=str(path)))
     assert "4 of its names match no row: 'a', 'b', 'c', ...\n" in text
@@ -102,7 +108,9 @@ def test_error_counts_all_unmatched_names_and_shows_three(root: Path, tmp_path: 
     assert "'path', the path of an image in the data" in text
 
 
-def test_a_refused_image_needs_no_split_and_may_have_one(root: Path, tmp_path: Path) -> None:
+def test_an_image_that_clean_refused_may_be_missing_from_the_split_file_or_in_it(
+    root: Path, tmp_path: Path
+) -> None:
     (root / "cat" / "1.png").write_bytes(b"words")
     (root / "dog" / "1.png").write_bytes(b"words")
     path = split_csv(tmp_path / "s.csv", NAMES[:3], SPLITS[:3])
@@ -143,7 +151,7 @@ def test_a_split_file_that_is_missing_or_not_a_table_is_refused(
     assert f"{name}' is not a file that ends in .parquet" in text
 
 
-def test_the_file_takes_precedence_over_folders_that_name_splits(tmp_path: Path) -> None:
+def test_a_split_file_takes_precedence_over_split_folders(tmp_path: Path) -> None:
     for split in ("train", "test"):
         seed = len(split)
         write_folder(
@@ -163,7 +171,7 @@ def table_splits(data: DataParams) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("key", ["row", "b"])
-def test_rows_of_a_table_are_named_by_number_or_by_a_column(tmp_path: Path, key: str) -> None:
+def test_a_split_file_names_table_rows_by_number_or_by_a_column(tmp_path: Path, key: str) -> None:
     table = raw_files.numbered_csv(tmp_path / "t.csv", a_3="x")  # row 3 is refused
     cells = [(11 * row) % 37 for row in range(30)]
     names = list(range(30)) if key == "row" else cells
@@ -204,14 +212,14 @@ def test_a_split_file_with_an_unknown_column_is_refused(tmp_path: Path) -> None:
         table_splits(raw_files.data_params(table, split_file=str(path)))
 
 
-def test_the_file_beside_a_table_is_not_read_as_a_table(tmp_path: Path) -> None:
+def test_a_split_file_beside_a_table_is_not_read_as_data(tmp_path: Path) -> None:
     raw_files.numbered_csv(tmp_path / "t.csv")
     path = split_csv(tmp_path / "splits.csv", list(range(30)), ["train"] * 30, "row")
     data = raw_files.data_params(tmp_path, split_file=str(path))
     assert set(table_splits(data).values()) == {"train"}
 
 
-def test_images_of_joined_tables_are_named_by_their_paths(root: Path, tmp_path: Path) -> None:
+def test_a_split_file_names_images_of_joined_tables_by_path(root: Path, tmp_path: Path) -> None:
     lines = [f"{name},{name[:3]}\n" for name in NAMES]
     (root / "a.csv").write_text(f"image,label\n{''.join(lines)}")
     names = [f"images/{name}" for name in NAMES]

@@ -48,7 +48,7 @@ def test_a_long_chain_of_linked_rows_is_one_component() -> None:
     assert set(connected_components(100_000, shuffled[:-1], shuffled[1:]).tolist()) == {0}
 
 
-def test_a_chain_of_groups_and_clusters_is_one_unit() -> None:
+def test_rows_linked_by_a_chain_of_groups_and_clusters_form_one_unit() -> None:
     rows = [
         {**row(1), "group": "a", "cluster": None},
         {**row(2), "group": "a", "cluster": "x"},
@@ -63,7 +63,7 @@ def test_a_chain_of_groups_and_clusters_is_one_unit() -> None:
     assert sorted(units.sizes.tolist()) == [1, 5]
 
 
-def test_rows_with_equal_content_are_one_unit() -> None:
+def test_rows_with_equal_content_form_one_unit() -> None:
     """If the rule for duplicates only flags, one picture is kept under two names."""
     units = find_units(
         pa.Table.from_pylist([row(1), {**row(1), "source": "again"}, row(2)], schema=ROWS), 7

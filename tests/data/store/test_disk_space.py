@@ -27,14 +27,14 @@ def form(encoding: str, train_size_px: int = 100, quality: int = 90) -> StoreFor
     )
 
 
-def test_raw_pixels_are_counted_exactly() -> None:
+def test_the_space_for_raw_pixels_is_computed_exactly() -> None:
     small, large = space_needed(form("raw"), COUNTS), space_needed(form("raw", 200), COUNTS)
     assert large.store - small.store == 700 * (200 * 200 - 100 * 100) * 3
     assert 0 <= small.store - 1000 * 100 * 100 * 3 < 70 * MIB
     assert not small.is_estimate
 
 
-def test_jpeg_is_an_estimate_that_grows_with_size_and_quality_and_counts_the_shards() -> None:
+def test_the_estimated_space_for_jpegs_grows_with_size_and_quality_and_includes_shards() -> None:
     needs = [
         space_needed(form("jpeg", *setting), COUNTS)
         for setting in ((100, 50), (100, 95), (200, 95))
@@ -75,7 +75,7 @@ def test_the_content_of_the_work_folder_counts_as_free_space(
     check_disk_space(need, tmp_path, tmp_path / "packed")
 
 
-def test_a_target_on_another_device_needs_space_for_the_copy(
+def test_a_target_on_another_disk_needs_space_for_a_copy_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, target = tmp_path / "work", tmp_path / "target"
@@ -93,7 +93,7 @@ def test_a_target_on_another_device_needs_space_for_the_copy(
         check_disk_space(need, work, target / "packed")
 
 
-def test_larger_jpegs_than_estimated_are_noticed_during_packing(
+def test_packing_stops_if_jpegs_turn_out_too_large_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1024 * MIB})())

@@ -29,7 +29,7 @@ def _folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_are_read_singly_by_slice_by_number_and_by_mask(folder: Path) -> None:
+def test_jpeg_rows_can_be_indexed_by_number_slice_array_and_mask(folder: Path) -> None:
     inputs = JpegInputs(folder, SHAPE)
     everything = np.stack([inputs[number] for number in range(NUM_ROWS)])
     assert (inputs.shape, inputs.dtype, len(inputs)) == (
@@ -46,7 +46,7 @@ def test_rows_are_read_singly_by_slice_by_number_and_by_mask(folder: Path) -> No
         inputs[NUM_ROWS]
 
 
-def test_decoded_pixels_are_close_to_what_was_encoded(folder: Path) -> None:
+def test_decoded_jpeg_pixels_are_close_to_the_encoded_pixels(folder: Path) -> None:
     expected = np.stack([smooth(seed) for seed in range(NUM_ROWS)]).astype(int)
     assert np.abs(JpegInputs(folder, SHAPE)[:] - expected).mean() < 2
 
@@ -68,7 +68,9 @@ def _read_in_child(inputs: JpegInputs, connection: object) -> None:
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_loader_process_decodes_the_same_on_its_one_thread(folder: Path, method: str) -> None:
+def test_a_loader_process_decodes_equal_pixels_on_a_single_thread(
+    folder: Path, method: str
+) -> None:
     inputs = JpegInputs(folder, SHAPE)
     expected = inputs[:20]  # starts this process's threads, which a fork does not have
     context = multiprocessing.get_context(method)
@@ -107,7 +109,7 @@ def test_error_names_the_number_of_a_damaged_image(folder: Path) -> None:
         inputs[:]
 
 
-def test_offsets_that_do_not_fit_and_missing_files_are_refused(folder: Path) -> None:
+def test_jpeg_inputs_with_missing_files_or_wrong_offsets_are_refused(folder: Path) -> None:
     with pytest.raises(IntegrityError, match=r"\(16, 16, 3\) found, \(8, 8, 3\) expected"):
         JpegInputs(folder, (8, 8, 3))[0]
     (folder / JPEG).write_bytes((folder / JPEG).read_bytes()[:-1])

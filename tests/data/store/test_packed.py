@@ -56,7 +56,7 @@ def test_opening_a_split_maps_its_arrays_without_reading_them(store: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["inputs.npy", "rows.parquet"])
-def test_an_altered_file_is_refused(store: Path, name: str) -> None:
+def test_opening_a_split_with_an_altered_file_is_refused(store: Path, name: str) -> None:
     payload = bytearray((store / "train" / name).read_bytes())
     payload[-20] ^= 1
     (store / "train" / name).write_bytes(payload)
@@ -64,7 +64,7 @@ def test_an_altered_file_is_refused(store: Path, name: str) -> None:
         open_split(store, read_manifest(store), "train", verify=True)
 
 
-def test_images_of_a_different_shape_are_refused(store: Path) -> None:
+def test_opening_a_split_with_images_of_a_different_shape_is_refused(store: Path) -> None:
     np.save(store / "train" / "inputs.npy", np.zeros((3, 8, 8, 1), np.uint8))
     with pytest.raises(SchemaError, match=r"has inputs \(3, 8, 8, 1\)"):
         open_split(store, read_manifest(store), "train")
@@ -76,13 +76,13 @@ def test_pickled_images_are_never_loaded(store: Path) -> None:
         open_split(store, read_manifest(store), "train")
 
 
-def test_missing_images_are_refused(store: Path) -> None:
+def test_opening_a_split_without_its_images_is_refused(store: Path) -> None:
     (store / "train" / "inputs.npy").unlink()
     with pytest.raises(SchemaError, match="not a readable array"):
         open_split(store, read_manifest(store), "train")
 
 
-def test_a_missing_manifest_names_the_command_that_writes_it(tmp_path: Path) -> None:
+def test_error_for_a_missing_manifest_names_the_command_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="dvc repro precompute"):
         read_manifest(tmp_path)
 

@@ -124,7 +124,7 @@ def test_the_same_folder_can_be_packed_twice_in_one_process(tmp_path: Path) -> N
     assert write(tmp_path / "packed", samples, rows) == write(tmp_path / "packed", samples, rows)
 
 
-def test_statistics_are_those_of_the_training_split(tmp_path: Path) -> None:
+def test_channel_statistics_are_computed_from_the_training_split_only(tmp_path: Path) -> None:
     write(tmp_path / "packed", *data_set(20))
     manifest = read_manifest(tmp_path / "packed")
     train = open_split(tmp_path / "packed", manifest, "train").inputs[:].astype(np.float64) / 255
@@ -139,7 +139,7 @@ def test_statistics_are_those_of_the_training_split(tmp_path: Path) -> None:
     )
 
 
-def test_statistics_over_several_chunks_are_exact() -> None:
+def test_channel_statistics_over_several_chunks_are_exact() -> None:
     images = np.stack([pixels(seed, 4) for seed in range(600)])
     mean, std = channel_statistics(images)
     assert mean == pytest.approx((images / 255).mean((0, 1, 2)).tolist(), abs=1e-12)
@@ -245,7 +245,7 @@ def test_an_interrupted_packing_resumes_to_the_same_result(
 
 
 @pytest.mark.parametrize("damage", ["pixels", "jpeg", "marker", "half a marker"])
-def test_a_damaged_shard_is_rebuilt(
+def test_a_resumed_packing_rebuilds_a_damaged_shard(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipway.data.store.shards.SHARD_ROWS", 8)
@@ -270,7 +270,7 @@ def test_a_damaged_shard_is_rebuilt(
     assert len(asked) == 8
 
 
-def test_slow_rows_are_recorded_before_their_shard_is_full(
+def test_slow_rows_are_recorded_after_a_time_limit_before_their_shard_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipway.data.engine.parallel._CHUNK_ITEMS", 4)
@@ -315,7 +315,7 @@ def test_work_of_another_version_of_the_code_is_removed_and_never_resumed(
     assert old.isdisjoint(path.name for path in (tmp_path / "work").iterdir())
 
 
-def test_the_key_depends_on_rows_form_and_task_but_not_on_the_order_of_rows() -> None:
+def test_the_packing_key_depends_on_rows_form_and_task_but_not_on_row_order() -> None:
     _, rows = data_set(20)
     key = packing_key(rows, RAW, "image_classification")
     assert packing_key(rows.take(list(range(20))[::-1]), RAW, "image_classification") == key
@@ -327,7 +327,9 @@ def test_the_key_depends_on_rows_form_and_task_but_not_on_the_order_of_rows() ->
     assert len(others | {key}) == 4
 
 
-def test_training_images_may_be_larger_than_the_others(tmp_path: Path) -> None:
+def test_training_images_may_be_stored_larger_than_validation_and_test_images(
+    tmp_path: Path,
+) -> None:
     samples, rows = data_set(20)
     write(tmp_path / "packed", samples, rows, form=RAW.model_copy(update={"train_size_px": 12}))
     manifest = read_manifest(tmp_path / "packed")

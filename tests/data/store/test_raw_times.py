@@ -43,7 +43,7 @@ def _samples(count: int, seconds: float = 0.0) -> Iterator[RawSample]:
         yield RawSample(str(number), picture(number), "one", None, None, None)
 
 
-def test_a_slow_transform_takes_the_largest_part_of_the_measured_time(
+def test_raw_times_name_a_slow_transform_as_the_largest_part(
     write_functions: WriteFunctions,
 ) -> None:
     write_functions("slow_of_the_profile", {"__init__.py": "", "slow.py": SLOW})
@@ -58,7 +58,7 @@ def test_a_slow_transform_takes_the_largest_part_of_the_measured_time(
     assert time_raw_rows(_samples(8), CONTRACT).transform_ms == 0
 
 
-def test_a_slow_disk_takes_the_largest_part_of_the_measured_time() -> None:
+def test_raw_times_name_reading_from_a_slow_disk_as_the_largest_part() -> None:
     assert time_raw_rows(_samples(8, 0.02), CONTRACT).largest == "read"
 
 
@@ -85,7 +85,7 @@ def test_workers_wait_in_parallel_but_share_the_cores_to_compute() -> None:
     assert _times(transform_ms=80.0, read_ms=30.0).image_ms(1, num_cores=2) == 110.0
 
 
-def test_the_best_number_of_workers_stops_where_more_do_not_help() -> None:
+def test_best_num_workers_is_the_smallest_beyond_which_more_workers_do_not_help() -> None:
     assert _times(transform_ms=80.0, processor_ms=80.0).best_num_workers(2) == 2
     assert _times(transform_ms=80.0).best_num_workers(2) == 16
     assert _times(transform_ms=10.0, read_ms=6.0).best_num_workers(2) == 2

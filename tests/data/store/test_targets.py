@@ -17,7 +17,7 @@ def rows(*labels: str) -> pa.Table:
     return pa.Table.from_pylist(records, schema=SPLIT_ROWS)
 
 
-def test_targets_are_indices_into_the_sorted_class_names() -> None:
+def test_packed_class_targets_are_indices_into_the_sorted_class_names() -> None:
     table = rows("b", "a", "b")
     assert (
         class_names(table, "table_classification")

@@ -31,7 +31,7 @@ def digests(table: RawTable) -> list[str]:
     return [str(text) for text in hex_strings(found).to_pylist()]
 
 
-def test_words_for_missing_are_missing_in_any_case(tmp_path: Path) -> None:
+def test_words_for_missing_values_count_as_missing_in_upper_and_lower_case(tmp_path: Path) -> None:
     words = [variant for word in MISSING_WORDS for variant in (word, word.upper(), f" {word} ")]
     for kind in ("number", "category", "boolean", "date"):
         states = typed_column(raw_csv(tmp_path, *words).columns["a"], kind).cell_states
@@ -41,7 +41,9 @@ def test_words_for_missing_are_missing_in_any_case(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "cell", ["1,2", "0x10", "1_0", "12abc", "1e", "-", "inf", "-Infinity", "1e999", "١"]
 )
-def test_a_cell_that_is_not_a_finite_number_is_bad(tmp_path: Path, cell: str) -> None:
+def test_a_cell_of_a_number_column_that_is_no_finite_number_is_bad(
+    tmp_path: Path, cell: str
+) -> None:
     column = typed_column(raw_csv(tmp_path, f'"{cell}"', "5").columns["a"], "number")
     assert column.cell_states.tolist() == [BAD, GOOD]
     assert math.isnan(column.cells[0])
@@ -51,7 +53,7 @@ def test_a_cell_that_is_not_a_finite_number_is_bad(tmp_path: Path, cell: str) ->
     ("cell", "number"),
     [("5", 5), ("+5", 5), (" -5. ", -5), (".5", 0.5), ("1E+05", 1e5), ("-0.0", 0)],
 )
-def test_numbers_are_read_whether_or_not_others_are_bad(
+def test_a_number_is_read_the_same_beside_good_and_bad_cells(
     tmp_path: Path, cell: str, number: float
 ) -> None:
     for others in ([], ["bad"]):
@@ -60,7 +62,7 @@ def test_numbers_are_read_whether_or_not_others_are_bad(
         assert math.copysign(1, float(column.cells[0])) == math.copysign(1, number)
 
 
-def test_booleans_dates_and_categories_are_read(tmp_path: Path) -> None:
+def test_typed_column_reads_booleans_dates_and_categories(tmp_path: Path) -> None:
     boolean = typed_column(raw_csv(tmp_path, "Yes", "F", "1", "perhaps").columns["a"], "boolean")
     assert boolean.cells[:3].tolist() == [1, 0, 1]
     assert boolean.cell_states[3] == BAD

@@ -95,7 +95,7 @@ def test_an_unchecked_cell_counts_as_missing_without_a_flag(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("action", "kept", "bounds"), [("refuse", 29, True), ("flag", 30, True), (None, 30, False)]
 )
-def test_numbers_beyond_the_users_bounds_follow_the_rule(
+def test_numbers_outside_the_users_bounds_are_refused_or_flagged_by_the_rule(
     tmp_path: Path, action: str, kept: int, bounds: bool
 ) -> None:
     columns = {"a": said("number", min=0.0, max=100.0)}
@@ -130,7 +130,7 @@ def test_outliers_are_found_by_robust_deviations_in_inputs_and_target(tmp_path: 
     assert set(refusals(cleaned(data, rules={"outlier": "refuse"}))) == {"3", "4"}
 
 
-def test_labels_are_mapped_and_unknown_ones_refused(tmp_path: Path) -> None:
+def test_labels_are_mapped_by_label_map_and_unknown_labels_are_refused(tmp_path: Path) -> None:
     labels = ["cat", "dog", " Cat", "cow", ""] + ["cat", "dog"] * 10
     data = data_params(
         classes_csv(tmp_path / "t.csv", labels),
@@ -147,7 +147,7 @@ def test_labels_are_mapped_and_unknown_ones_refused(tmp_path: Path) -> None:
     }
 
 
-def test_bytes_that_are_not_utf8_break_a_category_and_a_class(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_make_a_category_or_a_class_unusable(tmp_path: Path) -> None:
     rows = [f"{['red', 'blue'][row % 3 == 0]},{row},{['cat', 'dog'][row % 2]}" for row in range(30)]
     content = (
         "\n".join(["colour,n,target", *rows])
@@ -168,7 +168,7 @@ def test_bytes_that_are_not_utf8_break_a_category_and_a_class(tmp_path: Path) ->
     assert "colour: found" in refusals(table)["4"][1]
 
 
-def test_the_text_none_is_a_class_if_the_params_list_it(tmp_path: Path) -> None:
+def test_the_text_none_is_a_class_if_data_classes_lists_it(tmp_path: Path) -> None:
     labels = ["none", "some"] * 10
     path = classes_csv(tmp_path / "t.csv", labels)
     assert (
@@ -207,7 +207,7 @@ def test_group_time_weight_and_split_are_read_but_are_not_inputs(tmp_path: Path)
     assert sorted(rules) == ["bad_split", "bad_time", "bad_weight", "missing_group"]
 
 
-def test_equal_rows_are_kept_once(tmp_path: Path) -> None:
+def test_one_of_several_equal_rows_is_kept(tmp_path: Path) -> None:
     path = numbered_csv(tmp_path / "t.csv")
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, lines[5]]) + "\n")
@@ -217,7 +217,7 @@ def test_equal_rows_are_kept_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("action", "kept"), [("refuse", 29), ("flag", 31), (None, 31)])
-def test_equal_inputs_with_different_numbers_follow_the_rule(
+def test_equal_inputs_with_different_numeric_targets_follow_the_conflict_rule(
     tmp_path: Path, action: str, kept: int
 ) -> None:
     path = numbered_csv(tmp_path / "t.csv")
@@ -253,7 +253,7 @@ def test_rows_with_equal_inputs_follow_the_near_duplicate_rule(
     )
 
 
-def test_constant_columns_and_copies_are_not_inputs(tmp_path: Path) -> None:
+def test_constant_columns_and_copies_of_columns_are_not_inputs(tmp_path: Path) -> None:
     lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
     rows = [f"{line},5,{line.split(',')[0]}" for line in lines[1:]]
     data = data_params(
@@ -290,7 +290,7 @@ def test_a_copy_of_the_target_is_dropped_as_leakage(tmp_path: Path) -> None:
     assert "leakage" in notes(insisted)["thousands"]
 
 
-def test_a_column_that_renames_the_classes_is_leakage(tmp_path: Path) -> None:
+def test_a_column_that_renames_the_classes_is_dropped_as_leakage(tmp_path: Path) -> None:
     labels = ["cat", "dog"] * 15
     lines = classes_csv(tmp_path / "t.csv", labels).read_text().splitlines()
     codes = {"cat": 3, "dog": 4}
@@ -305,7 +305,7 @@ def test_a_column_that_renames_the_classes_is_leakage(tmp_path: Path) -> None:
     }
 
 
-def test_cleaning_does_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
+def test_the_cleaned_table_does_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
     path = numbered_csv(tmp_path / "t.csv", a_3="x", a_5="")
     header, *lines = path.read_text().splitlines()
     backwards = write_csv(tmp_path / "u.csv", "\n".join([header, *reversed(lines)]) + "\n")
@@ -314,7 +314,7 @@ def test_cleaning_does_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
     assert one.cells.equals(other.cells)
 
 
-def test_the_id_of_a_row_ignores_a_row_index(tmp_path: Path) -> None:
+def test_the_id_of_a_row_does_not_depend_on_a_row_index_column(tmp_path: Path) -> None:
     header, *lines = numbered_csv(tmp_path / "t.csv").read_text().splitlines()
     indexed = [f",{header}", *(f"{number},{line}" for number, line in enumerate(lines))]
     path = write_csv(tmp_path / "u.csv", "\n".join(indexed) + "\n")
@@ -322,7 +322,7 @@ def test_the_id_of_a_row_ignores_a_row_index(tmp_path: Path) -> None:
     assert one.cleaned.rows["id"].equals(other.cleaned.rows["id"])
 
 
-def test_a_csv_and_the_same_parquet_give_the_same_ids_and_cells(tmp_path: Path) -> None:
+def test_a_csv_and_a_parquet_of_equal_rows_give_equal_ids_and_cells(tmp_path: Path) -> None:
     path = numbered_csv(tmp_path / "t.csv", a_5="")
     pq.write_table(pa.csv.read_csv(path), tmp_path / "t.parquet")
     one, other = cleaned(data_params(path)), cleaned(data_params(tmp_path / "t.parquet"))
@@ -376,7 +376,7 @@ def test_the_report_counts_findings_and_names_skipped_rules(tmp_path: Path) -> N
     assert [column["kind"] for column in report["columns"]] == ["number", "number"]
 
 
-def test_json_rows_have_the_ids_and_cells_of_clean(tmp_path: Path) -> None:
+def test_read_json_rows_returns_the_ids_and_cells_that_clean_stored(tmp_path: Path) -> None:
     cells = [
         (f"{number % 7}.5", ["red", "NA"][number % 2], ["yes", "no", ""][number % 3])
         for number in range(30)
@@ -409,7 +409,7 @@ def test_json_rows_have_the_ids_and_cells_of_clean(tmp_path: Path) -> None:
     assert changed["2"] == found["2"][0]
 
 
-def test_missing_json_rows_are_counted_in_the_error(tmp_path: Path) -> None:
+def test_error_counts_the_wanted_json_rows_that_are_missing(tmp_path: Path) -> None:
     data = data_params(numbered_csv(tmp_path / "t.csv"))
     table = cleaned(data)
     with pytest.raises(IntegrityError, match="1 rows and 0 columns"):
@@ -502,7 +502,7 @@ def leaking_csv(path: Path) -> Path:
     return write_csv(path, "\n".join([f"{header},thousands,name", *rows]) + "\n")
 
 
-def test_pasted_columns_keep_a_copy_of_the_target_out(
+def test_columns_yaml_pasted_into_params_still_excludes_a_copy_of_the_target(
     tmp_path: Path,
 ) -> None:
     data = data_params(leaking_csv(tmp_path / "t.csv"))
@@ -531,7 +531,7 @@ def test_clean_reports_a_target_copy_that_the_params_keep_as_input(tmp_path: Pat
     assert shown == f"  thousands: {reason}; still an input, because data.columns names its kind"
 
 
-def test_a_column_that_the_user_ignores_moves_no_row_to_another_split(tmp_path: Path) -> None:
+def test_ignoring_a_column_moves_no_row_to_another_split(tmp_path: Path) -> None:
     data = data_params(numbered_csv(tmp_path / "t.csv"))
     without = data.model_copy(update={"columns": {"b": said("ignore")}})
     assert cleaned(without).cleaned.rows["id"].equals(cleaned(data).cleaned.rows["id"])
@@ -588,7 +588,7 @@ def test_a_row_is_never_named_as_its_own_duplicate(tmp_path: Path, action: str, 
         }
 
 
-def test_row_numbers_are_sorted_as_numbers_in_the_report(tmp_path: Path) -> None:
+def test_the_report_sorts_row_numbers_numerically(tmp_path: Path) -> None:
     cells = {f"a_{row}": "x" for row in (2, 10, 9)}
     data = data_params(numbered_csv(tmp_path / "t.csv", 120, **cells))
     clean = clean_params()
@@ -597,7 +597,7 @@ def test_row_numbers_are_sorted_as_numbers_in_the_report(tmp_path: Path) -> None
     assert [example.source for example in examples] == ["2", "9", "10"]
 
 
-def test_a_missing_column_names_the_comments_above_the_header(tmp_path: Path) -> None:
+def test_error_for_a_missing_column_names_the_comments_above_the_header(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "# from the lab\n#target;a;b\n1,2,3\n4,5,6\n")
     with pytest.raises(DataError, match=r"data.target_column is 'target'") as raised:
         cleaned(data_params(path))

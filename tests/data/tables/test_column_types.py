@@ -29,7 +29,7 @@ def guess(folder: Path, cells: list[str], name: str = "a") -> ColumnGuess:
         (["1", "2", "3", "x"], "category"),
     ],
 )
-def test_nearly_all_cells_decide_the_kind_of_a_column(
+def test_the_kind_of_a_column_is_inferred_from_nearly_all_of_its_cells(
     tmp_path: Path, cells: list[str], kind: str
 ) -> None:
     assert guess(tmp_path, cells).kind == kind
@@ -93,7 +93,7 @@ def test_the_row_index_of_another_program_is_not_an_input(tmp_path: Path, name: 
     assert guess(tmp_path, ["5", "3"], name="index").kind == "number"
 
 
-def test_kinds_in_the_params_override_inferred_kinds(tmp_path: Path) -> None:
+def test_column_kinds_in_the_params_override_inferred_kinds(tmp_path: Path) -> None:
     raw = read_raw_table(write_csv(tmp_path / "t.csv", "a,b\n1,2\n3,4\n")).columns
     kinds = [
         column.kind for column in column_types(raw, {"a": said("category"), "b": said("ignore")})
@@ -101,7 +101,7 @@ def test_kinds_in_the_params_override_inferred_kinds(tmp_path: Path) -> None:
     assert kinds == ["category", "ignore"]
 
 
-def test_the_written_columns_can_be_pasted_into_params(tmp_path: Path) -> None:
+def test_the_text_of_columns_yaml_can_be_pasted_into_params(tmp_path: Path) -> None:
     name = 'odd: "name" # 1'
     columns = [ColumnType(name=name, kind="number", required=False, min=0.0, max=None)]
     text = columns_yaml(columns, {"id": "counts\nthe rows # from 0"})

@@ -83,14 +83,14 @@ def test_hints_name_words_in_a_column_of_numbers_that_would_cost_rows(tmp_path: 
     assert pasted(last) == {"missing_values": ["?"]}
 
 
-def test_times_are_read_in_the_date_format(tmp_path: Path) -> None:
+def test_the_time_column_is_read_in_the_configured_date_format(tmp_path: Path) -> None:
     lines = [f"{row % 7},{row % 28 + 1:02}/12/2020,{row % 11}" for row in range(60)]
     path = write_csv(tmp_path / "t.csv", "\n".join(["a,day,target", *lines, ""]))
     table = cleaned(data_params(path, time_column="day", date_format="%d/%m/%Y"), rules=QUIET)
     assert min(table.cleaned.rows["time"].to_pylist()) == 18597.0
 
 
-def test_the_report_has_the_hints_on_classes_too(tmp_path: Path) -> None:
+def test_the_clean_report_contains_hints_on_class_names(tmp_path: Path) -> None:
     lines = [f"{row},{['cat', 'cat', 'Cat'][row % 3]}" for row in [*range(0, 90, 2), *range(45)]]
     path = write_csv(tmp_path / "t.csv", "\n".join(["a,target", *lines, ""]))
     data = data_params(path, "table_classification")
@@ -101,7 +101,7 @@ def test_the_report_has_the_hints_on_classes_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cell", ["2024.01.1{}", ""])
-def test_a_column_without_any_date_in_the_format_is_reported_not_a_failure(
+def test_clean_reports_a_column_without_any_date_in_the_format_instead_of_failing(
     tmp_path: Path, cell: str
 ) -> None:
     rows = [f"{cell.format(row % 3)},{row % 5},{row % 7}" for row in range(30)]
@@ -113,7 +113,7 @@ def test_a_column_without_any_date_in_the_format_is_reported_not_a_failure(
     assert "dates as" not in str(found)
 
 
-def test_digits_are_dates_in_the_format_that_the_user_names(tmp_path: Path) -> None:
+def test_numbers_are_read_as_dates_if_they_match_the_configured_date_format(tmp_path: Path) -> None:
     rows = [f"202401{day:02},{day % 7},{day % 5}" for day in range(1, 31)]
     path = write_csv(tmp_path / "t.csv", "\n".join(["d,a,target", *rows, ""]))
     table = read_table_of(data_params(path, date_format="%Y%m%d"))

@@ -45,7 +45,7 @@ def test_verdicts_are_grouped_by_row_in_the_order_of_the_rules() -> None:
     ]
 
 
-def test_verdicts_written_in_many_parts_give_the_same_tables_as_in_one(
+def test_verdicts_stored_in_many_parts_give_the_same_tables_as_in_one_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

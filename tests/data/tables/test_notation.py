@@ -39,7 +39,7 @@ def test_the_numbers_of_a_column_share_one_unit_and_one_decimal_mark(
     assert found.unit == unit
 
 
-def test_a_formatted_date_gives_the_days_of_its_iso_date() -> None:
+def test_a_date_in_any_format_gives_the_same_days_as_its_iso_date() -> None:
     days = read_date_as("31/12/2020", "%d/%m/%Y")
     assert iso_date(days) == "2020-12-31"
     assert iso_date(days + 0.5) == "2020-12-31T12:00:00+00:00"
@@ -54,7 +54,7 @@ def written_table(folder: Path) -> DataParams:
     return data_params(path, date_format="%d/%m/%Y")
 
 
-def test_training_and_service_read_the_same_numbers_and_dates(tmp_path: Path) -> None:
+def test_training_and_service_read_numbers_and_dates_as_equal_values(tmp_path: Path) -> None:
     data = written_table(tmp_path)
     table = cleaned(data)
     assert [column.kind for column in table.types] == ["number", "number", "date"]

@@ -59,7 +59,7 @@ def test_precompute_reports_columns_with_more_categories_than_allowed() -> None:
     assert rare_categories(pa.table(cells), contract, max_categories=4) == []
 
 
-def test_a_column_without_missing_values_refuses_missing_values() -> None:
+def test_a_column_that_never_lacked_a_value_refuses_missing_values() -> None:
     contract = fitted({"a": [1.0, 2.0, 3.0], "c": ["x", "y", "x"]}, 2, a="number", c="category")
     for row, rule in (
         ({"a": None, "c": "x"}, "missing_value"),
@@ -70,7 +70,7 @@ def test_a_column_without_missing_values_refuses_missing_values() -> None:
         assert caught.value.rule == rule
 
 
-def test_a_value_that_only_other_rows_lack_is_imputed_without_an_indicator() -> None:
+def test_a_value_missing_only_outside_training_rows_is_imputed_without_an_indicator() -> None:
     contract = fitted(
         {"a": [1.0, 2.0, 6.0, None], "c": ["y", "x", "x", "new"]}, 3, a="number", c="category"
     )
@@ -80,7 +80,7 @@ def test_a_value_that_only_other_rows_lack_is_imputed_without_an_indicator() -> 
     assert np.array_equal(lacking, usual)
 
 
-def test_a_value_that_training_rows_lack_has_a_missing_indicator() -> None:
+def test_a_column_with_values_missing_in_training_rows_gets_a_missing_indicator() -> None:
     contract = fitted({"a": [1.0, 3.0, None], "c": ["x", None, "y"]}, 3, a="number", c="category")
     row = encode_rows([read_row({"a": None, "c": None}, contract)], contract)[0]
     assert row.tolist() == [0.0, 1.0, 0.0]  # the median, its indicator, and the code for missing
@@ -173,7 +173,7 @@ def test_packing_and_the_service_encode_a_row_to_the_same_bits(tmp_path: Path) -
     assert sum(manifest.splits[name].rows for name in manifest.splits) == 120
 
 
-def test_packing_refuses_the_cells_of_different_rows(tmp_path: Path) -> None:
+def test_packing_refuses_cells_that_belong_to_other_rows(tmp_path: Path) -> None:
     data, table = mixed_table(tmp_path)
     with pytest.raises(IntegrityError, match="119 of 120 rows have no cells"):
         pack_table(
@@ -186,7 +186,7 @@ def test_packing_refuses_the_cells_of_different_rows(tmp_path: Path) -> None:
         )
 
 
-def test_the_contract_lists_the_ignored_columns(tmp_path: Path) -> None:
+def test_the_column_contract_lists_the_ignored_columns(tmp_path: Path) -> None:
     rows = [f"{(7 * row) % 31}.5,note {row},{row / 8},g{row % 9},5,{row}" for row in range(40)]
     path = write_csv(
         tmp_path / "t.csv", "\n".join(["size,note,copy,person,same,target", *rows]) + "\n"

@@ -40,7 +40,7 @@ def read(data: DataParams, names: list[str], sources: list[str]) -> dict[str, Ra
     }
 
 
-def test_columns_come_in_the_order_of_the_rows_with_their_kinds(tmp_path: Path) -> None:
+def test_raw_columns_have_their_kinds_and_the_order_of_the_requested_rows(tmp_path: Path) -> None:
     found = read(table(tmp_path), ["member", "place", "age", "bought", "secret"], ["4", "2", "0"])
     assert list(found) == ["member", "place", "age", "bought", "secret"]
     assert {name: cells.kind for name, cells in found.items()} == {
@@ -92,7 +92,7 @@ def test_rows_that_changed_since_they_were_cleaned_are_refused(tmp_path: Path) -
         read_raw_columns(data, ["age"], [ids[0], ids[0]], ["3", "99"], NOTHING)
 
 
-def test_a_table_of_images_gives_its_other_columns_and_no_pixels_are_read(tmp_path: Path) -> None:
+def test_raw_columns_of_an_image_table_are_read_without_its_pixels(tmp_path: Path) -> None:
     images = [{"bytes": picture(seed), "path": f"{seed}.png"} for seed in range(4)]
     columns = {
         "image": images,
@@ -110,7 +110,7 @@ def test_a_table_of_images_gives_its_other_columns_and_no_pixels_are_read(tmp_pa
             read_raw_columns(data, [name], ids, ["3:3.png", "1:1.png"], NOTHING)
 
 
-def test_values_found_by_a_transform_are_columns_even_for_a_folder(tmp_path: Path) -> None:
+def test_transform_values_can_be_read_as_columns_even_for_class_folders(tmp_path: Path) -> None:
     files.write_bytes(tmp_path / "raw/cat/1.png", picture(1))
     data = data_params(tmp_path / "raw", "image_classification")
     pq.write_table(
@@ -125,5 +125,5 @@ def test_values_found_by_a_transform_are_columns_even_for_a_folder(tmp_path: Pat
         read_raw_columns(data, ["blur"], ["a"], ["cat/1.png"], NOTHING)
 
 
-def test_requesting_no_columns_reads_no_file() -> None:
+def test_read_raw_columns_without_names_reads_no_file() -> None:
     assert read_raw_columns(data_params(Path("nowhere.csv")), [], [], [], NOTHING) == []

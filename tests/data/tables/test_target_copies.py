@@ -68,7 +68,7 @@ def test_a_rounded_linear_function_of_the_target_is_suspicious(tmp_path: Path) -
     assert planted(tmp_path, PRICES.tolist(), cells.tolist())["planted"] > 0.99
 
 
-def test_a_rising_curve_of_the_target_is_suspicious_whatever_its_form(tmp_path: Path) -> None:
+def test_any_increasing_function_of_the_target_is_suspicious(tmp_path: Path) -> None:
     assert planted(tmp_path, PRICES.tolist(), np.exp(-PRICES / 1000).tolist())["planted"] > 0.99
 
 
@@ -91,7 +91,7 @@ def test_a_category_that_names_the_class_in_99_percent_of_the_rows_is_suspicious
     assert planted(tmp_path, ANIMALS.tolist(), cells).keys() == {"planted"}
 
 
-def test_finer_names_of_the_classes_are_suspicious(tmp_path: Path) -> None:
+def test_a_category_that_subdivides_the_classes_is_suspicious(tmp_path: Path) -> None:
     cells = [f"{animal} {row % 7}" for row, animal in enumerate(ANIMALS)]
     assert planted(tmp_path, ANIMALS.tolist(), cells)["planted"] == 1
 
@@ -113,7 +113,7 @@ def test_a_boolean_that_marks_a_rare_class_is_suspicious(tmp_path: Path) -> None
     assert planted(tmp_path, labels.tolist(), cells.tolist()).keys() == {"planted"}
 
 
-def test_a_value_that_only_one_class_lacks_is_suspicious(tmp_path: Path) -> None:
+def test_a_column_with_values_missing_in_only_one_class_is_suspicious(tmp_path: Path) -> None:
     labels = np.where(np.arange(NUM_ROWS) % 2 == 0, "open", "closed")
     cells = [
         "" if label == "open" else f"{noise}" for label, noise in zip(labels, OTHER, strict=True)
@@ -121,7 +121,7 @@ def test_a_value_that_only_one_class_lacks_is_suspicious(tmp_path: Path) -> None
     assert planted(tmp_path, labels.tolist(), cells)["planted"] == 1
 
 
-def test_a_copy_in_the_rows_that_have_a_value_is_suspicious(tmp_path: Path) -> None:
+def test_a_partly_filled_column_that_copies_the_target_is_suspicious(tmp_path: Path) -> None:
     cells = [
         "" if row % 2 else f"{price + noise}"
         for row, (price, noise) in enumerate(zip(PRICES, NOISE, strict=True))

@@ -41,7 +41,7 @@ def flagged(found: CleanResult) -> dict[int, list[str]]:
     return {int(row["source"]): row["flags"] for row in rows if row["flags"]}
 
 
-def test_each_rule_refuses_its_row_with_what_was_found_and_expected(tmp_path: Path) -> None:
+def test_each_text_rule_refuses_its_row_with_a_detail_of_found_and_expected(tmp_path: Path) -> None:
     rows = [
         *PLAIN,
         ("bad", ""),
@@ -65,7 +65,7 @@ def test_each_rule_refuses_its_row_with_what_was_found_and_expected(tmp_path: Pa
     assert found.cleaned.rows.num_rows + len(refused(found)) == found.cleaned.num_read
 
 
-def test_control_characters_are_flagged_but_not_tabs_and_lines(tmp_path: Path) -> None:
+def test_control_characters_except_tabs_and_line_breaks_are_flagged(tmp_path: Path) -> None:
     rows = [*PLAIN, ("bad", "a\x00b"), ("bad", "a\x1b[31mred"), ("bad", "a\tb\nc")]
     assert flagged(result(tmp_path, rows)) == {
         5: ["control_characters"],
@@ -73,7 +73,7 @@ def test_control_characters_are_flagged_but_not_tabs_and_lines(tmp_path: Path) -
     }
 
 
-def test_texts_that_differ_in_case_and_space_are_kept_in_one_split(tmp_path: Path) -> None:
+def test_texts_that_differ_only_in_case_and_white_space_share_a_cluster(tmp_path: Path) -> None:
     rows = [*PLAIN, ("bad", "Some Words"), ("bad", "some\n words"), ("bad", "some words")]
     kept = result(tmp_path, rows).cleaned.rows.to_pylist()
     clusters = {row["cluster"] for row in kept if int(row["source"]) >= len(PLAIN)}
@@ -82,7 +82,7 @@ def test_texts_that_differ_in_case_and_space_are_kept_in_one_split(tmp_path: Pat
     assert all(row["cluster"] is None for row in kept if int(row["source"]) < len(PLAIN))
 
 
-def test_nearly_equal_texts_are_kept_in_one_split_and_name_each_other(tmp_path: Path) -> None:
+def test_nearly_equal_texts_share_a_cluster_and_their_flags_name_each_other(tmp_path: Path) -> None:
     long = "this is a long message that many people have got and sent to others, number "
     rows = [
         *PLAIN,
@@ -103,7 +103,7 @@ def test_nearly_equal_texts_are_kept_in_one_split_and_name_each_other(tmp_path: 
     assert report.excerpts["5"] == f"{long}123"
 
 
-def test_only_one_of_several_near_duplicates_is_kept_if_the_rule_refuses_them(
+def test_one_of_several_near_duplicate_texts_is_kept_if_the_rule_refuses_them(
     tmp_path: Path,
 ) -> None:
     long = "this is a long message that many people have got and sent to others, number "
@@ -121,7 +121,7 @@ def test_only_one_of_several_near_duplicates_is_kept_if_the_rule_refuses_them(
     )
 
 
-def test_suspicious_texts_are_flagged_by_their_rule(tmp_path: Path) -> None:
+def test_each_suspicious_text_is_flagged_under_its_rule(tmp_path: Path) -> None:
     rows = [
         *(
             ("good" if n % 2 else "bad", f"a fine text with number {n} and {n * 7919 % 1000}")
@@ -170,7 +170,7 @@ def test_an_equal_text_is_a_duplicate_and_a_conflict_if_its_label_differs(tmp_pa
     assert found == {5: "exact_duplicate", 1: "conflicting_label", 6: "conflicting_label"}
 
 
-def test_the_result_does_not_depend_on_the_order_of_the_rows(tmp_path: Path) -> None:
+def test_cleaned_texts_do_not_depend_on_the_order_of_the_rows(tmp_path: Path) -> None:
     rows = [*PLAIN, ("bad", "one"), ("bad", "ONE"), ("bad", "two")]
     first, second = (
         result(tmp_path, order).cleaned.rows.drop(["source"]).to_pylist()
@@ -179,14 +179,14 @@ def test_the_result_does_not_depend_on_the_order_of_the_rows(tmp_path: Path) -> 
     assert first == second
 
 
-def test_a_missing_text_column_is_refused_with_the_name_that_was_meant(tmp_path: Path) -> None:
+def test_error_for_a_missing_text_column_proposes_the_closest_name(tmp_path: Path) -> None:
     path = tmp_path / "texts.csv"
     path.write_text("label,text\na,b\n")
     with pytest.raises(DataError, match=r"text_columns\[0\] is 'Text', .*did you mean 'text'"):
         check_texts(of_texts(path, text_columns=["Text"]))
 
 
-def test_a_column_of_lists_is_refused_by_its_type(tmp_path: Path) -> None:
+def test_a_text_column_of_lists_is_refused_with_its_type(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'text', whose cells are list.* expected text"):
         result(tmp_path, [("a", ["x"]), ("b", ["y"])])
 
@@ -196,7 +196,7 @@ def test_an_unreadable_number_as_target_names_the_task_of_texts(tmp_path: Path) 
         result(tmp_path, [("a", "x"), ("b", "y")], {"task": "text_regression"})
 
 
-def test_huge_and_broken_texts_are_refused_by_name_and_the_others_stay(tmp_path: Path) -> None:
+def test_too_long_and_undecodable_texts_are_refused_and_the_others_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     lines = [json.dumps({"label": label, "text": text}) for label, text in PLAIN]
     lines += [

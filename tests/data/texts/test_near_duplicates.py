@@ -32,7 +32,7 @@ def jaccard(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("letters", LETTERS.values(), ids=LETTERS)
-def test_the_estimate_is_near_the_fraction_of_equal_sequences(letters: str) -> None:
+def test_the_estimated_similarity_is_near_the_exact_jaccard_similarity(letters: str) -> None:
     texts = random_texts(40, letters)
     errors = []
     for text in texts:
@@ -45,7 +45,7 @@ def test_the_estimate_is_near_the_fraction_of_equal_sequences(letters: str) -> N
 
 
 @pytest.mark.parametrize("letters", LETTERS.values(), ids=LETTERS)
-def test_changed_copies_are_found_in_any_language_and_no_other_pair(letters: str) -> None:
+def test_find_similar_finds_changed_copies_in_any_language_and_no_other_pair(letters: str) -> None:
     texts = random_texts(300, letters)
     copies = [changed(text, 2) for text in texts[:50]]
     every = [*texts, *copies]
@@ -54,13 +54,13 @@ def test_changed_copies_are_found_in_any_language_and_no_other_pair(letters: str
     assert (found.correlations >= 0.7).all()
 
 
-def test_a_sequence_across_two_texts_counts_for_neither() -> None:
+def test_the_signature_of_a_text_does_not_depend_on_the_next_text() -> None:
     one, other = random_texts(2, LETTERS["latin"])
     alone = np.concatenate([signatures([one]), signatures([other])])
     assert (signatures([one, other]) == alone).all()
 
 
-def test_the_shortest_compared_text_is_found() -> None:
+def test_two_equal_texts_of_the_minimum_length_are_found() -> None:
     text = random_texts(1, LETTERS["latin"])[0][:MIN_CHARACTERS]
     found = find_similar(2, lambda part: [text, text][part], 1.0)
     assert found.pairs.tolist() == [[0, 1]]

@@ -73,7 +73,7 @@ def pack(tmp_path: Path, **precompute: Any) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("precompute", [{}, TOKENS], ids=["bytes", "tokens"])
-def test_stored_rows_are_those_that_a_client_would_send_bit_for_bit(
+def test_packed_texts_equal_the_encoded_requests_of_a_client_bit_for_bit(
     tmp_path: Path, precompute: dict[str, Any]
 ) -> None:
     folder, _ = pack(tmp_path, **precompute)
@@ -94,12 +94,12 @@ def test_stored_rows_are_those_that_a_client_would_send_bit_for_bit(
     assert manifest.classes == ["a", "b"]
 
 
-def test_precompute_says_how_many_texts_were_cut(packed: tuple[Path, str]) -> None:
+def test_precompute_prints_the_number_of_truncated_texts(packed: tuple[Path, str]) -> None:
     # Row n has 14 n + 21 bytes: "Title n", a separator, and n + 1 times "body n" and 6 bytes.
     assert "packed 12 texts of at most 64 bytes\n8 texts are longer and were cut" in packed[1]
 
 
-def test_precompute_says_how_many_tokens_there_are(tmp_path: Path) -> None:
+def test_precompute_prints_the_number_of_tokens(tmp_path: Path) -> None:
     _, printed = pack(tmp_path, **TOKENS)
     assert printed.startswith("packed 12 texts of at most 64 bytes, as at most 24 of 274 tokens")
     assert printed.endswith("were cut: precompute.max_text_bytes is 64, max_tokens 24")
@@ -122,7 +122,7 @@ def test_the_tokenizer_is_learned_from_training_rows_only(tmp_path: Path) -> Non
     assert contract.tokenizer != learned_tokenizer(bodies["train"] + bodies["val"], 300)
 
 
-def test_the_tokenizer_does_not_depend_on_the_order_of_rows_nor_on_the_run() -> None:
+def test_the_learned_tokenizer_is_the_same_in_each_run_and_for_any_row_order() -> None:
     texts = [text for _, text in sentences(2000, seed=2)]
     first = learned_tokenizer(texts, 1000)
     assert learned_tokenizer(reversed(texts), 1000) == first
@@ -130,7 +130,7 @@ def test_the_tokenizer_does_not_depend_on_the_order_of_rows_nor_on_the_run() -> 
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
-def test_a_tokenizer_of_a_folder_or_a_file_is_stored_without_its_padding_and_length(
+def test_a_tokenizer_from_a_folder_or_file_is_stored_without_padding_and_truncation(
     tmp_path: Path, is_folder: bool
 ) -> None:
     content = json.loads(bpe()) | {"truncation": None}
@@ -168,7 +168,7 @@ def test_raw_texts_that_changed_since_clean_are_refused(packed: tuple[Path, str]
         list(raw_rows(data, contract, {"0", "5"}))
 
 
-def test_a_tokenizer_that_joins_pairs_encodes_two_columns_as_one(tmp_path: Path) -> None:
+def test_a_tokenizer_with_a_pair_template_encodes_two_columns_as_a_pair(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(word_piece())
     tokens = {"tokenizer": str(tmp_path), "vocabulary_size": None, "max_tokens": 24}
     packed = pack(tmp_path, **tokens)[0] / "packed"

@@ -51,14 +51,14 @@ def texts(suffix: str = "") -> list[SampledText]:
     return found
 
 
-def test_the_words_that_tell_a_class_come_first_and_common_ones_not_at_all() -> None:
+def test_telling_terms_list_typical_words_of_a_class_first_and_common_words_not_at_all() -> None:
     terms = telling_terms(texts())
     assert terms["fruit"][0] == "apple"
     assert {"hammer", "\u5f88\u597d"} <= set(terms["tool"])
     assert not {"red", "green", "blue"} & {*terms["fruit"], *terms["tool"]}
 
 
-def test_a_passage_of_one_class_is_found_whole_with_its_share() -> None:
+def test_a_passage_of_only_one_class_is_found_whole_with_its_fraction_of_texts() -> None:
     (found,) = shared_passages(texts(SIGNATURE))
     assert found.of == "tool"
     assert found.fraction == pytest.approx(0.2)
@@ -66,7 +66,7 @@ def test_a_passage_of_one_class_is_found_whole_with_its_share() -> None:
     assert len(found.text) < len(SIGNATURE) + 10
 
 
-def test_a_passage_that_both_classes_have_is_no_leak() -> None:
+def test_a_passage_that_both_classes_share_is_not_reported() -> None:
     every = [SampledText(f"{text} {SIGNATURE}", names) for text, names in texts()]
     assert shared_passages(every) == []
     assert shared_passages(texts()) == []
