@@ -117,7 +117,7 @@ def test_error_for_a_column_setting_with_class_folders_says_they_have_no_columns
         next(iter(read_samples(data_params(tmp_path, **{key: "x"}))))
 
 
-def test_read_samples_returns_paths_without_reading_files_if_asked(tmp_path: Path) -> None:
+def test_read_samples_returns_only_paths_of_files_if_read_files_is_false(tmp_path: Path) -> None:
     write_folder(tmp_path / "images", {"cat": [picture(1)]})
     [sample] = read_samples(data_params(tmp_path / "images"), read_files=False)
     assert (sample.payload, sample.path) == (b"", str(tmp_path / "images" / "cat" / "0.png"))

@@ -504,7 +504,7 @@ def zip_entry(name: str) -> bytes:
 
 
 @EVERY_KIND
-def test_an_archive_truncated_at_any_byte_is_refused(guarded: Path, ending: str) -> None:
+def test_a_truncated_archive_of_every_kind_is_refused(guarded: Path, ending: str) -> None:
     path = pack(guarded.parents[1] / f"in{ending}", list(FOLDER.items()))
     whole = path.read_bytes()
     end = (

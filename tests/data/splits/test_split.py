@@ -224,7 +224,7 @@ def test_an_exact_split_spreads_numeric_targets_evenly() -> None:
         assert abs(sum(targets) / count - 499.5) < 12
 
 
-def test_equal_remainders_of_several_classes_go_to_different_splits() -> None:
+def test_equal_remainders_of_several_target_deciles_go_to_different_splits() -> None:
     rows = [row(seed, label=None, target=float(seed)) for seed in range(364)]
     counts = Counter(split(rows, EXACT).rows["split"].to_pylist())
     assert abs(counts["val"] - counts["test"]) <= 1

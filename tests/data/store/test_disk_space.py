@@ -93,7 +93,7 @@ def test_a_target_on_another_disk_needs_space_for_a_copy_of_the_store(
         check_disk_space(need, work, target / "packed")
 
 
-def test_packing_stops_if_jpegs_turn_out_too_large_for_the_disk(
+def test_check_jpeg_space_refuses_remaining_jpegs_that_exceed_the_free_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1024 * MIB})())
