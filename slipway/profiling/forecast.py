@@ -18,9 +18,9 @@ class Facts:
 
     step_ms: float
     data_ms: float  # part of the step that waits for batches
-    compute_ms: float  # a step whose batch is ready
+    compute_ms: float  # time of a step whose batch is ready
     compute_processor_ms: float  # processor time of a step whose batch is ready, all threads
-    loader: LoaderTimes  # per batch
+    loader: LoaderTimes  # times per batch
     num_workers: int
     num_accumulated: int  # batches per optimizer step
     num_processes: int  # training processes on this machine

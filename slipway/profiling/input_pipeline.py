@@ -18,7 +18,7 @@ _MAX_ROWS = 64
 class InputPipelineProfile(Contract):
     """Times of a sample of raw images, and the best number of worker processes for `precompute`."""
 
-    num_workers: int  # of precompute
+    num_workers: int  # current number of workers of precompute
     times: RawTimes | None = None  # null if they could not be measured
     note: str = ""
     num_images: int = 0

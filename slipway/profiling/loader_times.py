@@ -18,7 +18,7 @@ from slipway.training.augmentation.host import StoredRows
 from slipway.training.batches.batches import training_loader
 
 NUM_WORKERS = (0, 1, 2, 4)
-AHEAD_PER_WORKER = 2  # batches, as torch's loader prefetches them
+AHEAD_PER_WORKER = 2  # batches that torch's loader prefetches
 _MIN_BATCHES, _MIN_SECONDS = 4, 0.3
 
 
@@ -32,7 +32,7 @@ class LoaderTimes(Contract):
     read_processor_ms: float
     read_queued_ms: float
     copy_ms: float  # copying the same rows in memory: what pixels would take instead of JPEGs
-    handover_ms: float  # for a batch that a loader process has ready
+    handover_ms: float  # time to receive a batch that a loader process has ready
 
 
 class LoaderProbe:

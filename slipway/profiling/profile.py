@@ -54,7 +54,7 @@ from slipway.training.batches.batches import cut_step
 
 NUM_ROUNDS = 5
 _BUSY = 0.2  # fraction of a step spent queueing for a core that is reported
-_HOPELESS = 2.0  # a trial that is so many times as slow in its first round is ended
+_HOPELESS = 2.0  # a trial is ended if its first round is so many times as slow
 REPORT = Path("reports/profile.json")
 PAGE = Path("reports/profile.html")
 PARAMS = Path("params.yaml")

@@ -32,7 +32,7 @@ class Utilisation(Contract):
     """The speed of a step's operations, compared with the machine's speed of matrix products."""
 
     step_flop: int  # products, convolutions and attention, forward and backward, all processes
-    dtype: str  # of the training's matrix products, such as "bfloat16"
+    dtype: str  # dtype of the training's matrix products, such as "bfloat16"
     num_devices: int  # GPUs; 1 for all cores of the CPU
     rates: dict[str, float]  # FLOP/s of one device for products of square matrices, by dtype
     fraction: Spread  # reached fraction of the rate of all devices in `dtype`
@@ -50,7 +50,7 @@ class TrialResult(Contract):
     """The computing time of a step with other settings, relative to the current settings."""
 
     name: str
-    changes: dict[str, Any]  # of the section train
+    changes: dict[str, Any]  # settings of the section train
     ratio: Spread | None  # null if the trial failed; for another batch size a ratio per row
     note: str  # reason of a failure, or the effect on the learned weights
     learns_otherwise: bool
@@ -69,7 +69,7 @@ class TrialResult(Contract):
 class SettingsProposal(Contract):
     """Proposed changes of params.yaml, with the expected gain and the reasons."""
 
-    changes: dict[str, Any]  # by "section.key"
+    changes: dict[str, Any]  # new values by "section.key"
     expected_step_ms: float
     expected_gain: float  # expected speed as a multiple of the current one
     reasons: list[str]
@@ -94,7 +94,7 @@ class ProfileReport(Contract):
     machine: str
     runs_as: str
     account: StepAccount
-    utilisation: Utilisation | None  # null if nothing is counted
+    utilisation: Utilisation | None  # null if the operations are not counted
     bottleneck: Bottleneck
     loader: LoaderTimes
     raw: InputPipelineProfile | None  # null for tables

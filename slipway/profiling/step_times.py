@@ -41,7 +41,7 @@ class Round(Contract):
 
     step_ms: float  # wall-clock time
     parts_ms: dict[Part, float]
-    processor_ms: float  # of all threads of the trainer, without loader processes
+    processor_ms: float  # processor time of all threads of the trainer, without loader processes
     queued_ms: float  # time that the trainer's threads waited for a free core, summed
     row_length: float  # mean length of the inputs' second axis, such as tokens with padding
 

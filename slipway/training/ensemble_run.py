@@ -62,7 +62,7 @@ class TrainedMember:
     manifest: ModelManifest
     paths: Paths
     answers: Tensor  # (N, K) logits or values
-    metrics: dict[str, float]  # of these
+    metrics: dict[str, float]  # metrics of `answers`
 
 
 def train_ensemble(params: Params, paths: Paths) -> None:
@@ -156,7 +156,7 @@ def _train_member(
     try:
         load_network(own.model)
         print(f"member    {name}: trained before", flush=True)
-    except (SchemaError, IntegrityError):  # the member is not trained, or damaged
+    except (SchemaError, IntegrityError):  # the member is not trained, or its files are damaged
         print(f"member    {name}", flush=True)
         train(member.seed, settings, own)
     return name, own
@@ -200,7 +200,7 @@ def _soft_answers(
     path = paths.work.parent / MEMBERS / f"soft-{key}.safetensors"
     data = open_data(paths.packed, paths.augmented, verify=False)
     if path.is_file():
-        read_soft_answers(path, data.num_train)  # an altered one is refused
+        read_soft_answers(path, data.num_train)  # refuses an altered file
         return path
     rows = select(data.train, np.arange(data.num_train), tuple(data.manifest.input.shape))
     SoftAnswers(_answers(params, teacher, rows), distillation).write(path)
@@ -290,7 +290,7 @@ def _stacked(
     answers: list[Tensor] = []
     for member in members:
         train = TrainParams.model_validate(member.manifest.params)
-        if are_trees(train.network):  # the last round answers
+        if are_trees(train.network):  # trees predict after the last round
             train = train.model_copy(update={"epochs": member.manifest.kept_epoch})
         place_of = place(placed(train), host)
         training = FoldTraining(

@@ -79,7 +79,7 @@ class Paths:
     log: Path  # log of all trainings
     costs: Path  # costs of the last training
     root: Path  # root of the project, for the digests of its code
-    soft: Path | None = None  # soft answers, from which a student learns
+    soft: Path | None = None  # file of soft targets, from which a student learns
     left_out: LeftOut | None = None  # training rows that a member does not learn from
 
     def further_data(self) -> dict[str, str]:
@@ -114,7 +114,7 @@ class TrainingData:
     train: list[PackedSplit]  # the split, and its offline copies if there are any
     val: PackedSplit
     plan: AugmentPlan
-    soft: SoftAnswers | None = None  # a teacher's answers to the training rows
+    soft: SoftAnswers | None = None  # a teacher's outputs for the training rows
 
     @property
     def num_train(self) -> int:
@@ -202,7 +202,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)
     network = _initial_network(seed, params, spec, placement, paths.work)
-    data.class_weights(params)  # refused here rather than after the start
+    data.class_weights(params)  # raises an error here rather than after the start
     shape = step_shape(params, placement)
     fingerprint = take_fingerprint(
         seed,

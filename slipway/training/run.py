@@ -136,7 +136,7 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
                     job.board,
                 )
     if distributed.is_initialized():
-        # Otherwise a thread of gloo may abort a process that ends before the first one.
+        # Otherwise gloo may abort a process that ends before rank 0.
         distributed.destroy_process_group()
 
 
@@ -302,7 +302,7 @@ def model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelMani
         format_version=5,
         network=job.spec,
         num_parameters=num_parameters,
-        weights_sha256="",  # known when they are written
+        weights_sha256="",  # filled in when the weights are written
         epochs=last.epoch,
         stopped_early=last.epoch < job.params.epochs,
         kept_epoch=last.kept_epoch,
@@ -338,7 +338,7 @@ def training_metrics(manifest: ModelManifest, last: Checkpoint) -> dict[str, obj
             for name, value in manifest.metrics.items()
             if name != "learning_rate"
         },
-        # Of the whole run, not only up to the kept epoch.
+        # The skipped steps of the whole run, not only up to the kept epoch.
         "skipped_steps": int(last.history[-1]["skipped_steps"]),
         "strategy": manifest.actual.strategy,
         "precision": manifest.actual.precision,

@@ -43,7 +43,7 @@ class Draw(NamedTuple):
     contrast: NDArray[np.float64]  # (N,) factor about the image's mean grey
     saturation: NDArray[np.float64]  # (N,) factor about each pixel's grey
     hue: NDArray[np.float64]  # (N,) turns of the colour circle
-    erased: NDArray[np.float64]  # (N, 4) of the network's image; width 0 for none
+    erased: NDArray[np.float64]  # (N, 4) rectangle in the augmented image; width 0 for none
 
     def part(self, rows: slice) -> "Draw":
         """Return the parameters of the images at positions `rows`."""
@@ -65,7 +65,7 @@ class Draw(NamedTuple):
 def draw_places(
     plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], length: int, stream: str
 ) -> NDArray[np.float64]:
-    """Draw a number in [0, 1) for each position of each text, (N, length) float64.
+    """Return a random number in [0, 1) for each position of each text, (N, length) float64.
 
     `stream` names the use of the numbers, see `uniform`.
     """
@@ -78,7 +78,7 @@ def draw_places(
 class MixDraw(NamedTuple):
     """The parts and weights for mixing N images, each with another image."""
 
-    own_share: NDArray[np.float32]  # (N,) of the image in the mixed target; 1 without mixing
+    own_share: NDArray[np.float32]  # (N,) weight of the image in the mixed target; 1 without mixing
     # (N, 4) left, top, right, bottom in pixels: the partner's part (CutMix). An empty box means
     # that whole images are blended (MixUp).
     boxes: NDArray[np.int64]
@@ -103,10 +103,10 @@ def unchanged(count: int) -> Draw:
 
 
 def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
-    """Draw the augmentation parameters of each sample in `epoch`, a pure function of the arguments.
+    """Return the augmentation parameters of each sample in `epoch`.
 
-    `keys` is (N,), see `PackedSplit.keys`. Training counts epochs from 0; offline copies use
-    negative epochs.
+    They are a pure function of (seed, epoch, key). `keys` is (N,), see `PackedSplit.keys`. Training
+    counts epochs from 0; offline copies use negative epochs.
     """
     numbers = _Numbers(plan.seed, epoch, keys)
     pad = plan.crop_padding_px
@@ -130,7 +130,7 @@ def draw(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64]) -> Draw:
 
 
 def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px: int) -> MixDraw:
-    """Draw the mixing parameters of each sample in `epoch`, a pure function of the arguments."""
+    """Return the mixing parameters of each sample in `epoch`, a pure function as in `draw`."""
     numbers = _Numbers(plan.seed, epoch, keys)
     mixed = numbers.chance(plan.mix_probability if plan.mixes else 0.0, "mix")
     cut = numbers.chance(_cutmix_probability(plan), "cutmix")
@@ -209,7 +209,7 @@ class _Numbers:
         return uniform(self._seed, self._epoch, self._keys, stream)
 
     def between(self, low: float, high: float, stream: str) -> NDArray[np.float64]:
-        if low == high:  # both are equal for an operation that is switched off
+        if low == high:  # low equals high for an operation that is switched off
             return np.full(len(self._keys), float(low))
         return low + (high - low) * self.uniform(stream)
 
@@ -225,7 +225,7 @@ class _Numbers:
         return self.uniform(stream) < probability
 
     def beta(self, alpha: float, stream: str) -> NDArray[np.float64]:
-        """Draw (N,) numbers in [0, 1] from Beta(alpha, alpha); all are 1 for alpha 0.
+        """Return (N,) random numbers in [0, 1] from Beta(alpha, alpha); all are 1 for alpha 0.
 
         Uses two uniform numbers and no rejection: Bailey 1994, "Polar generation of random
         variates with the t-distribution"; t is a transformed symmetric beta (Devroye 1996, "Random
@@ -241,7 +241,7 @@ class _Numbers:
     def rectangles(
         self, area: tuple[float, float], aspect: tuple[float, float], stream: str
     ) -> NDArray[np.float64]:
-        """Draw boxes (N, 4) in the unit square, with uniform area and uniform log aspect ratio.
+        """Return random boxes (N, 4) in the unit square, uniform in area and log aspect ratio.
 
         The aspect ratio is limited so that the box fits.
         """
@@ -269,7 +269,10 @@ def _cutmix_probability(plan: AugmentPlan) -> float:
 
 
 def _boxes(areas: NDArray[np.float64], numbers: _Numbers, size_px: int) -> NDArray[np.int64]:
-    """Draw squares (N, 4) of the given areas, clipped to the image (Yun et al. 2019, "CutMix")."""
+    """Return random squares (N, 4) of the given areas, clipped to the image.
+
+    See Yun et al. 2019, "CutMix".
+    """
     half = np.sqrt(areas)[:, None] / 2
     centre = numbers.pairs(0.0, 1.0, "cutmix_centre")
     corners = np.concatenate([centre - half, centre + half], axis=1)

@@ -32,7 +32,7 @@ _HELD_ROWS = 1 << 12  # rows of a growing table that are held in memory
 _BATCH_BYTES = 1 << 26  # Arrow joins no column of text of 2^31 bytes and more into one piece
 _SMALLEST_FILE_BYTES = 1 << 18
 _MOST_TEXT_BYTES = (1 << 31) - 1  # most bytes of a `pa.string()` array
-_NULL = bytes(16)  # stands in place of a digest
+_NULL = bytes(16)  # replaces the digest of a null
 _32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

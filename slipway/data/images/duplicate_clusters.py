@@ -81,7 +81,7 @@ def _sort_by_id(facts: pa.Table, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 def _find_pairs(
     facts: pa.Table, rows: NDArray[np.int64], thumbnails: ThumbnailFile, max_bits: int
 ) -> tuple[DuplicatePairs, NDArray[np.int64]]:
-    """Find pairs of near duplicates among images at least as large as a thumbnail.
+    """Return pairs of near duplicates among the images that are at least as large as a thumbnail.
 
     Smaller images are skipped: they have so little detail that too many of them are similar.
 

@@ -16,7 +16,7 @@ from slipway.data.images.thumbnails import Thumbnails
 
 _MAX_BITS = 8  # bits of 64 by which the hashes of a copy may differ
 _MAX_LEVELS = 32  # levels by which a cell of a copy's thumbnail may differ if most colours clip
-_FLAT_LEVELS = 8  # a thumbnail of fewer grey levels says too little
+_FLAT_LEVELS = 8  # a thumbnail with fewer grey levels does not distinguish images
 _CHUNK_ROWS = 1 << 12
 _MULTIPLIERS = np.random.default_rng(0).integers(
     1 << 63, (1 << 64) - 1, 34, np.uint64, endpoint=True

@@ -46,14 +46,14 @@ _BAND_BITS = 16
 _FLIPPED = ((), (0,), (1,), (2,), (3,), (0, 1), (0, 2), (1, 2))
 _MAX_BITS = 22  # bits of the hash that candidates may have to share, in the largest sets
 _MAX_CROWDING = 8.0  # images in a bucket, averaged over images
-_MAX_BUCKET = 24  # candidates for one query; in a larger bucket only the nearest by other bits
+_MAX_BUCKET = 24  # candidates of one query; in a larger bucket only the nearest ones by other bits
 _CHUNK_ROWS = 1 << 12
-_FLOAT32_ERROR = 1e-3  # more than a float32 correlation can be wrong by
+_FLOAT32_ERROR = 1e-3  # upper bound of the error of a float32 correlation
 _CHUNK_PAIRS = 256  # more leave the processor's cache, fewer leave threads waiting for the GIL
 # Images in one product: OpenBLAS starts threads of its own above 2^18 multiplications
 # (64 * 16 * 16 * 16), which compete with ours (bench/LOG.md).
 _PRODUCT_IMAGES = 64
-_LARGEST_WEIGHT = 126  # times 255 grey levels times 256 cells is below 2^24
+_LARGEST_WEIGHT = 126  # its product with 255 grey levels and 256 cells is below 2^24
 
 Codes = NDArray[np.uint64]
 Pairs = NDArray[np.int64]  # (P, 2) row numbers, the smaller first, each pair once
@@ -142,7 +142,7 @@ class Hashes:
 
 
 def hashes(thumbnails: NDArray[np.uint8] | Thumbnails, with_crops: bool = True) -> Hashes:
-    """Compute the hashes of thumbnails (N, 256), and also of their crops if `with_crops`."""
+    """Return the hashes of thumbnails (N, 256), and also of their crops if `with_crops`."""
     weights = _weights() if with_crops else np.ascontiguousarray(_weights()[:, :64])
     codes = scratch_array((len(thumbnails), weights.shape[1] // 64), np.uint64)
     weakest = scratch_array((len(thumbnails), _BANDS, 4), np.uint8)
@@ -359,7 +359,7 @@ def _over_chunks(
 def _aligned(one: Images, other: Images, unaligned: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the correlations (P,), tried with crops where those may reach MIN_CORRELATION."""
     best = unaligned.copy()
-    # Most pairs that share a hash by chance go no further than this.
+    # Most pairs that share a hash by chance are rejected here.
     rough = _over_crops(
         one.astype(np.float32), other.astype(np.float32), best, MIN_CORRELATION - _FLOAT32_ERROR
     )

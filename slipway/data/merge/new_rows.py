@@ -12,9 +12,9 @@ class MergeReport:
 
     num_base: int = 0
     num_added: int = 0
-    added: list[int] = field(default_factory=list)  # their places among the new rows
+    added: list[int] = field(default_factory=list)  # indices of the added rows among the new rows
     num_duplicates: int = 0  # new rows whose content the base data has
-    num_relabelled: int = 0  # among them, rows collected earlier whose label has changed
+    num_relabelled: int = 0  # duplicates that were collected earlier and got a new label
     conflicts: list[str] = field(default_factory=list)  # base rows with another label: both stay
     omitted: list[str] = field(default_factory=list)  # parts of the base data that are not written
 

@@ -79,7 +79,7 @@ class Clusters(Contract):
 
     count: NonNegativeInt
     rows: NonNegativeInt  # rows that are in any cluster
-    largest: NonNegativeInt  # rows in one cluster
+    largest: NonNegativeInt  # rows in the largest cluster
     examples: list[list[str]]  # sources of the largest clusters, at most four of each
 
 
@@ -87,7 +87,7 @@ class SharedPassage(Contract):
     """A passage in lower case that texts of one class share and texts of other classes lack."""
 
     text: str
-    of: str  # the class
+    of: str  # the class whose texts share the passage
     fraction: float  # fraction of the sampled texts of the class
 
 
@@ -130,7 +130,7 @@ class CleanResult:
     write: Callable[[Path], None] = lambda folder: None  # further files beside the rows
     notes: Callable[[Path], str] = lambda columns: ""  # for the console; names the columns' file
     hint: str = ""  # a likely cause if too many rows were refused
-    hints: Sequence[str] = ()  # those that need no usable data
+    hints: Sequence[str] = ()  # hints that need no usable data
 
 
 def clean_report(

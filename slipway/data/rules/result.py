@@ -23,7 +23,7 @@ class Cleaned:
     """The rows that the cleaning of images, a table or texts kept and refused."""
 
     rows: pa.Table  # the kept samples: `rows.ROWS`, by id
-    quarantine: pa.Table  # the refused ones: `rows.QUARANTINE`, by rule and source
+    quarantine: pa.Table  # the refused samples: `rows.QUARANTINE`, by rule and source
     num_read: int
     flagged: pa.Table = field(default_factory=QUARANTINE.empty_table)
 

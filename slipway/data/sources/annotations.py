@@ -42,7 +42,7 @@ class _UnusableCellError(Exception):
 
 
 def annotate(cells: Mapping[str, Any], data: DataParams) -> Annotation:
-    """Read the annotations from the cells of one row, which are text (CSV) or typed (Parquet)."""
+    """Return the annotations of a row from its cells, which are text (CSV) or typed (Parquet)."""
     faults: list[Fault] = []
 
     def read(reader: Callable[[str, Any], Value], column: str | None) -> Value | None:

@@ -20,7 +20,7 @@ class CsvStart(NamedTuple):
 
 
 def find_csv_start(text: str) -> CsvStart:
-    """Find the header in `text`, the first characters of a CSV file.
+    """Return the position and delimiter of the header, given the first characters of a CSV file.
 
     A line that starts with `#` is a comment, unless the rest of it has as many columns as the next
     line: then it is the header. A comment may repeat the names of the header below it.

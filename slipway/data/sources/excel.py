@@ -34,7 +34,7 @@ def write_sheet(path: Path, target: Path, max_bytes: int) -> None:
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         sheet = book.worksheets[0]
-        sheet.reset_dimensions()  # writers store wrong ones
+        sheet.reset_dimensions()  # some writers store wrong dimensions
         with target.open("wb") as file:
             for record in _records(path, sheet.iter_rows(values_only=True)):
                 line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"

@@ -48,7 +48,7 @@ class TablePart(NamedTuple):
 
     path: Path
     prefix: str = ""  # prefix of its images' names in the data set: "" or "train/"
-    split: str | None = None  # given to every row
+    split: str | None = None  # split of every row
     origin: str = ""  # the name of the joined source
     # If `split` is None: the split for the first folder of an image's name.
     folders: Mapping[str, str] = {}

@@ -58,7 +58,7 @@ _MAX_SHOWN = 10
 _BLOCK_BYTES = 1 << 22
 _BLOCK_ROWS = 1 << 12
 _BUFFER_BYTES = 1 << 20  # read at once from a Parquet file, in place of whole row groups
-_LONG_CELL_BYTES = 24  # average size from which a column holds texts, not names or numbers
+_LONG_CELL_BYTES = 24  # a column with a larger average size holds texts, not names or numbers
 _MAX_BLOCK_BYTES = (1 << 31) - 1
 
 
@@ -89,7 +89,7 @@ class RawTable:
 
     columns: dict[str, RawColumn]
     numbers: NDArray[np.int64]  # (N,) increasing
-    malformed: list[tuple[int, str]]  # number, and what was found
+    malformed: list[tuple[int, str]]  # number of the row, and the text that was found
     # First number and name of each joined table or text file.
     origins: Sequence[tuple[int, str]] = ()
 
@@ -414,7 +414,7 @@ def _read_parquet_file(path: Path, wanted: list[str] | None, written: TextFormat
 
     is_large = num_bytes > _BLOCK_BYTES
     table = (store_table if is_large else pa.Table.from_batches)(batches(), schema)
-    if num_rows != metadata.num_rows:  # pyarrow does not compare them
+    if num_rows != metadata.num_rows:  # pyarrow does not compare the numbers of rows
         declared = metadata.num_rows
         raise pa.ArrowInvalid(f"it has {num_rows} rows, but its metadata declares {declared}")
     return table

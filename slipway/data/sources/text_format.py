@@ -13,7 +13,7 @@ from slipway.system.errors import DataError
 
 NOT_UTF8 = "\ufffd"  # stands in a cell for bytes that are not of the file's encoding
 _BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",  # this mark begins with that of UTF-16
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",

@@ -15,7 +15,7 @@ from slipway.data.splits.assignment import assign_exact
 from slipway.data.splits.units import codes, find_units
 from slipway.system.errors import DataError
 
-# Never test: labels corrected with the help of a network would flatter every network.
+# Never test, because labels corrected with the help of a network favour all networks.
 AUDITED = ("train", "val")
 
 

@@ -60,7 +60,7 @@ class Leaks:
 
 
 def find_leaks(table: pa.Table) -> Leaks:
-    """Find leaks in a table with the columns of SPLIT_ROWS; the column `leaked` is not read."""
+    """Return the leaks in a table with the columns of SPLIT_ROWS, except `leaked`."""
     positions = pc.index_in(table["split"].combine_chunks(), pa.array(SPLITS))
     parts = positions.to_numpy(zero_copy_only=False).astype(np.int64)
     leaked = np.zeros(table.num_rows, np.bool_)

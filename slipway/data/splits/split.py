@@ -47,7 +47,7 @@ class Split:
     # Requested value; None if the user's own split or fixed times decide.
     fractions: tuple[float, float, float] | None
     unit_sizes: Int  # rows of each unit
-    cut: tuple[str, ...] = ()  # what the user's own split lacks, cut from train
+    cut: tuple[str, ...] = ()  # splits that the user's own split lacks and that were cut from train
     cut_by_time: bool = False  # `cut` is val, the latest rows of train
     several: bool = False  # labels of rows are sets
 

@@ -39,7 +39,7 @@ class Units:
 
 
 def find_units(rows: pa.Table, seed: int) -> Units:
-    """Find the units of rows with the schema ROWS; the order of the rows has no influence."""
+    """Return the units of rows with the schema ROWS; the order of the rows has no influence."""
     (ids, id_names), (groups, group_names), (clusters, cluster_names) = (
         codes(rows[name]) for name in ("id", "group", "cluster")
     )

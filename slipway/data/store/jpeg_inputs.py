@@ -19,7 +19,7 @@ from slipway.system.cores import num_cores
 from slipway.system.errors import IntegrityError, SchemaError
 
 JPEG, OFFSETS = "inputs.jpeg", "offsets.npy"
-_ROWS_PER_THREAD = 8  # fewer are not worth a thread
+_ROWS_PER_THREAD = 8  # fewer rows are not worth another thread
 
 
 def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:

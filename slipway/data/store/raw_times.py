@@ -17,7 +17,7 @@ from slipway.system.contract import Contract
 from slipway.system.errors import DataError
 
 NUM_WORKERS = (1, 2, 4, 8, 16)
-WORTH_IT = 1.05  # times as fast
+WORTH_IT = 1.05  # smallest speed-up that justifies more workers
 Result = TypeVar("Result")
 
 

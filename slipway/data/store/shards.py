@@ -20,7 +20,7 @@ from slipway.system.contract import Contract
 
 SHARD_ROWS = 1024
 SHARD_BYTES = 64 << 20
-SHARD_SECONDS = 10.0  # work that a kill may cost if images are slow
+SHARD_SECONDS = 10.0  # seconds of work that a kill may cost if images are slow
 
 
 class FinishedRow(NamedTuple):

@@ -258,7 +258,7 @@ def find_outliers(
     """Apply the rule `outlier` to the numeric inputs and to a numeric target."""
     if clean.rules.outlier is None:
         return
-    # The same rows for every column, whatever this rule refuses.
+    # All columns are measured on the same rows, whatever this rule refuses.
     alive = scratch_array((len(ledger.alive),), np.bool_)
     alive[:] = ledger.alive
     numbers = [

@@ -82,7 +82,7 @@ def _fit_number(
         has_missing=has_missing,
         imputed=others.null_count > 0 and not has_missing,
         mean=mean,
-        std=std or 1.0,  # constant on the training rows
+        std=std or 1.0,  # the column may be constant on the training rows
         fill=float(np.median(values)),
         quantiles=[] if column.kind == "boolean" else np.unique(np.quantile(values, grid)).tolist(),
     )

@@ -99,7 +99,7 @@ def _apply_conflict_rule(
 def _others(rows: list[int], ledger: Ledger) -> dict[int, str]:
     """Return a text for each of the ascending `rows` that names the other rows."""
     names = [ledger.source(row) for row in rows]
-    # Those beyond the ones that `listed` shows have the same text, so this stays linear.
+    # Rows that `listed` does not show have the same text, so the time stays linear.
     texts = [listed(names[:place] + names[place + 1 :]) for place in range(MAX_SHOWN + 1)]
     return {row: texts[min(place, MAX_SHOWN)] for place, row in enumerate(rows)}
 

@@ -22,11 +22,11 @@ from slipway.inputs.columns import Kind
 from slipway.kinds.registry import kind_of
 
 _KINDS: tuple[Kind, ...] = ("number", "date")
-_MIN_FRACTION = 0.5  # least fraction of the present cells that are of a kind
+_MIN_FRACTION = 0.5  # least fraction of the present cells that have the kind
 _MAX_SHOWN = 5
 _MAX_TOKENS = 10  # different cells that may all mean a missing value
 _MAX_CHARACTERS = 20
-_MOST_CELLS = 2_000  # different ones that are tried as dates
+_MOST_CELLS = 2_000  # distinct cells that are tried as dates
 _LOOKS_LIKE_A_DATE = r"^[0-9A-Za-z]{1,9}[-/. ,]+[0-9A-Za-z]{1,9}[-/. ,]+[0-9]{1,4}([ T].*)?$"
 _DATE_FORMATS = [
     f"{day}{time}"

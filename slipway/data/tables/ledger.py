@@ -37,7 +37,7 @@ _VERDICTS = pa.schema(
 _CELLS = pa.schema([_ROW, *((name, pa.string()) for name in BAD_CELLS.names[1:])])
 _TEXTS = pa.schema([_ROW, ("text", pa.string())])
 _REFUSED = pa.schema([("number", pa.int64()), ("rule", pa.string()), ("detail", pa.string())])
-_GROUPED_VERDICTS = 1 << 12  # in memory at a time
+_GROUPED_VERDICTS = 1 << 12  # verdicts that are in memory at a time
 _32 = np.uint64(32)
 
 
@@ -50,7 +50,7 @@ class Ledger:
     def __init__(self, numbers: NDArray[np.int64], name: Callable[[int], str] = str) -> None:
         self.numbers, self._name = numbers, name
         self.alive: NDArray[np.bool_] = scratch_array((len(numbers),), np.bool_)
-        self.alive[:] = True  # not refused so far
+        self.alive[:] = True  # no row is refused so far
         self._verdicts, self._bad_cells = ScratchTable(_VERDICTS), ScratchTable(_CELLS)
         self._corrections = ScratchTable(_TEXTS)
 

@@ -27,12 +27,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class WrittenNumbers(NamedTuple):
     """The numbers that were read from the distinct cells of a text column."""
 
-    values: NDArray[np.float64]  # (U,) NaN if the text is not a number
+    values: NDArray[np.float64]  # (U,), NaN if the text is not a number
     unit: str  # "%", "$" or the like, which all of them have; "" for none
 
 
 def read_numbers(text: pa.Array, codes: NDArray[np.int64]) -> WrittenNumbers:
-    """Read the numbers in distinct cells (U,), null if missing; `codes` gives each row's cell."""
+    """Return the numbers in distinct cells (U,), null if missing; `codes` gives each row's cell."""
     plain = plain_numbers(text)
     if not pc.any(pc.and_(pa.array(np.isnan(plain)), pc.is_valid(text))).as_py():
         return WrittenNumbers(plain, "")

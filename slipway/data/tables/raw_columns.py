@@ -103,7 +103,7 @@ def _raw_columns(
     numbers = np.array([int(source.partition(":")[0]) for source in sources], np.int64)
     rows = np.searchsorted(raw.numbers, numbers)
     num_changed = int((~np.isin(numbers, raw.numbers)).sum())
-    # Other ids are of bytes that are not read here.
+    # Ids of images and texts are digests of bytes that are not read here.
     if ids_from_cells and not num_changed:
         digests, _ = row_digests(identified_columns(raw), rows)
         found = hex_strings(digests[:, : ID_DIGITS // 2]).to_pylist()

@@ -29,7 +29,7 @@ _SUSPICIOUS_ACCURACY = 0.97
 _SUSPICIOUS_ORDER = 0.95
 _MIN_ROWS = 20
 _ROWS_PER_CLASS = 10  # with fewer rows a column may separate the classes by chance
-_MOST_ROWS = 100_000  # those with the smallest ids, which is a random choice
+_MOST_ROWS = 100_000  # rows with the smallest ids, which is a random choice
 _MOST_REPORTED = 50
 _NEIGHBOURS = 2  # neighbours on each side
 
@@ -40,7 +40,7 @@ class ColumnScore(NamedTuple):
     column: str
     # At most 1. Classes: balanced accuracy. Numbers: 1 - error / error of the median, of ranks.
     score: float
-    rows: int  # training rows of the score
+    rows: int  # number of training rows that were scored
 
     def is_suspicious(self, *, of_classes: bool) -> bool:
         """Return True if the score is as high as that of a near copy of the target."""

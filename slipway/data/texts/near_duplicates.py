@@ -32,9 +32,9 @@ MIN_CHARACTERS = 24  # shorter texts have too few sequences to compare
 _STRICTER = (0.8, 0.9, 0.95, 0.98)  # similarities that divide a cluster of too many texts
 _LENGTH = 4  # characters of a sequence
 _HASHES, _BAND = 128, 4  # the standard error of an estimate is at most 0.044
-_BLOCK_CHARACTERS = 1 << 16  # hashed at a time, and at most compared of a text
+_BLOCK_CHARACTERS = 1 << 16  # characters hashed at a time, and the most that are compared of a text
 _BLOCK_TEXTS = 1 << 12
-_PAIRS = 1 << 14  # compared at a time
+_PAIRS = 1 << 14  # pairs compared at a time
 _RANDOM = np.random.default_rng(17)
 _FACTORS = _RANDOM.integers(1 << 31, 1 << 32, _HASHES, dtype=np.uint32) | np.uint32(1)
 _OFFSETS = _RANDOM.integers(0, 1 << 32, _HASHES, dtype=np.uint32)
@@ -89,7 +89,7 @@ def _signatures(texts: list[str]) -> Hashes:
     for place in range(_LENGTH):
         hashes = (hashes + characters[place : place + len(hashes)] + np.uint64(1)) * _PRIME
         hashes ^= hashes >> np.uint64(29)
-    is_inside = np.ones(len(characters), bool)  # not in two texts
+    is_inside = np.ones(len(characters), bool)  # False for sequences that span two texts
     ends = np.cumsum(lengths)
     for back in range(1, _LENGTH):
         is_inside[ends - back] = False

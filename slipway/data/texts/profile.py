@@ -27,19 +27,19 @@ from slipway.inputs.personal_data import mask
 from slipway.inputs.texts import SEPARATOR
 
 SAMPLE_CHARACTERS = 1 << 20  # characters of the texts in a sample
-_MOST_OF_A_TEXT = 1 << 11  # characters of one text in it
+_MOST_OF_A_TEXT = 1 << 11  # characters of a single text in a sample
 _MOST_CLASSES = 20
 _MOST_TERMS, _MOST_PASSAGES = 10, 3  # terms and passages shown for a class
 _LEAST_ROWS, _LEAST_SCORE = 5, 3.0  # fewest rows and lowest score of a shown term
-_PRIOR = 100.0  # rows of each class as in all classes together
+_PRIOR = 100.0  # strength of the prior, in rows distributed as over all classes
 # Scripts without spaces: each letter counts as a word.
 _WIDE = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_WIDE}]|[^\W{_WIDE}]+")
 _IS_WIDE = re.compile(f"[{_WIDE}]")
 _PASSAGE_BYTES = 24
 _PASSAGE_ROWS, _PASSAGE_FRACTION = 10, 0.05  # the fewest of a class, and of its sampled texts
-_ELSEWHERE = 0.01  # largest fraction of these in other classes
-_RARE_SCRIPT = 0.01  # fraction of the texts
+_ELSEWHERE = 0.01  # largest number in other classes, as a fraction of that number
+_RARE_SCRIPT = 0.01  # a script of a smaller fraction of the texts is rare
 _EXCERPT_CHARACTERS = 160
 _HALF_ELSEWHERE = 0.2  # of the fraction of texts that have half of it, at most in other classes
 _PRIME = np.uint64(0x9E3779B97F4A7C15)

@@ -29,7 +29,7 @@ from slipway.inputs.texts import SEPARATOR, TRUNCATED
 from slipway.training.augmentation.batch import GREY, samples_per_pixel
 
 Pixels = NDArray[np.uint8]
-_CACHED_BYTES = 2**20  # gathered at a time, so that a part stays in the processor's cache
+_CACHED_BYTES = 2**20  # bytes gathered at a time, which stay in the processor's cache
 _MIN_BYTES = 2**20  # size of a batch; threads cost more than they save for a smaller one
 
 

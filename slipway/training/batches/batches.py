@@ -32,16 +32,16 @@ from slipway.training.augmentation.host import (
 from slipway.training.batches.shuffled_blocks import BlockShuffle, ReadAhead
 from slipway.training.distributed.stop_signals import ignore_signals_in_worker
 
-_BUCKET_STEPS = 32  # whose rows are sorted by length
-_LENGTH_ROWS = 1 << 14  # read at a time
+_BUCKET_STEPS = 32  # consecutive steps whose rows are sorted by length together
+_LENGTH_ROWS = 1 << 14  # rows whose lengths are counted at a time
 
 
 class Mixing(NamedTuple):
     """Mixing of a batch: the second target of each row, and the weight of the first target."""
 
-    targets: Tensor  # (B,) of the partner, as `Batch.targets`
+    targets: Tensor  # (B,) targets of the partners, as `Batch.targets`
     own_shares: Tensor  # (B,) float32 in [0, 1], weight of the row's own target
-    soft: Tensor | None = None  # (B, K) float32 soft answers to the partner, if there are any
+    soft: Tensor | None = None  # (B, K) float32 soft targets of the partner, if there are any
 
 
 class Batch(NamedTuple):
@@ -51,12 +51,12 @@ class Batch(NamedTuple):
     # `changes` (R, S, S, C) stored pixels.
     inputs: Tensor
     targets: Tensor  # (B,) int64 class index, or float32 number
-    weights: Tensor  # (B,) float32 in the loss
+    weights: Tensor  # (B,) float32 weight in the loss
     counted: Tensor  # (B,) bool, False for padding of the last validation batch
     rows: Tensor  # (B,) int64 position in the split
     changes: Changes | None  # for `augment_batch` on a GPU; None if the inputs are final
     mixing: Mixing | None  # None if no targets are mixed
-    soft: Tensor | None = None  # (B, K) float32 soft answers of a teacher, if there is one
+    soft: Tensor | None = None  # (B, K) float32 outputs of a teacher, if there is one
 
 
 @dataclass(frozen=True)

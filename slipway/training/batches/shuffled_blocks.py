@@ -20,7 +20,7 @@ from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import FileSpan, Inputs, file_span, stored_bytes
 from slipway.system.errors import IntegrityError
 
-_BLOCK_BYTES = 8 << 20  # read at a time; a disk with slow seeks then spends its time reading
+_BLOCK_BYTES = 8 << 20  # bytes read at a time, so many that slow seeks hardly matter
 _BLOCKS_TOGETHER = 8  # fewest blocks that are shuffled together
 _READ_BYTES = 1 << 20  # bytes read by one system call
 
@@ -177,7 +177,7 @@ def _read(span: FileSpan | None, following: FileSpan | None) -> None:
     descriptor = os.open(span.path, os.O_RDONLY)
     try:
         if hasattr(os, "posix_fadvise"):
-            # Otherwise the system reads on behind the block.
+            # Otherwise the system reads ahead beyond the block.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             for near in (span, following):
                 if near is not None and near.path == span.path:

@@ -23,8 +23,8 @@ _FIX = "Remove it, and run `dvc repro train`."
 class Distillation:
     """Settings of the loss between a student's outputs and the soft targets."""
 
-    temperature: float  # divides the logits of both; 1 for a number
-    fraction: float  # fraction of the loss; the rest is the loss of the rows' own targets
+    temperature: float  # divides the logits of student and teacher; 1 for a numeric target
+    fraction: float  # weight of the distillation loss; the rest is the loss of the true targets
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class CheckpointStore:
         files.remove_directory(self.root)
 
     def describe_others(self) -> list[str]:
-        """Describe each unfinished training with another fingerprint, and say how to remove it."""
+        """Return a text on each unfinished training with another fingerprint, and its removal."""
         folders = sorted(
             path.parent
             for path in self._work.glob("*/fingerprint.json")

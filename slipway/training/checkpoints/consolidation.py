@@ -13,7 +13,7 @@ from torch import Tensor
 from slipway.training.recipe.weight_average import averaged_weights
 
 _PREFIX = "network."  # prefix of the weights inside the Lightning module
-_SHARDS = "checkpoint"  # the folder in which Lightning lets DeepSpeed put them
+_SHARDS = "checkpoint"  # the folder in which DeepSpeed writes its shards
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def take_fingerprint(
     data = {path.as_posix(): files.sha256_file(path) for path in paths}
     if pretrained:
         data["pretrained"] = files.sha256_file(pretrained)
-        # The first is an encoder's, the second a former model's.
+        # The first file belongs to an encoder, the second to a former model.
         for name, key in (("config.json", "pretrained_config"), ("model.json", "former_model")):
             if (beside := pretrained.with_name(name)).is_file():
                 data[key] = files.sha256_file(beside)

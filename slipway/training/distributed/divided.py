@@ -168,7 +168,7 @@ def average_gradients(network: Network, copies: DeviceMesh) -> None:
     """
     gradients = []
     for weight in network.parameters():
-        if weight.requires_grad and weight.numel():  # otherwise another process has it
+        if weight.requires_grad and weight.numel():  # otherwise another process holds the weight
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             gradients.append(local(weight.grad))
     group = copies.get_group()

@@ -67,7 +67,7 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
 
 
 def missing_compiler(accelerator: str) -> str:
-    """Describe the compiler that torch lacks for an accelerator, "cpu" or "gpu".
+    """Return a text on the compiler that torch lacks for an accelerator, "cpu" or "gpu".
 
     Returns "" if no compiler is missing.
     """

@@ -26,7 +26,7 @@ RELAUNCH = "TRAIN_LAUNCHER"
 class Launch:
     """One process of a launcher that starts the same number of processes on each node."""
 
-    launcher: str  # its name in messages
+    launcher: str  # name of the launcher in messages
     rank: int  # rank over all nodes
     local_rank: int
     num_local: int  # processes on this node
@@ -208,7 +208,7 @@ def _port(environment: Mapping[str, str], number: int) -> int:
     return int(environment.get("MASTER_PORT") or 15000 + number % 10000)
 
 
-# By a variable that only this launcher sets.
+# Readers of the launchers, by a variable that only the launcher sets.
 _READERS = {
     "TORCHELASTIC_RUN_ID": _torchrun,
     "CROSS_SIZE": _deepspeed,

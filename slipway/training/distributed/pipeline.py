@@ -20,7 +20,7 @@ from slipway.training.distributed.divided import SharedCopyStrategy, save_withou
 from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.networks.networks import Network, example_rows
 
-# Maps answers (B, K) and places in the batch (B,) int64 to a mean loss ().
+# Maps outputs (B, K) and positions in the batch (B,) int64 to a mean loss ().
 LossOfRows = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -24,7 +24,7 @@ from slipway.training.distributed.launchers import find_launch
 from slipway.training.distributed.stop_signals import PAUSED, SIGNALS, Paused, Stopped
 
 _POLL_S = 0.5
-_RANK_0_HEAD_START_S = 1.5  # so that rank 0 reports an error that all ranks find at once
+_RANK_0_HEAD_START_S = 1.5  # rank 0 then reports an error that all ranks find at once
 _WAIT_FOR_CAUSE_S = 5.0  # time in which the reporter of the cause ends this process
 _GRACE_S = 30.0
 # Exit codes of a rank that still runs, has finished, or was asked to stop like all others.

@@ -30,14 +30,14 @@ def divided_like(value: Tensor, like: Tensor) -> Tensor:
     Every rank passes the same whole value and takes its part from it, without communication.
     """
     if not isinstance(like, DTensor):
-        # Strategy `pipeline` keeps an empty tensor in the place of another process's.
+        # Strategy `pipeline` keeps an empty tensor in place of a weight of another process.
         return value if like.numel() else torch.empty_like(like)
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).clone()
 
 
 @torch.no_grad()
 def divided_from(part: Tensor, like: Tensor) -> Tensor:
-    """Make a divided tensor from this rank's `part`, with the shape and division of `like`."""
+    """Return a divided tensor that has this rank's `part`, divided and shaped as `like`."""
     if not isinstance(like, DTensor):
         return part
     return DTensor.from_local(
@@ -72,7 +72,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
             for key, value in values.items()
         }
         for index, values in saved["state"].items()
-        if weights[index].numel()  # otherwise another process has it
+        if weights[index].numel()  # otherwise another process holds the weight
     }
     optimizer.load_state_dict({**saved, "state": state})
 

@@ -20,7 +20,7 @@ from slipway.system.errors import UnavailableError
 
 # Not SLIPWAY_...: such variables belong to the service, which refuses unknown ones.
 PAUSE = "TRAIN_PAUSE_AFTER_EPOCH"
-PAUSED = 75  # EX_TEMPFAIL of sysexits.h: not done, to be run again
+PAUSED = 75  # EX_TEMPFAIL of sysexits.h: not finished, run it again
 SAVE = 1  # a request to save and go on; all other requests are signal numbers, which are greater
 SIGNALS = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from slipway.data.engine.randomness import uniform
 
 _BAGS = 20
-_STEPS = 25  # members added in each
-_LEAST = 0.005  # a smaller weight is not worth a member
-# Maps (members,) float32 weights and a (N,) mask of the rows to the mean loss of those.
+_STEPS = 25  # members added in each selection
+_LEAST = 0.005  # a member with a smaller weight is dropped
+# Maps weights (members,) float32 and a mask (N,) to the mean loss of the masked rows.
 Loss = Callable[[Tensor, Tensor], float]
 
 
@@ -29,7 +29,7 @@ class ChosenWeights:
 
     weights: list[float]  # 0 or more, with the sum 1; of a stack any number
     expected_loss: float | None = None
-    bias: list[float] = field(default_factory=list)  # (K,) of a stack, in the unit of the answers
+    bias: list[float] = field(default_factory=list)  # (K,) for a stack, in the unit of the outputs
 
 
 def equal_weights(num_members: int) -> ChosenWeights:

@@ -70,7 +70,7 @@ def _names(network: Network, blocks: list[nn.Module]) -> list[str]:
 
 
 def _shared_weight(network: Network, blocks: list[nn.Module]) -> str:
-    """Describe a weight that a block shares with another module; "" if there is none."""
+    """Return a text on a weight that a block shares with another module; "" if there is none."""
     owners: dict[int, str] = {}
     for name, block in zip(_names(network, blocks), blocks, strict=True):
         for weight in block.parameters():
@@ -88,7 +88,7 @@ def _shared_weight(network: Network, blocks: list[nn.Module]) -> str:
 
 
 def _uncalled_block(network: Network, blocks: list[nn.Module]) -> str:
-    """Describe blocks that a forward pass does not call; "" if it calls all of them."""
+    """Return a text on blocks that a forward pass does not call; "" if it calls all of them."""
     called: set[int] = set()
     hooks = [
         block.register_forward_pre_hook(lambda module, _: called.add(id(module)))

@@ -27,9 +27,9 @@ class DividedLayer:
 
     name: str  # name within a block
     by: Literal["outputs", "inputs"]
-    groups: int  # number of groups that stay whole: of heads, or of columns
+    groups: int  # number of heads, or of columns, which are never divided themselves
     unit: Literal["heads", "columns"] = "columns"
-    parts: int = 1  # equal ranges of outputs, of which each process takes its share: 3 for q, k, v
+    parts: int = 1  # fused outputs, each of which is divided: 3 for q, k, v
 
 
 def parallel_layers(network: Network) -> list[DividedLayer]:
@@ -54,7 +54,7 @@ def can_share(network: Network, num_processes: int) -> bool:
 
 
 def _problem(network: Network, num_processes: int) -> tuple[str, str] | None:
-    """Describe why the layers cannot be divided, and the remedy; None if they can be."""
+    """Return the reason why the layers cannot be divided, and the remedy; None if they can be."""
     return (
         _unnamed_layer(network)
         or _uneven_layer(network, num_processes)
@@ -63,7 +63,7 @@ def _problem(network: Network, num_processes: int) -> tuple[str, str] | None:
 
 
 def _unnamed_layer(network: Network) -> tuple[str, str] | None:
-    """Describe a layer that is missing or not named, and the remedy; None if there is none."""
+    """Return a text on a missing or unnamed layer, and the remedy; None if there is none."""
     layers, blocks = parallel_layers(network), parallel_blocks(network)
     if not layers or not blocks:
         return (
@@ -88,7 +88,7 @@ def _unnamed_layer(network: Network) -> tuple[str, str] | None:
 
 
 def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str] | None:
-    """Describe a layer that cannot be divided equally, and the remedy; None if all can be."""
+    """Return a text on a layer that cannot be divided equally, and the remedy, or None."""
     layers = parallel_layers(network)
     for layer in layers:
         if layer.groups % num_processes:
@@ -108,7 +108,7 @@ def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str] | Non
 
 
 def _unusable_share(network: Network, num_processes: int) -> tuple[str, str] | None:
-    """Describe why a divided block fails to compute, and the remedy; None if it works."""
+    """Return the reason why a divided block fails, and the remedy; None if it works."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
         share = copy.deepcopy(network)

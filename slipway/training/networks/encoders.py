@@ -75,7 +75,7 @@ class EncoderBackbone(nn.Module):
         self.dropout = nn.Dropout(arguments.dropout)
         self.head = nn.Linear(encoder.config.hidden_size, num_outputs)
         self._is_mean, self._padding = arguments.pooling == "mean", padding
-        self._separator = separator  # behind it a token is of the second type; None: there is one
+        self._separator = separator  # tokens after it have type 1; None if there is one type
         if arguments.checkpoint_activations:
             encoder.activation_checkpointing_enable()
         if arguments.lora_rank is not None:
@@ -88,7 +88,7 @@ class EncoderBackbone(nn.Module):
         # The first place is never masked: attention to nothing is NaN.
         first = torch.arange(places.shape[1], device=places.device) == 0
         mask = torch.where(is_there | first, 0.0, _MASKED).to(self.head.weight.dtype)
-        # A mask for each score is taken as it is, in every precision.
+        # A mask with an entry for each score is used unchanged in every precision.
         encoder: Any = self.encoder
         masks = self._masks(mask[:, None, None, :])
         types = {} if self._separator is None else {"token_type_ids": self._types(ids)}
@@ -133,7 +133,7 @@ class EncoderBackbone(nn.Module):
             if not hasattr(module, "base_layer"):
                 found.append(DividedLayer(name, by, groups, unit, parts))
                 continue
-            # Only that side of an adapter is divided which meets the divided layer.
+            # Of an adapter's two matrices, only the one next to the divided dimension is divided.
             adapter = "lora_B" if by == "outputs" else "lora_A"
             for part in ("base_layer", f"{adapter}.default"):
                 found.append(DividedLayer(f"{name}.{part}", by, groups, unit, parts))
@@ -290,7 +290,7 @@ def load_encoder(network: Network, folder: Path) -> None:
             dtype=torch.float32,
             output_loading_info=True,
         )
-    except Exception as error:  # of any kind
+    except Exception as error:  # transformers raises errors of any kind
         raise ParamsError(f"train.pretrained {str(folder)!r} cannot be loaded: {error}") from error
     model, report = donor
     missing = set(report["missing_keys"])

@@ -22,7 +22,7 @@ from slipway.training.networks.networks import (
     serialize_tensors,
 )
 
-_TREES = "trees."  # begins the name of a tensor with the text of a member's trees
+_TREES = "trees."  # prefix of the name of a tensor that holds a member's trees as text
 
 
 class MemberSpec(Contract):
@@ -41,8 +41,8 @@ class EnsembleArguments(Contract):
 
     method: Literal["average", "vote", "greedy", "stack"]
     members: list[MemberSpec]
-    weights: list[float]  # positive, with the sum 1; of a vote all are equal, of a stack any number
-    bias: list[float]  # (K,) of a stack, else empty
+    weights: list[float]  # positive with sum 1; all equal for a vote; any number for a stack
+    bias: list[float]  # (K,) for a stack, else empty
 
 
 def ensemble_spec(

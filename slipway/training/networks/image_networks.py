@@ -40,7 +40,7 @@ class ImageNetwork(Network):
         return self.to_target_unit(self.backbone((pixels - self.pixel_mean) * self.pixel_scale))
 
     def misfit(self, error: Exception) -> str:
-        """Describe why the network cannot read images of this size, and the remedy."""
+        """Return a sentence on why the network cannot read images of this size, and the remedy."""
         height, width, channels = self.spec.input.shape
         return (
             f"cannot take images of {height}x{width} px with {channels} "

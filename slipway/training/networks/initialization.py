@@ -33,7 +33,7 @@ from slipway.training.networks.networks import (
 
 MODEL = "model.json"
 _TIMM = "timm/"
-_BACKBONE = "backbone."  # begins the names of all weights of a model of ours
+_BACKBONE = "backbone."  # prefix of the names of all weights in a model of Slipway
 _MOST_NAMED = 5
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 

@@ -34,7 +34,7 @@ from slipway.system.user_code import UserCode
 from slipway.training.networks.mapped_weights import MappedWeights
 
 ENSEMBLE = "ensemble"  # `NetworkSpec.name` of several networks that answer together
-STUDENT = "student"  # folder of a student that is not served, in that of its ensemble
+STUDENT = "student"  # subfolder of an ensemble's folder, for a student that is not served
 _FIX = "Run `dvc repro train`."
 Arguments = TypeVar("Arguments", bound=BaseModel)
 
@@ -116,13 +116,13 @@ class ModelManifest(Contract):
     weights_sha256: str
     epochs: int  # number of trained epochs
     stopped_early: bool  # True if train.early_stopping_patience ended it
-    kept_epoch: int  # whose weights these are, counted from 1
+    kept_epoch: int  # epoch of these weights, counted from 1
     metrics: dict[str, float]  # metrics of the kept epoch on the validation split
     requested: TrainingSetup
     actual: TrainingSetup  # setup at the end of the training
     segments: list[RunSegment]  # one segment, unless another process layout resumed it
     seed: int
-    params: dict[str, Any]  # the train section of params.yaml
+    params: dict[str, Any]  # the section train of params.yaml
     digests: dict[str, str]  # hex SHA-256 of params, packed manifest, augmentation plan and code
     user_code: list[UserCode]  # the user's own network and loss
     versions: dict[str, str]  # versions of the packages that trained it
@@ -141,7 +141,7 @@ class Network(nn.Module):
         self.backbone = backbone
         self.mapped: MappedWeights | None = None  # holds the weights until they are divided
         scale = spec.target_scale or TargetScale(mean=0.0, std=1.0)
-        # Not stored in the weights: model.json is their only source.
+        # Not stored with the weights, because model.json is the only source.
         self.register_buffer("target_mean", torch.tensor(scale.mean), persistent=False)
         self.register_buffer("target_std", torch.tensor(scale.std), persistent=False)
 
@@ -172,7 +172,7 @@ class Network(nn.Module):
         return {}
 
     def misfit(self, error: Exception) -> str:
-        """Describe why the network cannot read its inputs, and the remedy."""
+        """Return a sentence on why the network cannot read its inputs, and the remedy."""
         return f"cannot take its input: {error}. Change train.network_arguments."
 
 

@@ -45,7 +45,7 @@ class RowEncoding(FeatureEncoding):
         plain = sorted(set(range(len(edges))) - set(wide)) + list(
             range(len(edges), len(edges) + num_indicators)
         )
-        # Not stored in the weights: the contract in model.json is their only source.
+        # Not stored with the weights, because the contract in model.json is the only source.
         self._register("embedded", torch.tensor(wide, dtype=torch.int64))
         self._register(
             "lowest", torch.tensor([edges[index][0] for index in wide], dtype=torch.float32)
@@ -162,7 +162,7 @@ class TableNetwork(Network):
         return mean
 
     def misfit(self, error: Exception) -> str:
-        """Describe why the network cannot read such rows, and the remedy."""
+        """Return a sentence on why the network cannot read such rows, and the remedy."""
         width = self.spec.input.shape[0]
         return f"cannot take rows of {width} numbers: {error}. Change train.network_arguments."
 

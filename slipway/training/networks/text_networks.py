@@ -19,7 +19,7 @@ from slipway.training.networks.networks import Network, NetworkSpec, parse_argum
 from slipway.training.networks.user_network import user_backbone
 
 _PRIME, _MODULUS = 1_000_003, 2**31 - 1  # constants of the hashes, whose products stay below 2**63
-_WORD_BYTES = 32  # a longer word counts by its last bytes
+_WORD_BYTES = 32  # only the last bytes of a longer word count
 _MASKED = -1e4  # a score of attention to padding: its weight is 0, and fp16 holds the number
 _EMBEDDING_STD = 0.02  # deviation of a transformer's first embeddings (Devlin et al. 2018)
 _NO_NGRAM = 0  # the row of the table for positions without an n-gram
@@ -34,7 +34,7 @@ class TextNetwork(Network):
     def forward(self, rows: Tensor) -> Tensor:
         """Map bytes or tokens (B, L) uint8 or int32 to outputs (B, K)."""
         places = self.places(rows)
-        # A plan traces tensors without content, of a class of their own.
+        # The planner traces tensors without content, which have a class of their own.
         if not torch.compiler.is_exporting() and type(rows) is Tensor:
             places = _without_padding(places)
         return self.to_target_unit(self.backbone(places))
@@ -50,7 +50,7 @@ class TextNetwork(Network):
         return torch.where(rows == TRUNCATED, 0, rows)
 
     def misfit(self, error: Exception) -> str:
-        """Describe why the network cannot read such texts, and the remedy."""
+        """Return a sentence on why the network cannot read such texts, and the remedy."""
         has_tokens = self.spec.input.varies_in_length
         unit, key = ("tokens", "max_tokens") if has_tokens else ("bytes", "max_text_bytes")
         return (

@@ -45,11 +45,11 @@ class PrunedManifest(Contract):
 
     format_version: Literal[2]
     kind: Literal["structured", "magnitude"]
-    network: NetworkSpec  # the trained model's; `widths` says what is narrower
+    network: NetworkSpec  # spec of the trained model; `widths` lists the narrower layers
     sparsity: float  # requested fraction
     widths: dict[str, Width]  # channels by layer; empty for magnitude
     num_parameters: int
-    num_zeros: int  # among them
+    num_zeros: int  # number of zeros among the parameters
     pruned_from: str  # hex SHA-256 of the trained model's weights
     weights_sha256: str
     calibration: Calibration

@@ -32,7 +32,7 @@ class LossWindow:
         return list(self._losses)
 
     def describe_spike(self, loss: float) -> str | None:
-        """Describe how far `loss` lies above the recent losses; None if it is not a spike."""
+        """Return a text on how far `loss` lies above recent losses; None if it is not a spike."""
         if len(self._losses) < WINDOW or not math.isfinite(loss):
             return None
         mean, deviation = statistics.fmean(self._losses), statistics.pstdev(self._losses)

@@ -49,7 +49,7 @@ class RowLosses(nn.Module):
         mixing: Mixing | None = None,
         soft: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of each row, (B,).
+        """Return the loss of each row, (B,).
 
         `answers` are the network's outputs (B, K), or (B, submodels, K). Submodels learn
         separately: the loss of a row is the mean of their losses. The loss of a mixed image is the

@@ -26,7 +26,7 @@ from slipway.training.distributed.pipeline import PipelineStrategy
 from slipway.training.distributed.shards import by_division, total_norm
 from slipway.training.recipe.loss_spikes import WINDOW, LossWindow, mean_over_ranks
 
-# DeepSpeed's floor. torch's scaler has none, and would sink until nothing is left of the gradient.
+# DeepSpeed's lower limit. torch's scaler has none, and would fall until the gradient vanishes.
 _MIN_LOSS_SCALE = 1.0
 _MAX_NAMED_IDS = 64
 _REMEDIES = (
@@ -66,8 +66,8 @@ class NonFiniteGuard:
         self._is_finite = True  # the gradient of the last step, without DeepSpeed
         self._scaler = _LossScaler(None)
         self._window = LossWindow()
-        self._step_loss = 0.0  # loss of the last step, if spikes are looked for
-        self._spike: str | None = None  # description, if the step is one
+        self._step_loss = 0.0  # loss of the last step, if the guard checks for spikes
+        self._spike: str | None = None  # description of the step's loss spike; None if it is none
         self._rewinds = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class _LossScaler:
             self._state = scaler.state_dict()
         elif self.scales:
             self._state = dict(vars(scaler))
-            # It would end the run in the middle of a step, with a bare Exception.
+            # DeepSpeed would end the run in the middle of a step, with a bare Exception.
             scaler.raise_error_at_min_scale = False
 
     @property

@@ -253,11 +253,11 @@ def silence_chatter() -> None:
         "lightning.fabric",
     ):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # It warns that CUDA is missing where there is no GPU.
+    # torch warns that CUDA is missing even if there is no GPU.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     for text in (
         ".*does not have many workers.*",
-        # It needs no state: order and augmentation follow from (seed, epoch, id).
+        # The loader needs no state: order and augmentation follow from (seed, epoch, id).
         ".*your dataloader is not resumable.*",
         # Lightning looks for srun although it knows who started the processes.
         ".*`srun` command is available.*",

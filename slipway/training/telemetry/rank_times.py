@@ -30,10 +30,10 @@ from slipway.training.telemetry.run_log import RunLog
 from slipway.training.telemetry.telemetry import DataWaitProfiler
 
 SLOW_FACTOR = 1.5  # times the median of the other ranks
-SLOW_ROUNDS = 3  # measurements in a row
-STALL_S = 300.0  # time without the begin of another part of a step
-_NUM_POLLS = 30  # number of polls in that time
-_GRACE = 0.2  # fraction of that time in which the other ranks write their files
+SLOW_ROUNDS = 3  # consecutive measurements
+STALL_S = 300.0  # seconds without the start of another part of a step
+_NUM_POLLS = 30  # number of polls in STALL_S
+_GRACE = 0.2  # fraction of STALL_S in which the other ranks write their files
 
 
 class RankTime(NamedTuple):
@@ -129,7 +129,7 @@ class StalledRank(Contract):
 
     host: str
     process: int
-    count: int  # number of parts that it has begun
+    count: int  # number of parts that the rank has begun
     part: str
     line: str  # line of code that its main thread runs
 

@@ -113,7 +113,7 @@ def tracked_runs(root: Path) -> dict[Tracker, TrackedRun]:
 def _open_mlflow(job: Job, run_id: str | None) -> MLFlowLogger | WandbLogger:
     for name, value in _SERVER.items():
         os.environ.setdefault(name, value)
-    # It warns of each new experiment.
+    # MLflow warns of each new experiment.
     logging.getLogger("pytorch_lightning.loggers.mlflow").setLevel(logging.ERROR)
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:

@@ -32,7 +32,7 @@ class FittedTrees:
 
     text: str
     history: History
-    kept_round: int  # the trees of all rounds up to it are kept; counted from 1
+    kept_round: int  # last round, counted from 1, whose trees are kept
 
 
 def fit_trees(

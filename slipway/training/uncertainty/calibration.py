@@ -105,7 +105,7 @@ class Calibrator:
 
     def _training_rows(self, train: PackedSplit) -> Inputs:
         """Select the training rows to which the OOD score is fitted, from seed and row ids."""
-        # Another name of the draw would select other rows.
+        # Another name of the stream would select other rows.
         draw = uniform(self._seed, 0, train.keys, "outlier score")
         chosen = np.sort(np.lexsort((train.keys, draw))[:_MAX_TRAINING_ROWS])
         return select([train], chosen, self._network.spec.input.shape).inputs

@@ -19,7 +19,7 @@ from slipway.system.errors import SchemaError
 from slipway.training.networks.networks import load_tensors, serialize_tensors
 
 _MAX_DIRECTIONS = 64
-_MAX_OFFSET = 1e6  # features beyond are clipped: squares have to stay finite
+_MAX_OFFSET = 1e6  # larger features are clipped, so that squares stay finite
 # Lower bound of a variance, as a fraction of the mean square. Smaller ones are rounding, which is
 # relative to a feature and differs between runtimes.
 _MIN_VARIANCE = 1e-4

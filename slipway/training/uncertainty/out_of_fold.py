@@ -43,7 +43,7 @@ from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, t
 from slipway.training.telemetry.progress import silence_chatter
 from slipway.training.uncertainty.prediction import predict
 
-# A network, (N, ...) rows, rows in a batch, device -> (N, K) answers.
+# Network, rows (N, ...), rows in a batch, device -> predictions (N, K).
 Answer = Callable[[Network, Inputs, int, str], NDArray[np.float32]]
 
 
@@ -52,7 +52,7 @@ class FoldTraining:
     """The inputs that determine out-of-fold predictions."""
 
     seed: int
-    params: TrainParams  # params of one fold's training
+    params: TrainParams  # params of the training of each fold
     requested: TrainingSetup
     placement: Placement
     data: TrainingData  # the same data as in the train stage
@@ -167,7 +167,7 @@ def _predict_fold(
     data = TrainingData(manifest, [training.others(fold)], held_out, plan)
     network = initial_network(training.seed, params, network_spec(params, manifest))
     if are_trees(params.network):
-        # The last round answers, as the last epoch does.
+        # Trees predict after the last round, as networks do after the last epoch.
         whole = params.model_copy(update={"early_stopping_patience": None, "keep": "last"})
         fit: Callable[..., object] = input_kind(manifest.input.kind).load_part("fit_trees")
         fit(network, training.seed, whole, data, own_threads(training.placement) or 1)
