@@ -93,7 +93,7 @@ def train_short(
 
 
 class EpochPrinter(pl.Callback):
-    """Prints the accuracy or RMSE on some rows after each epoch; they select no epoch."""
+    """Prints the accuracy or RMSE on some rows after each epoch, only for information."""
 
     def __init__(self, name: str, rows: str) -> None:
         self._name, self._rows = name, rows

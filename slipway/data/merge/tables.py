@@ -1,4 +1,4 @@
-"""Merges new rows into a table, such that no input column tells them from base rows."""
+"""Merges new rows into a table, such that no input column distinguishes them from base rows."""
 
 from dataclasses import dataclass
 from pathlib import Path

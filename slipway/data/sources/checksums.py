@@ -97,7 +97,7 @@ class ChecksumList:
             )
 
     def _other_faults(self, seen: pa.Array) -> Iterator[dict[str, Any]]:
-        """Yield a row of FACTS for each missing or altered file in the list that is no sample."""
+        """Yield a row of FACTS for each listed file that is no sample and is missing or altered."""
         is_unseen = pc.invert(pc.is_in(self.names, seen))
         names, digests = self.names.filter(is_unseen), self.digests.filter(is_unseen)
         for name, digest in zip(names.to_pylist(), digests.to_pylist(), strict=True):

@@ -178,7 +178,7 @@ def count_rows(table: pa.Table) -> dict[str, int]:
 
 
 def check_complete(split: Split) -> None:
-    """Raise DataError if a split is empty or lacks a class that it needs."""
+    """Raise DataError if a split is empty, or lacks a class that it must have."""
     counts = count_rows(split.rows)
     if missing := [name for name, count in counts.items() if not count]:
         purged = f", and {split.purged.num_rows} were purged" if split.purged.num_rows else ""

@@ -43,7 +43,10 @@ class ColumnScore(NamedTuple):
     rows: int  # number of training rows that were scored
 
     def is_suspicious(self, *, of_classes: bool) -> bool:
-        """Return True if the score is as high as that of a near copy of the target."""
+        """Return True if the score is as high as that of a near copy of the target.
+
+        `of_classes` is True if the target is a class.
+        """
         return self.score >= (_SUSPICIOUS_ACCURACY if of_classes else _SUSPICIOUS_ORDER)
 
     def in_words(self, *, of_classes: bool) -> str:

@@ -127,7 +127,7 @@ def _candidates(band: Hashes) -> Iterator[NDArray[np.int64]]:
 
 
 def _similar(known: Hashes, pairs: NDArray[np.int64], min_similarity: float) -> NDArray[np.uint64]:
-    """Return the pairs that are similar enough, each as one number."""
+    """Return a uint64 code for each similar pair: its first text is in the upper 32 bits."""
     chosen = pairs[_similarities(known, pairs) >= min_similarity].astype(np.uint64)
     return (chosen[:, 0] << _32) | chosen[:, 1]
 
@@ -158,9 +158,9 @@ def apply_near_duplicate_rule(
 ) -> None:
     """Apply the rules for nearly equal texts, and add these texts to the clusters.
 
-    Args:
-        clusters: (N,) the first row of those whose texts equal but for case and white space, -1
-            for others; then the first row of each cluster of nearly equal texts, too.
+    `clusters` is (N,): for rows whose texts differ only in case and white space, it holds the first
+    of these rows, for others -1. Afterwards it also holds the first row of each cluster of nearly
+    equal texts.
     """
     action = clean.rules.near_duplicate
     if action is None:

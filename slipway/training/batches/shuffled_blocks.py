@@ -197,7 +197,7 @@ def _read(span: FileSpan | None, following: FileSpan | None) -> None:
 
 
 def _drop(span: FileSpan | None) -> None:
-    """Release the pages that lie entirely within a block."""
+    """Release the memory pages that lie entirely within the block `span`."""
     assert span is not None
     begin, end = -(-span.begin // mmap.PAGESIZE) * mmap.PAGESIZE, span.end & -mmap.PAGESIZE
     if end <= begin or not hasattr(os, "posix_fadvise"):

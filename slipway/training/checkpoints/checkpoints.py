@@ -146,7 +146,7 @@ class CheckpointStore:
         files.remove_directory(self.root)
 
     def describe_others(self) -> list[str]:
-        """Return a text on each unfinished training with another fingerprint, and its removal."""
+        """Return lines on unfinished trainings with other fingerprints, and how to remove them."""
         folders = sorted(
             path.parent
             for path in self._work.glob("*/fingerprint.json")

@@ -63,7 +63,7 @@ class MappedWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def release(self) -> None:
-        """Release all pages of the file from memory; they are read again when used."""
+        """Release all pages of the file from memory; they are read again at their next use."""
         if self._used:
             self._pages.madvise(mmap.MADV_DONTNEED, 0, self._used)
         self._touched = 0

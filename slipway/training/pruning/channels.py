@@ -53,7 +53,7 @@ class ChannelChain:
 
 
 def find_chains(network: Network) -> list[ChannelChain]:
-    """Return every chain in the network's graph, which torch exports."""
+    """Return every `ChannelChain` in the graph of the network, which torch exports."""
     program = torch.export.export(network.eval(), (example_rows(network.spec, 2),))
     inputs = {
         **program.graph_signature.inputs_to_parameters,

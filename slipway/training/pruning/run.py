@@ -82,7 +82,7 @@ class PruningResult:
 
     @property
     def removed_share(self) -> float:
-        """The fraction of channels removed from the narrowed layers, or of zero parameters."""
+        """The fraction of channels removed from narrowed layers, else of zero parameters."""
         if not self.manifest.widths:
             return self.manifest.num_zeros / self.manifest.num_parameters
         widths = self.manifest.widths.values()

@@ -91,7 +91,7 @@ class WeightAverage(pl.Callback):
         self._training_weights = {}
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return the averages of the running statistics, which differ between processes."""
+        """Return the averages of BatchNorm's running statistics, which differ between processes."""
         names = [name for name, _ in self._network.named_buffers()]
         return {name: self._values[name] for name in names if name in self._values}
 

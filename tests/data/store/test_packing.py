@@ -64,7 +64,7 @@ def write(
     form: StoreForm = RAW,
     asked: list[str] | None = None,
 ) -> dict[str, str]:
-    """Pack into `root`; return the digests of its files. `asked` collects the sources read."""
+    """Pack into `root`; return the digests of its files, and add the sources read to `asked`."""
 
     def read(sources: Collection[str]) -> Iterator[RawSample]:
         for entry in samples:
