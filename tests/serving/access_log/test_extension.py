@@ -27,7 +27,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in written.splitlines()]
 
 
-def test_a_prediction_has_its_id_key_model_version_and_the_parts_of_its_latency(
+def test_access_log_line_has_request_id_key_model_version_and_stage_latencies(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     key = add_key(tmp_path / "keys", "alice", "caller", None)
@@ -60,7 +60,7 @@ def test_a_prediction_has_its_id_key_model_version_and_the_parts_of_its_latency(
     assert key.encode() not in written
 
 
-def test_refused_and_failed_requests_have_their_code_and_no_path_of_the_caller(
+def test_access_log_line_of_a_failed_request_has_its_error_code_but_not_the_callers_path(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -85,7 +85,7 @@ def test_refused_and_failed_requests_have_their_code_and_no_path_of_the_caller(
     assert (found[3]["request_id"], found[3]["method"]) == ("unread", "")
 
 
-def test_rows_of_a_table_and_of_the_protocol_are_counted(
+def test_access_log_counts_rows_of_predict_and_infer(
     certified_table: Path, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -102,7 +102,7 @@ def test_rows_of_a_table_and_of_the_protocol_are_counted(
     assert (first["rows"], second["route"]) == (2, "/v2/models/slipway/infer")
 
 
-def test_the_sample_is_drawn_by_the_id_and_faults_are_always_in_it(
+def test_access_log_samples_by_request_id_and_always_logs_faults(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     ids = [f"id-{number}" for number in range(120)]
@@ -119,7 +119,7 @@ def test_the_sample_is_drawn_by_the_id_and_faults_are_always_in_it(
     assert found == [*(name for name in ids if is_sampled(name, 0.3)), "fault"]
 
 
-def test_a_line_of_the_access_log_is_json_whatever_its_texts_are() -> None:
+def test_access_log_line_is_valid_json_for_any_texts() -> None:
     trace = RequestTrace([1.0, 1.5, 1.25, 1.5], None, None, "0af7")
     exchange = Exchange("id", 'GE"T', "/100%s", None, "e\\", "k\n", 1.0, 3.0, trace)
     line = json.loads(extension.format_line(exchange, 0.25))
@@ -129,7 +129,7 @@ def test_a_line_of_the_access_log_is_json_whatever_its_texts_are() -> None:
     assert (line["total_us"], line["stages_us"]) == (2e6, {"read": 5e5, "decode": 250000})
 
 
-def test_the_access_log_is_off_by_default_and_then_no_request_has_a_trace(
+def test_access_log_is_off_by_default_and_requests_then_record_no_trace(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -150,7 +150,7 @@ def test_the_access_log_refuses_the_folder_of_the_request_log(
     assert "give it a folder of its own" in caplog.text
 
 
-def test_a_disk_that_refuses_costs_no_answer_and_is_counted(
+def test_access_log_on_a_failing_disk_affects_no_response_and_is_counted(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(writer: SegmentWriter, content: bytes) -> None:
@@ -168,7 +168,7 @@ def test_a_disk_that_refuses_costs_no_answer_and_is_counted(
     run(make_settings(access_log_directory=tmp_path / "access"), work)
 
 
-def test_a_full_queue_drops_lines_and_counts_them(
+def test_access_log_drops_and_counts_lines_if_its_queue_is_full(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extension, "MAX_WAITING_BYTES", 30_000)  # of one group, not of two

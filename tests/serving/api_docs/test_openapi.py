@@ -76,7 +76,7 @@ def undescribed(document: dict[str, Any]) -> list[str]:
     ]
 
 
-def test_the_document_describes_exactly_the_routes(
+def test_openapi_document_describes_exactly_the_routes(
     make_settings: MakeSettings, asked: dict[str, Any]
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -116,7 +116,9 @@ def test_the_check_of_the_api_document_finds_a_route_without_a_summary() -> None
     assert document["paths"]["/new/{below}"]["parameters"][0]["name"] == "below"
 
 
-def test_every_placeholder_of_a_path_is_a_declared_parameter(make_settings: MakeSettings) -> None:
+def test_openapi_document_declares_every_placeholder_of_a_path_as_parameter(
+    make_settings: MakeSettings,
+) -> None:
     paths = openapi(all_routes(full_worker(make_settings())), None, None, WITHOUT_KEYS)["paths"]
     places = {path: re.findall(r"\{(\w+)\}", path) for path in paths}
     assert {
@@ -128,7 +130,7 @@ def test_every_placeholder_of_a_path_is_a_declared_parameter(make_settings: Make
     assert not [path for path in paths if "*" in path]
 
 
-def test_the_document_has_unique_names_and_no_dangling_references(
+def test_openapi_document_has_unique_names_and_no_dangling_references(
     make_settings: MakeSettings, asked: dict[str, Any]
 ) -> None:
     """Names are unique, references lead somewhere, every status of an error is one of its codes."""
@@ -219,7 +221,7 @@ def faults(content: Any, schema: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def test_real_requests_and_answers_fit_their_schemas(
+def test_real_requests_and_responses_match_their_openapi_schemas(
     make_settings: MakeSettings, asked: dict[str, Any]
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -245,7 +247,7 @@ def test_real_requests_and_answers_fit_their_schemas(
     run(make_settings(), work)
 
 
-def test_real_errors_fit_the_described_error_schema(make_settings: MakeSettings) -> None:
+def test_real_errors_match_the_openapi_error_schema(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         document = (await client.get("/docs.json")).json()
         described = document["paths"]["/predict"]["post"]["responses"]
@@ -261,7 +263,7 @@ def test_real_errors_fit_the_described_error_schema(make_settings: MakeSettings)
     run(make_settings(), work)
 
 
-def test_errors_before_the_path_has_arrived_may_have_the_general_shape(
+def test_openapi_document_lists_both_shapes_of_errors_that_may_precede_the_path(
     make_settings: MakeSettings,
 ) -> None:
     routes = all_routes(full_worker(make_settings()))
@@ -279,7 +281,7 @@ def test_errors_before_the_path_has_arrived_may_have_the_general_shape(
     assert answers["408"]["content"]["application/json"]["schema"] == general
 
 
-def test_with_api_keys_the_document_lists_the_routes_that_need_one(
+def test_openapi_document_lists_the_routes_that_need_an_api_key(
     make_settings: MakeSettings, certified: Path
 ) -> None:
     worker = full_worker(make_settings())
@@ -296,7 +298,7 @@ def test_with_api_keys_the_document_lists_the_routes_that_need_one(
                 assert without["paths"][path][method]["security"] == []
 
 
-def test_the_document_is_cached_per_model_version(
+def test_openapi_document_is_cached_per_model_version(
     make_settings: MakeSettings,
 ) -> None:
     settings = make_settings()
@@ -317,7 +319,7 @@ def test_the_document_is_cached_per_model_version(
     asyncio.run(work())
 
 
-def test_without_a_model_the_schemas_are_generic() -> None:
+def test_openapi_schemas_are_generic_without_a_model() -> None:
     assert list(describe_predict(None).takes) == [
         "image/*",
         "application/octet-stream",
@@ -330,7 +332,7 @@ def test_without_a_model_the_schemas_are_generic() -> None:
     )
 
 
-def test_the_page_shows_every_operation_with_a_command_and_loads_nothing_external(
+def test_docs_page_shows_a_command_for_every_operation_and_loads_nothing_external(
     make_settings: MakeSettings, asked: dict[str, Any]
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -353,7 +355,7 @@ def test_the_page_shows_every_operation_with_a_command_and_loads_nothing_externa
     run(make_settings(), work)
 
 
-def test_the_page_escapes_texts_of_the_bundle() -> None:
+def test_docs_page_escapes_texts_of_the_bundle() -> None:
     label = "<script>alert(1)</script>"
     operation = Operation(
         f"What {label} is.",

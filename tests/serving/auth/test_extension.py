@@ -70,7 +70,7 @@ def test_without_a_key_callers_get_401_and_probes_are_open(
     run(make_settings(keys=tmp_path / "keys"), work)
 
 
-def test_only_probes_and_the_empty_page_are_open_without_a_key(
+def test_only_probes_and_the_static_page_need_no_key(
     tmp_path: Path, make_settings: MakeSettings
 ) -> None:
     add_key(tmp_path / "keys", "alice", "caller", None)
@@ -88,7 +88,7 @@ def test_only_probes_and_the_empty_page_are_open_without_a_key(
     run(make_settings(keys=tmp_path / "keys"), work)
 
 
-def test_key_above_its_rate_receives_429_with_retry_after_and_others_do_not(
+def test_only_a_key_above_its_rate_receives_429_with_retry_after(
     tmp_path: Path, make_settings: MakeSettings
 ) -> None:
     slow = add_key(tmp_path / "keys", "slow", "caller", 0.05)
@@ -106,7 +106,7 @@ def test_key_above_its_rate_receives_429_with_retry_after_and_others_do_not(
     run(make_settings(keys=tmp_path / "keys"), work)
 
 
-def test_the_key_is_checked_before_the_rest_of_the_request(
+def test_key_is_checked_before_the_rest_of_the_request(
     tmp_path: Path, make_settings: MakeSettings
 ) -> None:
     add_key(tmp_path / "keys", "alice", "caller", None)

@@ -130,7 +130,7 @@ def test_a_key_file_with_too_many_keys_is_refused(path: Path) -> None:
         read_keys(path)
 
 
-def test_only_the_key_that_was_made_is_found(path: Path) -> None:
+def test_key_ring_finds_only_the_key_that_was_made(path: Path) -> None:
     first, second = add_key(path, "alice", "caller", None), add_key(path, "bob", "operator", 2.0)
     ring = Ring(path)
     assert (ring.name_of(first), ring.name_of(second)) == ("alice", "bob")
@@ -174,7 +174,7 @@ def test_no_key_is_added_to_an_invalid_file_or_by_an_invalid_line(
     assert path.read_text() == "something else\n"
 
 
-def test_the_command_prints_only_the_key_on_stdout(
+def test_keys_command_prints_only_the_key_on_stdout(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ops", "--role", "operator", "--rate", "5", "--file", str(path)]) == 0
@@ -184,7 +184,7 @@ def test_the_command_prints_only_the_key_on_stdout(
     assert read_keys(path)[0].rate == 5
 
 
-def test_the_command_uses_the_services_file_and_reports_errors(
+def test_keys_command_uses_the_services_key_file_and_reports_errors(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLIPWAY_KEYS", raising=False)
@@ -251,7 +251,7 @@ def test_invalid_key_file_leaves_the_loaded_keys_and_is_reported_once(
 
 
 @pytest.mark.parametrize("spoil", ["gone", "wrong line", "a folder"])
-def test_the_gauge_is_1_for_as_long_as_the_key_file_is_invalid(path: Path, spoil: str) -> None:
+def test_key_file_gauge_is_1_while_the_key_file_is_invalid(path: Path, spoil: str) -> None:
     add_key(path, "alice", "caller", None)
     good, shown = path.read_text(), list[bool]()
     file = KeyFile(path, shown.append)
@@ -305,7 +305,7 @@ def test_a_worker_without_its_key_file_admits_nobody_until_it_exists(
     assert ring.name_of(key) == "alice"
 
 
-def test_a_bucket_admits_its_rate_and_returns_the_seconds_to_wait() -> None:
+def test_token_bucket_admits_its_rate_and_returns_the_seconds_to_wait() -> None:
     bucket = Bucket(rate=4.0, now=0.0)
     assert [bucket.take(0.0) for _ in range(4)] == [0.0] * 4
     assert bucket.take(0.0) == pytest.approx(0.25)
@@ -342,7 +342,7 @@ def test_each_key_has_its_own_rate_divided_among_the_workers(path: Path) -> None
     ]
 
 
-def test_used_tokens_of_a_key_stay_used_when_the_file_changes(path: Path) -> None:
+def test_reloading_the_key_file_keeps_the_used_tokens_of_a_key(path: Path) -> None:
     key = add_key(path, "alice", "caller", 0.001)
     ring = Ring(path)
     assert taken_at_once(ring, key) == 1

@@ -28,7 +28,7 @@ async def fresh(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> d
         return content
 
 
-def test_status_counts_exactly_the_requests_of_callers(
+def test_status_counts_only_requests_of_callers(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -102,7 +102,7 @@ def test_the_status_is_computed_at_most_once_a_second(
     run(make_settings(), work)
 
 
-def test_a_failing_part_of_the_status_does_not_hide_the_others(make_settings: MakeSettings) -> None:
+def test_status_shows_all_other_parts_if_one_part_fails(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         def fail() -> dict[str, Any]:
             raise OSError("planted")
@@ -117,7 +117,7 @@ def test_a_failing_part_of_the_status_does_not_hide_the_others(make_settings: Ma
     run(make_settings(), work)
 
 
-def test_only_the_counted_routes_are_traffic() -> None:
+def test_traffic_summary_covers_only_the_counted_routes() -> None:
     registry = CollectorRegistry()
     requests = Counter("slipway_requests", "", ["route", "code"], registry=registry)
     requests.labels("/predict", "200").inc(5)
@@ -126,7 +126,7 @@ def test_only_the_counted_routes_are_traffic() -> None:
     assert summarize_traffic(registry.collect())["requests_by_code"] == {"200": 12}
 
 
-def test_latency_percentiles_lie_in_the_buckets_of_the_true_ones() -> None:
+def test_latency_percentiles_lie_in_the_same_buckets_as_the_true_percentiles() -> None:
     bounds = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
     registry = CollectorRegistry()
     histogram = Histogram(

@@ -84,7 +84,7 @@ def decoded(png: str) -> NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))))
 
 
-def test_occlusion_finds_the_corner_that_a_model_looks_at(
+def test_occlusion_finds_the_corner_that_determines_the_prediction(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", corner_reader()))
@@ -114,7 +114,7 @@ def test_occlusion_finds_the_corner_that_a_model_looks_at(
     run(make_settings(), work)
 
 
-def test_occlusion_shows_no_corner_for_a_model_that_looks_everywhere(
+def test_occlusion_finds_no_corner_for_a_model_that_uses_the_whole_image(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -128,7 +128,7 @@ def test_occlusion_shows_no_corner_for_a_model_that_looks_everywhere(
     run(make_settings(), work)
 
 
-def test_explain_returns_the_same_answer_as_predict(make_settings: MakeSettings) -> None:
+def test_explain_returns_the_same_prediction_as_predict(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         predicted = (await client.post("/predict", content=picture(4), headers=PNG)).json()
         explained = (
@@ -145,7 +145,9 @@ def test_explain_returns_the_same_answer_as_predict(make_settings: MakeSettings)
     run(make_settings(), work)
 
 
-def test_contributions_to_a_sum_are_its_terms(certified: Path, make_settings: MakeSettings) -> None:
+def test_contributions_of_columns_to_a_sum_equal_its_terms(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", row_sum()))
     given, usual = (encode_rows([read_row(row, COLUMNS)], COLUMNS)[0] for row in (ROW, USUAL))
     terms = [float((given - usual)[places].sum()) for places in positions_of(COLUMNS)]
@@ -170,7 +172,7 @@ def test_contributions_to_a_sum_are_its_terms(certified: Path, make_settings: Ma
     run(make_settings(), work)
 
 
-def test_contributions_to_a_label_add_up_and_a_missing_value_counts(
+def test_contributions_of_columns_to_a_label_add_up_including_a_missing_value(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
     row = {name: value for name, value in ROW.items() if name != "income"}
@@ -190,7 +192,7 @@ def test_contributions_to_a_label_add_up_and_a_missing_value_counts(
     run(make_settings(), work)
 
 
-def test_columns_at_the_baseline_contribute_nothing_and_cost_no_rows(
+def test_columns_with_the_baseline_value_contribute_nothing_and_need_no_model_rows(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -210,7 +212,7 @@ def test_columns_at_the_baseline_contribute_nothing_and_cost_no_rows(
     run(make_settings(), work)
 
 
-def test_many_columns_are_sampled_identically_each_time(
+def test_explanation_of_many_columns_samples_the_same_subsets_each_time(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     names = [f"n{number}" for number in range(COLUMNS.shape[0] + 5)]
@@ -419,7 +421,7 @@ def test_an_explanation_past_its_deadline_is_504_and_leaves_nothing_running(
     run(make_settings(request_timeout_s=0.4), work)
 
 
-def test_model_failing_during_an_explanation_is_answered_500(
+def test_model_failure_during_an_explanation_returns_500(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -466,7 +468,7 @@ def test_an_explanation_does_not_count_as_a_prediction(make_settings: MakeSettin
     run(make_settings(), work)
 
 
-def test_each_place_is_covered_once_with_its_surroundings() -> None:
+def test_occlusion_covers_each_grid_cell_once_with_its_surroundings() -> None:
     pixels = array_from_bytes(picture(3, (SIZE_PX, SIZE_PX)), CONTRACT)
     for side in (8, 4, 2):
         copies = covered(pixels, side)
@@ -494,7 +496,7 @@ def test_the_occlusion_grid_is_the_finest_that_the_time_allows(
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_overlay_distinguishes_for_against_and_neutral(channels: int) -> None:
+def test_overlay_distinguishes_regions_for_against_and_neutral(channels: int) -> None:
     pixels = np.full((16, 16, channels), 100, dtype=np.uint8)
     changes = np.array([[0.4, -0.2], [0.0, 0.0]])
     shown = overlay(pixels, changes).astype(int)
@@ -510,6 +512,6 @@ def test_the_baseline_row_is_the_example_row_of_the_model() -> None:
     )
 
 
-def test_column_positions_cover_the_encoded_row_once() -> None:
+def test_positions_of_columns_cover_each_number_of_the_encoded_row_once() -> None:
     places = [place for column in positions_of(COLUMNS) for place in column]
     assert sorted(places) == list(range(COLUMNS.shape[0]))

@@ -50,7 +50,7 @@ def worker_of(gateway: Server, name: str) -> psutil.Process:
     raise AssertionError(f"no service of {name}")
 
 
-def test_each_model_answers_below_its_name(gateway: Server) -> None:
+def test_gateway_serves_each_model_below_its_name(gateway: Server) -> None:
     image = plain_http.post(
         f"{gateway.url}/models/images/predict",
         content=picture(),
@@ -63,7 +63,7 @@ def test_each_model_answers_below_its_name(gateway: Server) -> None:
     assert plain_http.get(f"{gateway.url}/models/images/{style}").status_code == 200
 
 
-def test_the_processes_of_a_model_have_its_niceness_above_that_of_the_gateway(
+def test_processes_of_a_model_run_with_its_niceness_added_to_the_gateways(
     gateway: Server,
 ) -> None:
     own = psutil.Process(gateway.process.pid).nice()
@@ -94,7 +94,7 @@ def test_metrics_of_all_models_have_the_label_of_their_model(gateway: Server) ->
     assert 'slipway_model_up{model="missing"} 0.0' in text
 
 
-def test_a_hanging_model_takes_no_other_down(gateway: Server) -> None:
+def test_hanging_model_does_not_affect_other_models(gateway: Server) -> None:
     worker = worker_of(gateway, "images")
     worker.send_signal(signal.SIGSTOP)
     try:
@@ -111,7 +111,7 @@ def test_a_hanging_model_takes_no_other_down(gateway: Server) -> None:
         worker.send_signal(signal.SIGCONT)
 
 
-def test_a_model_whose_server_is_killed_starts_again(gateway: Server) -> None:
+def test_gateway_restarts_a_model_whose_server_was_killed(gateway: Server) -> None:
     server = worker_of(gateway, "images").parent()
     assert server
     os.kill(server.pid, signal.SIGKILL)
@@ -126,7 +126,9 @@ def test_a_model_whose_server_is_killed_starts_again(gateway: Server) -> None:
 
 
 @pytest.mark.nightly(seconds=30)
-def test_a_model_above_its_memory_is_started_again_and_the_others_answer(tmp_path: Path) -> None:
+def test_gateway_restarts_a_model_above_its_memory_limit_while_others_keep_serving(
+    tmp_path: Path,
+) -> None:
     write_models(tmp_path, rows=row_classifier(), images=None)
     with (tmp_path / "models.toml").open("a") as file:
         file.write("max_memory_mib = 64\n")  # of the last one; no service fits

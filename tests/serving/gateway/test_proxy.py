@@ -82,7 +82,7 @@ def get(path: str, services: dict[str, Respond | None] = MODELS, **options: Any)
     return answer
 
 
-def test_a_request_reaches_its_model_unchanged_and_so_does_the_answer() -> None:
+def test_gateway_forwards_requests_and_responses_unchanged() -> None:
     answer = ask(
         MODELS,
         lambda client: client.post(
@@ -103,13 +103,13 @@ def test_a_request_reaches_its_model_unchanged_and_so_does_the_answer() -> None:
     assert "connection" not in answer.headers
 
 
-def test_the_open_inference_protocol_keeps_its_paths() -> None:
+def test_gateway_keeps_the_paths_of_the_open_inference_protocol() -> None:
     assert get("/v2/models/a/versions/1/ready").json()["url"] == ("/v2/models/a/versions/1/ready")
     listed = get("/v2/repository/index").json()
     assert listed == [{"name": "a", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE"}]
 
 
-def test_a_model_that_does_not_run_is_503_and_the_others_answer() -> None:
+def test_gateway_returns_503_for_a_stopped_model_while_others_keep_serving() -> None:
     refused = get("/models/b/predict")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
     assert refused.headers["retry-after"] == "1"
@@ -123,7 +123,7 @@ def test_a_model_that_does_not_run_is_503_and_the_others_answer() -> None:
     ("respond", "status", "code"),
     [(hang, 504, "deadline_exceeded"), (disconnect, 503, "not_ready")],
 )
-def test_a_hanging_or_ending_model_is_refused(
+def test_gateway_refuses_requests_to_a_model_that_hangs_or_ends(
     respond: Respond, status: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_process, "PATIENCE_S", 0.0)
@@ -145,13 +145,13 @@ def test_requests_above_the_limit_of_a_model_are_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("path", ["/models/c/predict", "/models/..%2Fa/predict", "/v2/models/c"])
-def test_an_unknown_model_is_404_with_the_known_ones(path: str) -> None:
+def test_gateway_returns_404_with_the_known_models_for_an_unknown_one(path: str) -> None:
     answer = get(path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_model")
     assert answer.json()["error"]["message"].endswith("this service has a, b")
 
 
-def test_without_a_ready_model_the_gateway_is_alive_and_not_ready() -> None:
+def test_gateway_without_a_ready_model_is_alive_and_not_ready() -> None:
     assert get("/livez", {"b": None}).status_code == 200
     assert get("/readyz", {"b": None}).status_code == 503
 
@@ -165,7 +165,7 @@ def test_the_page_of_the_gateway_links_each_model() -> None:
     assert get("/nothing").status_code == 404
 
 
-def test_pages_of_other_sites_do_not_see_the_list() -> None:
+def test_gateway_hides_its_list_of_models_from_pages_of_other_sites() -> None:
     assert get("/models", headers={"host": "evil.example"}).status_code == 421
     assert get("/", headers={"origin": "http://evil.example"}).status_code == 403
     assert get("/livez", headers={"host": "evil.example"}).status_code == 200
@@ -184,7 +184,7 @@ slipway_seconds_sum 1.5
 """
 
 
-def test_merged_metrics_are_those_of_each_model_with_its_label() -> None:
+def test_merged_metrics_contain_each_models_metrics_with_its_label() -> None:
     joined = merged({"a": METRICS, "b": METRICS.replace("3.0", "4.0")}, []).decode()
     assert 'slipway_requests_total{code="200",model="a",route="/predict"} 3.0' in joined
     assert 'slipway_requests_total{code="200",model="b",route="/predict"} 4.0' in joined
@@ -194,7 +194,7 @@ def test_merged_metrics_are_those_of_each_model_with_its_label() -> None:
     assert joined.count("# TYPE slipway_seconds histogram") == 1
 
 
-def test_metrics_say_which_models_gave_theirs() -> None:
+def test_gateway_metrics_show_which_models_returned_metrics() -> None:
     async def respond(request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("authorization") != "Bearer K":
             return web.json_response({"error": {"code": "key_missing"}}, status=401)
@@ -211,12 +211,12 @@ def test_metrics_say_which_models_gave_theirs() -> None:
     assert 'slipway_gateway_requests_total{code="401",model=""} 1.0' in answer.text
 
 
-def test_operators_are_asked_at_their_own_port() -> None:
+def test_operators_address_of_a_model_is_its_admin_port() -> None:
     model = HostedModel("a", Path(), None, Settings(admin_port=4000, admin_host="::1"))
     assert ModelProcess(model).operators_address == "http://[::1]:4000"
 
 
-def test_a_body_is_passed_on_in_parts() -> None:
+def test_gateway_forwards_a_body_while_it_arrives() -> None:
     """The service reads the first part before the caller has sent the last one."""
     is_read = asyncio.Event()
 

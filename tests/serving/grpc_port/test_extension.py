@@ -86,7 +86,7 @@ def test_the_triton_client_reads_health_metadata_and_statistics(images: Service)
 
 
 @pytest.mark.process
-def test_health_and_reflection_are_those_of_every_grpc_service(images: Service) -> None:
+def test_grpc_port_serves_standard_health_checks_and_reflection(images: Service) -> None:
     with grpc.insecure_channel(images.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         found = health.Check(health_pb2.HealthCheckRequest(service=""))
@@ -101,7 +101,7 @@ def test_health_and_reflection_are_those_of_every_grpc_service(images: Service) 
 
 
 @pytest.mark.process
-def test_grpc_inference_returns_the_same_answer_as_http(images: Service) -> None:
+def test_grpc_inference_returns_the_same_predictions_as_http(images: Service) -> None:
     sent = pixels(5)
     result = images.client().infer("slipway", [tensor("image", "UINT8", sent)], request_id="mine")
     np.testing.assert_allclose(result.as_numpy("probabilities"), probabilities(sent), atol=1e-6)
@@ -118,7 +118,7 @@ def test_grpc_inference_returns_the_same_answer_as_http(images: Service) -> None
 
 
 @pytest.mark.process
-def test_stream_answers_each_message_and_continues_after_an_error(images: Service) -> None:
+def test_grpc_stream_replies_to_each_message_and_continues_after_an_error(images: Service) -> None:
     answers: list[Any] = []
     with images.client() as client:
         client.start_stream(lambda result, error: answers.append(error or result))
@@ -144,7 +144,7 @@ def test_stream_answers_each_message_and_continues_after_an_error(images: Servic
         ("slipway", "UINT8", 65, "RESOURCE_EXHAUSTED", "SLIPWAY_MAX_ITEMS"),
     ],
 )
-def test_a_refused_call_has_its_code_and_its_reason(
+def test_refused_grpc_call_has_a_status_code_and_the_reason(
     images: Service, model: str, datatype: str, rows: int, code: str, words: str
 ) -> None:
     values = pixels(rows).astype(datatype.lower())
@@ -155,7 +155,7 @@ def test_a_refused_call_has_its_code_and_its_reason(
 
 
 @pytest.mark.process
-def test_a_message_above_the_limit_of_bodies_is_refused(images: Service) -> None:
+def test_grpc_message_above_the_body_limit_is_refused(images: Service) -> None:
     with grpc.insecure_channel(images.address) as channel:
         call = channel.unary_unary(INFER)
         with pytest.raises(grpc.RpcError) as raised:
@@ -221,7 +221,7 @@ def test_10_000_mutated_messages_are_refused_and_never_fail_the_service(
 
 
 @pytest.mark.process
-def test_rows_of_a_table_and_a_key_are_taken_as_over_http(tmp_path: Path) -> None:
+def test_grpc_call_with_table_rows_and_a_key_is_handled_as_over_http(tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", "alice", "caller", None)
     for service in started(tmp_path, row_classifier(), keys=tmp_path / "keys"):
         row = table_row(1)
@@ -244,7 +244,7 @@ def _one(value: Any) -> tuple[str, NDArray[Any]]:
 
 
 @pytest.mark.unit
-def test_typed_contents_become_the_bytes_of_raw_ones() -> None:
+def test_typed_tensor_contents_are_converted_to_the_bytes_of_raw_contents() -> None:
     request = service_pb2.ModelInferRequest()
     request.inputs.add(name="a", datatype="INT16", shape=[2]).contents.int_contents.extend([1, -2])
     request.inputs.add(name="b", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"xy")
@@ -260,7 +260,7 @@ def test_typed_contents_become_the_bytes_of_raw_ones() -> None:
         ("FP32", "int_contents", [3], "expected fp32_contents for FP32"),
     ],
 )
-def test_contents_that_do_not_fit_their_datatype_are_refused(
+def test_tensor_contents_that_do_not_fit_their_datatype_are_refused(
     datatype: str, field: str, values: list[Any], words: str
 ) -> None:
     request = service_pb2.ModelInferRequest()
@@ -271,7 +271,7 @@ def test_contents_that_do_not_fit_their_datatype_are_refused(
 
 
 @pytest.mark.unit
-def test_raw_contents_of_another_number_than_inputs_are_refused() -> None:
+def test_raw_contents_are_refused_if_their_number_differs_from_the_inputs() -> None:
     request = service_pb2.ModelInferRequest(raw_input_contents=[b"a", b"b"])
     request.inputs.add(name="a", datatype="UINT8", shape=[1])
     with pytest.raises(Refusal, match="2 were found, expected one for each of 1 inputs"):

@@ -111,7 +111,7 @@ def statuses(received: bytes) -> list[int]:
     ],
     ids=["unknown path", "doubled header", "long URL"],
 )
-def test_a_caller_that_still_sends_its_body_reads_why_it_is_refused(
+def test_caller_that_still_sends_its_body_can_read_the_reason_of_the_refusal(
     run: Run, make_settings: MakeSettings, head: bytes, status: int
 ) -> None:
     async def work() -> None:
@@ -130,7 +130,7 @@ def test_a_caller_that_still_sends_its_body_reads_why_it_is_refused(
 
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("left_over", [b"", LIVEZ[:20]])
-def test_half_closed_connection_receives_answers_to_all_complete_requests(
+def test_half_closed_connection_receives_responses_to_all_complete_requests(
     run: Run, make_settings: MakeSettings, number: int, left_over: bytes
 ) -> None:
     async def work() -> None:
@@ -142,7 +142,7 @@ def test_half_closed_connection_receives_answers_to_all_complete_requests(
     run(work())
 
 
-def test_a_large_body_before_a_half_close_is_answered(
+def test_request_with_a_large_body_before_a_half_close_gets_its_response(
     run: Run, make_settings: MakeSettings
 ) -> None:
     """Reading pauses in between."""
@@ -222,7 +222,7 @@ REFUSED = [
 @pytest.mark.parametrize(("wrong", "status"), REFUSED)
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_bad_head_is_refused_after_the_answers_to_earlier_requests(
+def test_bad_head_is_refused_after_the_responses_to_earlier_requests(
     run: Run, make_settings: MakeSettings, wrong: bytes, status: int, number: int, ends: bool
 ) -> None:
     async def work() -> None:
@@ -238,7 +238,7 @@ def test_a_bad_head_is_refused_after_the_answers_to_earlier_requests(
 
 @pytest.mark.parametrize("wrong", NO_HTTP)
 @pytest.mark.parametrize("good", [LIVEZ, LIVEZ * 2])
-def test_invalid_http_ends_the_connection_and_later_requests_get_no_answer(
+def test_invalid_http_ends_the_connection_and_later_requests_get_no_response(
     run: Run, make_settings: MakeSettings, wrong: bytes, good: bytes
 ) -> None:
     async def work() -> None:
@@ -252,7 +252,7 @@ def test_invalid_http_ends_the_connection_and_later_requests_get_no_answer(
 
 
 @pytest.mark.parametrize("wrong", NO_HTTP)
-def test_invalid_http_after_a_request_is_refused_after_its_answer(
+def test_invalid_http_after_a_request_is_refused_after_that_requests_response(
     run: Run, make_settings: MakeSettings, wrong: bytes
 ) -> None:
     async def work() -> None:
@@ -268,7 +268,7 @@ def test_invalid_http_after_a_request_is_refused_after_its_answer(
     run(work())
 
 
-def test_bytes_after_the_last_request_do_not_change_its_answer(
+def test_bytes_after_the_last_request_do_not_change_its_response(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
@@ -288,7 +288,7 @@ EARLY = [
 
 
 @pytest.mark.parametrize("head", EARLY)
-def test_a_caller_still_sending_its_last_request_can_read_the_answer(
+def test_caller_that_still_sends_its_last_request_can_read_the_response(
     run: Run, make_settings: MakeSettings, head: bytes
 ) -> None:
     """Closing a connection with unread bytes resets it, and the answer is lost."""
@@ -301,7 +301,7 @@ def test_a_caller_still_sending_its_last_request_can_read_the_answer(
     run(work())
 
 
-def test_a_drain_answers_one_request_of_a_connection_and_closes_it(
+def test_draining_worker_serves_one_more_request_per_connection_and_closes_it(
     run: Run, make_settings: MakeSettings
 ) -> None:
     """Requests that are pipelined after it may reset the connection."""
@@ -386,7 +386,7 @@ UPGRADE = (
 )
 
 
-def test_an_upgrade_request_is_answered_as_an_ordinary_request(
+def test_upgrade_request_is_treated_as_an_ordinary_request(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
@@ -428,7 +428,7 @@ def test_requests_after_an_upgrade_in_one_packet_are_answered_in_order(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_first", [True, False])
-def test_refusals_before_the_application_have_the_shape_of_their_path(
+def test_refusals_before_the_application_have_the_error_shape_of_their_path(
     run: Run, make_settings: MakeSettings, sent: bytes, status: int, is_first: bool
 ) -> None:
     async def work() -> None:
@@ -443,7 +443,9 @@ def test_refusals_before_the_application_have_the_shape_of_their_path(
     run(work())
 
 
-def test_no_server_of_the_process_opens_websockets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uvicorn_servers_of_the_process_support_no_websockets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for protocols in (HTTP_PROTOCOLS, WS_PROTOCOLS):
         monkeypatch.setitem(protocols, "auto", protocols["auto"])
     limits = ConnectionLimits(1, 1.0, 1, lambda refusal, *_: Response(refusal.status, b""))
@@ -454,7 +456,7 @@ def test_no_server_of_the_process_opens_websockets(monkeypatch: pytest.MonkeyPat
     assert isinstance(config.http_protocol_class, ConnectionLimits)
 
 
-def test_endless_pipelined_requests_are_read_only_as_fast_as_they_are_answered(
+def test_endless_pipelined_requests_are_read_only_as_fast_as_they_are_served(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
@@ -478,7 +480,7 @@ def test_endless_pipelined_requests_are_read_only_as_fast_as_they_are_answered(
     run(work())
 
 
-def test_invalid_bytes_after_a_request_do_not_precede_its_answer(
+def test_error_for_invalid_bytes_after_a_request_follows_its_response(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:
@@ -488,7 +490,7 @@ def test_invalid_bytes_after_a_request_do_not_precede_its_answer(
     run(work())
 
 
-def test_a_bad_chunk_of_a_refused_request_causes_no_second_answer(
+def test_bad_chunk_of_a_refused_request_causes_no_second_response(
     run: Run, make_settings: MakeSettings
 ) -> None:
     async def work() -> None:

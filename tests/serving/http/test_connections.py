@@ -131,7 +131,7 @@ def test_pipelined_requests_are_answered_in_order(worker: ModelWorker) -> None:
     run(work())
 
 
-def test_an_answer_is_written_at_once_with_its_head(worker: ModelWorker) -> None:
+def test_response_head_and_body_are_written_together(worker: ModelWorker) -> None:
     async def work() -> None:
         _, connection, transport = connected_to(worker)
         connection.data_received(LIVEZ)
@@ -142,7 +142,7 @@ def test_an_answer_is_written_at_once_with_its_head(worker: ModelWorker) -> None
     run(work())
 
 
-def test_head_of_an_answer_without_body_is_sent_when_the_connection_closes() -> None:
+def test_head_of_a_response_without_body_is_sent_when_the_connection_closes() -> None:
     transport = Transport()
     answer = AnswerTransport(transport)
     answer.hold_head()
@@ -163,7 +163,9 @@ def slow(asked: Asked, seconds: float) -> None:
     asked.application.respond = respond_slowly  # type: ignore[assignment, method-assign]
 
 
-def test_reading_stops_while_a_request_is_answered_and_more_arrive(worker: ModelWorker) -> None:
+def test_connection_stops_reading_while_requests_wait_for_their_responses(
+    worker: ModelWorker,
+) -> None:
     """Otherwise requests of a caller that sends endlessly would fill the memory."""
 
     async def work() -> None:
@@ -184,7 +186,7 @@ def test_reading_stops_while_a_request_is_answered_and_more_arrive(worker: Model
     run(work())
 
 
-def test_an_answered_request_leaves_no_reference_cycle(worker: ModelWorker) -> None:
+def test_completed_request_leaves_no_reference_cycle(worker: ModelWorker) -> None:
     """Otherwise bodies would stay in memory until Python's next search for cycles."""
 
     async def work() -> None:
@@ -216,7 +218,7 @@ def test_an_answered_request_leaves_no_reference_cycle(worker: ModelWorker) -> N
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_caller_that_reads_nothing_is_disconnected_and_a_slow_reader_is_not(
+def test_caller_that_never_reads_is_disconnected_but_a_slow_reader_is_not(
     reads: bool, worker: ModelWorker
 ) -> None:
     async def work() -> None:
@@ -262,7 +264,7 @@ def test_a_closing_connection_does_not_wait_forever_for_its_caller_to_read(
     [(b"", None), (LIVEZ[:20], b"408"), (b"\r\n", b"408"), (POST + b"content-le", b"408")],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_late_head_is_refused_and_an_idle_connection_is_closed(
+def test_late_request_head_is_refused_and_an_idle_connection_is_closed(
     sent: bytes, status: bytes | None, is_first: bool, worker: ModelWorker
 ) -> None:
     async def work() -> None:
@@ -332,7 +334,7 @@ def test_a_body_may_exceed_the_size_limit_of_heads(worker: ModelWorker) -> None:
     run(work())
 
 
-def test_a_request_without_its_body_is_answered_and_its_connection_closed(
+def test_connection_is_closed_if_the_body_of_a_refused_request_never_arrives(
     worker: ModelWorker,
 ) -> None:
     """Later bytes could belong to its body."""
@@ -383,7 +385,7 @@ def test_connections_above_the_limit_are_refused_and_few_of_them_linger(
     run(work())
 
 
-def test_above_the_limit_a_new_connection_replaces_the_one_that_is_idle_longest(
+def test_new_connection_above_the_limit_replaces_the_longest_idle_one(
     worker: ModelWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:

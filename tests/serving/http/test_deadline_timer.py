@@ -21,7 +21,7 @@ async def sleep(deadlines: Deadlines, seconds: float) -> float:
     return seconds
 
 
-def test_a_block_beyond_the_deadline_is_cancelled_and_others_are_not() -> None:
+def test_only_the_block_beyond_its_deadline_is_cancelled() -> None:
     async def work() -> None:
         deadlines = Deadlines(0.2)
         found = await asyncio.gather(
@@ -79,7 +79,7 @@ def test_a_task_both_late_and_cancelled_raises_cancelled_error() -> None:
     run(work())
 
 
-def test_an_exception_after_the_deadline_is_passed_through() -> None:
+def test_exception_of_a_block_past_its_deadline_is_raised_unchanged() -> None:
     async def fail_late(deadlines: Deadlines) -> None:
         with deadlines.deadline():
             time.sleep(0.03)

@@ -176,7 +176,7 @@ def test_a_second_request_after_a_complete_first_is_answered(server: Server) -> 
 
 
 @pytest.mark.process
-def test_expect_100_continue_is_answered_or_refused_before_the_body(
+def test_expect_100_continue_is_confirmed_or_refused_before_the_body(
     server: Server,
 ) -> None:
     asked = answers(server, POST + b"expect: 100-continue\r\ncontent-length: 4\r\n\r\n", b"text")

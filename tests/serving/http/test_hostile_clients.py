@@ -108,7 +108,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("status", "pieces"), NEVER_A_REQUEST)
-def test_bytes_that_never_become_a_request_are_answered_4xx_and_closed(
+def test_bytes_that_are_no_request_get_a_4xx_response_and_are_closed(
     server: Server, status: int, pieces: list[bytes]
 ) -> None:
     received = answers(server, *pieces)
@@ -117,7 +117,7 @@ def test_bytes_that_never_become_a_request_are_answered_4xx_and_closed(
 
 
 @pytest.mark.parametrize(("code", "sent"), REFUSED)
-def test_refused_head_is_answered_with_the_common_error_shape(
+def test_refused_request_head_gets_the_common_error_response(
     server: Server, code: str, sent: bytes
 ) -> None:
     assert exchange(server, sent)["code"] == code
@@ -151,7 +151,7 @@ def test_a_silent_connection_is_closed_after_the_timeout(server: Server) -> None
         assert time.monotonic() - started > TIMEOUT_S * 0.8
 
 
-def test_request_that_arrived_in_time_is_answered_by_a_busy_service(
+def test_busy_service_serves_requests_that_arrived_in_time(
     server: Server,
 ) -> None:
     with connect(server) as connection:
@@ -173,7 +173,7 @@ def test_slowly_dripping_headers_do_not_extend_the_timeout(server: Server) -> No
         assert seconds_until_reset(connection) < 30
 
 
-def test_an_endless_body_is_answered_and_its_connection_closed(server: Server) -> None:
+def test_endless_body_is_refused_and_its_connection_closed(server: Server) -> None:
     with connect(server) as connection:
         connection.sendall(
             b"POST /predict HTTP/1.1\r\ncontent-type: image/png\r\ncontent-length: 2000\r\n\r\n"
@@ -274,7 +274,7 @@ def test_invalid_http_after_an_image_ends_the_connection(server: Server) -> None
     assert re.findall(rb"HTTP/1\.1 (\d+) ", received) in ([b"400"], [b"200", b"400"])
 
 
-def test_a_websocket_request_is_answered_as_an_ordinary_request(server: Server) -> None:
+def test_websocket_request_is_treated_as_an_ordinary_request(server: Server) -> None:
     upgrade = {
         "connection": "Upgrade",
         "upgrade": "websocket",
@@ -289,7 +289,7 @@ def test_a_websocket_request_is_answered_as_an_ordinary_request(server: Server) 
     assert ready.status_code == 200
 
 
-def test_a_caller_that_never_reads_its_answers_is_disconnected(server: Server) -> None:
+def test_caller_that_never_reads_its_responses_is_disconnected(server: Server) -> None:
     """Otherwise it would occupy a connection, and block the end of the service."""
     url, descriptors = httpx.URL(server.url), Path(f"/proc/{server.worker()}/fd")
     with socket.socket() as connection:

@@ -132,7 +132,7 @@ def test_a_slow_sender_holds_no_place_in_the_queue(
     run(make_settings(max_queue=1), work)
 
 
-def test_a_place_grows_to_the_items_of_its_request_and_releases_all_of_them() -> None:
+def test_admission_place_counts_the_items_of_its_request_and_releases_all() -> None:
     admission = Admission(10, 1.0, 2, lambda num_kept: None)
     with Place(admission) as place:
         assert admission.num_items == 1
@@ -143,7 +143,7 @@ def test_a_place_grows_to_the_items_of_its_request_and_releases_all_of_them() ->
     assert (admission.num_requests, admission.num_items) == (0, 0)
 
 
-def test_a_place_holds_the_usual_number_of_items_until_the_real_one_is_known() -> None:
+def test_admission_place_counts_the_average_number_of_items_until_the_real_one_is_known() -> None:
     admission = Admission(200, 1.0, 2, lambda num_kept: None)
     for _ in range(100):
         with Place(admission) as place:
@@ -155,7 +155,7 @@ def test_a_place_holds_the_usual_number_of_items_until_the_real_one_is_known() -
     assert (admission.num_requests, admission.num_items) == (0, 0)
 
 
-def test_rows_of_json_are_counted_once_they_are_decoded(
+def test_admission_counts_json_rows_after_they_are_decoded(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(
@@ -202,7 +202,7 @@ def measured_admission(shed: list[int]) -> Admission:
     return admission
 
 
-def test_growth_beyond_the_capacity_begins_an_overload() -> None:
+def test_requests_that_grow_beyond_the_capacity_start_an_overload() -> None:
     shed: list[int] = []
     admission = measured_admission(shed)
     with Place(admission) as place:
@@ -222,7 +222,7 @@ def test_an_overload_admits_several_large_requests_so_that_the_model_never_idles
     assert of_single_images < 8 * 31 <= admission.most_items <= 8 * 32
 
 
-def test_the_body_of_a_refused_request_is_read_before_the_answer(
+def test_body_of_a_refused_request_is_drained_before_the_response(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -297,7 +297,7 @@ def test_a_drain_slot_is_charged_for_bytes_read_not_for_bytes_declared() -> None
         )
 
 
-def test_a_caller_without_a_drain_slot_is_answered_at_once_and_disconnected(
+def test_caller_without_a_drain_slot_is_refused_at_once_and_disconnected(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -400,7 +400,7 @@ def test_slow_caller_that_sends_before_reading_receives_the_refusal(
 
 @pytest.mark.nightly(seconds=140)
 @pytest.mark.timeout(600)
-def test_the_goodput_of_forms_is_the_same_at_300_callers_as_at_8(tmp_path: Path) -> None:
+def test_goodput_of_multipart_forms_is_the_same_with_300_callers_as_with_8(tmp_path: Path) -> None:
     """Compares medians of interleaved turns, because single turns vary with other load.
 
     Ten more rounds decide if five are not enough.

@@ -24,7 +24,7 @@ def test_request_ids_are_unique() -> None:
     assert len({new_request_id() for _ in range(5000)}) == 5000
 
 
-def test_a_forked_process_creates_none_of_its_parents_request_ids() -> None:
+def test_forked_process_creates_other_request_ids_than_its_parent() -> None:
     new_request_id()  # so that some are at hand, which the child would have, too
     reading, writing = os.pipe()
     child = os.fork()

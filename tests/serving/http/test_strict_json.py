@@ -110,7 +110,7 @@ def test_valid_json_close_to_the_refused_cases_is_parsed(body: bytes, content: A
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ROWS, max_size=6))
-def test_values_are_counted_before_parsing_and_never_underestimated(
+def test_json_values_are_counted_before_parsing_and_never_underestimated(
     rows: list[dict[str, Any]],
 ) -> None:
     body = json.dumps({"rows": rows}).encode()
@@ -139,7 +139,7 @@ UNITS = [
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("head", HEADS)
-def test_counting_values_is_linear_for_any_body(head: bytes, unit: bytes) -> None:
+def test_counting_json_values_takes_linear_time_for_any_body(head: bytes, unit: bytes) -> None:
     """Counts a megabyte; anything quadratic takes hours and ends at pytest's time limit."""
     body = head + unit * (1_000_000 // len(unit))
     may_exceed(body, 10_000)
@@ -150,7 +150,9 @@ def test_counting_values_is_linear_for_any_body(head: bytes, unit: bytes) -> Non
     "unit", [*UNITS, b'"a,b", 1,', b"x" * 700 + b"[]", b'"' + b"x" * 3000 + b'",']
 )
 @pytest.mark.parametrize("head", HEADS)
-def test_values_of_long_texts_are_counted_as_those_of_short_ones(head: bytes, unit: bytes) -> None:
+def test_counting_json_values_in_blocks_equals_counting_the_whole_text(
+    head: bytes, unit: bytes
+) -> None:
     """A text of several blocks, compared with a count of the whole text at once."""
     body = head + unit * (1_200_000 // len(unit))
     structure, num_strings = re.subn(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', b"", body, flags=re.DOTALL)
@@ -164,7 +166,7 @@ def test_values_of_long_texts_are_counted_as_those_of_short_ones(head: bytes, un
 @pytest.mark.parametrize(
     "content", [b"[[1], ", b'["' + b"x" * 2_000_000 + b'", ', b" " * 2_000_000]
 )
-def test_counting_a_long_text_needs_no_second_copy_of_it(content: bytes) -> None:
+def test_counting_json_values_of_a_long_text_needs_no_second_copy(content: bytes) -> None:
     body = content + b'"y", ' * 400_000
     tracemalloc.start()
     may_exceed(body, 1_000_000)
@@ -177,7 +179,7 @@ def test_counting_a_long_text_needs_no_second_copy_of_it(content: bytes) -> None
     "unit",
     [b"x", b"\\n", b"a\\n", b"\\u1234", b'","', b"x" * 900 + b'", "', b"x" * 9000 + b'",  "'],
 )
-def test_long_texts_are_scanned_in_short_pieces(unit: bytes) -> None:
+def test_long_json_texts_are_scanned_in_short_pieces(unit: bytes) -> None:
     """Other threads cannot run while a piece is scanned."""
     body = b'["' + unit * (4_000_000 // len(unit)) + b'"]'
     assert max(map(len, _blocks(body))) < 1_500_000

@@ -33,7 +33,7 @@ async def num_connections(pause: float) -> int:
 
 
 @pytest.mark.parametrize(("pause", "expected"), [(0.0, 1), (0.3, 2)])
-def test_a_connection_that_was_idle_for_long_is_not_used_again(
+def test_load_test_does_not_reuse_a_connection_after_a_long_idle_time(
     monkeypatch: pytest.MonkeyPatch, pause: float, expected: int
 ) -> None:
     """A service may close an idle connection as a request arrives (RFC 9112, section 9.3.1)."""

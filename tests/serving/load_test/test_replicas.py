@@ -33,7 +33,7 @@ def written(folder: Path, **changes: Any) -> Path:
     ("rate", "margin", "expected"),
     [(1, 0.3, 1), (70, 0.3, 1), (71, 0.3, 2), (480, 0.3, 7), (480, 0.0, 5), (90, 0.9, 9)],
 )
-def test_replicas_are_the_fewest_that_leave_the_margin_free(
+def test_replicas_are_the_smallest_number_that_leaves_the_margin_free(
     rate: float, margin: float, expected: int
 ) -> None:
     sizing = Sizing(rate, 100.0, margin)
@@ -42,7 +42,7 @@ def test_replicas_are_the_fewest_that_leave_the_margin_free(
     assert expected == 1 or sizing.load(expected - 1) > 1 - margin
 
 
-def test_the_command_prints_replicas_layout_and_remarks(
+def test_tune_replicas_prints_replicas_layout_and_remarks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(replicas, "ROOT", tmp_path)
@@ -57,7 +57,7 @@ def test_the_command_prints_replicas_layout_and_remarks(
     assert "Plan with" not in printed  # the margin of this command replaces it
 
 
-def test_a_latency_below_the_measured_one_has_to_be_measured(tmp_path: Path) -> None:
+def test_read_card_refuses_a_card_measured_for_a_higher_latency_goal(tmp_path: Path) -> None:
     path = written(tmp_path)
     assert read_card(path, 50)["carried"] == {"rate": 100.0}
     with pytest.raises(UnavailableError, match=r"within 50 ms, expected one within 30 ms or less"):
@@ -79,7 +79,7 @@ def test_a_card_without_a_usable_capacity_is_refused_with_what_to_do(
     assert "slipway tune serving" in str(caught.value)
 
 
-def test_a_missing_or_damaged_card_and_another_models_are_refused(tmp_path: Path) -> None:
+def test_missing_damaged_or_foreign_capacity_card_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"capacity\.json is missing: no capacity was"):
         read_card(tmp_path / "capacity.json", 50)
     path = written(tmp_path)
@@ -92,7 +92,7 @@ def test_a_missing_or_damaged_card_and_another_models_are_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("arguments", [["0"], ["ten"], ["10", "--margin", "0.95"], []])
-def test_wrong_arguments_are_refused(
+def test_tune_replicas_refuses_wrong_arguments(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["--requests-per-second", *arguments] if arguments else []

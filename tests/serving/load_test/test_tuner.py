@@ -82,7 +82,7 @@ def test_search_finds_the_highest_rate_from_any_first_guess(limit: float, guess:
     assert len(trials) < 25
 
 
-def test_rate_counts_only_below_every_missed_rate() -> None:
+def test_sustained_rate_lies_below_every_missed_rate() -> None:
     found, _ = find(lambda rate: rate <= 90 or 140 <= rate <= 400, 100)
     assert found is not None
     assert found <= 90
@@ -250,7 +250,7 @@ def test_unreachable_goal_names_the_closest_result() -> None:
     assert f"the closest: {outcome.best.confirmed:,.1f} requests/s".lower() in words.lower()
 
 
-def test_goal_may_be_a_number_of_waiting_callers() -> None:
+def test_latency_goal_may_apply_to_a_number_of_callers_in_a_closed_loop() -> None:
     met = tuned(Formula(lambda candidate: 1000.0), Goal(P99_MS, None, 32))
     assert met.is_met
     assert met.headroom is None
@@ -267,7 +267,7 @@ def test_model_slower_than_the_limit_sustains_no_rate() -> None:
     ) or "no rate was sustained" in card.verdict(outcome)
 
 
-def test_lucky_rate_is_lowered_until_most_rounds_hold_it() -> None:
+def test_rate_that_was_held_once_is_lowered_until_most_rounds_hold_it() -> None:
     formula = Formula(lambda candidate: 400.0)
     tuner = Tuner(formula, Goal(P99_MS, 50, None), 120, clock=lambda: formula.now)
     tried = Tried(PRESENT, most=1200, rate=1200)  # it was measured too high
@@ -277,7 +277,7 @@ def test_lucky_rate_is_lowered_until_most_rounds_hold_it() -> None:
     assert all(found.holds(P99_MS) for found in tried.rounds)
 
 
-def test_goal_rate_held_in_most_rounds_counts_even_without_time_for_more() -> None:
+def test_goal_rate_held_in_most_rounds_is_confirmed_without_further_rounds() -> None:
     formula = Formula(lambda candidate: 300.0)
     tuner = Tuner(formula, Goal(P99_MS, 50, None), 0.001, clock=lambda: formula.now)
     tried = Tried(PRESENT, most=5000, rate=5000)
@@ -415,7 +415,7 @@ def test_load_holds_only_if_all_requests_were_answered_in_time() -> None:
     assert not figures_of([], 2.0, 0.5, 50, None).holds(1000)
 
 
-def test_applied_settings_replace_only_their_own_lines(tmp_path: Path) -> None:
+def test_applying_settings_changes_only_their_own_lines_of_serving_env(tmp_path: Path) -> None:
     path = tmp_path / "serving.env"
     settings = PRESENT.settings()
     assert card.with_settings(path, settings) == card.environment_lines(settings)
@@ -429,7 +429,7 @@ def test_applied_settings_replace_only_their_own_lines(tmp_path: Path) -> None:
     assert card.with_settings(path, settings) == written
 
 
-def test_page_lists_all_candidates_and_warns_of_a_busy_machine_or_client() -> None:
+def test_capacity_page_lists_all_candidates_and_warns_of_a_busy_machine_or_client() -> None:
     outcome = tuned(Formula(lambda candidate: 300.0), Goal(P99_MS, 100, None))
     quiet, busy = card.machine(0.1, 2), card.machine(5.0, 2)
     content = card.card(outcome, MODEL, "1: a sample", quiet)
@@ -495,7 +495,7 @@ def test_leftover_process_is_detected(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly(seconds=26)
-def test_command_measures_a_real_service_and_writes_its_card(tmp_path: Path) -> None:
+def test_tune_serving_measures_a_real_service_and_writes_its_card(tmp_path: Path) -> None:
     certify(
         tmp_path / "certificate.json",
         with_golden_rows(write_bundle(tmp_path / "bundle", slow_classifier(4))),

@@ -49,7 +49,7 @@ def shown(path: Path) -> dict[str, float]:
     return {key: value for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path))}  # type: ignore[no-untyped-call]
 
 
-def test_counts_made_on_a_full_disk_are_exposed_once_there_is_space(
+def test_counters_increased_on_a_full_disk_are_exposed_once_there_is_space(
     tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "counter_7.db"
@@ -88,7 +88,7 @@ def test_a_growing_metrics_file_has_all_its_blocks_or_stays_unchanged(
     file.close()  # type: ignore[no-untyped-call]
 
 
-def test_the_metrics_file_of_an_earlier_process_with_the_same_id_is_continued(
+def test_metrics_file_of_an_earlier_process_with_the_same_id_is_reused(
     tmp_path: Path, disk: Disk
 ) -> None:
     path = tmp_path / "counter_7.db"
@@ -118,7 +118,7 @@ def test_counts_of_dead_workers_are_exposed_even_without_space_for_their_sum(
     assert not worker_files._has_failed
 
 
-def test_the_sum_of_dead_workers_has_all_blocks_before_it_is_written(tmp_path: Path) -> None:
+def test_file_for_the_sum_of_dead_workers_is_allocated_before_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "counter_0.new"
     create_claimed_file(path, 300_000)
     assert path.stat().st_size == 300_000

@@ -44,7 +44,7 @@ def test_the_memory_limit_is_that_of_the_container_or_of_the_machine(
     assert memory_limit_bytes(tmp_path, tmp_path / "meminfo") == expected
 
 
-def test_allocated_memory_shows_in_the_gauge() -> None:
+def test_memory_gauge_rises_with_allocated_memory() -> None:
     registry = CollectorRegistry()
     metrics = ProcessMetrics(registry, num_workers=3, started=1e9)
     before = registry.get_sample_value("slipway_memory_bytes") or 0
@@ -79,7 +79,7 @@ class MetricsSource:
             raise OSError("no such device")
 
 
-def test_a_failing_source_is_counted_logged_once_and_does_not_affect_others(
+def test_failing_gauge_source_is_counted_logged_once_and_affects_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing, healthy, failures = MetricsSource(1, 2, 3), MetricsSource(), []
@@ -96,7 +96,7 @@ def test_a_failing_source_is_counted_logged_once_and_does_not_affect_others(
 
 
 @pytest.mark.process
-def test_a_hanging_source_does_not_delay_the_end() -> None:
+def test_hanging_gauge_source_does_not_delay_the_workers_end() -> None:
     released, ended = threading.Event(), threading.Event()
 
     class Hanging:
