@@ -148,7 +148,7 @@ def waited(worker: Simulated, since: float = 0.0, share: float = 0.99) -> float:
     return waits[int(len(waits) * share)]
 
 
-def test_a_lasting_fourfold_overload_keeps_throughput_high_and_waits_short() -> None:
+def test_admission_keeps_throughput_high_and_waits_short_in_a_fourfold_overload() -> None:
     normal, overloaded = Simulated(), Simulated()
     open_loop(normal, 0.8 * PEAK, 30)
     assert not normal.refused
@@ -167,7 +167,7 @@ def test_without_admission_control_the_same_overload_waits_many_times_longer() -
     assert waited(overloaded) > 5 * waited(normal)
 
 
-def test_refusals_end_soon_after_an_overload() -> None:
+def test_admission_stops_refusing_soon_after_an_overload() -> None:
     worker = Simulated()
     open_loop(worker, 4 * PEAK, 10)
     open_loop(worker, 0.8 * PEAK, 20)
@@ -184,7 +184,7 @@ def test_an_overload_ends_even_if_no_more_requests_arrive() -> None:
     assert not worker.admission.is_overloaded_now()
 
 
-def test_a_burst_within_the_maximum_wait_is_admitted_completely() -> None:
+def test_admission_admits_a_whole_burst_within_the_maximum_wait() -> None:
     worker = Simulated()
     open_loop(worker, 0.5 * PEAK, 5)
     for _ in range(int(0.8 * PEAK)):
@@ -205,7 +205,7 @@ def test_admission_refuses_a_burst_above_capacity_and_keeps_waits_short() -> Non
 
 
 @pytest.mark.parametrize("num_callers", [1, 8, 32, 100, 200])
-def test_callers_that_wait_for_their_answers_are_never_refused(num_callers: int) -> None:
+def test_admission_never_refuses_callers_in_a_closed_loop(num_callers: int) -> None:
     worker = Simulated()
     closed_loop(worker, num_callers, 10)
     assert not worker.refused
@@ -213,7 +213,7 @@ def test_callers_that_wait_for_their_answers_are_never_refused(num_callers: int)
 
 
 @pytest.mark.parametrize("rows_per_second", [20, 40, 60, 100])
-def test_callers_that_wait_for_a_slow_model_are_never_refused(rows_per_second: int) -> None:
+def test_admission_never_refuses_closed_loop_callers_of_a_slow_model(rows_per_second: int) -> None:
     """After a pause the first runs alone; the others form one batch, longer than the window."""
     worker = Simulated(each=1 / rows_per_second, max_wait_s=2.0)
     worker.now = 100.0
@@ -223,7 +223,7 @@ def test_callers_that_wait_for_a_slow_model_are_never_refused(rows_per_second: i
 
 
 @pytest.mark.parametrize("num_first", [1, 3])
-def test_the_first_slow_requests_of_a_process_do_not_determine_the_measured_speed(
+def test_slow_first_requests_of_a_process_do_not_determine_the_measured_speed(
     num_first: int,
 ) -> None:
     worker = Simulated(each=0.1)  # while another worker warms up on the same cores
@@ -237,7 +237,7 @@ def test_the_first_slow_requests_of_a_process_do_not_determine_the_measured_spee
 
 
 @pytest.mark.parametrize("are_at_once", [True, False])
-def test_a_slow_model_is_measured_as_slow(are_at_once: bool) -> None:
+def test_admission_measures_the_speed_of_a_slow_model(are_at_once: bool) -> None:
     """Measured from one batch of many requests, or from several of one."""
     worker = Simulated(each=0.1)
     for _ in range(32 if are_at_once else 8):
@@ -259,7 +259,7 @@ def test_an_overload_of_a_slow_model_is_detected() -> None:
     assert 0.8 * 20 < worker.admission.speed() < 1.2 * 20
 
 
-def test_the_number_of_requests_is_limited_at_any_speed() -> None:
+def test_admission_limits_the_number_of_requests_at_any_speed() -> None:
     worker = Simulated(max_requests=5)
     assert [worker.ask() for _ in range(7)] == [True] * 5 + [False] * 2
     list(worker.advance(1))

@@ -55,7 +55,7 @@ async def submit_while_busy(
     return submissions + [batcher.submit(rows(*values)) for values in requests]
 
 
-def test_every_request_receives_the_answers_to_its_own_rows_in_order() -> None:
+def test_every_request_receives_the_results_of_its_own_rows_in_order() -> None:
     async def work() -> None:
         batcher = MicroBatcher(Recorder().run, 8)
         requests = [[value % 200] * (value % 3) + [value % 100] for value in range(100)]
@@ -214,7 +214,7 @@ def test_a_failing_quick_batch_fails_its_requests_and_the_next_one_runs() -> Non
     run(work())
 
 
-def test_rows_of_one_request_may_share_batches_and_are_answered_together() -> None:
+def test_request_completes_when_all_its_batches_are_done() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 4)
@@ -242,7 +242,7 @@ def test_each_batch_is_reported_with_its_size_and_fraction_of_the_largest() -> N
     run(work())
 
 
-def test_a_single_request_does_not_wait_for_others() -> None:
+def test_batcher_runs_a_single_request_without_waiting_for_others() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8)
@@ -277,7 +277,7 @@ def test_queue_time_and_inference_time_are_measured_separately(
     run(work())
 
 
-def test_an_expired_request_never_reaches_the_model_but_its_neighbours_do() -> None:
+def test_batcher_drops_an_expired_request_and_runs_its_neighbours() -> None:
     async def work() -> None:
         model = Recorder()
         batcher = MicroBatcher(model.run, 8)
@@ -338,7 +338,7 @@ def test_a_failing_batch_fails_its_requests_and_the_next_batch_runs() -> None:
     run(work())
 
 
-def test_a_batch_with_too_few_answers_fails_instead_of_answering_wrongly() -> None:
+def test_batch_fails_if_the_model_returns_too_few_results() -> None:
     async def work() -> None:
         batcher = MicroBatcher(lambda batch: [0] * (len(batch) - 1), 8)
         with pytest.raises(RuntimeError, match="answered 2 rows to a batch of 3"):
@@ -366,9 +366,7 @@ def test_next_power_of_two_rounds_up_to_a_power_of_two(count: int, expected: int
 
 
 @pytest.mark.parametrize(("most", "size"), [(16, 8), (6, 6)])
-def test_padding_to_a_power_of_two_or_the_largest_batch_changes_no_answer(
-    most: int, size: int
-) -> None:
+def test_padding_a_batch_changes_no_prediction(most: int, size: int) -> None:
     sizes = []
 
     def twice(batch: NDArray[np.uint8]) -> Answers:

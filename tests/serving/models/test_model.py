@@ -93,7 +93,7 @@ def other_bundle(root: Path) -> None:
     certify(root / "certificate.json", write_bundle(root / "other", max_batch_size=4))
 
 
-def test_a_certified_bundle_is_loaded_and_answers(make_settings: MakeSettings) -> None:
+def test_certified_bundle_is_loaded_and_predicts(make_settings: MakeSettings) -> None:
     model = load_model(make_settings())
     pixels = np.random.default_rng(0).integers(0, 256, (5, *CONTRACT.shape), dtype=np.uint8)
     assert np.allclose(model.run(pixels).outputs, probabilities(pixels), atol=1e-6)
@@ -183,7 +183,7 @@ def test_the_batch_size_may_equal_but_not_exceed_that_of_the_bundle(
         load_model(make_settings(max_batch_size=17))
 
 
-def test_a_graph_that_contradicts_its_bundle_fails_in_warm_up(
+def test_warm_up_refuses_a_graph_that_contradicts_its_bundle(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     for contract in (
@@ -195,7 +195,7 @@ def test_a_graph_that_contradicts_its_bundle_fails_in_warm_up(
             load_model(make_settings())
 
 
-def test_a_bundle_of_a_table_is_loaded_and_answers(
+def test_bundle_for_table_rows_is_loaded_and_predicts(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
     model = load_model(make_settings())
@@ -217,7 +217,7 @@ def test_example_inputs_of_a_table_are_valid_rows() -> None:
 @pytest.mark.parametrize(
     "contract", [[column("age")], [column(str(number)) for number in range(20)]]
 )
-def test_a_table_graph_that_contradicts_its_columns_fails_in_warm_up(
+def test_warm_up_refuses_a_table_graph_that_contradicts_its_columns(
     certified: Path, make_settings: MakeSettings, contract: list[Column]
 ) -> None:
     for graph in (row_classifier(), row_sum()):
@@ -230,7 +230,7 @@ def test_a_table_graph_that_contradicts_its_columns_fails_in_warm_up(
 
 
 @pytest.mark.parametrize("columns", [[], [column("age"), column("age")]])
-def test_ambiguous_columns_are_not_served(
+def test_bundle_with_ambiguous_columns_is_not_served(
     certified: Path, make_settings: MakeSettings, columns: list[Column]
 ) -> None:
     contract = ColumnContract(kind="columns", columns=columns)
@@ -287,7 +287,7 @@ def test_a_model_whose_largest_batch_is_quick_uses_one_thread(
     assert options.intra_op_num_threads == (1 if quick_with_one and not asked_for else 2)
 
 
-def test_fewer_labels_than_outputs_fail_in_warm_up(
+def test_warm_up_refuses_a_bundle_with_fewer_labels_than_outputs(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     output = load_bundle(certified / "bundle").manifest.output.model_copy(
@@ -301,7 +301,7 @@ def test_fewer_labels_than_outputs_fail_in_warm_up(
         load_model(make_settings())
 
 
-def test_outputs_that_do_not_sum_to_one_fail_in_warm_up(
+def test_warm_up_refuses_probabilities_that_do_not_sum_to_one(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     graph = classifier()
@@ -313,7 +313,7 @@ def test_outputs_that_do_not_sum_to_one_fail_in_warm_up(
         load_model(make_settings())
 
 
-def test_a_non_finite_output_is_refused_as_an_answer(
+def test_model_refuses_to_return_a_non_finite_output(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
@@ -348,7 +348,7 @@ def choose(root: Path, variant: str, provider: str = "cpu") -> LoadedBundle:
     )
 
 
-def test_auto_serves_the_choice_of_export_and_the_model_info_has_the_reason(
+def test_auto_serves_the_variant_that_export_chose_and_model_info_gives_the_reason(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     hops = [hop(variant="fp32"), hop(variant="int8")]
@@ -364,7 +364,7 @@ def test_auto_serves_the_choice_of_export_and_the_model_info_has_the_reason(
 @pytest.mark.parametrize(
     ("variant", "num_inside", "is_ood"), [("int8", 3, False), ("fp32", 1, True)]
 )
-def test_a_variant_with_its_own_calibration_uses_it(
+def test_variant_with_its_own_calibration_is_served_with_it(
     certified: Path, make_settings: MakeSettings, variant: str, num_inside: int, is_ood: bool
 ) -> None:
     """Control: in fp32 sets have labels from 0.25, and outliers begin at 0.75."""
@@ -387,7 +387,7 @@ def test_a_variant_with_its_own_calibration_uses_it(
 
 
 @pytest.mark.parametrize("status", ["differs", "not_executed"])
-def test_uncertified_choice_is_passed_over_for_fp32_with_the_reason(
+def test_auto_serves_fp32_if_the_chosen_variant_is_uncertified_and_gives_the_reason(
     certified: Path, make_settings: MakeSettings, status: Literal["differs", "not_executed"]
 ) -> None:
     hops = [hop(variant="fp32"), hop(variant="int8", status=status)]
@@ -423,7 +423,7 @@ def test_a_variant_left_out_of_the_bundle_is_refused_with_the_reason(
         load_model(make_settings(provider="cpu", variant="int8_dynamic"))
 
 
-def test_auto_takes_fp32_on_the_cpu_and_lists_what_it_passed_over(
+def test_auto_serves_fp32_on_the_cpu_and_lists_the_unavailable_providers(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -499,7 +499,9 @@ def test_the_certificate_must_cover_the_provider_that_runs(
         select(make_settings().model_options(), bundle, certificate)
 
 
-def test_the_threads_of_all_workers_use_every_core_once(make_settings: MakeSettings) -> None:
+def test_threads_of_all_workers_together_equal_the_number_of_cores(
+    make_settings: MakeSettings,
+) -> None:
     assert make_settings(workers=os.cpu_count() or 1).threads_per_worker() == 1
 
 
@@ -564,7 +566,7 @@ def test_the_certified_engine_is_served(
 
 
 @pytest.mark.parametrize("provider", ["auto", "tensorrt"])
-def test_an_engine_swapped_after_certification_is_refused_and_never_passed_over(
+def test_engine_replaced_after_certification_is_refused_even_if_the_provider_is_auto(
     engine: CertifiedEngine, make_settings: MakeSettings, provider: str
 ) -> None:
     engine.write(b"another engine of the same graph")
@@ -572,7 +574,7 @@ def test_an_engine_swapped_after_certification_is_refused_and_never_passed_over(
         load_model(make_settings(provider=provider))
 
 
-def test_an_engine_with_a_flipped_bit_is_refused_and_never_passed_over(
+def test_engine_with_a_flipped_bit_is_refused_even_if_the_provider_is_auto(
     engine: CertifiedEngine, certified: Path, make_settings: MakeSettings
 ) -> None:
     flip_a_byte(certified / "engine/engine.plan")

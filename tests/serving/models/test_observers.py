@@ -83,7 +83,7 @@ def test_close_passes_the_last_requests_to_the_observers() -> None:
     asyncio.run(work())
 
 
-def test_field_accessors_agree_with_the_fields_of_answered() -> None:
+def test_accessors_of_plain_tuples_agree_with_the_fields_of_answered() -> None:
     one = noted("a", MODELS[1])
     answered = Answered._make(one)
     assert answered.request_id == id_of(one) == id_of(answered) == "a"

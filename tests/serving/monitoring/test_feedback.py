@@ -106,7 +106,7 @@ def test_label_that_arrives_before_its_prediction_waits_for_it(make_settings: Ma
     run(make_settings(), work)
 
 
-def test_label_right_after_its_prediction_is_answered_with_the_expected_join_time(
+def test_response_to_an_early_label_states_the_expected_join_time(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in SHIPPED.items():
@@ -127,7 +127,7 @@ def test_label_right_after_its_prediction_is_answered_with_the_expected_join_tim
     run(make_settings(), work)
 
 
-def test_labels_that_will_not_join_later_are_answered_without_a_join_time(
+def test_response_to_a_label_that_cannot_join_later_states_no_join_time(
     certified_table: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in SHIPPED.items():
@@ -288,7 +288,7 @@ def test_malformed_json_is_refused(make_settings: MakeSettings, body: bytes) -> 
     run(make_settings(), work)
 
 
-def test_wrong_content_type_is_answered_with_an_example_of_feedback(
+def test_error_for_a_wrong_content_type_shows_an_example_of_feedback(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -303,7 +303,7 @@ def test_wrong_content_type_is_answered_with_an_example_of_feedback(
 @pytest.mark.parametrize(
     ("truth", "shown"), [(7, "found 7,"), (["dark"], 'found ["dark"],'), (True, "found true,")]
 )
-def test_error_shows_values_as_json_so_that_numbers_differ_from_text(
+def test_feedback_error_shows_values_as_json_so_that_numbers_differ_from_text(
     make_settings: MakeSettings, truth: Any, shown: str
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

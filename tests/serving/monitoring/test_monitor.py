@@ -96,7 +96,7 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def test_metrics_count_classes_confidences_and_outliers_of_all_answers(
+def test_monitoring_metrics_count_classes_confidences_and_outliers_of_all_predictions(
     make_monitored: MakeSettings, mode: str
 ) -> None:
     outcome = "monitored" if mode == "sampled" else "skipped"
@@ -151,7 +151,7 @@ def test_metrics_count_missing_values_of_table_rows(
 
 
 @pytest.mark.process
-def test_window_like_the_reference_is_clean_and_a_shifted_one_drifted(
+def test_drift_verdict_is_clean_for_rows_like_the_reference_and_drifted_for_shifted_ones(
     make_monitored: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -354,7 +354,7 @@ def test_monitored_rows_counter_starts_at_zero_and_grows_before_the_window_close
     run(settings, work)
 
 
-def test_monitoring_is_off_by_setting_and_during_verify(
+def test_monitoring_is_off_if_disabled_and_during_verify(
     make_monitored: MakeSettings,
 ) -> None:
     for settings in (make_monitored(monitoring=False), make_monitored(accept_draft=True)):
@@ -378,7 +378,7 @@ def test_monitoring_is_off_by_setting_and_during_verify(
     ],
 )
 @pytest.mark.parametrize("error", [MemoryError(), sqlite3.OperationalError("database is locked")])
-def test_failing_step_costs_no_request_is_counted_and_recovers(
+def test_failing_monitoring_step_affects_no_request_is_counted_and_recovers(
     make_monitored: MakeSettings,
     monkeypatch: pytest.MonkeyPatch,
     owner: type,
@@ -407,7 +407,7 @@ def test_failing_step_costs_no_request_is_counted_and_recovers(
     assert rows_in(make_monitored().state) >= 20
 
 
-def test_unreadable_drift_reference_costs_no_request_and_is_retried(
+def test_unreadable_drift_reference_affects_no_request_and_is_retried(
     make_monitored: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = read_reference
@@ -455,7 +455,7 @@ def test_window_that_fails_to_be_judged_is_counted_and_the_next_one_opens(
 
 
 @pytest.mark.process
-def test_full_queue_drops_and_counts_rows(
+def test_full_monitoring_queue_drops_and_counts_rows(
     make_monitored: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "MAX_WAITING", 10)
@@ -479,7 +479,7 @@ def test_full_queue_drops_and_counts_rows(
 
 
 @pytest.mark.process
-def test_queue_is_bounded_in_bytes(
+def test_monitoring_queue_is_bounded_in_bytes(
     make_monitored: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A photo is a hundred times larger than the pixels for the network."""
@@ -518,7 +518,9 @@ def test_drift_and_quality_have_a_bounded_number_of_series(make_monitored: MakeS
     run(make_monitored(window_rows=100), work)
 
 
-def test_each_model_has_its_own_windows(certified: Path, make_monitored: MakeSettings) -> None:
+def test_each_model_has_separate_drift_windows(
+    certified: Path, make_monitored: MakeSettings
+) -> None:
     settings = make_monitored()
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

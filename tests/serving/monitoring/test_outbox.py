@@ -83,7 +83,7 @@ class Service:
         self.forwarder._outbox.close()
 
 
-def test_a_label_beyond_the_limit_is_refused_and_the_oldest_predictions_are_dropped(
+def test_full_outbox_refuses_labels_and_drops_the_oldest_predictions(
     tmp_path: Path,
 ) -> None:
     with closing(Store(tmp_path, limits(rows=100))) as store:
@@ -101,7 +101,7 @@ def test_a_label_beyond_the_limit_is_refused_and_the_oldest_predictions_are_drop
         assert (result.joined, result.duplicate) == (False, False)
 
 
-def test_an_address_that_is_none_is_refused_without_showing_its_password() -> None:
+def test_error_for_an_invalid_database_address_hides_its_password() -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     for wrong in ("postgresql://me:secret@host/x?no=1", "user=me password=secret x"):
         with pytest.raises(SettingsError, match="SLIPWAY_DATABASE_URL") as error:
@@ -114,7 +114,7 @@ def test_an_address_that_is_none_is_refused_without_showing_its_password() -> No
 
 
 @pytest.mark.process
-def test_a_label_and_its_prediction_of_another_service_join_once_through_a_killed_database(
+def test_label_and_prediction_of_two_services_join_once_although_the_database_is_killed(
     service: Callable[[str, str], Service], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with cluster() as postgres:
@@ -189,7 +189,7 @@ def counted(server: Server, line: str) -> float:
 
 
 @pytest.mark.nightly(seconds=60)
-def test_two_services_answer_and_share_feedback_while_the_database_is_killed_and_hangs(
+def test_two_services_predict_and_share_feedback_while_the_database_is_killed_and_hangs(
     tmp_path: Path,
 ) -> None:
     """Predictions at one service, their labels at the other; each joins and counts once."""

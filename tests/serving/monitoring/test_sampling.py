@@ -82,7 +82,7 @@ def test_processor_budget_skips_features_while_counting_continues(
     assert 'slipway_classes_total{label="grey"} 2000.0' in generate_latest(registry).decode()
 
 
-def test_running_counts_lose_and_double_nothing_while_two_threads_use_them(
+def test_running_counts_are_exact_while_two_threads_use_them(
     certified: Path,
 ) -> None:
     one = answered(certified, 0)
@@ -141,7 +141,7 @@ def num_sampled(sampler: RequestSampler, num_requests: int) -> int:
 
 
 @pytest.mark.process
-def test_sampling_rate_follows_the_time_that_was_left() -> None:
+def test_sampling_rate_adapts_to_the_processor_time_that_was_left() -> None:
     sampler = RequestSampler()
     for _ in range(5):
         sampler.adapt(10_000, 10_000)
@@ -159,7 +159,7 @@ def test_sampling_rate_follows_the_time_that_was_left() -> None:
     assert num_sampled(sampler, 100) == 100
 
 
-def test_sampling_rate_may_rise_during_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_rate_may_rise_while_a_gap_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = RequestSampler()
     sampler.adapt(1_000_000, 0)
 

@@ -69,7 +69,7 @@ def rows_in(state: Path) -> int:
         return int(connection.execute("SELECT total(num_rows) FROM windows").fetchone()[0])
 
 
-def test_part_that_is_sent_again_is_merged_once(tmp_path: Path, model: MonitoredModel) -> None:
+def test_store_merges_a_repeated_part_only_once(tmp_path: Path, model: MonitoredModel) -> None:
     store, other = open_store(tmp_path / "state", LIMITS), open_store(tmp_path / "state", LIMITS)
     first = part(model, 1, 40)
     for _ in range(3):
@@ -335,9 +335,7 @@ def another_version(path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
 
 
-def test_a_database_of_the_version_before_is_brought_to_this_one(
-    tmp_path: Path, model: MonitoredModel
-) -> None:
+def test_database_of_the_previous_schema_is_migrated(tmp_path: Path, model: MonitoredModel) -> None:
     state = tmp_path / "state"
     store = open_store(state, LIMITS)
     store.add_feedback([FeedbackItem("id", None, "cat", None)])
@@ -426,7 +424,7 @@ def test_removed_database_is_created_again_by_a_worker_that_had_it_open(
     assert rows_in(tmp_path / "state") == 5
 
 
-def test_exception_rolls_a_transaction_back(tmp_path: Path) -> None:
+def test_exception_in_a_transaction_rolls_it_back(tmp_path: Path) -> None:
     database = Database(tmp_path)
 
     def fail() -> None:

@@ -21,7 +21,7 @@ ANSWER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("abstain", [None, 1.0])
-def test_costs_and_abstentions_are_outputs_only_if_the_decision_has_them(
+def test_infer_outputs_costs_and_abstentions_only_if_the_decision_rule_has_them(
     tmp_path: Path, abstain: float | None
 ) -> None:
     manifest = write_bundle(tmp_path, row_classifier()).manifest

@@ -94,7 +94,9 @@ def test_the_triton_client_reads_health_and_metadata(images: Server) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("binary", [True, False])
-def test_infer_answers_encoded_images_like_predict(images: Server, binary: bool) -> None:
+def test_infer_returns_the_predictions_of_predict_for_encoded_images(
+    images: Server, binary: bool
+) -> None:
     pictures = [picture(seed, size=(30, 40)) for seed in range(5)]
     sent = texts(pictures if binary else [base64.b64encode(each) for each in pictures])
     outputs = [
@@ -117,7 +119,7 @@ def test_infer_answers_encoded_images_like_predict(images: Server, binary: bool)
 
 
 @pytest.mark.process
-def test_infer_takes_pixels_and_returns_every_output_by_default(
+def test_infer_accepts_pixels_and_returns_every_output_by_default(
     images: Server,
 ) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
@@ -146,7 +148,7 @@ def test_infer_returns_the_most_probable_classes_in_tritons_format(images: Serve
 
 
 @pytest.mark.process
-def test_infer_takes_one_tensor_per_table_column(table: Server) -> None:
+def test_infer_accepts_one_tensor_per_table_column(table: Server) -> None:
     client = client_of(table)
     described = client.get_model_metadata("slipway")["inputs"]
     rows = [table_row(number) for number in range(7)]
@@ -205,7 +207,9 @@ def pixels_in_json(**changes: Any) -> dict[str, Any]:
     return {"inputs": [inputs | changes]}
 
 
-def test_json_request_has_a_json_response_with_its_id(make_settings: MakeSettings) -> None:
+def test_infer_request_in_json_gets_a_json_response_with_its_id(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         nested = np.arange(12).reshape(1, 2, 2, 3).tolist()
         answers = [
@@ -499,7 +503,7 @@ def test_unknown_paths_and_models_are_refused_in_the_protocols_error_format(
         (("/repository/index",), "POST"),
     ],
 )
-def test_an_unknown_method_is_answered_with_the_methods_of_its_path(
+def test_error_for_a_wrong_method_lists_the_methods_of_the_path(
     make_settings: MakeSettings, paths: tuple[str, ...], allowed: str
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -540,7 +544,7 @@ def test_a_refusal_before_the_handler_has_the_protocols_error_format(
         ("output", "shared_memory_region"),
     ],
 )
-def test_error_gives_the_parameter_that_would_be_ignored(
+def test_error_names_the_parameter_that_would_be_ignored(
     make_settings: MakeSettings, place: str, name: str
 ) -> None:
     body = pixels_in_json() | {"outputs": [{"name": "label"}]}
@@ -605,7 +609,7 @@ def test_the_triton_client_sends_compressed_requests(images: Server, algorithm: 
     ],
     ids=["too large", "cut off", "with more behind it", "not compressed", "empty", "no inputs"],
 )
-def test_a_compressed_body_is_refused_by_its_decompressed_size_and_its_damage(
+def test_compressed_body_is_refused_if_it_is_damaged_or_too_large_when_decompressed(
     make_settings: MakeSettings, body: bytes, code: str
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -658,7 +662,7 @@ def test_without_a_model_the_service_is_live_and_not_ready(
     run(make_settings(), work)
 
 
-def test_a_draining_service_is_not_ready_but_still_answers(
+def test_draining_service_is_not_ready_but_still_predicts(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -677,7 +681,7 @@ def test_a_draining_service_is_not_ready_but_still_answers(
     run(make_settings(), work)
 
 
-def test_infer_returns_the_same_answer_as_predict(make_settings: MakeSettings) -> None:
+def test_infer_returns_the_same_prediction_as_predict(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         image = picture()
         plain = (

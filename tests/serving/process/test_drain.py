@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_sigterm_makes_a_server_not_ready_but_it_answers_until_drained(
+def test_server_after_sigterm_is_not_ready_but_predicts_until_drained(
     folder: Path, num_workers: int, is_nightly: bool
 ) -> None:
     with running(folder, drain_s=2.5, workers=num_workers) as server:
@@ -79,7 +79,7 @@ def test_sigterm_makes_a_server_not_ready_but_it_answers_until_drained(
 
 
 @pytest.mark.nightly(seconds=5)
-def test_without_a_drain_a_server_ends_at_once_and_frees_its_port(
+def test_server_without_a_drain_time_ends_at_once_and_frees_its_port(
     folder: Path,
 ) -> None:
     """Control: shows the effect of the drain."""
@@ -102,7 +102,7 @@ def test_without_a_drain_a_server_ends_at_once_and_frees_its_port(
 @pytest.mark.parametrize(
     "is_ready", [True, pytest.param(False, marks=pytest.mark.nightly(seconds=5))]
 )
-def test_ctrl_c_ends_a_server_calmly_and_without_draining(folder: Path, is_ready: bool) -> None:
+def test_ctrl_c_ends_a_server_without_draining_or_errors(folder: Path, is_ready: bool) -> None:
     with running(folder, drain_s=60) as server:
         server.wait() if is_ready else until(lambda: bool(server.workers()))
         server.process.send_signal(signal.SIGINT)
@@ -142,7 +142,7 @@ def test_sigterm_at_any_moment_of_the_start_ends_the_server(folder: Path, pause:
         assert server.process.wait(20) in (0, -signal.SIGTERM)
 
 
-def test_requests_in_flight_are_answered_and_the_port_is_closed_before_the_end(
+def test_ending_server_completes_requests_in_flight_and_closes_its_port_first(
     tmp_path: Path,
 ) -> None:
     """After the port closes, new callers are refused at once instead of hanging."""
@@ -259,7 +259,7 @@ def test_a_rolling_restart_of_two_replicas_under_load_fails_no_request(
 
 
 @pytest.mark.nightly
-def test_without_a_drain_the_same_restart_loses_requests(tmp_path: Path) -> None:
+def test_rolling_restart_without_a_drain_time_loses_requests(tmp_path: Path) -> None:
     """Control: the client loses requests."""
     client = rolling_restart(tmp_path, 1000, num_callers=16, pause=0.0, drain_s=0)
     assert by_status(client.answers)[REFUSED] > 0

@@ -10,14 +10,16 @@ from slipway.serving.settings import Settings, SettingsError
 from slipway.system.errors import UnavailableError
 
 
-def test_serving_env_may_have_comments_quotes_and_export(tmp_path: Path) -> None:
+def test_serving_env_may_contain_comments_quotes_and_the_word_export(tmp_path: Path) -> None:
     path = tmp_path / "serving.env"
     path.write_text("# measured\nSLIPWAY_WORKERS=2\n\nexport A='b c' # why\nEMPTY=\n")
     assert read_environment(path) == {"SLIPWAY_WORKERS": "2", "A": "b c", "EMPTY": ""}
 
 
 @pytest.mark.parametrize("line", ["SLIPWAY_WORKERS 2", "=2", "A='b", "echo hello", "1A=2"])
-def test_another_line_in_serving_env_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
+def test_malformed_line_of_serving_env_is_refused_with_its_number(
+    tmp_path: Path, line: str
+) -> None:
     path = tmp_path / "serving.env"
     path.write_text(f"A=1\n{line}\n")
     with pytest.raises(SettingsError, match=r"line 2: .* expected NAME=VALUE\. Correct it"):
@@ -30,7 +32,7 @@ def test_error_of_a_project_without_a_model_gives_the_command_to_make_one(tmp_pa
         require_model(settings)
 
 
-def test_a_bundle_or_the_state_of_a_rollout_is_enough(tmp_path: Path) -> None:
+def test_serve_starts_with_a_bundle_or_with_the_state_of_a_rollout(tmp_path: Path) -> None:
     settings = Settings(bundle=tmp_path / "bundle", state=tmp_path / "state")
     settings.state.mkdir()
     require_model(settings)

@@ -50,7 +50,7 @@ def _package(tmp_path: Path) -> Path:
     return package
 
 
-def test_the_wheel_has_the_recorded_files_and_nothing_of_the_installer(
+def test_own_wheel_contains_the_recorded_files_and_nothing_of_the_installer(
     package: Path, tmp_path: Path
 ) -> None:
     path = write_own_wheel(tmp_path / "build", package)
@@ -67,7 +67,7 @@ def test_the_wheel_has_the_recorded_files_and_nothing_of_the_installer(
     }
 
 
-def test_the_same_installation_gives_the_same_bytes_elsewhere_and_replaces_other_versions(
+def test_own_wheel_is_reproducible_in_another_folder_and_replaces_other_versions(
     package: Path, tmp_path: Path
 ) -> None:
     other = install(tmp_path / "other", dict(reversed(OF_THE_WHEEL.items())))
@@ -84,7 +84,9 @@ def test_the_same_installation_gives_the_same_bytes_elsewhere_and_replaces_other
     ]
 
 
-def test_a_changed_installation_is_refused_with_the_file(package: Path, tmp_path: Path) -> None:
+def test_own_wheel_is_refused_if_an_installed_file_was_changed(
+    package: Path, tmp_path: Path
+) -> None:
     (package / "__init__.py").write_text("edited")
     with pytest.raises(IntegrityError, match=r"__init__\.py was changed since Slipway was install"):
         write_own_wheel(tmp_path / "build", package)
@@ -94,7 +96,7 @@ def test_a_changed_installation_is_refused_with_the_file(package: Path, tmp_path
     assert not (tmp_path / "build").exists()
 
 
-def test_code_without_an_installation_and_an_editable_one_are_refused(
+def test_own_wheel_is_refused_without_an_installation_or_for_an_editable_one(
     root: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UnavailableError, match="which was not installed from a wheel"):

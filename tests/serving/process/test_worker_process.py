@@ -28,7 +28,7 @@ assert gc.collect() == 1
 """
 
 
-def test_frozen_objects_are_not_searched_and_new_cycles_are_collected(root: Path) -> None:
+def test_garbage_collection_skips_frozen_objects_and_frees_new_cycles(root: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", CODE], check=True, cwd=root
     )  # in another process, because it is permanent
@@ -64,7 +64,7 @@ assert short < long / 2, (short, long)
 
 
 @pytest.mark.nightly
-def test_a_busy_thread_delays_others_only_for_the_switch_interval(root: Path) -> None:
+def test_busy_thread_delays_other_threads_by_the_switch_interval_only(root: Path) -> None:
     subprocess.run([sys.executable, "-c", TURNS], check=True, cwd=root)
 
 

@@ -85,7 +85,7 @@ def server(folder: Path) -> Iterator[Server]:
         yield server
 
 
-def test_two_workers_log_their_answers_readable_by_the_owner_only(
+def test_request_log_of_two_workers_is_readable_by_the_owner_only(
     server: Server, folder: Path
 ) -> None:
     with ThreadPoolExecutor(8) as threads:
@@ -119,7 +119,7 @@ def test_requests_logged_by_a_killed_worker_stay_readable(server: Server, folder
     assert counted(server, "failed") == counted(server, "dropped") == 0
 
 
-def test_folder_is_bounded_over_both_workers(server: Server, folder: Path) -> None:
+def test_request_log_folder_is_bounded_over_both_workers(server: Server, folder: Path) -> None:
     before = counted(server, "logged")
     payloads = [picture(number, (60, 60)) for number in range(150)]  # 15 kB per line
     for payload in payloads:

@@ -73,7 +73,9 @@ def test_no_request_is_logged_by_default(make_settings: MakeSettings, tmp_path: 
     } == before  # the rollout writes there
 
 
-def test_limits_without_a_directory_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_request_log_limits_without_a_directory_cause_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     logger.open_request_logger(RequestLogSettings(), 1, lambda _outcome, _count: None)
     assert not caplog.records
     settings = RequestLogSettings(request_log_sampling_rate=0.5, request_log_days=3)
@@ -84,7 +86,7 @@ def test_limits_without_a_directory_are_warned_of(caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_logged_image_has_its_payload_inputs_digest_outputs_and_answer(
+def test_logged_image_request_has_payload_inputs_digest_outputs_and_prediction(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     payload = picture(3, (20, 12))
@@ -124,7 +126,7 @@ def test_logged_image_has_its_payload_inputs_digest_outputs_and_answer(
     assert abs(found.time.timestamp() - time.time()) < 60
 
 
-def test_logged_table_rows_have_one_answer_each(
+def test_logged_table_rows_have_one_prediction_each(
     certified_table: Path, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     rows = [table_row(number) for number in range(7)]
@@ -145,7 +147,7 @@ def test_logged_table_rows_have_one_answer_each(
     assert found.inputs_sha256 == digest_inputs(encoded)
 
 
-def test_sample_is_a_pure_function_of_the_id_at_the_sampling_rate() -> None:
+def test_is_sampled_depends_only_on_the_id_and_the_sampling_rate() -> None:
     ids = [f"{number:016x}" for number in range(20_000)]
     for rate in (0.0, 0.01, 0.25, 1.0):
         drawn = [is_sampled(name, rate) for name in ids]
@@ -193,7 +195,7 @@ def test_replayed_requests_are_not_logged_again(
 @pytest.mark.parametrize(
     "error", [RuntimeError("planted"), OSError(28, "No space left on device"), MemoryError()]
 )
-def test_failing_write_costs_no_request_is_counted_and_recovers(
+def test_failing_request_log_affects_no_request_is_counted_and_recovers(
     make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(writer: SegmentWriter, lines: bytes) -> None:

@@ -83,7 +83,7 @@ def refused(*arguments: Any, **options: Any) -> Refusal:
     "content_type",
     [b"image/png", b"image/jpeg; charset=binary", b"application/octet-stream", b"IMAGE/PNG"],
 )
-def test_raw_body_is_read_as_the_image(content_type: bytes) -> None:
+def test_request_body_without_a_form_is_read_as_one_image(content_type: bytes) -> None:
     assert read(b"pixels", content_type) == (b"pixels",)
 
 
@@ -91,7 +91,7 @@ def test_form_with_one_file_called_image_is_read_as_the_image() -> None:
     assert read(form(part(content=b"pix\r\n--els"))) == (b"pix\r\n--els",)
 
 
-def test_form_with_several_files_is_several_images_in_order() -> None:
+def test_form_with_several_files_is_read_as_several_images_in_order() -> None:
     images = [f"image {number}".encode() for number in range(MAX_ITEMS + 1)]
     parts = [part(content=image) for image in images]
     assert read(form(*parts[:MAX_ITEMS]), max_bytes=10_000) == tuple(images[:MAX_ITEMS])
@@ -115,7 +115,7 @@ def test_the_chunks_of_a_body_are_joined() -> None:
         b"\xff",
     ],
 )
-def test_other_content_types_are_refused(content_type: bytes) -> None:
+def test_request_for_images_with_another_content_type_is_refused(content_type: bytes) -> None:
     assert refused(b"pixels", content_type).code == "unsupported_media_type"
 
 
@@ -256,7 +256,7 @@ def test_a_form_with_other_fields_is_refused_with_the_name_of_the_field(
         b"x" * 5000 + b"\r\n",
     ],
 )
-def test_text_before_and_after_the_parts_of_a_form_is_ignored(preamble: bytes, size: int) -> None:
+def test_form_reader_ignores_text_before_and_after_the_parts(preamble: bytes, size: int) -> None:
     body = preamble + form(part(content=b"\r\n--lim"), part()) + b"the end --limit\r\n"
     chunks = [body[at : at + size] for at in range(0, len(body), size)]
     assert read(chunks, max_bytes=10_000) == (b"\r\n--lim", b"pixels")
@@ -309,7 +309,7 @@ def test_json_is_read_for_a_table_and_refused_for_images(content_type: bytes) ->
         b"\xff",
     ],
 )
-def test_other_content_types_are_refused_for_a_table(content_type: bytes) -> None:
+def test_request_for_table_rows_with_another_content_type_is_refused(content_type: bytes) -> None:
     with pytest.raises(Refusal, match="application/json") as refusal:
         read_as("columns", content_type)
     assert refusal.value.code == "unsupported_media_type"

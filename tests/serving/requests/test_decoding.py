@@ -39,12 +39,12 @@ def test_a_small_image_is_decoded_inline(monkeypatch: pytest.MonkeyPatch) -> Non
     assert decoding_threads(monkeypatch, picture(1, (28, 28))) == {"MainThread"}
 
 
-def test_many_bytes_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_of_many_bytes_is_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = picture(1, (90, 90), "BMP") + b"\0" * INLINE_BYTES
     assert decoding_threads(monkeypatch, payload) == {"slipway-decode"}
 
 
-def test_many_pixels_in_few_bytes_are_decoded_off_the_event_loop(
+def test_image_of_many_pixels_in_few_bytes_is_decoded_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = io.BytesIO()
@@ -73,7 +73,7 @@ def test_several_images_are_decoded_in_order() -> None:
     )
 
 
-def test_error_gives_the_first_bad_image_in_order() -> None:
+def test_error_names_the_first_bad_image_in_order() -> None:
     decoder = ImageDecoder(CONTRACT)
     refusal = refusal_or(
         lambda: asyncio.run(decoder.decode(picture(), b"", b"no image", picture()))

@@ -38,7 +38,7 @@ def refused(body: bytes | Any, contract: ColumnContract = COLUMNS) -> Refusal:
     return refusal.value
 
 
-def test_one_object_is_one_row_encoded_bit_for_bit_as_in_training() -> None:
+def test_json_object_is_encoded_as_one_row_bit_for_bit_as_in_training() -> None:
     decoded = decode(ROW)
     typed = read_row(ROW, COLUMNS)
     expected = encode({name: [cell] for name, cell in typed.items()}, COLUMNS)
@@ -123,15 +123,13 @@ def test_an_omitted_column_is_a_missing_value() -> None:
         ("member", "1", False),
     ],
 )
-def test_a_number_sent_as_text_is_reported_as_text(
-    column: str, text: str, is_reported: bool
-) -> None:
+def test_error_for_a_number_sent_as_text_says_so(column: str, text: str, is_reported: bool) -> None:
     message = refused(ROW | {column: text}).message
     assert (f"found the text {text!r}, expected " in message) == is_reported
     assert (f"found {text!r}, expected " in message) == (not is_reported)
 
 
-def test_the_error_counts_all_bad_cells_and_names_the_first_ones() -> None:
+def test_error_for_bad_rows_counts_all_bad_cells_and_names_the_first_ones() -> None:
     refusal = refused(
         {
             "rows": [
@@ -211,7 +209,7 @@ def test_a_body_of_a_million_values_is_refused_before_parsing(
     assert parsed == [b"{}"]  # the twin: what is read is seen
 
 
-def test_table_column_may_be_called_rows() -> None:
+def test_table_column_may_be_named_rows() -> None:
     contract = ColumnContract(kind="columns", columns=[column("rows")])
     assert not decode({"rows": 3}, contract).is_list
     assert (

@@ -88,7 +88,7 @@ def test_repeated_invalid_requests_do_not_count_as_evidence(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_public_values_do_not_predict_the_requests_of_a_canary(
+def test_requests_of_a_canary_cannot_be_predicted_from_public_values(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)
@@ -277,7 +277,7 @@ def first(path: Path) -> bool:
     return SeenIds(path, "salt").add("one")
 
 
-def test_all_workers_know_a_request_id_that_one_has_seen(tmp_path: Path) -> None:
+def test_seen_request_ids_are_shared_by_all_workers(tmp_path: Path) -> None:
     path = tmp_path / FOLDER / "7.used"
     with multiprocessing.get_context("fork").Pool(2) as workers:
         assert [workers.apply(first, (path,)) for _ in range(4)] == [True, False, False, False]
@@ -288,7 +288,7 @@ def test_all_workers_know_a_request_id_that_one_has_seen(tmp_path: Path) -> None
     )  # a full disk is an error here, and no signal later
 
 
-def test_without_a_shared_file_a_worker_knows_its_own_request_ids(
+def test_worker_without_a_shared_file_remembers_its_own_request_ids(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("where a folder should be")

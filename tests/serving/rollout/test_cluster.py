@@ -83,7 +83,7 @@ def rolled(state: Path, traffic: Traffic) -> Rollout:
     return roll_out(state, cluster, PLAN, author, 15, traffic.wait, lambda: traffic.now)
 
 
-def test_a_candidate_that_is_no_worse_gets_all_requests_step_by_step(tmp_path: Path) -> None:
+def test_cluster_rollout_gives_an_equal_candidate_all_requests_step_by_step(tmp_path: Path) -> None:
     traffic = Traffic(failing=0.01)
     last = rolled(tmp_path, traffic).events[-1]
     assert (last.what, last.model) == ("promoted", NEW)
@@ -94,7 +94,7 @@ def test_a_candidate_that_is_no_worse_gets_all_requests_step_by_step(tmp_path: P
     assert (history[0].by, history[0].reason) == ("ann", "canary by command: a new camera")
 
 
-def test_a_candidate_that_fails_more_often_loses_its_requests(tmp_path: Path) -> None:
+def test_cluster_rollout_withdraws_a_candidate_that_fails_more_often(tmp_path: Path) -> None:
     traffic = Traffic(failing=0.3)
     last = rolled(tmp_path, traffic).events[-1]
     assert last.what == "rolled_back"
@@ -102,14 +102,14 @@ def test_a_candidate_that_fails_more_often_loses_its_requests(tmp_path: Path) ->
     assert traffic.shares == [0.1, 0.0] or traffic.shares == [0.1, 0.5, 0.0]
 
 
-def test_restarted_pods_count_from_zero_and_lose_nothing(tmp_path: Path) -> None:
+def test_cluster_rollout_counts_restarted_pods_without_loss(tmp_path: Path) -> None:
     def restart(traffic: Traffic) -> None:
         traffic.values = {key: value % 100 for key, value in traffic.values.items()}
 
     assert rolled(tmp_path, Traffic(failing=0.01, at=restart)).events[-1].what == "promoted"
 
 
-def test_a_killed_command_continues_with_its_evidence(tmp_path: Path) -> None:
+def test_killed_cluster_command_continues_with_its_evidence(tmp_path: Path) -> None:
     def killed(traffic: Traffic) -> None:
         if traffic.now == 1060:
             raise KeyboardInterrupt
@@ -122,7 +122,7 @@ def test_a_killed_command_continues_with_its_evidence(tmp_path: Path) -> None:
     assert sum(one.what == "proposed" for one in read_history(tmp_path / HISTORY)) == 1
 
 
-def test_an_operator_ends_it_with_the_command_of_one_machine(tmp_path: Path) -> None:
+def test_abort_ends_a_rollout_on_a_cluster(tmp_path: Path) -> None:
     def abort(traffic: Traffic) -> None:
         if traffic.now == 1060:
             commands.abort(Settings(state=tmp_path), Author("ben", "callers complain"))
@@ -166,7 +166,7 @@ def prometheus(traffic: Traffic) -> Iterator[str]:
         thread.join()
 
 
-def test_prometheus_is_asked_and_kubectl_sets_both_weights(
+def test_cluster_rollout_queries_prometheus_and_sets_both_weights_with_kubectl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin/kubectl"

@@ -249,7 +249,7 @@ def test_regression_models_are_compared_by_the_growth_of_the_rmse(tmp_path: Path
     assert explained_disagreement(with_rmse(2.0), with_rmse(2.0)) == 0.1
 
 
-def test_explained_disagreement_is_the_sum_of_both_error_rates(tmp_path: Path) -> None:
+def test_explained_disagreement_is_the_sum_of_both_models_error_rates(tmp_path: Path) -> None:
     good, better = (write_bundle(tmp_path, **low_accuracy(value)).manifest for value in (0.9, 0.95))
     assert explained_disagreement(better, good) == pytest.approx(0.15)
     assert (

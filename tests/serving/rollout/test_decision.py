@@ -61,7 +61,7 @@ def counts(**changes: Any) -> Counts:
     return NO_COUNTS.model_copy(update=changes)
 
 
-def test_the_expected_evidence_of_one_fair_event_is_at_most_one() -> None:
+def test_expected_evidence_of_one_event_of_equal_models_is_at_most_one() -> None:
     for share in (0.01, 0.25, 0.5, 1.0):
         expected = share * math.exp(log_evidence({share: (1, 0)})) + (1 - share) * math.exp(
             log_evidence({share: (0, 1)})
@@ -70,7 +70,7 @@ def test_the_expected_evidence_of_one_fair_event_is_at_most_one() -> None:
     assert (log_evidence({}), log_evidence({1.0: (1000, 0)})) == pytest.approx((0, 0))
 
 
-def test_evidence_over_workers_and_shares_equals_that_of_all_events_in_any_order() -> None:
+def test_evidence_from_summed_counts_equals_that_of_single_events_in_any_order() -> None:
     parts = [{0.01: (3, 100), 0.05: (2, 30)}, {0.05: (1, 9)}]
     by_hand = [0.0] * len(RATIOS)
     for part in parts:
@@ -101,7 +101,7 @@ def ever_reached(
 
 @pytest.mark.process
 @pytest.mark.parametrize("share", [0.01, 0.25, 0.5])
-def test_testing_after_every_event_keeps_the_error_rate(share: float) -> None:
+def test_sequential_test_keeps_its_error_rate_when_it_runs_after_every_event(share: float) -> None:
     rng = np.random.default_rng(3)
     assert ever_reached(rng, 1.0, share, 500, 2000) <= ALPHA / 4 + 3 * math.sqrt(ALPHA / 4 / 2000)
     assert ever_reached(rng, 0.7, share, 500, 2000) <= ALPHA / 4  # a better one still less
@@ -234,7 +234,7 @@ def test_model_is_swapped_after_all_workers_loaded_it_and_refused_by_any() -> No
         assert decide(state, reports, PREPARE_S + 1).events[-1].what == "refused"
 
 
-def test_the_bound_of_slow_requests_is_measured_on_the_stable_model_first() -> None:
+def test_canary_starts_after_the_limit_of_slow_requests_is_measured_on_the_stable_model() -> None:
     state = rollout(slow_s=None)
     assert decide(state, [report(num_latencies=MIN_LATENCIES - 1)], 1.0) == state
     halves = [
@@ -253,7 +253,7 @@ def test_the_bound_of_slow_requests_is_measured_on_the_stable_model_first() -> N
     )
 
 
-def test_total_adds_the_counts_of_all_workers() -> None:
+def test_total_returns_the_sum_of_counts_over_workers() -> None:
     one, other = Evidence(), Evidence()
     for evidence, share in ((one, 0.01), (other, 0.05), (other, 0.01)):
         evidence.request(of_candidate=True, seconds=0.1)

@@ -75,7 +75,7 @@ def test_start_with_the_configured_bundle_is_recorded_once_with_its_origin(tmp_p
     assert len(read_history(tmp_path / HISTORY)) == 2
 
 
-def test_refused_model_leaves_the_served_model_as_it_was(tmp_path: Path) -> None:
+def test_history_of_a_refused_model_names_the_unchanged_served_model(tmp_path: Path) -> None:
     write_bundle(tmp_path)
     record(tmp_path, tmp_path)
     change_rollout(tmp_path, refused("worse"))
@@ -94,7 +94,7 @@ def test_events_of_a_killed_process_are_added_by_the_next_change(tmp_path: Path)
     assert [one.reason for one in read_history(path)] == ["first", "second", "third"]
 
 
-def test_unwritable_history_stops_no_change(
+def test_rollout_continues_if_the_history_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / HISTORY).mkdir()
@@ -114,7 +114,7 @@ def test_unwritable_history_stops_no_change(
     ],
     ids=["changed", "first removed", "removed", "added", "exchanged"],
 )
-def test_damaged_history_names_the_line(
+def test_error_for_a_damaged_history_names_the_line(
     tmp_path: Path, damage: Callable[[list[bytes]], list[bytes]], line: int
 ) -> None:
     for reason in ("first", "second", "third"):
@@ -125,7 +125,7 @@ def test_damaged_history_names_the_line(
         read_history(path)
 
 
-def test_every_flipped_byte_but_those_of_the_last_line_is_found(tmp_path: Path) -> None:
+def test_flipped_bytes_of_the_history_are_detected_except_in_the_last_line(tmp_path: Path) -> None:
     for reason in ("first", "second"):
         change_rollout(tmp_path, refused(reason))
     path = tmp_path / HISTORY
@@ -170,12 +170,12 @@ def test_service_records_its_start_a_deployment_and_the_return_to_its_bundle(
     assert (entries[3].by, entries[3].reason) == ("ann", "deploy by command: it was slow")
 
 
-def test_author_without_a_reason_gives_a_command() -> None:
+def test_event_by_an_author_without_a_reason_says_by_command() -> None:
     assert Author("ann").because == "by command"
     assert Author("ann", "accuracy fell").because == "by command: accuracy fell"
 
 
-def test_command_prints_entries_and_the_last_digest(
+def test_history_command_prints_entries_and_the_last_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLIPWAY_STATE", str(tmp_path))
@@ -207,7 +207,7 @@ def test_command_prints_entries_and_the_last_digest(
     ("arguments", "message"),
     [([], "there is no history"), (["--at", "2001-01-01"], "there is no history")],
 )
-def test_command_without_a_history_says_what_writes_one(
+def test_history_command_without_a_history_says_what_writes_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -220,7 +220,7 @@ def test_command_without_a_history_says_what_writes_one(
     assert message in capsys.readouterr().err
 
 
-def test_command_refuses_a_cut_history_and_a_time_before_it(
+def test_history_command_refuses_a_truncated_history_and_a_time_before_its_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLIPWAY_STATE", str(tmp_path))

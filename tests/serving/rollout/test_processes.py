@@ -123,7 +123,7 @@ def test_swaps_of_a_real_service_under_load_lose_no_request(
         asyncio.run(main(server))
 
 
-def test_commands_reach_all_workers_and_a_restarted_one_serves_the_same_model(
+def test_rollout_commands_reach_all_workers_and_restarted_ones(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
@@ -175,7 +175,7 @@ def test_a_worker_that_dies_with_a_canary_rolls_it_back(
         server.wait()
 
 
-def test_a_refused_command_prints_one_line_and_exits_with_1(
+def test_refused_rollout_command_prints_one_line_and_exits_with_1(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()

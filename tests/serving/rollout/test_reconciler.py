@@ -125,7 +125,7 @@ def test_rollback_returns_to_the_served_files_even_if_a_repro_replaced_them(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_swaps_under_load_lose_no_request_and_each_answer_names_its_model(
+def test_swaps_under_load_lose_no_request_and_each_response_names_its_model(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
@@ -158,7 +158,7 @@ def test_swaps_under_load_lose_no_request_and_each_answer_names_its_model(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_shadow_answers_copies_of_requests_and_counts_its_agreement(
+def test_shadow_predicts_copies_of_requests_and_counts_agreement(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     """With reversed weights its answers nearly always differ; with doubled weights, never."""

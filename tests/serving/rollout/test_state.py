@@ -355,7 +355,7 @@ def test_the_verify_stage_ignores_rolled_out_models(make_settings: MakeSettings)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_an_unwritable_state_folder_costs_no_request(make_settings: MakeSettings) -> None:
+def test_unwritable_state_folder_affects_no_request(make_settings: MakeSettings) -> None:
     settings = make_settings()
     settings.state.mkdir()
     settings.state.chmod(0o500)
@@ -375,7 +375,7 @@ def test_an_unwritable_state_folder_costs_no_request(make_settings: MakeSettings
 
 
 @pytest.mark.process
-def test_a_file_in_place_of_the_state_folder_costs_no_request_and_is_reported(
+def test_file_in_place_of_the_state_folder_affects_no_request_and_is_reported(
     make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = make_settings(monitoring="false")
@@ -401,7 +401,9 @@ def test_a_file_in_place_of_the_state_folder_costs_no_request_and_is_reported(
 
 
 @pytest.mark.usefixtures("unrehearsed")
-def test_operators_can_run_commands_over_http(certified: Path, make_settings: MakeSettings) -> None:
+def test_operators_can_run_rollout_commands_over_http(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     settings = make_settings()
     bundle = write_candidate(certified / "new", scaled_classifier(2))
     json_type = {"content-type": "application/json"}
@@ -428,7 +430,7 @@ def test_operators_can_run_commands_over_http(certified: Path, make_settings: Ma
 
 
 @pytest.mark.usefixtures("unrehearsed")
-def test_commands_during_another_command_are_refused_and_block_nothing(
+def test_rollout_command_during_another_one_is_refused_without_blocking_requests(
     certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings()
@@ -492,7 +494,7 @@ def test_a_command_is_refused_while_another_one_runs_in_the_same_process(
         ({"command": "deploy", "bundle": "x", "plan": {"steps": [0.1] * 300}}, None),
     ],
 )
-def test_an_invalid_command_is_refused_with_its_field(
+def test_invalid_rollout_command_is_refused_with_its_field(
     make_settings: MakeSettings, body: Any, field: str | None
 ) -> None:
     async def work(client: Any, worker: ModelWorker) -> None:
@@ -509,7 +511,7 @@ def test_an_invalid_command_is_refused_with_its_field(
     run(make_settings(), work)
 
 
-def test_a_command_must_be_json_so_that_no_foreign_page_can_send_it(
+def test_rollout_command_must_be_json_so_that_pages_of_other_sites_cannot_send_it(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: Any, worker: ModelWorker) -> None:

@@ -125,7 +125,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.process
-def test_services_share_a_rollout_and_a_chain_which_a_killed_database_neither_forks_nor_repeats(
+def test_killed_database_neither_forks_nor_repeats_the_history_that_services_share(
     tmp_path: Path,
     postgres: Postgres,
     monkeypatch: pytest.MonkeyPatch,
@@ -271,7 +271,7 @@ def change_often(service: Service) -> None:
 
 
 @pytest.mark.nightly(seconds=20)
-def test_change_that_a_full_database_refuses_leaves_no_trace_and_entries_wait(
+def test_change_refused_by_a_full_database_leaves_no_trace_and_entries_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with small_cluster() as (small, disk):

@@ -30,7 +30,7 @@ def entries(*drafts: tuple[float, str, str, str]) -> list[Entry]:
     return parse_lines(lines, "here")
 
 
-def test_history_entry_that_joined_late_counts_at_its_own_time() -> None:
+def test_history_entry_added_late_is_sorted_by_its_own_time() -> None:
     found = entries(
         (1, "started", "one", OLD), (5, "promoted", "", NEW), (3, "started", "two", OLD)
     )
@@ -57,7 +57,7 @@ def test_history_lists_services_that_started_and_did_not_stop_as_serving() -> No
     assert serving_at(found) == {"two": NEW}
 
 
-def test_line_without_a_service_has_the_form_of_older_versions() -> None:
+def test_history_line_without_a_service_has_the_format_of_older_versions() -> None:
     line, other = chained(
         [
             entries((1, what, service, OLD))[0].model_dump()
