@@ -35,7 +35,7 @@ PNG = {"content-type": "image/png"}
 CPU_FP32 = {"backend": "onnxruntime", "provider": "cpu", "precision": "fp32", "variant": "fp32"}
 
 
-def test_a_raw_body_and_a_form_get_the_same_answer_as_the_graph(
+def test_raw_body_and_form_get_the_predictions_of_the_graph(
     make_settings: MakeSettings,
 ) -> None:
     payload = picture(3, (20, 12))
@@ -58,7 +58,7 @@ def test_a_raw_body_and_a_form_get_the_same_answer_as_the_graph(
     run(make_settings(), work)
 
 
-def test_errors_below_v2_have_the_protocols_shape_on_the_operators_port_too(
+def test_errors_below_v2_have_the_protocols_shape_on_both_ports(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -73,7 +73,7 @@ def test_errors_below_v2_have_the_protocols_shape_on_the_operators_port_too(
     run(make_settings(admin_port=3999), work)
 
 
-def test_the_time_of_failed_predictions_is_counted(make_settings: MakeSettings) -> None:
+def test_failed_predictions_add_to_the_metric_of_their_seconds(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         name = "slipway_failed_prediction_seconds_total"
         for path in ("/nowhere", "/feedback"):
@@ -88,7 +88,7 @@ def test_the_time_of_failed_predictions_is_counted(make_settings: MakeSettings) 
     run(make_settings(), work)
 
 
-def test_regression_value_is_answered_and_a_non_finite_one_is_500(
+def test_predict_returns_a_regression_value_and_500_for_a_non_finite_one(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
@@ -132,7 +132,7 @@ def test_an_unreadable_image_is_refused_with_its_rule(
     run(make_settings(), work)
 
 
-def test_unknown_paths_are_404_and_add_a_single_metric_series(make_settings: MakeSettings) -> None:
+def test_unknown_paths_get_404_and_add_a_single_metric_series(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         for number in range(50):
             error = error_of(await client.get(f"/scan/{number}"))
@@ -149,7 +149,7 @@ def test_unknown_paths_are_404_and_add_a_single_metric_series(make_settings: Mak
     ("method", "path", "allowed"),
     [("GET", "/predict", "POST"), ("POST", "/model", "GET, HEAD"), ("PUT", "/predict", "POST")],
 )
-def test_other_methods_are_405_with_the_allowed_ones(
+def test_wrong_methods_get_405_with_the_allowed_methods(
     make_settings: MakeSettings, method: str, path: str, allowed: str
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -160,7 +160,7 @@ def test_other_methods_are_405_with_the_allowed_ones(
     run(make_settings(), work)
 
 
-def test_only_schema_json_reaches_bentoml(make_settings: MakeSettings) -> None:
+def test_only_requests_for_schema_json_reach_bentoml(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         own = ("/", "/livez", "/healthz", "/readyz", "/metrics", "/model", "/docs", "/docs.json")
         answers = {path: (await client.get(path)).status_code for path in (*own, "/schema.json")}
@@ -249,7 +249,7 @@ async def slow_down(worker: ModelWorker, seconds: float) -> list[int]:
     return sizes
 
 
-def test_full_queue_answers_429_with_retry_after_and_others_are_served(
+def test_request_to_a_full_queue_gets_429_with_retry_after_while_others_are_served(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -267,7 +267,7 @@ def test_full_queue_answers_429_with_retry_after_and_others_are_served(
     run(make_settings(max_queue=4), work)
 
 
-def test_request_that_expires_in_the_queue_is_504_without_reaching_the_model(
+def test_request_that_expires_in_the_queue_gets_504_without_reaching_the_model(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -284,7 +284,7 @@ def test_request_that_expires_in_the_queue_is_504_without_reaching_the_model(
     run(make_settings(request_timeout_s=0.3), work)
 
 
-def test_body_that_never_arrives_is_answered_408(make_settings: MakeSettings) -> None:
+def test_request_whose_body_never_arrives_gets_408(make_settings: MakeSettings) -> None:
     async def drip() -> AsyncIterator[bytes]:
         yield b"\x89PNG"
         await asyncio.sleep(5)
@@ -323,7 +323,7 @@ def fail(batch: Any) -> Any:
     raise RuntimeError("planted")
 
 
-def test_failing_model_is_answered_500_in_the_common_shape(make_settings: MakeSettings) -> None:
+def test_model_failure_gets_500_in_the_common_error_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert worker._live
         put_in_place_of(worker._live, fail)
@@ -336,7 +336,7 @@ def test_failing_model_is_answered_500_in_the_common_shape(make_settings: MakeSe
 
 
 @pytest.mark.parametrize("path", ["/predict", "/explain"])
-def test_log_contains_the_request_id_whose_batch_failed(
+def test_log_contains_the_id_of_a_request_whose_batch_failed(
     make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -356,7 +356,7 @@ def test_log_contains_the_request_id_whose_batch_failed(
 
 
 @pytest.mark.parametrize("path", ["/predict", "/explain"])
-def test_log_contains_the_request_id_with_an_invalid_answer(
+def test_log_contains_the_id_of_a_request_with_an_invalid_prediction(
     certified: Path, make_settings: MakeSettings, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
@@ -383,7 +383,7 @@ def test_log_contains_the_request_id_with_an_invalid_answer(
     assert levels == {"WARNING"}  # what callers do wrong is no fault of the service
 
 
-def test_internal_fault_is_answered_500_in_the_common_shape(make_settings: MakeSettings) -> None:
+def test_internal_fault_gets_500_in_the_common_error_shape(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert worker._live
         del vars(worker._live.decoder)["_contract"]
@@ -436,7 +436,9 @@ def test_the_model_info_has_the_requested_and_the_actual_execution(
     run(make_settings(provider="cpu"), work)
 
 
-def test_the_counters_equal_the_responses_that_callers_saw(make_settings: MakeSettings) -> None:
+def test_request_counters_equal_the_responses_that_callers_received(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         seen: dict[int, int] = {}
         for number in range(30):

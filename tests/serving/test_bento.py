@@ -56,7 +56,7 @@ def test_image_lock_has_all_packages_of_the_serve_extra_and_one_runtime(
 @pytest.mark.parametrize(
     ("extra", "shared"), [("grpc", {"numpy", "protobuf"}), ("tracing", {"opentelemetry-sdk"})]
 )
-def test_the_lock_of_an_extra_has_its_packages_in_the_versions_of_the_other_locks(
+def test_lock_of_an_extra_pins_its_packages_to_the_versions_of_the_other_locks(
     extra: str, shared: set[str]
 ) -> None:
     found = pins((ROOT / f"launch/requirements.{extra}.lock").read_text())
@@ -78,7 +78,7 @@ def test_the_lock_of_an_extra_has_its_packages_in_the_versions_of_the_other_lock
         ({"SLIPWAY_GRPC_PORT": 8001, "SLIPWAY_TRACING_ENDPOINT": "http://x"}, "grpc tracing"),
     ],
 )
-def test_an_image_has_the_packages_of_the_settings_that_need_them(
+def test_container_image_contains_the_packages_that_its_settings_need(
     variables: dict[str, str] | None, extras: str
 ) -> None:
     base = "{% block SETUP_BENTO_COMPONENTS %}{% endblock %}"
@@ -92,7 +92,7 @@ def test_an_image_has_the_packages_of_the_settings_that_need_them(
     assert re.findall(r'^ARG EXTRAS="(.*)"$', written, re.MULTILINE) == [extras]
 
 
-def test_the_locks_of_images_leave_out_what_the_service_does_not_import() -> None:
+def test_locks_of_container_images_omit_packages_that_the_service_does_not_import() -> None:
     """Tables and parameters are files between stages, and the command starts the service."""
     unused = {"pyarrow", "ruamel-yaml"}
     modules = {"pyarrow", "ruamel", "yaml"}
@@ -116,7 +116,7 @@ def test_the_locks_of_images_leave_out_what_the_service_does_not_import() -> Non
 
 
 @pytest.mark.parametrize("device", LOCKS)
-def test_the_lock_of_an_image_has_the_versions_of_the_project_lock(device: str) -> None:
+def test_lock_of_a_container_image_has_the_versions_of_the_project_lock(device: str) -> None:
     """So a bento answers as it was certified. The CUDA libraries come with PyTorch there."""
     project = pins((ROOT / "requirements.lock").read_text())
     assert {one for one in pins(LOCKS[device]) if not one[0].startswith("nvidia-")} <= project
@@ -218,7 +218,7 @@ def swap_the_engine(root: Path) -> None:
         (swap_the_engine, "the engine is not of bundle"),
     ],
 )
-def test_an_uncertified_bundle_is_not_packed(
+def test_bento_build_refuses_an_uncertified_bundle(
     tmp_path: Path, spoil: Callable[[Path], object], reason: str
 ) -> None:
     bundle = write_bundle(tmp_path / "artifacts/bundle")
@@ -234,7 +234,9 @@ def test_an_uncertified_bundle_is_not_packed(
         bento_labels(tmp_path)
 
 
-def test_a_bundle_that_another_slipway_certified_is_not_packed(tmp_path: Path) -> None:
+def test_bento_build_refuses_a_bundle_certified_by_another_version_of_slipway(
+    tmp_path: Path,
+) -> None:
     bundle = write_bundle(tmp_path / "artifacts/bundle")
     certify(tmp_path / "artifacts/certificate.json", bundle, versions={"slipway-ml": "0.0.9"})
     with pytest.raises(CertificateError, match=r"Slipway 0\.0\.9 made the certificate.*Certify"):
@@ -242,7 +244,7 @@ def test_a_bundle_that_another_slipway_certified_is_not_packed(tmp_path: Path) -
 
 
 @pytest.mark.process
-def test_bentoml_build_refuses_a_bundle_without_its_certificate_whatever_the_settings_say(
+def test_bento_build_refuses_a_bundle_without_certificate_under_any_settings(
     tmp_path: Path,
 ) -> None:
     project = make_project(tmp_path / "project")
@@ -264,7 +266,7 @@ def test_a_bento_is_labelled_with_its_model(built: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_bento_holds_the_service_and_its_model_and_nothing_else(built: Path) -> None:
+def test_bento_contains_only_the_service_and_its_model(built: Path) -> None:
     (source,) = (built / "bentoml/bentos/slipway").glob("*/src")
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     assert {
@@ -335,7 +337,7 @@ def last(found: list[tuple[str, str]], instruction: str) -> str:
 
 
 @pytest.mark.process
-def test_the_container_runs_without_root_has_a_health_check_and_a_writable_state(
+def test_container_runs_without_root_and_has_a_health_check_and_a_writable_state(
     built: Path,
 ) -> None:
     found = instructions((bento(built) / "env/docker/Dockerfile").read_text())
@@ -362,7 +364,7 @@ def test_the_container_runs_without_root_has_a_health_check_and_a_writable_state
 
 
 @pytest.mark.process
-def test_the_bento_contains_every_file_of_the_container(built: Path) -> None:
+def test_bento_contains_every_file_that_its_container_copies(built: Path) -> None:
     """The container is not built here: files that it copies and runs have to exist."""
     context = bento(built)
     found = instructions((context / "env/docker/Dockerfile").read_text())
@@ -381,7 +383,7 @@ def test_the_bento_contains_every_file_of_the_container(built: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_image_starts_from_a_digest_has_no_compilers_and_installs_by_hashes(
+def test_container_image_pins_its_base_lacks_compilers_and_installs_by_hashes(
     built: Path,
 ) -> None:
     dockerfile = (bento(built) / "env/docker/Dockerfile").read_text()

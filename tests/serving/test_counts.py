@@ -38,7 +38,7 @@ def codes(answers: list[Answer]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_the_counters_of_all_workers_equal_the_counts_of_callers(
+def test_counters_over_all_workers_equal_the_counts_of_callers(
     tmp_path: Path, num_workers: int
 ) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))

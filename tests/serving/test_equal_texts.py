@@ -35,7 +35,7 @@ def decoded(body: bytes, num_rows: int, contract: TextContract = CONTRACT) -> ND
 
 
 @pytest.mark.parametrize("kind", ["bytes", pytest.param("tokens", marks=pytest.mark.process)])
-def test_ten_thousand_hostile_texts_are_the_same_rows_for_every_caller(kind: str) -> None:
+def test_ten_thousand_hostile_texts_are_encoded_equally_in_training_and_serving(kind: str) -> None:
     contract = CONTRACT if kind == "bytes" else token_contract(max_tokens=24)
     texts = list(hostile_texts(NUM_TEXTS, seed=3))
     trained = encode_texts([text_of([text], contract) for text in texts], contract)
@@ -52,7 +52,7 @@ def test_ten_thousand_hostile_texts_are_the_same_rows_for_every_caller(kind: str
 
 
 @pytest.mark.parametrize("contract", [CONTRACT, token_contract()])
-def test_a_text_of_a_megabyte_is_cut_equally(contract: TextContract) -> None:
+def test_text_of_a_megabyte_is_cut_equally_in_training_and_serving(contract: TextContract) -> None:
     text = "e\u0301 \u5f88 " * 300_000
     trained = encode_texts([text_of([text], contract)], contract)
     body = json.dumps({"text": text}, ensure_ascii=False).encode()
@@ -60,13 +60,13 @@ def test_a_text_of_a_megabyte_is_cut_equally(contract: TextContract) -> None:
     assert contract.remarks(trained) == [{"truncated": True}]
 
 
-def test_half_a_surrogate_pair_is_replaced_where_python_can_hold_it() -> None:
+def test_text_reader_replaces_half_a_surrogate_pair() -> None:
     (row,) = next(TextReader(CONTRACT).read(f"a{HALF}b", 1)[0])
     assert row[:5].tobytes() == "a\ufffdb".encode()
 
 
 @pytest.mark.process
-def test_unreadable_texts_are_refused_over_http_and_the_next_is_answered(tmp_path: Path) -> None:
+def test_service_refuses_unreadable_texts_and_predicts_the_next_text(tmp_path: Path) -> None:
     refused = {
         json.dumps({"text": "soup " * 2_000_000}): (422, "out_of_range"),
         '{"text": "half a pair \\ud83d"}': (400, "malformed_json"),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # Pillow war
 
 @pytest.mark.process
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_service_answers_each_generated_file_as_clean_judges_it(
+def test_service_gives_each_generated_image_file_the_verdict_of_clean(
     make_settings: MakeSettings, family: str
 ) -> None:
     files = list(FAMILIES[family]())

@@ -28,7 +28,7 @@ def shown(registry: CollectorRegistry, name: str, gpu: int = 0) -> float | None:
     return registry.get_sample_value(f"slipway_gpu_{name}", {"gpu": str(gpu)})
 
 
-def test_each_gpu_shows_its_own_figures() -> None:
+def test_each_gpu_has_its_own_metric_values() -> None:
     _, registry = opened(Gpu(), Gpu(used=GIB, utilization=100, temperature=84))
     assert shown(registry, "memory_used_bytes") == 3 * GIB
     assert shown(registry, "memory_total_bytes", 1) == 80 * GIB
@@ -39,7 +39,7 @@ def test_each_gpu_shows_its_own_figures() -> None:
     )
 
 
-def test_gpu_sample_replaces_the_previous_one() -> None:
+def test_new_gpu_sample_replaces_the_previous_values() -> None:
     gpu = Gpu()
     metrics, registry = opened(gpu)
     gpu.used, gpu.temperature = 7 * GIB, 90
@@ -78,7 +78,7 @@ def test_unsupported_gpu_figures_have_no_series_and_the_others_do() -> None:
     assert shown(registry, "memory_used_bytes") == 3 * GIB
 
 
-def test_a_lost_gpu_is_nan_until_it_answers_and_is_logged_once(
+def test_gauges_of_a_lost_gpu_are_nan_until_it_responds_and_it_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gpu = Gpu()
@@ -140,7 +140,7 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *temperature
 @pytest.mark.skipif(
     shutil.which("cc") is None, reason="no C compiler for a pretended driver's library"
 )
-def test_two_workers_of_the_real_service_show_the_gpu_once(
+def test_metrics_of_two_workers_contain_the_gpu_once(
     certified: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uses the real bindings and a library with the driver's name that simulates a GPU."""

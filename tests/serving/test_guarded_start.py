@@ -76,7 +76,7 @@ def test_without_api_keys_the_service_does_not_start_on_a_remote_address(
 
 
 @pytest.mark.process
-def test_both_packages_of_onnx_runtime_end_the_start_with_one_line(
+def test_start_with_two_onnx_runtime_packages_ends_with_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("onnxruntime", "onnxruntime-gpu"):
@@ -91,7 +91,7 @@ def test_both_packages_of_onnx_runtime_end_the_start_with_one_line(
 
 
 @pytest.mark.process
-def test_invalid_key_file_or_taken_admin_port_ends_the_start_with_one_line(
+def test_start_with_an_invalid_key_file_or_taken_admin_port_ends_with_one_line(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("alice\n")
@@ -149,7 +149,7 @@ with bentoml.SyncHTTPClient({server.url!r}, token={key!r}) as client:
         ("10.0.0.5", {"keys": "keys"}, False),
     ],
 )
-def test_a_worker_refuses_remote_requests_however_it_was_started(
+def test_worker_refuses_remote_requests_for_any_way_of_starting_it(
     address: str,
     variables: dict[str, Any],
     is_refused: bool,
@@ -187,7 +187,7 @@ def test_a_worker_refuses_remote_requests_however_it_was_started(
 
 
 @pytest.mark.process
-def test_every_worker_answers_on_the_operators_port(folder: Path) -> None:
+def test_every_worker_serves_the_operators_port(folder: Path) -> None:
     port = free_port()
     with running(folder, workers=2, admin_port=port, request_timeout_s=1) as server:
         server.wait()

@@ -125,7 +125,7 @@ def test_killed_workers_lose_only_requests_in_flight_and_restart_soon(
     socket.create_server((url.host, url.port or 80)).close()
 
 
-def test_one_of_several_workers_is_restarted_in_a_container_too(
+def test_killed_worker_among_several_is_restarted_in_a_container_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BentoML itself would not restart it there, until the last worker has died."""
@@ -138,7 +138,7 @@ def test_one_of_several_workers_is_restarted_in_a_container_too(
         assert killed.back[0] < LATE_S
 
 
-def test_a_single_worker_is_restarted_too(tmp_path: Path) -> None:
+def test_killed_single_worker_is_restarted(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     with running(tmp_path) as server:
         server.wait()

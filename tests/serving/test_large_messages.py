@@ -109,7 +109,7 @@ SMALL_IMAGE = json.dumps(
         "many pixels as bytes",
     ],
 )
-def test_a_large_body_is_read_on_the_thread_and_a_small_one_at_once(
+def test_large_infer_body_is_converted_on_the_thread_and_a_small_one_on_the_event_loop(
     make_settings: MakeSettings,
     monkeypatch: pytest.MonkeyPatch,
     content: bytes,
@@ -134,7 +134,7 @@ def test_a_large_body_is_read_on_the_thread_and_a_small_one_at_once(
     ("num_rows", "expected"),
     [(3, ("MainThread", "MainThread")), (120, (OWN, "MainThread")), (600, (OWN, OWN))],
 )
-def test_large_answer_is_written_on_the_thread_and_equals_that_of_predict(
+def test_large_infer_response_is_encoded_on_the_thread_and_equals_that_of_predict(
     make_settings: MakeSettings,
     monkeypatch: pytest.MonkeyPatch,
     num_rows: int,
@@ -163,7 +163,7 @@ def test_large_answer_is_written_on_the_thread_and_equals_that_of_predict(
     run(make_settings(), work)
 
 
-def test_probes_metrics_and_small_requests_are_answered_while_large_bodies_wait(
+def test_probes_metrics_and_small_requests_are_served_while_large_bodies_wait(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
     """There are more large bodies than asyncio threads, which answer `/metrics`."""
@@ -186,7 +186,7 @@ def test_probes_metrics_and_small_requests_are_answered_while_large_bodies_wait(
     run(make_settings(), work)
 
 
-def test_a_large_body_that_expires_on_its_way_to_the_thread_is_never_read(
+def test_large_body_that_expires_before_the_thread_is_free_is_never_parsed(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
     threads = noting_threads(monkeypatch, "parse_request", gate)
@@ -203,7 +203,7 @@ def test_a_large_body_that_expires_on_its_way_to_the_thread_is_never_read(
 
 
 @pytest.mark.process
-def test_an_answer_that_is_not_written_in_time_is_refused_like_any_other(
+def test_infer_response_that_is_not_encoded_in_time_becomes_a_deadline_error(
     certified_table: object,
     make_settings: MakeSettings,
     monkeypatch: pytest.MonkeyPatch,
@@ -221,7 +221,7 @@ def test_an_answer_that_is_not_written_in_time_is_refused_like_any_other(
     run(make_settings(request_timeout_s=1), work)
 
 
-def test_more_large_bodies_than_the_queue_may_hold_are_refused(
+def test_large_bodies_beyond_the_threads_queue_are_refused(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
     threads = noting_threads(monkeypatch, "parse_request", gate)
@@ -239,7 +239,7 @@ def test_more_large_bodies_than_the_queue_may_hold_are_refused(
     run(make_settings(max_queue=3), work)
 
 
-def test_the_end_of_the_service_waits_for_no_large_body(
+def test_service_ends_without_waiting_for_large_bodies(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
     threads = noting_threads(monkeypatch, "parse_request", gate)
@@ -252,7 +252,7 @@ def test_the_end_of_the_service_waits_for_no_large_body(
     assert not gate.is_set()
 
 
-def test_list_encoded_in_pieces_equals_the_whole_list() -> None:
+def test_list_encoded_in_pieces_equals_the_list_encoded_at_once() -> None:
     for count in (0, 1, 4095, 4096, 4097, 10_000):
         values = (np.arange(count) / 7).astype(np.float32)
         output = {"name": "value", "datatype": "FP32", "shape": [count], "data": values.tolist()}
@@ -282,7 +282,7 @@ class Work:
         return self._done()
 
 
-def test_abandoned_work_is_released_while_the_thread_is_busy(
+def test_memory_of_abandoned_work_is_freed_while_the_thread_is_busy(
     gate: threading.Event,
 ) -> None:
     async def work() -> None:
@@ -309,7 +309,7 @@ def test_abandoned_work_is_released_while_the_thread_is_busy(
     asyncio.run(work())
 
 
-def test_errors_of_the_work_are_raised_to_the_waiting_caller() -> None:
+def test_worker_thread_raises_errors_of_the_work_in_the_waiting_caller() -> None:
     def fail() -> None:
         raise Refusal("empty", "there is nothing in it at all", field="image")
 

@@ -113,7 +113,7 @@ LARGE = bytes(40 << 20)
 
 
 @pytest.mark.parametrize(("path", "code"), [("/predict", "body_too_large"), ("/nope", "not_found")])
-def test_a_caller_with_connection_close_can_read_why_its_large_body_is_refused(
+def test_caller_that_sends_connection_close_can_read_why_its_large_body_is_refused(
     images: Server, path: str, code: str
 ) -> None:
     """urllib sends `Connection: close` with every request, and the whole body before it reads."""
@@ -125,7 +125,7 @@ def test_a_caller_with_connection_close_can_read_why_its_large_body_is_refused(
             assert refused.value.status == ERRORS[code]
 
 
-def test_a_form_may_hold_images_up_to_the_limit(images: Server) -> None:
+def test_form_may_contain_images_up_to_the_limit(images: Server) -> None:
     files = [
         ("image", (f"{number}.png", picture(number), "image/png"))
         for number in range(MAX_ITEMS + 1)
@@ -169,7 +169,7 @@ def test_only_the_image_formats_of_training_are_decoded(images: Server) -> None:
         )
 
 
-def test_a_body_is_taken_in_gzip_and_deflate_and_refused_in_other_encodings(
+def test_gzip_and_deflate_bodies_are_accepted_and_other_encodings_refused(
     images: Server, table: Server
 ) -> None:
     for server, body, headers in (
@@ -259,7 +259,7 @@ def test_a_request_may_have_rows_and_values_up_to_the_limit(table: Server) -> No
 
 
 @pytest.mark.parametrize("unit", [b"[", b'"",', b"{}", b'{"a":', b"0,"])
-def test_refusing_the_largest_body_with_too_many_values_is_cheap(
+def test_refusing_the_largest_body_with_too_many_values_costs_little(
     table: Server, unit: bytes
 ) -> None:
     for _ in range(3):  # also once buffers of that size have been freed

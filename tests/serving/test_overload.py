@@ -148,7 +148,7 @@ def missed(server: Server) -> list[str]:
     return [figure for figure, is_met in figures.items() if not is_met]
 
 
-def test_a_lasting_overload_keeps_throughput_and_waiting_time(slow: Server) -> None:
+def test_lasting_overload_keeps_throughput_high_and_waits_short(slow: Server) -> None:
     rounds: list[list[str]] = []
     for _ in range(ATTEMPTS):
         rounds.append(missed(slow))

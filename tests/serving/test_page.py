@@ -48,7 +48,7 @@ def placeholders(text: str) -> set[str]:
     return set(re.findall(r"\{(\w+)\}", text))
 
 
-def test_all_languages_have_the_same_texts_with_the_same_placeholders() -> None:
+def test_page_texts_have_the_same_names_and_placeholders_in_all_languages() -> None:
     first, *others = LANGUAGES
     for language in others:
         assert list(TEXTS[language]) == list(TEXTS[first])
@@ -57,14 +57,14 @@ def test_all_languages_have_the_same_texts_with_the_same_placeholders() -> None:
             assert text.strip() == text != "", key
 
 
-def test_the_texts_of_a_language_use_its_script() -> None:
+def test_page_texts_of_a_language_use_its_script() -> None:
     chinese = re.compile(r"[\u4e00-\u9fff]")
     names = {"gpu.title"}
     assert [key for key, text in TEXTS["en"].items() if chinese.search(text)] == []
     assert {key for key, text in TEXTS["zh"].items() if not chinese.search(text)} == names
 
 
-def test_every_text_is_used_and_every_used_text_exists() -> None:
+def test_every_page_text_is_used_and_every_used_text_exists() -> None:
     used = set(re.findall(r'"((?:[a-z]+)\.[a-z_]+)"', SCRIPTS + HTML)) & set(TEXTS["en"])
     asked = set(re.findall(r'\bt\(\s*"([\w.]+)"', SCRIPTS)) | set(
         re.findall(r'data-(?:text|label)="([\w.]+)"', HTML)
@@ -111,7 +111,7 @@ class Inline(HTMLParser):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_start_page_is_translated_and_links_only_existing_files(
+def test_start_page_is_translated_and_links_only_existing_files(
     language: str,
 ) -> None:
     site = read_site()
@@ -178,11 +178,13 @@ def test_the_page_uses_the_preferred_language_of_the_browser(accepted: str, lang
         ("x-gzip", False),
     ],
 )
-def test_files_are_compressed_for_browsers_that_accept_gzip(accepted: str, takes: bool) -> None:
+def test_page_files_are_compressed_for_browsers_that_accept_gzip(
+    accepted: str, takes: bool
+) -> None:
     assert takes_gzip(accepted) is takes
 
 
-def test_the_page_is_independent_of_the_model_and_of_the_request(
+def test_start_page_does_not_depend_on_the_model_or_the_request(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     pages: list[str] = []
@@ -200,7 +202,9 @@ def test_the_page_is_independent_of_the_model_and_of_the_request(
     assert "alert(" not in pages[0]
 
 
-def test_files_are_immutable_only_under_their_digest(make_settings: MakeSettings) -> None:
+def test_page_files_are_cached_as_immutable_only_under_their_digest(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         site = read_site()
         for name, file in site.files.items():
@@ -235,7 +239,7 @@ def test_files_are_immutable_only_under_their_digest(make_settings: MakeSettings
         "",
     ],
 )
-def test_other_paths_below_static_are_404(make_settings: MakeSettings, path: str) -> None:
+def test_unknown_paths_below_static_get_404(make_settings: MakeSettings, path: str) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         assert error_of(await client.get(f"/static/{path}"))["code"] == "not_found"
 

@@ -113,7 +113,7 @@ async def joined(server: Server) -> None:
     raise AssertionError("the truth was not joined in 30 s")
 
 
-def test_page_shows_the_answer_to_a_picture_and_its_explanation(
+def test_page_shows_the_prediction_for_a_picture_and_its_explanation(
     tmp_path: Path, images: Server
 ) -> None:
     (path,) = save_pictures(tmp_path, 1)
@@ -174,7 +174,9 @@ def test_page_shows_drift_and_quality_of_the_status(tmp_path: Path) -> None:
         browse(tmp_path, server, work)
 
 
-def test_page_shows_the_answer_or_the_fault_of_each_picture(tmp_path: Path, images: Server) -> None:
+def test_page_shows_the_prediction_or_the_fault_of_each_picture(
+    tmp_path: Path, images: Server
+) -> None:
     paths = save_pictures(tmp_path, 5)
     bad = tmp_path / f"{HOSTILE.replace('/', '')}.png"
     bad.write_bytes(b"no picture")
@@ -235,7 +237,7 @@ def test_page_shows_the_measured_coverage_of_prediction_sets(tmp_path: Path) -> 
         browse(tmp_path, server, work)
 
 
-def test_page_builds_a_form_of_the_columns_and_answers_in_chinese(
+def test_page_builds_a_form_from_the_columns_and_shows_predictions_in_chinese(
     tmp_path: Path, table: Server
 ) -> None:
     async def work(tab: Tab, server: Server) -> None:
@@ -262,7 +264,7 @@ def test_page_builds_a_form_of_the_columns_and_answers_in_chinese(
     browse(tmp_path, table, work)
 
 
-def test_a_refused_cell_is_marked_and_focused(tmp_path: Path, table: Server) -> None:
+def test_page_marks_and_focuses_a_refused_cell(tmp_path: Path, table: Server) -> None:
     async def work(tab: Tab, server: Server) -> None:
         await tab.open(server.url + "/")
         await tab.wait_for(READY)
@@ -282,7 +284,9 @@ def test_a_refused_cell_is_marked_and_focused(tmp_path: Path, table: Server) -> 
     browse(tmp_path, table, work)
 
 
-def test_the_language_is_switched_at_once_and_remembered(tmp_path: Path, images: Server) -> None:
+def test_page_switches_the_language_at_once_and_remembers_it(
+    tmp_path: Path, images: Server
+) -> None:
     (path,) = save_pictures(tmp_path, 1)
 
     async def work(tab: Tab, server: Server) -> None:
@@ -384,7 +388,7 @@ def test_keyboard_reaches_every_control_in_order(tmp_path: Path, images: Server)
     browse(tmp_path, images, work)
 
 
-def test_page_requests_a_key_stores_it_in_the_tab_and_sends_it(tmp_path: Path) -> None:
+def test_page_asks_for_a_key_stores_it_in_the_tab_and_sends_it(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     (path,) = save_pictures(tmp_path, 1)
     key, keys = "planted-key-of-a-caller", tmp_path / "keys"

@@ -85,7 +85,7 @@ def test_rollout_command_before_the_first_start_creates_the_same_state(tmp_path:
         assert mode(tmp_path / "state") == 0o700
 
 
-def test_the_database_and_the_files_beside_it_are_private(tmp_path: Path) -> None:
+def test_monitoring_database_and_its_journal_files_are_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     store = Store(
         tmp_path, Limits(window_rows=1000, window_s=3600, feedback_rows=1000, feedback_s=3600)
@@ -102,6 +102,6 @@ def test_a_remediation_proposal_is_readable_by_the_owner_only(tmp_path: Path) ->
     assert (mode(path), mode(path.parent)) == (0o600, 0o700)
 
 
-def test_the_rollout_which_holds_the_secret_of_its_draws_is_private(tmp_path: Path) -> None:
+def test_rollout_state_with_its_secret_salt_is_private(tmp_path: Path) -> None:
     change_rollout(tmp_path, lambda rollout: rollout.with_event("refused", "0" * 12, "why"))
     assert mode(tmp_path / FILE) == 0o600

@@ -143,7 +143,7 @@ def check_answer(server: Server) -> None:
 
 
 @pytest.mark.nightly(seconds=60)
-def test_the_bento_of_a_project_serves_without_project_and_checkout(
+def test_bento_of_a_project_serves_without_the_project_and_the_checkout(
     tmp_path: Path, wheel: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes along our wheel, the image's locks and the user's own modules, and no data."""
@@ -195,7 +195,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.nightly(seconds=40)
-def test_two_projects_share_an_environment_with_params_artifacts_and_services_of_their_own(
+def test_two_projects_in_one_environment_have_separate_params_artifacts_and_services(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = images_project(tmp_path / "images", monkeypatch)
@@ -222,7 +222,7 @@ def test_two_projects_share_an_environment_with_params_artifacts_and_services_of
 
 
 @pytest.mark.process
-def test_project_builds_no_bento_of_an_uncertified_model_or_changed_code(
+def test_project_bento_is_refused_for_an_uncertified_model_or_changed_code(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = images_project(tmp_path / "project", monkeypatch)
@@ -239,7 +239,7 @@ def test_project_builds_no_bento_of_an_uncertified_model_or_changed_code(
 
 
 @pytest.mark.unit
-def test_bento_has_a_clones_code_or_a_projects_installed_package(
+def test_bento_contains_the_clones_code_or_the_projects_installed_package(
     tmp_path: Path,
 ) -> None:
     write_build_files(ROOT)

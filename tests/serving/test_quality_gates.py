@@ -113,7 +113,7 @@ def test_certificate_with_a_gate_verdict_that_contradicts_its_results_is_invalid
 
 @pytest.mark.usefixtures("unrehearsed")
 @FAILED
-def test_a_candidate_may_shadow_and_may_not_be_deployed_canaried_or_promoted(
+def test_candidate_with_missed_gates_may_only_shadow(
     certified: Path, make_settings: MakeSettings, failed: GateResult
 ) -> None:
     settings = make_settings(shadow_share=1.0)
@@ -199,7 +199,7 @@ def test_a_shadow_with_missed_gates_is_rehearsed(
 
 
 @FAILED
-def test_no_bento_is_built_of_a_model_with_missed_gates(tmp_path: Path, failed: GateResult) -> None:
+def test_bento_build_refuses_a_model_with_missed_gates(tmp_path: Path, failed: GateResult) -> None:
     bundle = write_bundle(tmp_path / "artifacts/bundle")
     certify(tmp_path / "artifacts/certificate.json", bundle)
     assert bento_labels(tmp_path)["model_version"] == bundle.version

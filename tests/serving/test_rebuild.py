@@ -186,7 +186,7 @@ def serve_and_rebuild(
 
 
 @pytest.mark.process
-def test_an_engine_is_built_here_certified_and_swapped_in_under_load(
+def test_rebuilt_engine_is_certified_and_replaces_the_model_under_load(
     elsewhere: Path, settings: Settings
 ) -> None:
     before, after, load = serve_and_rebuild(settings)
@@ -219,7 +219,7 @@ def test_an_engine_is_built_here_certified_and_swapped_in_under_load(
     assert again.selection.actual.backend == "tensorrt"
 
 
-def test_an_engine_built_here_is_not_served_while_its_variant_is_uncertified(
+def test_rebuilt_engine_is_not_served_if_its_variant_is_uncertified(
     elsewhere: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the certificate of the other machine, the unserved variant lost too much accuracy."""
@@ -330,7 +330,7 @@ def other_gpu(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"), [(other_bundle, "is of bundle"), (other_gpu, "here Another GPU")]
 )
-def test_rebuilt_engine_of_another_bundle_or_gpu_is_passed_over(
+def test_rebuilt_engine_of_another_bundle_or_gpu_is_ignored(
     elsewhere: Path,
     settings: Settings,
     monkeypatch: pytest.MonkeyPatch,
@@ -378,7 +378,7 @@ def test_engine_that_differs_on_golden_rows_is_refused_and_the_old_one_stays(
     assert (elsewhere / "rebuilt" / CERTIFICATE).read_bytes() == before
 
 
-def test_fitting_engine_is_not_rebuilt_and_timings_are_reused(
+def test_matching_engine_is_not_rebuilt_and_timings_are_reused(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_here(elsewhere, monkeypatch)
@@ -502,7 +502,7 @@ def test_model_promoted_while_the_engine_loads_continues_to_serve(
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_swap_lets_requests_in_flight_finish_on_the_previous_model(
+def test_requests_in_flight_finish_on_the_previous_model_after_a_swap(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     old = load_model(make_settings())
@@ -573,7 +573,7 @@ def test_sixty_swaps_under_load_lose_no_request(
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_model_that_answers_its_golden_rows_differently_is_not_served(
+def test_model_that_differs_on_its_golden_rows_is_not_served(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     bundle = with_golden_rows(write_bundle(certified / "bundle"))

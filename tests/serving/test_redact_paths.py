@@ -51,7 +51,7 @@ def test_redact_paths_covers_all_texts_of_json_and_keeps_keys_and_numbers() -> N
     }
 
 
-def test_the_model_info_has_reasons_without_paths_and_the_log_has_full_paths(
+def test_model_info_gives_reasons_without_paths_and_the_log_with_full_paths(
     make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = make_settings(engine=f"{ELSEWHERE}/engine")

@@ -49,7 +49,7 @@ def test_the_used_internals_of_circus_are_unchanged() -> None:
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_our_application_is_outermost_except_behind_another_service() -> None:
+def test_slipways_application_is_outermost_except_behind_another_bentoml_service() -> None:
     script = """
 import slipway.serving.service as service
 applications = service.Slipway.to_asgi(), service.Slipway.to_asgi(is_main=False)

@@ -73,7 +73,7 @@ def test_the_service_process_does_not_load_torch(server: Server) -> None:
     assert not re.search(r"/(torch|onnx)/", maps)
 
 
-def test_requests_as_sent_by_curl_are_answered(server: Server, tmp_path: Path) -> None:
+def test_requests_sent_by_curl_get_predictions(server: Server, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(picture(5, (30, 20)))
     for arguments in (
         ["-F", "image=@x.png"],
@@ -96,7 +96,9 @@ def test_requests_as_sent_by_curl_are_answered(server: Server, tmp_path: Path) -
         assert b'"label"' in (tmp_path / "answer").read_bytes()
 
 
-def test_bentomls_own_client_receives_the_same_answer(server: Server, tmp_path: Path) -> None:
+def test_bentoml_client_receives_the_same_prediction_as_http(
+    server: Server, tmp_path: Path
+) -> None:
     (tmp_path / "x.png").write_bytes(picture(6))
     script = f"""
 import json, pathlib, bentoml
@@ -111,7 +113,7 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
     assert raw["label"] in LABELS
 
 
-def test_bentomls_own_client_sends_several_images(server: Server, tmp_path: Path) -> None:
+def test_bentoml_client_may_send_several_images(server: Server, tmp_path: Path) -> None:
     images = [picture(6), picture(7)]
     for name, image in zip(("first.png", "second.png"), images, strict=True):
         (tmp_path / name).write_bytes(image)
@@ -132,7 +134,9 @@ with bentoml.SyncHTTPClient({server.url!r}) as client:
         assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
 
 
-def test_bentomls_api_behind_the_front_gives_the_same_answer(server: Server, folder: Path) -> None:
+def test_bentoml_service_behind_the_application_gives_the_same_prediction(
+    server: Server, folder: Path
+) -> None:
     """A call as by another service through `bentoml.depends`."""
     script = f"""
 import json, slipway.serving.service as service
@@ -243,7 +247,7 @@ MALFORMED: list[tuple[str, str, dict[str, str], bytes]] = [
 ]
 
 
-def test_malformed_requests_are_4xx_in_one_shape_and_later_valid_ones_are_answered(
+def test_malformed_requests_get_4xx_in_one_shape_and_later_valid_ones_get_predictions(
     server: Server,
 ) -> None:
     with httpx.Client(base_url=server.url) as client:
@@ -302,7 +306,7 @@ def peak_memory(server: Server) -> float:
     return int(found.group(1)) * 1024.0
 
 
-def test_concurrent_callers_get_their_own_answers(server: Server) -> None:
+def test_concurrent_callers_get_their_own_predictions(server: Server) -> None:
     payloads = [picture(number, (12, 9)) for number in range(200)]
     with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(16) as threads:
         answers = list(
@@ -326,7 +330,7 @@ def counted(server: Server) -> Counter[int]:
     )
 
 
-def test_the_counters_equal_the_callers_own_counts(server: Server) -> None:
+def test_request_counters_equal_the_callers_own_counts(server: Server) -> None:
     before = counted(server)
     contents = [GOOD, b"text", b"", b"x" * 300_000] * 25
     with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(8) as threads:
@@ -376,7 +380,7 @@ def test_a_tampered_bundle_leaves_the_service_alive_and_not_ready_with_the_reaso
         assert server.log.read_text().count("was altered") == 1
 
 
-def test_sigterm_lets_requests_in_flight_finish(tmp_path: Path) -> None:
+def test_service_finishes_requests_in_flight_after_sigterm(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     answers: list[httpx.Response] = []
     with running(tmp_path) as server:
@@ -402,7 +406,7 @@ def test_sigterm_lets_requests_in_flight_finish(tmp_path: Path) -> None:
     assert is_right(answers[0], GOOD)
 
 
-def test_either_of_two_workers_reports_for_both_and_survives_the_other(tmp_path: Path) -> None:
+def test_metrics_of_either_worker_cover_both_and_survive_the_others_death(tmp_path: Path) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     with running(tmp_path, workers=2) as server:
         server.wait()
@@ -448,7 +452,7 @@ def refused_start(folder: Path, port: int, **settings: object) -> str:
     return done.stderr
 
 
-def test_a_port_in_use_ends_the_start_with_one_line(folder: Path) -> None:
+def test_start_on_a_port_in_use_ends_with_one_line(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = refused_start(folder, port)
@@ -456,7 +460,7 @@ def test_a_port_in_use_ends_the_start_with_one_line(folder: Path) -> None:
     assert len(message.strip().splitlines()) == 1
 
 
-def test_invalid_settings_end_the_start_and_are_all_listed(folder: Path) -> None:
+def test_start_with_invalid_settings_ends_and_lists_all_of_them(folder: Path) -> None:
     message = refused_start(folder, free_port(), workers=0, privider="cpu")
     assert "SLIPWAY_WORKERS" in message
     assert "did you mean SLIPWAY_PROVIDER" in message

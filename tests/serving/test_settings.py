@@ -37,7 +37,7 @@ def test_variables_are_converted_to_their_types() -> None:
 @pytest.mark.parametrize(
     ("value", "names"), [("", []), ("a.pub", ["a.pub"]), ("a.pub,/b.pub", ["a.pub", "/b.pub"])]
 )
-def test_paths_of_the_process_have_commas_between_them(
+def test_setting_with_several_paths_is_split_at_commas(
     value: str, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPWAY_SIGNERS", value)  # pydantic-settings would read it as JSON
@@ -96,7 +96,7 @@ def test_port_variables_and_those_of_kubernetes_are_refused_with_a_hint(name: st
     assert "did you mean" not in str(error.value)
 
 
-def test_a_misspelt_setting_is_not_taken_for_one_of_kubernetes() -> None:
+def test_misspelt_setting_is_not_treated_as_a_kubernetes_variable() -> None:
     for name, meant in {
         "ADMIN_PORTS": "ADMIN_PORT",
         "ADMN_PORT": "ADMIN_PORT",
@@ -118,7 +118,9 @@ def test_all_invalid_settings_are_listed_at_once() -> None:
     )
 
 
-def test_cores_are_divided_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_per_worker_divides_the_cores_among_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     assert read_all_settings({"SLIPWAY_WORKERS": "4"}).threads_per_worker() == 2
     assert (
@@ -172,7 +174,7 @@ def test_docs_list_exactly_the_settings_of_the_service() -> None:
     assert documented == {name.upper() for name in all_fields()}
 
 
-def test_settings_know_the_variables_of_every_extension() -> None:
+def test_variables_of_every_extension_are_known_settings() -> None:
     declared = {name for kind in SECTIONS for name in variables_of(kind).values()}
     assert declared == EXTENSION_VARIABLES
 

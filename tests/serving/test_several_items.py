@@ -36,7 +36,7 @@ def files(*payloads: bytes) -> Files:
     ]
 
 
-def test_several_images_are_answered_in_order_as_single_images_are(
+def test_several_images_get_the_predictions_of_single_images_in_order(
     make_settings: MakeSettings,
 ) -> None:
     payloads = [
@@ -90,7 +90,7 @@ def test_a_bad_image_refuses_only_its_request_and_names_its_position(
     run(make_settings(), work)
 
 
-def test_a_non_finite_answer_refuses_only_its_own_request(
+def test_non_finite_prediction_fails_only_its_own_request(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", log_of_mean()))
@@ -108,7 +108,7 @@ def test_a_non_finite_answer_refuses_only_its_own_request(
     run(make_settings(), work)
 
 
-def test_images_up_to_the_limit_are_answered_and_more_are_413(
+def test_request_may_contain_images_up_to_the_limit_and_more_get_413(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

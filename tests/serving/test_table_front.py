@@ -53,7 +53,9 @@ def probabilities(answer: dict[str, Any]) -> list[float]:
     return [answer["probabilities"][label] for label in LABELS]
 
 
-def test_one_row_is_answered_with_the_flat_answer_of_the_graph(make_settings: MakeSettings) -> None:
+def test_single_row_gets_one_flat_prediction_as_the_graph_computes_it(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = (
             await client.post("/predict", json=ROW, headers={"x-request-id": "mine-1"})
@@ -66,7 +68,7 @@ def test_one_row_is_answered_with_the_flat_answer_of_the_graph(make_settings: Ma
     run(make_settings(), work)
 
 
-def test_several_rows_are_answered_in_order_across_batches(
+def test_several_rows_get_predictions_in_order_across_batches(
     make_settings: MakeSettings,
 ) -> None:
     rows = ROWS * 3
@@ -156,7 +158,7 @@ def test_the_model_info_has_the_measured_coverage(
     run(make_settings(), work)
 
 
-def test_a_bundle_without_measured_coverage_is_served(
+def test_bundle_for_table_rows_without_measured_coverage_is_served(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     bundle = write_bundle(certified / "bundle", row_classifier())
@@ -177,7 +179,9 @@ def test_a_bundle_without_measured_coverage_is_served(
     run(make_settings(), work)
 
 
-def test_a_value_is_answered_for_each_row(certified: Path, make_settings: MakeSettings) -> None:
+def test_regression_request_gets_a_value_for_each_row(
+    certified: Path, make_settings: MakeSettings
+) -> None:
     certify(certified / "certificate.json", write_bundle(certified / "bundle", row_sum()))
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -211,7 +215,7 @@ def test_model_receives_the_input_vector_of_training_bit_for_bit(
     assert np.concatenate(reached).tobytes() == vectors(ROWS).tobytes()
 
 
-def test_a_bad_row_never_reaches_the_model_and_31_concurrent_rows_are_right(
+def test_bad_row_never_reaches_the_model_and_31_concurrent_rows_are_predicted_right(
     make_settings: MakeSettings,
 ) -> None:
     bad: list[Any] = [ROW | {"age": -1}, {"rows": [ROW, ROW | {"colour": "mauve"}]}, {}]
@@ -316,7 +320,7 @@ def test_a_model_for_images_refuses_json_with_a_hint(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(BODIES, min_size=20, max_size=20))
-def test_any_json_has_an_answer_of_the_common_shape(
+def test_any_json_body_gets_predictions_or_an_error_of_the_common_shape(
     make_settings: MakeSettings, bodies: list[bytes]
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

@@ -52,7 +52,7 @@ def is_right(prediction: dict[str, Any], row: dict[str, Any]) -> bool:
     )
 
 
-def test_bentomls_own_client_receives_the_same_answers(server: Server) -> None:
+def test_bentoml_client_receives_the_same_predictions_as_http(server: Server) -> None:
     rows = [table_row(number) for number in range(5)]
     script = f"""
 import json, bentoml
@@ -91,7 +91,9 @@ def test_the_api_description_lists_the_columns_of_the_bundle(server: Server) -> 
     assert plain_http.post(server.url + "/predict", json=items["example"]).status_code == 200
 
 
-def test_bentomls_api_behind_the_front_gives_the_same_answer(server: Server, folder: Path) -> None:
+def test_bentoml_service_behind_the_application_gives_the_same_prediction(
+    server: Server, folder: Path
+) -> None:
     """A call as by another service through `bentoml.depends`."""
     script = f"""
 import json, slipway.serving.service as service
@@ -115,7 +117,7 @@ with TestClient(service.Slipway.to_asgi(is_main=False)) as client:
     assert status == "422"
 
 
-def test_requests_as_sent_by_curl_are_answered(server: Server) -> None:
+def test_requests_sent_by_curl_get_predictions(server: Server) -> None:
     for content, key in ((ROW, "label"), ({"rows": [ROW]}, "predictions")):
         command = [
             "curl",
@@ -173,7 +175,7 @@ MALFORMED: list[tuple[dict[str, str], bytes]] = [
 ]
 
 
-def test_malformed_requests_are_4xx_in_one_shape_and_later_valid_ones_are_answered(
+def test_malformed_requests_get_4xx_in_one_shape_and_later_valid_ones_get_predictions(
     server: Server,
 ) -> None:
     with httpx.Client(base_url=server.url) as client:
@@ -187,7 +189,7 @@ def test_malformed_requests_are_4xx_in_one_shape_and_later_valid_ones_are_answer
             assert is_right(client.post("/predict", json=row).json(), row), number
 
 
-def test_concurrent_callers_get_their_own_answers_beside_bad_ones(server: Server) -> None:
+def test_concurrent_callers_get_their_own_predictions_beside_bad_requests(server: Server) -> None:
     contents: list[Any] = [
         table_row(number) if number % 4 else {"rows": [table_row(number), {"age": -1}]}
         for number in range(200)

@@ -145,7 +145,7 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize("number", NO_NUMBERS)
-def test_nan_is_refused_by_each_worker_and_never_returned(table: Server, number: str) -> None:
+def test_each_worker_refuses_nan_and_never_returns_it(table: Server, number: str) -> None:
     for text in (
         '{"age": %s}',
         '{"rows": [{"age": 41}, {"age": %s}]}',
@@ -158,7 +158,7 @@ def test_nan_is_refused_by_each_worker_and_never_returned(table: Server, number:
             assert number[:10] in answer.content["error"]["message"]
 
 
-def test_error_gives_a_repeated_key_and_an_out_of_range_number(table: Server) -> None:
+def test_error_names_a_repeated_key_and_an_out_of_range_number(table: Server) -> None:
     row = json.dumps(table_row(1))
     too_large = row.replace('"age": 1,', '"age": 1e300,')
     for body, code, field in [
@@ -194,7 +194,7 @@ def test_numbers_in_form_fields_are_refused(images: Server) -> None:
 
 
 @pytest.mark.parametrize("num_rounds", [100, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_one_bad_image_among_32_is_4xx_and_the_others_are_answered(
+def test_one_bad_image_among_32_requests_gets_4xx_and_the_others_get_predictions(
     images: Server, num_rounds: int
 ) -> None:
     cases = [image_case(seed) for seed in range(3000)]
@@ -213,7 +213,7 @@ def test_one_bad_image_among_32_is_4xx_and_the_others_are_answered(
     assert seen[422] > num_rounds / 2
 
 
-def test_counting_check_detects_a_wrong_answer() -> None:
+def test_checks_of_responses_detect_each_kind_of_wrong_response() -> None:
     """Proves that each check of an answer can fail."""
     case = next(case for case in map(image_case, range(100)) if case.kind == "right image")
     wrong = {"probabilities": {"dark": 0.1, "grey": 0.2, "bright": 0.7}}

@@ -66,7 +66,7 @@ def attributes(span: Any) -> dict[str, Any]:
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
 
 
-def test_a_collector_gets_the_span_of_a_request_and_of_each_stage(
+def test_collector_receives_spans_of_a_request_and_its_stages(
     make_settings: MakeSettings,
 ) -> None:
     headers = PNG | {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
@@ -142,7 +142,7 @@ def test_only_a_valid_traceparent_is_continued(given: str, is_continued: bool) -
     assert bool(exporter.get_finished_spans()) is is_continued
 
 
-def test_the_caller_decides_about_its_own_trace_and_the_rate_about_new_ones() -> None:
+def test_caller_decides_if_its_own_trace_is_sampled_and_the_rate_about_new_traces() -> None:
     (header,), exporter = traced(1.0, exchange(), given=f"00-{TRACE}-{PARENT}-00")
     assert header.endswith("-00")
     assert exporter.get_finished_spans() == ()
@@ -154,7 +154,7 @@ def test_the_caller_decides_about_its_own_trace_and_the_rate_about_new_ones() ->
     assert len({header.split("-")[1] for header in own}) == len(own) == len(spans)
 
 
-def test_a_fault_of_the_service_is_an_error_of_its_span() -> None:
+def test_internal_fault_marks_the_span_as_an_error() -> None:
     _, exporter = traced(1.0, exchange(status=500), exchange(status=422))
     statuses = [
         span.status.status_code.name for span in exporter.get_finished_spans() if not span.parent
@@ -162,7 +162,7 @@ def test_a_fault_of_the_service_is_an_error_of_its_span() -> None:
     assert statuses == ["ERROR", "UNSET"]
 
 
-def test_a_collector_that_is_down_costs_no_answer_and_its_spans_are_counted(
+def test_unreachable_collector_affects_no_response_and_lost_spans_are_counted(
     make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     failed = 'slipway_spans_total{outcome="failed"}'
@@ -192,7 +192,7 @@ class HangingExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-def test_a_full_queue_drops_requests_and_counts_their_spans(
+def test_full_tracing_queue_drops_requests_and_counts_their_spans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tracer_module, "MAX_WAITING", 4)
@@ -213,7 +213,7 @@ def test_a_full_queue_drops_requests_and_counts_their_spans(
     assert counts == {"dropped": 18, "exported": 15}
 
 
-def test_the_access_log_has_the_trace_id(make_settings: MakeSettings, tmp_path: Any) -> None:
+def test_access_log_line_contains_the_trace_id(make_settings: MakeSettings, tmp_path: Any) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         answer = await client.get("/livez", headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
         assert answer.headers["traceparent"].startswith(f"00-{TRACE}-")
@@ -241,7 +241,9 @@ def exemplars(text: str) -> dict[str, str]:
     }
 
 
-def test_open_metrics_have_the_trace_of_a_sampled_prediction(make_settings: MakeSettings) -> None:
+def test_open_metrics_contain_the_trace_id_of_a_sampled_prediction_as_exemplar(
+    make_settings: MakeSettings,
+) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         await client.get("/livez", headers=sampled)
