@@ -1,4 +1,4 @@
-"""A real browser for tests of the page: headless Chromium, driven over its DevTools protocol.
+"""A headless Chromium for tests of the page, controlled by its DevTools protocol.
 
 https://chromedevtools.github.io/devtools-protocol/ documents the methods and events.
 `Tab.complaints` collects script errors, blocked requests and violations of the content security
@@ -32,7 +32,7 @@ _KEYS = {"Tab": 9, "Enter": 13, " ": 32}
 
 
 def command() -> str | None:
-    """The browser on this machine, or None."""
+    """Return the command of the browser on this machine, or None."""
     return next((found for name in COMMANDS if (found := shutil.which(name))), None)
 
 
@@ -56,7 +56,7 @@ class Tab:
             self._note(content.get("method"), content.get("params", {}))
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol; return its result."""
+        """Call a method of the DevTools protocol. Returns its result."""
         self._last += 1
         answer = self._waiting[self._last] = asyncio.get_running_loop().create_future()
         await self._socket.send_json(
@@ -86,7 +86,7 @@ class Tab:
         )
 
     async def run(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression, after awaiting a promise."""
+        """Evaluate a JavaScript expression. Returns its value, after awaiting a promise."""
         answer = await self.call(
             "Runtime.evaluate",
             expression=expression,
@@ -107,19 +107,19 @@ class Tab:
             await asyncio.sleep(0.05)
 
     async def text(self, selector: str) -> str:
-        """The visible text of an element, or "" if there is none."""
+        """Return the visible text of an element; "" if there is none."""
         return str(
             await self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
         )
 
     async def choose_files(self, selector: str, *paths: Path) -> None:
-        """Choose files for an input, as its dialog would."""
+        """Choose files for a file input, as its dialog would."""
         root = (await self.call("DOM.getDocument"))["root"]["nodeId"]
         node = (await self.call("DOM.querySelector", nodeId=root, selector=selector))["nodeId"]
         await self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
 
     async def press(self, key: str) -> None:
-        """Press and release Tab, Enter, the space bar, a letter or a digit."""
+        """Press and release a key: Tab, Enter, the space bar, a letter or a digit."""
         text = {"Enter": "\r", "Tab": None}.get(key, key)
         common = {
             "key": key,
@@ -132,7 +132,7 @@ class Tab:
         await self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     async def look(self, width: int, height: int = 800, *, is_dark: bool = False) -> None:
-        """Show the page in a window of this size."""
+        """Set the size of the window and the colour scheme."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -146,7 +146,7 @@ class Tab:
         )
 
     async def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
+        """Save the whole page as PNG."""
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         answer = await self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
@@ -167,7 +167,10 @@ class Tab:
 
 @asynccontextmanager
 async def browsing(profile: Path, *flags: str) -> AsyncIterator[Tab]:
-    """A new browser with an empty `profile` and one tab; its processes end with the block."""
+    """Start a browser with an empty `profile` and yield its tab.
+
+    End its processes after the block.
+    """
     binary = command()
     assert binary
     process = await asyncio.create_subprocess_exec(
@@ -207,7 +210,7 @@ async def browsing(profile: Path, *flags: str) -> AsyncIterator[Tab]:
 
 
 async def _address(file: Path, process: asyncio.subprocess.Process) -> str:
-    """The browser's address, which it writes to `file` when it starts to listen."""
+    """Return the browser's address, which it writes to `file` when it starts to listen."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         assert process.returncode is None, f"the browser ended with {process.returncode}"
@@ -219,7 +222,7 @@ async def _address(file: Path, process: asyncio.subprocess.Process) -> str:
 
 
 async def _result(socket: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:
-    """Return the answer to the only pending call."""
+    """Return the response to the only pending call."""
     while True:
         content = json.loads((await asyncio.wait_for(socket.receive(), _START_S)).data)
         if content.get("id") == 0:
@@ -228,5 +231,5 @@ async def _result(socket: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:
 
 
 def _end_group(leader: int) -> None:
-    """End the process group of the browser, which holds all of its processes."""
+    """End the browser's process group, which contains all its processes."""
     os.killpg(leader, signal.SIGKILL)

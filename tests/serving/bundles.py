@@ -66,7 +66,7 @@ WEIGHTS = (
 def column(
     name: str, kind: Literal["number", "category", "boolean", "date"] = "number", **changes: Any
 ) -> Column:
-    """A column without bounds that training rows never lacked; `changes` replace its fields."""
+    """Return a column without bounds or missing training values; `changes` replace fields."""
     fields: dict[str, Any] = {
         "required": False,
         "min": None,
@@ -116,7 +116,7 @@ TEXT_WEIGHTS = np.random.default_rng(9).normal(size=(64, len(LABELS))).astype(np
 
 
 def text_classifier() -> onnx.ModelProto:
-    """The bytes of a text times TEXT_WEIGHTS, softmax."""
+    """Return a graph of a text's bytes times TEXT_WEIGHTS, then softmax."""
     nodes = [
         helper.make_node("Cast", ["text"], ["bytes"], to=TensorProto.FLOAT),
         helper.make_node("MatMul", ["bytes", "weights"], ["logits"]),
@@ -139,7 +139,7 @@ def table_row(number: int) -> dict[str, Any]:
 
 
 def row_probabilities(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Compute the answers of `row_classifier` to encoded rows (rows, width) in numpy."""
+    """Compute the predictions of `row_classifier` for encoded rows (rows, width) in numpy."""
     logits = vectors @ ROW_WEIGHTS
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     answer: NDArray[np.float32] = exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -178,7 +178,7 @@ def _encoded_rows() -> onnx.ValueInfoProto:
 
 
 def probabilities(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Compute the answers of the graph of `write_bundle` in numpy."""
+    """Compute the predictions of the graph of `write_bundle` in numpy."""
     logits = pixels.reshape(len(pixels), -1).astype(np.float32) @ WEIGHTS
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     answer: NDArray[np.float32] = exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -199,7 +199,7 @@ def classifier() -> onnx.ModelProto:
 
 
 def slow_classifier(num_layers: int = 4) -> onnx.ModelProto:
-    """`classifier` with 25 million useless multiplications per image and layer.
+    """Return `classifier` with 25 million useless multiplications per image and layer.
 
     The work is proportional to the batch size: batching does not help, as in most networks on CPUs.
     """
@@ -323,7 +323,7 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
 
 
 def with_golden_rows(bundle: LoadedBundle, num_rows: int = 20) -> LoadedBundle:
-    """The bundle of `write_bundle` with golden rows, which change its manifest and its version."""
+    """Add golden rows to a bundle of `write_bundle`, which changes its manifest and version."""
     pixels = np.random.default_rng(5).integers(0, 256, (num_rows, *CONTRACT.shape), dtype=np.uint8)
     scores = (pixels.reshape(num_rows, -1).mean(axis=1) / 255).astype(np.float32)
     rows = GoldenRows(
@@ -349,7 +349,7 @@ def hop(
     variant: str = "fp32",
     status: Literal["agrees", "differs", "not_executed"] = "agrees",
 ) -> Hop:
-    """One hop of a certificate."""
+    """Return one hop of a certificate."""
     execution = Execution(
         backend="onnxruntime", provider=provider, precision=variant.split("_")[0], variant=variant
     )
@@ -376,7 +376,7 @@ def hop(
 
 
 def gate(value: float | None = 0.9, at_least: float = 0.8, name: str = "accuracy") -> GateResult:
-    """The result of a gate on all test rows; `value` is None if the rows define no metric."""
+    """Return the result of a gate on all test rows; `value` None means an undefined metric."""
     measured = None
     if value is not None:
         measured = Metric(value=value, low=value, high=value, confidence=0.95, rows=100)
@@ -414,7 +414,7 @@ def certify(
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (SIZE_PX, SIZE_PX), kind: str = "PNG") -> bytes:
-    """An encoded random RGB image."""
+    """Return an encoded random RGB image."""
     pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, kind)

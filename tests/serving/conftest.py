@@ -17,21 +17,24 @@ MakeSettings = Callable[..., Settings]
 
 @pytest.fixture
 def certified(tmp_path: Path) -> Path:
-    """A folder with a `bundle` and its `certificate.json`."""
+    """Return a folder with a certified `bundle` and its `certificate.json`."""
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     return tmp_path
 
 
 @pytest.fixture
 def certified_table(certified: Path) -> Path:
-    """The folder of `certified` with a bundle for table rows."""
+    """Return the folder of `certified`, with a bundle for table rows."""
     certify(certified / "certificate.json", write_bundle(certified / "bundle", row_classifier()))
     return certified
 
 
 @pytest.fixture
 def make_settings(certified: Path) -> MakeSettings:
-    """Settings for the certified bundle; keyword arguments are further SLIPWAY_ variables."""
+    """Return a function that makes settings for the certified bundle.
+
+    Its keyword arguments are further SLIPWAY_ variables.
+    """
 
     def make(**variables: object) -> Settings:
         names = {
@@ -56,7 +59,7 @@ def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick_monitoring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run rounds, merges and refreshes at once, without a limit of processor time."""
+    """Make monitoring run every round, merge and refresh at once, without a limit on CPU time."""
     for name, seconds in (
         ("GATHER_S", 0.02),
         ("MERGE_S", 0.04),
@@ -70,6 +73,6 @@ def quick_monitoring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_monitored(certified: Path, make_settings: MakeSettings) -> MakeSettings:
-    """Settings for a bundle with a reference for drift."""
+    """Return a function that makes settings for a bundle with a drift reference."""
     monitored_bundle(certified)
     return make_settings

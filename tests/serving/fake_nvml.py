@@ -1,4 +1,4 @@
-"""A `pynvml` without a GPU: what the service calls of it, with values set by tests."""
+"""A fake of the module `pynvml` with simulated GPUs, for the calls that the service makes."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 @dataclass
 class Gpu:
-    """A simulated GPU. `failing` maps the calls that raise to NVML's error number."""
+    """A simulated GPU; `failing` maps calls that raise to the error numbers of NVML."""
 
     used: int = 3 * GIB
     total: int = 80 * GIB

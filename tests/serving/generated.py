@@ -1,4 +1,4 @@
-"""Hostile requests, drawn from a seed: bytes for a connection, and the right answer if known.
+"""Generates hostile requests from a seed: the bytes to send, and the right prediction if known.
 
 Each is framed as HTTP/1.1 requires, so that the service can find its end. Others are in
 tests/serving/http/test_hostile_clients.py.
@@ -68,7 +68,7 @@ REFUSED_HEADERS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One request, and the probabilities of its answer if the request is valid."""
+    """One request, and its expected probabilities if the request is valid."""
 
     kind: str
     request: bytes
@@ -76,7 +76,7 @@ class Case:
 
 
 def image_case(seed: int) -> Case:
-    """Draw a request for a service of images."""
+    """Generate a request for a service of images."""
     draw = random.Random(seed)
     make = draw.choice(
         [
@@ -94,7 +94,7 @@ def image_case(seed: int) -> Case:
 
 
 def table_case(seed: int) -> Case:
-    """Draw a request for a service of table rows."""
+    """Generate a request for a service of table rows."""
     draw = random.Random(seed)
     make = draw.choice(
         [
@@ -112,7 +112,7 @@ def table_case(seed: int) -> Case:
 
 
 def is_right(case: Case, content: dict[str, Any]) -> bool:
-    """True if an answer to a valid request is correct."""
+    """Return True if the response to a valid request has the expected probabilities."""
     assert case.right is not None
     answers = content.get("predictions", [content])
     found = [[answer["probabilities"][label] for label in LABELS] for answer in answers]
@@ -207,7 +207,7 @@ def _right_form(draw: random.Random) -> Case:
 
 
 def _changed(draw: random.Random, content: bytes) -> bytes:
-    """Return the body cut, padded, doubled, or with some bytes changed."""
+    """Return the body truncated, padded, doubled, or with some bytes changed."""
     changed = bytearray(content)
     for _ in range(draw.choice([1, 1, 2, 8])):
         if not changed:
@@ -336,7 +336,7 @@ _VALUES: list[Callable[[random.Random], Any]] = [
 
 
 def _wrong_cells(draw: random.Random) -> Case:
-    """A row with values of wrong types, unknown, missing or duplicate keys, or invalid numbers."""
+    """Generate a row with mistyped, unknown, missing, repeated or out-of-range values."""
     row = dict(ROW)
     for _ in range(draw.choice([1, 1, 3])):
         name = draw.choice([*ROW, "rows", "", "unknown", "__proto__", "a" * 200])
@@ -368,7 +368,7 @@ def _wrong_cells(draw: random.Random) -> Case:
 
 
 def _other_body(draw: random.Random) -> Case:
-    """Draw a body with any content type."""
+    """Generate a request with a body of any content type."""
     body = _one_of(
         draw,
         lambda: _draw_picture(draw),
@@ -383,7 +383,7 @@ def _other_body(draw: random.Random) -> Case:
 
 
 def _other_request(draw: random.Random) -> Case:
-    """Draw a request with another method or path."""
+    """Generate a request with another method or path."""
     method, path = draw.choice(METHODS), draw.choice(PATHS)
     if draw.random() < 0.5:
         path = _one_of(
@@ -407,7 +407,7 @@ def _other_request(draw: random.Random) -> Case:
 
 
 def finite(content: Any) -> bool:
-    """True if all numbers in a JSON value are finite."""
+    """Return True if all numbers in a JSON value are finite."""
     if isinstance(content, dict):
         return all(map(finite, content.values()))
     if isinstance(content, list):

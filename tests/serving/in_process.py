@@ -1,4 +1,4 @@
-"""The application and a model worker in this process, without a socket."""
+"""Runs the application and a model worker in this process, without a socket."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ def read_all_settings(environment: Mapping[str, str]) -> Settings:
 
 
 def full_worker(settings: Settings, **options: Any) -> ModelWorker:
-    """A worker with every extension."""
+    """Return a worker with every extension."""
     return ModelWorker(settings, EXTENSIONS, **options)
 
 
@@ -44,7 +44,7 @@ def reconciler_of(worker: ModelWorker) -> RolloutReconciler:
 
 
 def rebuild_of(worker: ModelWorker) -> EngineRebuild:
-    """The part of a worker that rebuilds the engine."""
+    """Return the part of a worker that rebuilds the engine."""
     start: Any = worker.hooks["engine_rebuild"].start
     rebuild: EngineRebuild = start.__self__
     return rebuild
@@ -57,7 +57,7 @@ def canary_of(worker: ModelWorker) -> Any:
 
 
 def status_part(worker: ModelWorker, name: str) -> Any:
-    """One part of `GET /status`; None if it is switched off."""
+    """Return one part of `GET /status`; None if it is switched off."""
     (read,) = (hooks.status[name] for hooks in worker.hooks.values() if name in hooks.status)
     return read()
 
@@ -95,7 +95,7 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, 
 
 
 def require_documented(worker: ModelWorker, response: httpx.Response) -> None:
-    """Raise AssertionError if `/docs.json` lacks the status of an answer for its path."""
+    """Raise AssertionError if `/docs.json` does not list the response's status for its path."""
     routes = all_routes(worker)
     method, found = response.request.method, find_route(routes, response.request.url.path)
     if found is None or routes[found].handler is None or method not in routes[found].methods:
@@ -123,7 +123,7 @@ async def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """Return the error, after checking the answer's common shape."""
+    """Return the error of a response, after checking its common shape."""
     content = response.json()
     assert list(content) == ["error"]
     error: dict[str, Any] = content["error"]
@@ -142,5 +142,5 @@ def metric(worker: ModelWorker, line: str) -> float:
 
 
 def put_in_place_of(live: LiveModel, run: Callable[[NDArray[Any]], Any]) -> None:
-    """Make `run` answer all batches of a live model, on its thread."""
+    """Make `run` compute all batches of a live model, on its thread."""
     live.batcher._run, live.batcher.quick_rows = run, 0

@@ -1,4 +1,4 @@
-"""A real service of a tiny certified bundle, ready for requests."""
+"""Starts a real service with a tiny certified bundle, and waits until it is ready."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Candidates whose answers differ from the stable model's, and rollout commands to one worker."""
+"""Candidates whose predictions differ from the stable model's, and rollout commands."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -26,7 +26,7 @@ PICTURES = [picture(number) for number in range(8)]
 
 
 def scaled_classifier(factor: float) -> onnx.ModelProto:
-    """`classifier` with scaled weights: a positive `factor` changes probabilities, not labels."""
+    """Return `classifier` with scaled weights; a positive `factor` keeps its labels."""
     graph = classifier()
     graph.graph.initializer[0].CopyFrom(
         onnx.numpy_helper.from_array((WEIGHTS * factor).astype(np.float32), "weights")
@@ -35,7 +35,7 @@ def scaled_classifier(factor: float) -> onnx.ModelProto:
 
 
 def scaled_probabilities(factor: float) -> NDArray[np.float32]:
-    """Compute the answers of `scaled_classifier`, (PICTURES, labels)."""
+    """Compute the predictions of `scaled_classifier`, (PICTURES, labels)."""
     pixels = np.stack([array_from_bytes(payload, CONTRACT) for payload in PICTURES])
     logits = pixels.reshape(len(pixels), -1).astype(np.float32) @ (WEIGHTS * np.float32(factor))
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -44,9 +44,9 @@ def scaled_probabilities(factor: float) -> NDArray[np.float32]:
 
 
 def failing_classifier(threshold: float) -> onnx.ModelProto:
-    """`classifier` that answers NaN for pictures whose first value (0 to 255) reaches `threshold`.
+    """Return a `classifier` that predicts NaN if the first value of a picture is high.
 
-    It does not do so for the first rows of the warm-up.
+    High is a value (0 to 255) of at least `threshold`. The first rows of the warm-up are exempt.
     """
     helper = onnx.helper
     graph = classifier()
@@ -91,7 +91,7 @@ async def following(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient
 
 
 async def settle(worker: ModelWorker, is_done: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait until the condition holds; a failure shows the state."""
+    """Wait until the condition holds. A failure shows the state of the rollout."""
     async with asyncio.timeout(seconds):
         while not is_done():
             await asyncio.sleep(0.02)
@@ -117,7 +117,7 @@ async def settle_evidence(worker: ModelWorker) -> None:
 
 
 class Callers:
-    """Callers that send continuously; each answer is compared with that of the model it names."""
+    """Callers that send continuously, and compare each response with the model that it names."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ async def propose(worker: ModelWorker, *arguments: Any, **options: Any) -> None:
 
 
 async def serves(worker: ModelWorker, version: str) -> None:
-    """Wait until the model is stable and there is no candidate."""
+    """Wait until the version is stable and there is no candidate."""
     await settle(worker, lambda: worker.model is not None and worker.model.version == version)
     await settle(worker, lambda: read_rollout(worker.settings.state).candidate is None)
 

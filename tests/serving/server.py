@@ -1,4 +1,4 @@
-"""The real service in a process of its own, as an operator starts it."""
+"""Starts the real service in its own process, as an operator does."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ class Server:
     log: Path
 
     def workers(self) -> list[int]:
-        """The process ids of the workers."""
+        """Return the process ids of the workers."""
         return [
             int(child)
             for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -35,11 +35,11 @@ class Server:
         ]
 
     def worker(self) -> int:
-        """The process id of the first worker."""
+        """Return the process id of the first worker."""
         return self.workers()[0]
 
     def wait(self, path: str = "/readyz", status: int = 200, seconds: float = 30) -> float:
-        """Wait until `path` answers `status`; return the seconds."""
+        """Wait until `path` responds with `status`. Returns the seconds."""
         started = time.monotonic()
         while time.monotonic() - started < seconds:
             assert self.process.poll() is None, self.log.read_text()

@@ -236,7 +236,7 @@ def test_while_the_model_loads_the_service_is_alive_and_not_ready(
 
 
 async def slow_down(worker: ModelWorker, seconds: float) -> list[int]:
-    """Make the model slow; the returned list records the size of every batch."""
+    """Make the model slow. Returns a list to which the size of every batch is added."""
     assert worker._live
     fast, sizes = worker._live.batcher._run, []
 

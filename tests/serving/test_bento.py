@@ -1,4 +1,4 @@
-"""`bentoml build`: files of a bento, serving without the project, refusal of uncertified models."""
+"""`bentoml build`: files of a bento, serving without the project, refused models."""
 
 import os
 import re
@@ -123,12 +123,12 @@ def test_lock_of_a_container_image_has_the_versions_of_the_project_lock(device: 
 
 
 def pins(text: str) -> set[tuple[str, str]]:
-    """(name, version) of every exact requirement."""
+    """Return (name, version) of every exact requirement."""
     return set(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==([\w.]+)", text, re.MULTILINE))
 
 
 def make_project(project: Path) -> Path:
-    """A project with a certified bundle, to build a bento from."""
+    """Make a project with a certified bundle, to build a bento from."""
     for name in ("slipway", "transforms"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     (project / "launch").mkdir()
@@ -143,7 +143,7 @@ def make_project(project: Path) -> Path:
 
 
 def build(folder: Path, project: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """`bentoml build` in the project, with a BENTOML_HOME in the folder."""
+    """Run `bentoml build` in the project, with a BENTOML_HOME in the folder."""
     command = [sys.executable, "-m", "bentoml", "build"]
     return subprocess.run(
         command,
@@ -157,7 +157,7 @@ def build(folder: Path, project: Path, **settings: str) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose `bentoml` is a BENTOML_HOME with a bento; its project has been deleted."""
+    """Build a bento, delete its project, and return the folder with its BENTOML_HOME."""
     folder = tmp_path_factory.mktemp("bento")
     project = make_project(folder / "project")
     (project / "data").mkdir()
@@ -321,13 +321,13 @@ def test_a_bento_serves_from_another_folder_with_its_own_files(
 
 
 def bento(built: Path) -> Path:
-    """The folder of the bento, which is a container's build context."""
+    """Return the folder of the bento, which is a container's build context."""
     (manifest,) = (built / "bentoml/bentos/slipway").glob("*/bento.yaml")
     return manifest.parent
 
 
 def instructions(dockerfile: str) -> list[tuple[str, str]]:
-    """(INSTRUCTION, arguments) of a Dockerfile, in order."""
+    """Return (INSTRUCTION, arguments) of a Dockerfile, in order."""
     joined = re.sub(r"\\\n\s*", " ", dockerfile)
     return re.findall(r"^([A-Z]+) +(.+)$", joined, re.MULTILINE)
 
@@ -409,7 +409,7 @@ def test_container_image_pins_its_base_lacks_compilers_and_installs_by_hashes(
 def serves(
     bento: Path, folder: Path, python: Path, *, under: tuple[str, ...] = (), **variables: str
 ) -> None:
-    """Serve a bento with only that Python, from an empty folder, and send one request."""
+    """Serve a bento with only `python`, from an empty folder, and send one request."""
     elsewhere, port, log = folder / "empty", free_port(), folder / "served.log"
     elsewhere.mkdir(exist_ok=True)
     outside = {"PATH": f"{python.parent}:/usr/bin:/bin", "BENTOML_DO_NOT_TRACK": "True"}

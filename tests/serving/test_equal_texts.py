@@ -1,4 +1,4 @@
-"""A text becomes the same rows in training, the service, the second protocol and `predict`."""
+"""A text is encoded equally in training, by both protocols of the service and by `predict`."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Taking an extension out of the list takes its feature out, and nothing else."""
+"""Removing an extension from the list removes its feature, and nothing else."""
 
 import re
 import shutil
@@ -45,7 +45,7 @@ print(sum(name.split(".")[0] == "slipway" for name in sys.modules))
 
 
 def service_without(folder: Path, *names: str) -> Path:
-    """A copy of the service's code without these extensions: neither in the list nor on disk."""
+    """Return a copy of the service's code without these extensions, in the list and on disk."""
     serving = copy_service(folder)
     path = serving / "extensions.py"
     for name in names:
@@ -62,7 +62,7 @@ def service_without(folder: Path, *names: str) -> Path:
 
 
 def require_only_these_gone(server: Server, names: set[str]) -> None:
-    """Predictions are answered, and of the features only those of `names` are gone."""
+    """Check that predictions work, and that only the features in `names` are missing."""
     assert (
         plain_http.post(server.url + "/predict", content=picture(), headers=PNG).status_code == 200
     )

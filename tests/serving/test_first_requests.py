@@ -1,4 +1,4 @@
-"""The first requests of a ready service are answered like all others; earlier ones get a retry."""
+"""A ready service serves its first requests like all others; earlier ones get a retry time."""
 
 import time
 from pathlib import Path

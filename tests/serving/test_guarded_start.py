@@ -1,4 +1,4 @@
-"""The real process: listening addresses, authentication, admin port, key reload, and its log."""
+"""The real process: listening addresses, authentication, admin port and log content."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def bearer(key: str) -> dict[str, str]:
 def refused_start(
     folder: Path, *arguments: str, host: str | None = None, **settings: object
 ) -> str:
-    """The one line that `bentoml serve` prints when it refuses to start.
+    """Return the one line that `bentoml serve` prints when it refuses to start.
 
     `host` is BENTOML_HOST, which containers set.
     """

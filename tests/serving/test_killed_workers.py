@@ -1,4 +1,4 @@
-"""A worker that is killed under load takes with it what it was answering, and nothing else."""
+"""A worker that is killed under load loses only the requests that it was processing."""
 
 import asyncio
 import itertools
@@ -45,7 +45,7 @@ def metric(server: Server, line: str) -> float:
 
 
 class Killed:
-    """Callers that continue while the workers are killed one after the other."""
+    """Callers that continue while the workers are killed, one after the other."""
 
     def __init__(self, server: Server, num_kills: int) -> None:
         self._server, self._num_kills = server, num_kills

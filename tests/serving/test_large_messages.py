@@ -1,4 +1,4 @@
-"""A separate thread reads and writes large requests and answers under `/v2`: nothing else waits."""
+"""Large requests and responses under `/v2` are converted on a thread, and block nothing else."""
 
 import asyncio
 import base64
@@ -62,7 +62,7 @@ def table_tensors(num_rows: int) -> bytes:
 def noting_threads(
     monkeypatch: pytest.MonkeyPatch, name: str, gate: threading.Event | None = None
 ) -> list[str]:
-    """The thread name of each call of the function `name` in `v2`; calls wait for the `gate`."""
+    """Return the thread name of each call of the function `name`; calls wait for the `gate`."""
     threads, called = list[str](), getattr(v2, name)
 
     def note(*arguments: Any) -> Any:
@@ -273,7 +273,7 @@ def test_list_encoded_in_pieces_equals_the_list_encoded_at_once() -> None:
 
 
 class Work:
-    """An object whose release can be observed."""
+    """An object that tests can watch being freed."""
 
     def __init__(self, done: Callable[[], int]) -> None:
         self._done = done

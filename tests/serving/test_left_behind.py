@@ -1,4 +1,4 @@
-"""Answered requests leave no reference cycles, which only the garbage collector would free."""
+"""Completed requests leave no reference cycles, which only the garbage collector could free."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ def form(*images: bytes) -> bytes:
 
 
 async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
-    """The objects of our own code in reference cycles that `work` leaves behind."""
+    """Return the objects of Slipway's code in reference cycles that `work` leaves behind."""
     gc.collect()
     gc.freeze()  # what other tests hold is not searched again
     gc.disable()
@@ -52,7 +52,7 @@ async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
 def left_behind(
     worker: ModelWorker, body: bytes, media_type: bytes, path: bytes = b"/predict"
 ) -> tuple[bytes, list[str]]:
-    """Return the status of the answer, and the objects of our own code that stay behind."""
+    """Return the status of the response, and the objects of Slipway's code that stay behind."""
     head = (
         b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
         % (path, media_type, len(body))

@@ -65,7 +65,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def asked(server: Server, **request: Any) -> str:
-    """Return the error's code, or "answered"; a refused request must be cheap."""
+    """Send a request. Returns the error's code, or "answered"; refusing it must cost little."""
     with memory_of(server) as cost:
         answer = plain_http.post(server.url + "/predict", timeout=30, **request)
     if answer.status_code == 200:
@@ -194,7 +194,7 @@ def test_gzip_and_deflate_bodies_are_accepted_and_other_encodings_refused(
 
 
 def head_of(url_bytes: int = 6, num_headers: int = 2, num_bytes: int = 0) -> bytes:
-    """A request for /livez with a URL of `url_bytes`, and at least `num_bytes` in all."""
+    """Return a head for /livez with a URL of `url_bytes`, and at least `num_bytes` in all."""
     url = b"/livez" + (b"?" + b"u" * (url_bytes - 7) if url_bytes > 6 else b"")
     start = b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" % url
     start += b"".join(b"x%d: y\r\n" % number for number in range(num_headers - 2))

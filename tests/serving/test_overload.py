@@ -42,7 +42,10 @@ def image(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A model that takes several milliseconds per image on one core; the client has the other."""
+    """Start a model that takes several milliseconds per image on one core.
+
+    The client has the other core.
+    """
     folder = tmp_path_factory.mktemp("slow")
     certify(folder / "certificate.json", write_bundle(folder / "bundle", slow_classifier(24)))
     with running(folder, num_threads=1) as server:
@@ -52,7 +55,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @dataclass
 class Measured:
-    """One load, with concurrent requests to /livez."""
+    """The results of one load, with concurrent requests to /livez."""
 
     rate: float
     seconds: float
@@ -65,7 +68,7 @@ class Measured:
 
     @property
     def lasting(self) -> list[Answer]:
-        """Requests after the first second: earlier ones may have been a burst."""
+        """Return the responses after the first second, in which a burst may still be admitted."""
         return [answer for answer in self.answers if answer.due > self.answers[0].due + 1]
 
 
@@ -81,7 +84,7 @@ def load(url: str, rate: float, seconds: float, probed: str | None = None) -> Me
 
 
 def check_answers(measured: Measured) -> None:
-    """Check properties that hold on a machine of any speed."""
+    """Check properties of the responses that hold on a machine of any speed."""
     assert set(by_status(measured.answers)) <= {200, 429, 503}
     assert set(by_status(measured.livez)) == {200}
     for answer in measured.answers:
@@ -91,13 +94,13 @@ def check_answers(measured: Measured) -> None:
 
 
 def processor_s(server: Server) -> float:
-    """Processor time of the worker until now."""
+    """Return the processor time of the worker so far, in seconds."""
     fields = Path(f"/proc/{server.worker()}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def capacity(server: Server) -> tuple[float, bool]:
-    """Return the images per second of the service now, and True if it has its own core."""
+    """Return the present images per second, and True if the service has its own core."""
     run(closed_loop(server.url, image, 32, seconds=0.5))
     before, began = processor_s(server), time.perf_counter()
     num_answered = len(run(closed_loop(server.url, image, 32, seconds=2)))
@@ -116,7 +119,7 @@ def rows_run(server: Server) -> float:
 
 
 def missed(server: Server) -> list[str]:
-    """List the missed targets."""
+    """Return the missed targets."""
     normal = load(server.url, 0.8 * capacity(server)[0], 4)
     before, was_free = capacity(server)
     num_run = rows_run(server)

@@ -1,4 +1,4 @@
-"""The page's files: their texts, their languages, what they load, and how they are sent."""
+"""The page's files: texts, languages, external requests, and HTTP headers."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The page in a real browser, against a real service: what a reader does and sees."""
+"""The page in a real browser, with a real service behind it."""
 
 import asyncio
 import hashlib
@@ -40,7 +40,7 @@ Work = Callable[[Tab, Server], Awaitable[None]]
 
 
 def browse(folder: Path, server: Server, work: Work) -> None:
-    """Do `work` in a new browser, which must report no problem and contact only the service."""
+    """Run `work` in a new browser, which must report no problem and contact only the service."""
 
     async def main() -> None:
         async with browsing(folder / "browser") as tab:
@@ -75,7 +75,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A table whose columns, categories and labels are as hostile as names can be."""
+    """Start a service for a table with hostile names of columns, categories and labels."""
     folder = tmp_path_factory.mktemp("table")
     columns = [
         column.model_copy(
@@ -102,7 +102,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 async def joined(server: Server) -> None:
-    """Wait until one label was sent and joined to its answer, which is stored seconds later."""
+    """Wait until a sent label is joined to its prediction, which is stored seconds later."""
     for _ in range(60):
         if (
             'slipway_feedback_total{outcome="joined"} 1.0'

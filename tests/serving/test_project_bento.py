@@ -51,7 +51,7 @@ def _wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="python", scope="module")
 def _python(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """The Python of an environment with Slipway's wheel."""
+    """Return the Python of an environment in which Slipway's wheel is installed."""
     return install_wheel(wheel, tmp_path_factory.mktemp("installed") / "environment")
 
 
@@ -61,7 +61,7 @@ def _outside_repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def images_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with a certified classifier of images, which the user's own code inverts first."""
+    """Make a project with a certified image classifier and a user transform that inverts images."""
     create(folder, propose(inspect(embedded_digits(folder.parent))))
     (folder / "faces.py").write_text(INVERT)
     (folder / "helpers").mkdir()
@@ -76,7 +76,7 @@ def images_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def table_project(folder: Path) -> Path:
-    """A project with a certified classifier of table rows."""
+    """Make a project with a certified classifier of table rows."""
     create(folder, propose(inspect(wine_parquet(folder.parent))))
     bundle = write_bundle(folder / "artifacts/bundle", row_classifier())
     certify(folder / "artifacts/certificate.json", bundle)
@@ -84,7 +84,7 @@ def table_project(folder: Path) -> Path:
 
 
 def build(project: Path, home: Path, python: Path) -> subprocess.CompletedProcess[str]:
-    """`bentoml build` in the project, as that environment's script would run it."""
+    """Run `bentoml build` in the project, as the environment's script would."""
     return subprocess.run(
         [python, BENTOML, "build"],
         cwd=project,
@@ -97,7 +97,7 @@ def build(project: Path, home: Path, python: Path) -> subprocess.CompletedProces
 
 @contextmanager
 def serving(target: Path, home: Path, python: Path) -> Iterator[Server]:
-    """The ready service of a bento, or of a project, in that environment."""
+    """Serve a bento, or a project, in that environment, and wait until it is ready."""
     port, log = free_port(), home / f"{target.name}.log"
     command = [str(python), str(BENTOML), "serve", str(target), "--port", str(port)]
     with log.open("wb") as output:
@@ -121,7 +121,7 @@ def serving(target: Path, home: Path, python: Path) -> Iterator[Server]:
 
 
 def inverted_probabilities(payload: bytes) -> list[float]:
-    """The right answer of `images_project` to an image."""
+    """Return the right prediction of `images_project` for an image."""
     with Image.open(io.BytesIO(payload)) as image:
         png = io.BytesIO()
         Image.fromarray(255 - np.asarray(image)).save(png, "PNG")
@@ -132,7 +132,7 @@ def inverted_probabilities(payload: bytes) -> list[float]:
 
 
 def check_answer(server: Server) -> None:
-    """Compare one answer of the service of `images_project` with the right one."""
+    """Check one prediction of the service of `images_project`."""
     payload = picture(3)
     answer = plain_http.post(
         server.url + "/predict", content=payload, headers={"content-type": "image/png"}
@@ -188,7 +188,7 @@ def test_bento_of_a_project_serves_without_the_project_and_the_checkout(
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
-    """The files of a wheel by name, without its RECORD, whose rows have no fixed order."""
+    """Return the files of a wheel by name, without RECORD, whose rows have no fixed order."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/RECORD")]
         return {name: archive.read(name) for name in names}

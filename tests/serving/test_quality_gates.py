@@ -1,4 +1,4 @@
-"""A certified model below its quality gates: each reader of the certificate refuses a release.
+"""Models below their quality gates: everything that would release one refuses its certificate.
 
 Other uses are allowed.
 """
@@ -42,7 +42,7 @@ FAILED = pytest.mark.parametrize("failed", [MISSED, UNJUDGED], ids=["missed", "u
 
 
 def judge(folder: Path, *gates: GateResult) -> Path:
-    """Certify the bundle in `folder` with these gates."""
+    """Certify the bundle in `folder` with these gate results."""
     certify(folder / "certificate.json", load_bundle(folder / "bundle"), gates=list(gates))
     return folder / "bundle"
 

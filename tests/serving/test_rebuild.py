@@ -1,4 +1,4 @@
-"""An engine of another machine: the service starts without it, rebuilds, certifies and loads it.
+"""The service starts without an engine of another machine, rebuilds it and loads it.
 
 The GPU is simulated (tests/fake_tensorrt.py). Processes, files, certificates, loading and the swap
 are real.
@@ -110,7 +110,7 @@ def certify_both(root: Path, bundle: LoadedBundle) -> None:
 
 
 def build_here(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`rebuild_engine` without processes."""
+    """Make the service call `rebuild_engine` in this process."""
     monkeypatch.setattr(
         compilation,
         "build_engine_apart",
@@ -125,7 +125,7 @@ def settings(elsewhere: Path, make_settings: MakeSettings) -> Settings:
 
 
 class Load:
-    """Callers that send requests until stopped; every answer is checked."""
+    """Callers that send requests until they are stopped, and check every prediction."""
 
     def __init__(self, client: httpx.AsyncClient, num_callers: int = 2) -> None:
         self._client, self._going = client, True
@@ -153,7 +153,7 @@ class Load:
 
 
 def rebuilding_worker(settings: Settings, command: tuple[str, ...]) -> ModelWorker:
-    """A worker whose engine is rebuilt by `command`."""
+    """Return a worker whose engine is rebuilt by `command`."""
     extensions = [
         replace(one, attach=partial(attach, command=command)) if one.attach is attach else one
         for one in EXTENSIONS
@@ -281,7 +281,7 @@ def test_the_end_of_the_service_ends_the_rebuild_and_all_of_its_processes(
 
 
 def rebuilding_processes(root: Path) -> list[int]:
-    """Living processes whose command names this test's folder."""
+    """Return the running processes whose command names this test's folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Callers learn nothing of the server's file system. The log has full paths."""
+"""Responses reveal no paths of the server's file system; the log has full paths."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The real process: behaviour that shows only over a socket, under load, at start or at exit."""
+"""The real process: behaviour that only shows over a socket, under load, at start or at exit."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_the_service_is_ready_within_5_seconds_on_one_core(tmp_path: Path) -> No
 
 
 def cpu_seconds(process: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far, in seconds."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
@@ -171,7 +171,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A grey PNG of any size in few bytes."""
+    """Return a grey PNG of any size in few bytes."""
     rows = zlib.compressobj(9)
     body = b"".join(rows.compress(bytes(width + 1)) for _ in range(height)) + rows.flush()
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
@@ -318,7 +318,7 @@ def test_concurrent_callers_get_their_own_predictions(server: Server) -> None:
 
 
 def counted(server: Server) -> Counter[int]:
-    """The requests of /predict in /metrics, by status."""
+    """Return the requests of /predict in /metrics, by status."""
     text = plain_http.get(server.url + "/metrics").text
     return Counter(
         {
@@ -429,7 +429,7 @@ def test_metrics_of_either_worker_cover_both_and_survive_the_others_death(tmp_pa
 
 
 def refused_start(folder: Path, port: int, **settings: object) -> str:
-    """The output of a `bentoml serve` that does not start."""
+    """Return the output of a `bentoml serve` that does not start."""
     command = [
         sys.executable,
         "-m",

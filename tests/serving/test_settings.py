@@ -130,13 +130,13 @@ def test_threads_per_worker_divides_the_cores_among_the_workers(
 
 
 def all_fields() -> dict[str, FieldInfo]:
-    """The settings of the service and of every extension, by name."""
+    """Return the settings of the service and of every extension, by name."""
     kinds: list[type[SettingsSection]] = [Settings, *SECTIONS]
     return {name: kind.model_fields[name] for kind in kinds for name in variables_of(kind).values()}
 
 
 def undocumented_bounds(page: str) -> set[str]:
-    """ "setting bound" for each bound of a setting that its row in the docs lacks."""
+    """Return "setting bound" for each bound that the docs' row of the setting lacks."""
     rows = dict(re.findall(r"^\| `SLIPWAY_(\w+)` \| [^|]+ \| (.+) \|$", page, re.MULTILINE))
     found = set()
     for name, field in all_fields().items():

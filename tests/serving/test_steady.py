@@ -1,4 +1,4 @@
-"""The resources of a service stay constant over tens of thousands of requests of all kinds."""
+"""The resources of a service stay constant over tens of thousands of mixed requests."""
 
 import random
 import re
@@ -23,7 +23,7 @@ CASES = [image_case(seed).request for seed in range(600)]
 
 
 def unknown(number: int) -> bytes:
-    """A request with a new path, id, query and header."""
+    """Return a request with a new path, id, query and header."""
     headers = [("x-request-id", f"scan-{number}"), (f"x-{number}", str(number))]
     return http_request(
         f"/scan/{number}?{number}",
@@ -37,7 +37,7 @@ def closing(request: bytes) -> bytes:
 
 
 def mixed(num_requests: int, first_unknown: int) -> list[bytes]:
-    """Send a mix: one request of five has a new path, one of twenty closes its connection."""
+    """Return mixed requests: one in five has a new path, one in twenty closes its connection."""
     requests = [
         unknown(first_unknown + number) if number % 5 == 0 else CASES[number * 7 % len(CASES)]
         for number in range(num_requests)
@@ -48,7 +48,7 @@ def mixed(num_requests: int, first_unknown: int) -> list[bytes]:
 
 
 class Held:
-    """The resources of the worker and of the server above it."""
+    """The resources that the worker and the server above it hold."""
 
     def __init__(self, server: Server) -> None:
         time.sleep(0.5)  # connections that were closed are forgotten

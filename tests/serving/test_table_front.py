@@ -1,4 +1,4 @@
-"""A bundle for table rows behind the application: both request formats, refusals, isolation."""
+"""A bundle for table rows behind the application: both request formats, and refusals."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("certified_table")
 
 
 def vectors(rows: list[dict[str, Any]]) -> NDArray[np.float32]:
-    """Encode rows as in training, (rows, width)."""
+    """Encode rows as in training, as (rows, width)."""
     return encode_rows([read_row(row, COLUMNS) for row in rows], COLUMNS)
 
 

@@ -1,4 +1,4 @@
-"""A table's service as a real process: BentoML's client, curl, malformed bodies, many callers."""
+"""A real service for table rows: BentoML's client, curl, malformed bodies, many callers."""
 
 import json
 import subprocess

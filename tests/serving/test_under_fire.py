@@ -1,4 +1,4 @@
-"""Thousands of hostile requests to the real process: each gets one answer that names the fault."""
+"""Thousands of hostile requests to the real process: each gets one well-formed response."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def check(case: Case, answer: Answer) -> None:
-    """Check properties that every answer has."""
+    """Check properties that every response has."""
     if case.right is not None:
         assert answer.status == 200
         assert is_right(case, answer.content)
@@ -77,7 +77,7 @@ def json_request(text: str) -> bytes:
 def fire(
     server: Server, make: Callable[[int], Case], num_requests: int, first: int
 ) -> Counter[str]:
-    """Send cases over 16 connections; return their counts by kind and status."""
+    """Send cases over 16 connections. Returns the number of cases by kind and status."""
     processes = server.workers()
     cases = [make(first + number) for number in range(num_requests)]
     answers = ask_each(server.url, [case.request for case in cases], 16)

@@ -1,4 +1,4 @@
-"""The access log: its lines, its sample, and what it never holds."""
+"""The access log: the content of its lines, its sampling, and the data that it omits."""
 
 import asyncio
 import json

@@ -1,6 +1,7 @@
-"""Valid data that no schema can describe. Schemathesis loads it by SCHEMATHESIS_HOOKS.
+"""Hooks for Schemathesis that make valid requests, which the schemas alone do not describe.
 
-SLIPWAY_TEST_KIND is the kind of the model: images or rows.
+Schemathesis loads this module by SCHEMATHESIS_HOOKS. SLIPWAY_TEST_KIND is the kind of the model:
+images or rows.
 """
 
 import base64
@@ -24,7 +25,7 @@ for media_type in ("image/*", "application/octet-stream"):
 
 @schemathesis.hook
 def map_case(context: schemathesis.HookContext, case: Any) -> Any:
-    """Make the bodies of valid cases fit the model; the invalid ones stay as generated."""
+    """Replace the bodies of valid cases by bodies that fit the model; keep invalid cases."""
     if case.meta and case.meta.generation.mode == schemathesis.GenerationMode.POSITIVE:
         if case.path.endswith("/infer"):
             case.body = {"inputs": _tensors()}

@@ -46,7 +46,7 @@ GRAPHS = {
 
 @pytest.fixture(params=GRAPHS)
 def asked(request: pytest.FixtureRequest, certified: Path) -> dict[str, Any]:
-    """Send a request to `/predict` of a service with one of the bundles in GRAPHS."""
+    """Return a function that sends a request to `/predict` of a service with a bundle of GRAPHS."""
     make = GRAPHS[request.param]
     if make:
         certify(certified / "certificate.json", write_bundle(certified / "bundle", make()))
@@ -56,7 +56,7 @@ def asked(request: pytest.FixtureRequest, certified: Path) -> dict[str, Any]:
 
 
 def parts_of(content: Any, place: str = "#") -> Iterator[tuple[str, Any]]:
-    """Yield everything in a document with its path."""
+    """Yield everything in a document, each part with its path."""
     yield place, content
     if isinstance(content, dict):
         for name, value in content.items():
@@ -67,7 +67,7 @@ def parts_of(content: Any, place: str = "#") -> Iterator[tuple[str, Any]]:
 
 
 def undescribed(document: dict[str, Any]) -> list[str]:
-    """List operations without a summary."""
+    """Return the operations without a summary."""
     return [
         f"{method} {path}"
         for path, item in document["paths"].items()
@@ -171,7 +171,7 @@ def test_an_openapi_validator_accepts_the_document(
 
 
 def faults(content: Any, schema: dict[str, Any]) -> list[str]:
-    """List violations of a schema, for the keywords that slipway/serving/schemas.py uses."""
+    """Return the violations of a schema, for the keywords that slipway/serving/schemas.py uses."""
     if "oneOf" in schema:
         found = [faults(content, choice) for choice in schema["oneOf"]]
         return (

@@ -1,4 +1,4 @@
-"""Schemathesis, a tester that is not ours, finds no fault between `/docs.json` and the service.
+"""The service conforms to `/docs.json` by the checks of Schemathesis, an independent tester.
 
 All its checks are on: statuses, schemas and headers of the document, valid data is accepted,
 invalid data and unknown methods are refused, and no answer without a key.

@@ -1,4 +1,4 @@
-"""Authentication by key and role; without keys, by address, `Host` and `Origin`."""
+"""Authentication by key and role; without keys, by address and the headers `Host` and `Origin`."""
 
 import socket
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ DIGEST = digest_of(b"a key").hex()
 
 
 class Clock:
-    """A clock that a test sets."""
+    """A clock whose time a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -43,7 +43,7 @@ class Clock:
 
 
 class Ring:
-    """A key ring on a file, with its clock and its faults."""
+    """A key ring on a file, with its clock and a list of reported faults."""
 
     def __init__(self, path: Path, num_workers: int = 1) -> None:
         self.clock = Clock()

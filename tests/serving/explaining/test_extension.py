@@ -54,7 +54,7 @@ USUAL: dict[str, Any] = {
 
 
 def corner_reader(corner_px: int = 2) -> onnx.ModelProto:
-    """A classifier of the upper left corner: the brighter it is, the more probable is "bright"."""
+    """Return a classifier for which a brighter upper left corner makes "bright" more probable."""
     weights = np.zeros((SIZE_PX, SIZE_PX, 3, len(LABELS)), dtype=np.float32)
     weights[:corner_px, :corner_px, :, 2] = 1 / 1500
     nodes = [
@@ -72,7 +72,7 @@ def corner_reader(corner_px: int = 2) -> onnx.ModelProto:
 
 
 def bright_corner() -> bytes:
-    """A picture that is bright in the upper left corner and dark elsewhere."""
+    """Return a picture that is bright in the upper left corner and dark elsewhere."""
     pixels = np.full((SIZE_PX, SIZE_PX, 3), 10, dtype=np.uint8)
     pixels[:2, :2] = 250
     stream = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The gateway in a process of its own, as an operator starts it."""
+"""Starts the gateway in its own process, as an operator does."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ SETTINGS = "SLIPWAY_DRAIN_S=0\nSLIPWAY_REQUEST_TIMEOUT_S=1\nSLIPWAY_NUM_THREADS=
 
 
 def write_models(folder: Path, **graphs: onnx.ModelProto | None) -> None:
-    """Write a project for each graph (None: a classifier of images), and their models.toml."""
+    """Write one project for each graph (None: the image classifier), and their models.toml."""
     lines = []
     for name, graph in graphs.items():
         artifacts = folder / name / "artifacts"

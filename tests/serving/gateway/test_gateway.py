@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(name="gateway", scope="module")
 def _gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two models that answer, and one without a bundle."""
+    """Start a gateway with two models that predict and one without a bundle."""
     folder = tmp_path_factory.mktemp("gateway")
     write_models(folder, images=None, rows=row_classifier())
     (folder / "missing").mkdir()
@@ -43,7 +43,7 @@ def predicts(gateway: Server) -> int:
 
 
 def worker_of(gateway: Server, name: str) -> psutil.Process:
-    """The process that answers for a model."""
+    """Return the process that serves a model."""
     for service in psutil.Process(gateway.process.pid).children():
         if service.cwd().endswith(f"/{name}"):
             return service.children()[0]

@@ -1,4 +1,4 @@
-"""The file of several models: names, folders, settings, and the messages about mistakes."""
+"""The file that lists the gateway's models: names, folders, settings, and messages on mistakes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The proxy in front of several models, with stand-ins for their services."""
+"""The proxy in front of several models, with fakes of their services."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +22,7 @@ Respond = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 async def echo(request: web.BaseRequest) -> web.StreamResponse:
-    """Answer with what arrived."""
+    """Respond with the received request as JSON."""
     if request.path == "/readyz":
         return web.Response()
     content = {
@@ -51,7 +51,7 @@ def ask(
     work: Callable[[httpx.AsyncClient], Awaitable[Any]],
     **settings: Any,
 ) -> Any:
-    """Call `work` with a client of a gateway; None is a service that does not run."""
+    """Call `work` with a client of a gateway; a service that is None does not run."""
 
     async def call() -> Any:
         async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: Triton's own client, limits, and wrong messages."""
+"""The Open Inference Protocol over gRPC: Triton's client, limits, and malformed messages."""
 
 import random
 import struct
@@ -38,7 +38,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 @dataclass(frozen=True)
 class Service:
-    """A running service with both ports."""
+    """A running service with an HTTP port and a gRPC port."""
 
     http: Server
     address: str
@@ -165,7 +165,7 @@ def test_grpc_message_above_the_body_limit_is_refused(images: Service) -> None:
 
 
 def mutated(message: bytes, draw: random.Random) -> bytes:
-    """A message with some bytes changed, cut off, doubled or added."""
+    """Return a message with some bytes changed, removed, repeated or added."""
     content = bytearray(message)
     for _ in range(draw.randrange(1, 5)):
         place = draw.randrange(len(content))
@@ -183,7 +183,7 @@ def mutated(message: bytes, draw: random.Random) -> bytes:
 
 
 def send_mutated(service: Service, number: int) -> dict[str, int]:
-    """Count the answers by status."""
+    """Send `number` mutated messages. Returns the number of replies by status."""
     values = pixels(1)
     request = service_pb2.ModelInferRequest(model_name="slipway", id="one")
     request.inputs.add(name="image", datatype="UINT8", shape=values.shape)
@@ -235,7 +235,7 @@ def test_grpc_call_with_table_rows_and_a_key_is_handled_as_over_http(tmp_path: P
 
 
 def _one(value: Any) -> tuple[str, NDArray[Any]]:
-    """The datatype and the array of a cell."""
+    """Return the datatype and the array of a table cell."""
     if isinstance(value, str):
         return "BYTES", np.array([value.encode()], object)
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The end of connections, on real sockets: complete requests are answered in order."""
+"""The end of connections on real sockets: complete requests still get responses, in order."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def _run(request: pytest.FixtureRequest) -> Run:
 
 @dataclass
 class Listening:
-    """A worker's connections, and the application behind them."""
+    """The connections of a worker, and the application behind them."""
 
     worker: ModelWorker
     application: Application
@@ -56,7 +56,10 @@ class Listening:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def answers(self, sent: bytes, *, ends: bool = False) -> bytes:
-        """Return all received bytes; ConnectionResetError if the connection was reset."""
+        """Send requests and return all received bytes.
+
+        Raises ConnectionResetError after a reset.
+        """
         reader, writer = await self.connect()
         try:
             writer.write(sent)
@@ -75,7 +78,7 @@ class Listening:
 async def listening(
     make_settings: MakeSettings, pause_s: float = PAUSE_S, **variables: Any
 ) -> AsyncIterator[Listening]:
-    """Start a worker without a model, which answers `/livez` after `pause_s`."""
+    """Start a worker without a model, which responds to `/livez` after `pause_s` seconds."""
     worker, state = full_worker(make_settings(**variables)), ServerState()
     application = Application(behind, worker)
     respond = application.respond

@@ -1,4 +1,4 @@
-"""Limits of a connection, with a fake transport."""
+"""Limits on one connection, with a fake transport."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ TIMEOUT_S = 0.3
 
 
 class Transport(asyncio.Transport):
-    """A transport that records written bytes."""
+    """A fake transport that records the written bytes."""
 
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 3000), "peername": ("127.0.0.1", 50000)})
@@ -78,7 +78,7 @@ class Transport(asyncio.Transport):
 
 
 class Asked:
-    """A worker without a model that answers `/livez`, and its connections."""
+    """A worker without a model that responds to `/livez`, and its connections."""
 
     def __init__(self, worker: ModelWorker) -> None:
         self.worker = worker
@@ -104,7 +104,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def turns(number: int = 10) -> None:
-    """Let the event loop run some turns."""
+    """Let the event loop run for a number of turns."""
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -153,7 +153,7 @@ def test_head_of_a_response_without_body_is_sent_when_the_connection_closes() ->
 
 
 def slow(asked: Asked, seconds: float) -> None:
-    """Delay each answer."""
+    """Delay each response by `seconds`."""
     respond = asked.application.respond
 
     async def respond_slowly(request: Request, *others: Any) -> Response | None:

@@ -1,4 +1,4 @@
-"""The one timer for all deadlines; test_deadlines.py shows what it does to requests."""
+"""The timer that all deadlines share; test_deadlines.py tests its effect on requests."""
 
 import asyncio
 import gc

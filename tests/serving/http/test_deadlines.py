@@ -1,4 +1,4 @@
-"""A request whose deadline passed never reaches the model, and is counted."""
+"""Requests whose deadline has passed never reach the model, and are counted."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ ROWS = {"content-type": "application/json"}
 
 
 class SlowModel:
-    """Replaces the batcher of a live model: records every batch and waits until it is released."""
+    """Replaces the batcher of a live model: records each batch and waits until it is released."""
 
     def __init__(self, worker: ModelWorker) -> None:
         assert worker._live
@@ -42,7 +42,7 @@ class SlowModel:
 async def occupied(
     client: httpx.AsyncClient, model: SlowModel, content: bytes, headers: dict[str, str]
 ) -> "asyncio.Task[httpx.Response]":
-    """A request that is in the model."""
+    """Start a request, and return its task once the request is in the model."""
     task = asyncio.create_task(client.post("/predict", content=content, headers=headers))
     while not model.sizes:
         await asyncio.sleep(0.001)

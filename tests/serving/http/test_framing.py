@@ -1,4 +1,4 @@
-"""Requests with ambiguous framing are refused."""
+"""Requests with ambiguous framing are refused, so that none can hide in another's body."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def checked(headers: Headers, version: str = "1.1", path: bytes = b"/predict") -> Any:
-    """Return the headers of a request after the checks."""
+    """Check the head of a request. Returns its headers."""
     return checked_headers(
         {"headers": headers, "http_version": version, "raw_path": path, "query_string": b""}
     )

@@ -1,4 +1,4 @@
-"""Unusual and hostile clients against the real process: an error response, or a close in time."""
+"""Unusual and hostile clients of the real process get an error response, or are disconnected."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def connect(server: Server) -> socket.socket:
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """Return all bytes until the service closes; TimeoutError if it does not."""
+    """Return all bytes until the service closes the connection, or raise TimeoutError."""
     received = b""
     try:
         while data := connection.recv(65536):
@@ -68,7 +68,7 @@ def error_in(received: bytes) -> dict[str, Any]:
 
 
 def exchange(server: Server, *pieces: bytes) -> dict[str, Any]:
-    """Send `pieces`; return the error that ends the connection."""
+    """Send `pieces`, and return the error response that ends the connection."""
     return error_in(answers(server, *pieces))
 
 
@@ -234,7 +234,7 @@ def full(server: Server) -> Iterator[None]:
 
 
 def seconds_until_reset(connection: socket.socket) -> float:
-    """Return the seconds for which the service accepts bytes; TimeoutError if it never stops."""
+    """Return the seconds until the service resets the connection, or raise TimeoutError."""
     started = time.monotonic()
     while time.monotonic() - started < 30:
         try:

@@ -1,4 +1,4 @@
-"""Refused requests are in the log, and callers cannot fill the disk with them."""
+"""Refused requests are logged, at a rate that cannot fill the disk."""
 
 import asyncio
 import logging

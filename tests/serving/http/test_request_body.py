@@ -1,4 +1,4 @@
-"""Overload with forms of images: refused before parsing, and no refusal is lost to a reset."""
+"""Overload with image forms: refused before parsing, and every caller can read its refusal."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ FORM_TYPE = {"content-type": CONTENT_TYPE}
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The parsers that were called."""
+    """Return the list to which each call of a body parser is added."""
     calls: list[str] = []
 
     class Counted(bodies.FormReader):
@@ -192,7 +192,7 @@ def test_admission_counts_json_rows_after_they_are_decoded(
 
 
 def measured_admission(shed: list[int]) -> Admission:
-    """Return an admission that has measured a model of 320 items per second."""
+    """Return an admission that has measured a speed of 320 items per second."""
     now = [0.0]
     admission = Admission(256, 1.0, 2, shed.append, lambda: now[0])
     admission.max_batch_size = 32
@@ -328,7 +328,7 @@ def test_caller_without_a_drain_slot_is_refused_at_once_and_disconnected(
 
 
 def refused_after(port: int, num_bytes: int, seconds: float, headers: str = "") -> bytes:
-    """The answer to a caller that sends its whole body over some seconds before it reads."""
+    """Return the response to a caller that sends its body over `seconds` before it reads."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         head = (
             "POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"

@@ -1,4 +1,4 @@
-"""Request ids: the caller's own if valid, otherwise an unpredictable one."""
+"""Request ids: the caller's own if valid, otherwise a random one."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The route of a path. The service level objectives count only predictions, on every path."""
+"""The route of each path; the service level objectives count only predictions, on every path."""
 
 import re
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_find_route_prefers_the_path_itself_then_any_name_then_everything_below(
 
 
 def predictions(worker: ModelWorker, code: str) -> float:
-    """Count requests by the expression of the SLO's rule."""
+    """Return the number of requests by the expression in the SLO's rule."""
     ((pattern,), _) = COUNTED.values()
     counted = re.findall(
         r'^slipway_requests_total\{code="(\d+)",route="([^"]+)"\} (\S+)$',

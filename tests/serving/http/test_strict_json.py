@@ -22,7 +22,7 @@ ROWS = st.dictionaries(st.text(), SCALARS, max_size=5)
 
 
 def read(body: bytes) -> Any:
-    """Parse as slipway/serving/requests/rows.py does."""
+    """Parse a body as slipway/serving/requests/rows.py does."""
     assert not may_exceed(body, 1_000_000)
     return parse(body)
 

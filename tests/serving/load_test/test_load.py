@@ -1,4 +1,4 @@
-"""The callers of a load test lose no request by their own doing."""
+"""The load generator loses no request by a fault of its own."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
 async def num_connections(pause: float) -> int:
-    """Count the connections of one caller for two requests with a pause between them."""
+    """Return the number of connections that a caller opens for two requests with a pause."""
     made = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

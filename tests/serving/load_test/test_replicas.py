@@ -1,4 +1,4 @@
-"""Replicas for a load from a capacity card."""
+"""`slipway tune replicas`: the number of replicas for a load, from a capacity card."""
 
 import json
 from pathlib import Path

@@ -140,7 +140,7 @@ def figures(
 
 
 class Formula:
-    """Simulated services that sustain the rate `capacity` of their candidate, on a fake clock."""
+    """Simulated services on a fake clock; a candidate sustains the rate `capacity(candidate)`."""
 
     def __init__(
         self, capacity: Callable[[SettingsCandidate], float], latency_ms: float = 10.0
@@ -443,7 +443,7 @@ def test_capacity_page_lists_all_candidates_and_warns_of_a_busy_machine_or_clien
 
 
 def tune(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command with the bundle in `folder`, writing below it."""
+    """Run the command with the bundle in `folder`; its output is written below it."""
     paths = {
         "SLIPWAY_BUNDLE": "bundle",
         "SLIPWAY_CERTIFICATE": "certificate.json",
@@ -471,7 +471,7 @@ def tune(folder: Path, *arguments: str, **variables: str) -> subprocess.Complete
 
 
 def processes_with(text: str) -> list[int]:
-    """The numbers of processes that have `text` in their environment."""
+    """Return the ids of processes that have `text` in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # another user's, or it has just ended

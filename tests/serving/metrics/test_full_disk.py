@@ -24,7 +24,7 @@ PNG = {"content-type": "image/png"}
 
 
 class Disk:
-    """A disk that may be full."""
+    """A simulated disk that may be full."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = True
@@ -224,7 +224,7 @@ def num_ready(server: Server) -> int:
 
 
 def alive(server: Server) -> list[int]:
-    """Return the workers that are not zombies."""
+    """Return the ids of workers that are not zombies."""
     return [
         one
         for one in server.workers()

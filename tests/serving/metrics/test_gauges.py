@@ -64,7 +64,7 @@ def test_memory_gauge_rises_with_allocated_memory() -> None:
 
 
 class MetricsSource:
-    """A source that fails on the samples in `failing`."""
+    """A source of gauges that raises on the samples whose numbers are in `failing`."""
 
     def __init__(self, *failing: int) -> None:
         self.num_samples = 0

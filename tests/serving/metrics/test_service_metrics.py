@@ -23,7 +23,7 @@ BOUNDS = (0.1, 1.0, 2.5)
 
 
 def exposed(registry: CollectorRegistry) -> str:
-    """Return the exposition without creation times of series."""
+    """Return the metrics as text, without the creation times of series."""
     return re.sub(r"^.*_created.*\n", "", generate_latest(registry).decode(), flags=re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Merging the metrics of dead workers, which are real processes."""
+"""Merging the metric files of dead workers, which are real processes."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Admission with a simulated clock, worker and callers."""
+"""Admission control, with a simulated clock, worker and callers."""
 
 import heapq
 import random
@@ -94,7 +94,7 @@ class Simulated:
             self.refused.append(asked)
 
     def advance(self, until: float) -> Iterator[int]:
-        """Run to that time, and yield the callers answered until then."""
+        """Run until the time `until`, and yield the callers whose requests complete."""
         while self.running and self.ends <= until:
             self.now = self.ends
             batch, self.running = self.running, []
@@ -120,7 +120,7 @@ PEAK = MAX_BATCH_SIZE / (FIXED + MAX_BATCH_SIZE * EACH)
 
 
 def open_loop(worker: Simulated, rate: float, seconds: float, seed: int = 0) -> None:
-    """Simulate callers that do not wait for each other."""
+    """Simulate callers of an open loop, which do not wait for responses."""
     draw, at, end = random.Random(seed), worker.now, worker.now + seconds
     while (at := at + draw.expovariate(rate)) < end:
         list(worker.advance(at))
@@ -129,7 +129,7 @@ def open_loop(worker: Simulated, rate: float, seconds: float, seed: int = 0) -> 
 
 
 def closed_loop(worker: Simulated, num_callers: int, seconds: float) -> None:
-    """Simulate callers that repeat after an answer, or a second after a refusal."""
+    """Simulate callers that repeat after a response, or a second after a refusal."""
     events = [(worker.now, caller) for caller in range(num_callers)]
     end = worker.now + seconds
     while worker.now < end:
@@ -143,7 +143,7 @@ def closed_loop(worker: Simulated, num_callers: int, seconds: float) -> None:
 
 
 def waited(worker: Simulated, since: float = 0.0, share: float = 0.99) -> float:
-    """Return the quantile `share` of the waiting seconds of requests sent after `since`."""
+    """Return the quantile `share` of the seconds that requests sent after `since` waited."""
     waits = sorted(wait for asked, wait in worker.answered if asked >= since)
     return waits[int(len(waits) * share)]
 

@@ -16,7 +16,7 @@ from tests.fake_clock import FakeClock
 
 
 class Recorder:
-    """A model that doubles its input, records every batch, and waits while its gate is shut."""
+    """A model that doubles its input, records every batch, and waits until its gate opens."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -32,7 +32,7 @@ class Recorder:
 
 
 def rows(*values: int) -> NDArray[np.uint8]:
-    """Return rows (values, 3), each filled with one of the values."""
+    """Return rows (values, 3), each filled with one of the given values."""
     return np.repeat(np.array(values, dtype=np.uint8)[:, np.newaxis], 3, axis=1)
 
 

@@ -1,4 +1,4 @@
-"""A live model: retiring it delays nobody, and overloads shed its queue too."""
+"""A live model: retiring it delays no other request, and an overload sheds its queue."""
 
 import asyncio
 import threading
@@ -46,7 +46,7 @@ def gate() -> Iterator[Gate]:
 
 
 async def abandoned(live: LiveModel, gate: Gate, *items: bytes) -> None:
-    """Start the decoding of a request that ends before its decoding does."""
+    """Start to decode a request, which is cancelled before its decoding ends."""
     request = asyncio.create_task(live.decoder.decode(*items))
     while not gate.reached.is_set():
         await asyncio.sleep(0.001)

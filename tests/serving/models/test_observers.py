@@ -1,4 +1,4 @@
-"""Observers get answered requests once per turn of the event loop, grouped by model."""
+"""Observers receive the predicted requests once per turn of the event loop, grouped by model."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A tiny bundle with a drift reference, and pictures like and unlike its rows."""
+"""A tiny bundle with a drift reference, and pictures that resemble its rows or differ."""
 
 import io
 import sqlite3
@@ -20,7 +20,7 @@ NUM_REFERENCE = 4000
 
 
 def pixels(seed: int, num_rows: int, shift: int = 0) -> NDArray[np.uint8]:
-    """(num_rows, 8, 8, 3) pictures of random brightness; `shift` makes all of them brighter."""
+    """Return random pictures (num_rows, 8, 8, 3); `shift` makes all of them brighter."""
     random = np.random.default_rng(seed)
     base = random.integers(40, 160, (num_rows, 1, 1, 1))
     noise = random.integers(-30, 31, (num_rows, *CONTRACT.shape))
@@ -29,7 +29,7 @@ def pixels(seed: int, num_rows: int, shift: int = 0) -> NDArray[np.uint8]:
 
 
 def pictures(seed: int, num_rows: int, shift: int = 0) -> list[bytes]:
-    """`pixels` as PNG files."""
+    """Return the pictures of `pixels` as PNG files."""
     encoded = []
     for image in pixels(seed, num_rows, shift):
         stream = io.BytesIO()
@@ -65,7 +65,7 @@ def with_reference(folder: Path, bundle: LoadedBundle, rows: ReferenceRows) -> L
 
 
 def num_predictions(state: Path) -> int:
-    """Count the predictions in a service's database."""
+    """Return the number of predictions in the database of a service."""
     path = state / DATABASE
     if not path.exists():
         return 0

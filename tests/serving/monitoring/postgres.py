@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: started, killed, paused and filled by them."""
+"""A real PostgreSQL that tests start, kill, pause and fill."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ _USER = "postgres"
 
 
 def _program(name: str) -> str:
-    """The path of a program of PostgreSQL, which Debian does not put into PATH."""
+    """Return the path of a PostgreSQL program, which Debian does not put into PATH."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     return shutil.which(name) or next((str(one / name) for one in folders), "")
 
@@ -30,7 +30,7 @@ def require_postgres() -> None:
 
 
 class Postgres:
-    """A cluster in `folder` on a port of 127.0.0.1; any user may connect from there."""
+    """A PostgreSQL cluster in `folder`, on a port of 127.0.0.1, open to any local user."""
 
     def __init__(self, folder: Path) -> None:
         self.data, self.port = folder / "data", free_port()
@@ -82,7 +82,7 @@ class Postgres:
             return connection.execute(query.encode()).fetchall()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to all processes of the cluster."""
+        """Send the signal `number` to all processes of the cluster."""
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
         for process in [self._process.pid, *map(int, children.split())]:
@@ -130,7 +130,7 @@ def small_cluster() -> Iterator[tuple[Postgres, Path]]:
 
 @contextmanager
 def filled(disk: Path) -> Iterator[None]:
-    """Leave no free block on `disk` during the block."""
+    """Fill `disk` completely during the block."""
     filler = disk / "filler"
     with filler.open("wb") as file, suppress(OSError):
         while True:

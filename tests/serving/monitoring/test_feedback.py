@@ -1,4 +1,4 @@
-"""`POST /feedback`: reads labels strictly, joins each once to its prediction, measures quality."""
+"""`POST /feedback`: parses labels strictly, joins each to its prediction, measures quality."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Traffic monitor: counts, judges and stores traffic, and never costs a request its answer."""
+"""The traffic monitor counts, judges and stores traffic, and never affects a request."""
 
 import asyncio
 import io
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("quick_monitoring")
 async def send(
     client: httpx.AsyncClient, payloads: list[bytes], prefix: str = ""
 ) -> list[dict[str, Any]]:
-    """Send requests, 32 at a time, and return the answers."""
+    """Send requests, 32 at a time. Returns their responses."""
     answers: list[dict[str, Any]] = []
     for begin in range(0, len(payloads), 32):
         ids = [f"{prefix}{begin + place}" for place in range(len(payloads[begin : begin + 32]))]
@@ -79,7 +79,7 @@ def status(worker: ModelWorker, part: str = "drift") -> dict[str, Any]:
 
 
 def rows_in(state: Path) -> int:
-    """Count the rows of all windows, open and closed; 0 while the database is being created."""
+    """Return the number of rows in all windows; 0 while the database is being created."""
     with closing(sqlite3.connect(state / DATABASE)) as connection:
         try:
             found = connection.execute("SELECT total(num_rows) FROM windows").fetchone()

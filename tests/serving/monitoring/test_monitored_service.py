@@ -1,4 +1,4 @@
-"""Monitoring in real processes: killed workers, a refusing disk, a locked or damaged database."""
+"""Monitoring in real processes, with killed workers, failing disks and damaged databases."""
 
 import os
 import re
@@ -63,7 +63,7 @@ def faults(server: Server, part: str = "state") -> float:
 
 
 def rows_in(database: Path) -> int:
-    """Count the rows of all windows; 0 without a database."""
+    """Return the number of rows in all windows; 0 without a database."""
     with (
         suppress(sqlite3.DatabaseError),
         closing(sqlite3.connect(database, timeout=5)) as connection,
@@ -73,7 +73,7 @@ def rows_in(database: Path) -> int:
 
 
 def until_merged(database: Callable[[], Path]) -> None:
-    """Wait for two merges of a worker: between them it gathers all its answered requests."""
+    """Wait for two merges of a worker: between them it collects all completed requests."""
 
     def merges() -> dict[str, int]:
         with (
@@ -94,7 +94,7 @@ def until_merged(database: Callable[[], Path]) -> None:
 
 @contextmanager
 def killed_at_the_end(folder: Path, **settings: object) -> Iterator[Server]:
-    """Start a server and end it with SIGKILL."""
+    """Start a server, and end it with SIGKILL after the block."""
     port, log = free_port(), folder / "service.log"
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Feedback shared through PostgreSQL: joined once across services, and lost by no fault."""
+"""Feedback that services share through PostgreSQL is joined once, and no fault loses it."""
 
 import re
 import signal
@@ -56,7 +56,7 @@ def service(tmp_path: Path) -> Iterator[Callable[[str, str], "Service"]]:
 
 
 class Service:
-    """The database side of a service: its outbox, and the delivery."""
+    """A service's part in the database: its outbox and its delivery."""
 
     def __init__(self, state: Path, url: str) -> None:
         settings = Settings(state=state)
@@ -168,7 +168,7 @@ def test_label_and_prediction_of_two_services_join_once_although_the_database_is
 
 
 def feedback(server: Server, names: list[str]) -> int:
-    """Send the labels of requests in one body; return the status."""
+    """Send the labels of several requests in one body. Returns the status."""
     items = [{"request_id": name, "truth": "dark"} for name in names]
     content = {"feedback": items}
     return plain_http.post(server.url + "/feedback", json=content).status_code

@@ -1,4 +1,4 @@
-"""Sampling: under heavy load most requests are only counted, and none is lost."""
+"""Sampling under heavy load: most requests are only counted, and none is lost."""
 
 import re
 import threading
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quick_monitoring")
 
 
 def answered(certified: Path, number: int) -> Answered:
-    """An answered request of a model that has only what monitoring reads."""
+    """Return an observed request whose model has only the attributes that monitoring reads."""
     model = cast(
         ServedModel,
         SimpleNamespace(
@@ -128,7 +128,7 @@ def test_counts_of_a_retired_model_are_released_but_its_last_row_counts(
 
 
 def num_sampled(sampler: RequestSampler, num_requests: int) -> int:
-    """Count the sampled of requests in groups of 1 to 40; none is lost or doubled."""
+    """Return the number of sampled requests; none is lost or repeated, in groups of 1 to 40."""
     turns = np.split(
         np.arange(num_requests), np.cumsum(np.random.default_rng(3).integers(1, 41, num_requests))
     )

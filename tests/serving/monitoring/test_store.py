@@ -1,4 +1,4 @@
-"""Monitoring database: merges a part once; moves an unusable file aside and deletes it later."""
+"""The monitoring database merges each part once, and replaces an unusable file."""
 
 import sqlite3
 import time

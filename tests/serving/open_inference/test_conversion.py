@@ -1,4 +1,4 @@
-"""Answers as tensors: the cost of an answer and whether it is left to a person."""
+"""Tensors of predictions with a decision rule: expected cost and abstention."""
 
 from pathlib import Path
 from typing import Any

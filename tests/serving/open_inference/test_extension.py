@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: Triton's own client against the service, and refused requests."""
+"""The Open Inference Protocol over HTTP: Triton's client, and refused requests."""
 
 import base64
 import gzip
@@ -190,7 +190,7 @@ def test_the_triton_client_receives_the_error_message(images: Server, table: Ser
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """Return the error in the protocol's format: a text, next to the other fields of our errors."""
+    """Return the error in the protocol's format, in which `error` is a text."""
     content: dict[str, Any] = response.json()
     assert list(content) == ["error", "code", "field", "request_id"]
     assert response.status_code == ERRORS[content["code"]]

@@ -1,4 +1,4 @@
-"""The service's metrics as Triton's statistics."""
+"""The service's metrics in Triton's statistics format."""
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 

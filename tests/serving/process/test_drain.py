@@ -1,4 +1,4 @@
-"""From SIGTERM to the end of real processes: clients that watch readiness lose no request."""
+"""Real processes from SIGTERM to their end: clients that check readiness lose no request."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""`slipway serve` refuses what would only fail later, and reads serving.env as shells do."""
+"""`slipway serve` reports faults before it starts, and reads serving.env as shells do."""
 
 import socket
 from pathlib import Path

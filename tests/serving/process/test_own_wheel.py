@@ -1,4 +1,4 @@
-"""Our own wheel, rebuilt from an installation: its files, its bytes, refusals."""
+"""Slipway's wheel, rebuilt from an installation: its files, its bytes, and refusals."""
 
 import base64
 import csv
@@ -44,7 +44,7 @@ def install(site: Path, contents: dict[str, str]) -> Path:
 
 @pytest.fixture(name="package")
 def _package(tmp_path: Path) -> Path:
-    """An installed package whose launcher can be executed."""
+    """Return an installed package with an executable launcher."""
     package = install(tmp_path / "lib/site", OF_THE_WHEEL | OF_THE_INSTALLER)
     (package / "assets/launch/torchrun.sh").chmod(0o755)
     return package

@@ -1,4 +1,4 @@
-"""Request log of the real service: two workers, one killed; a disk that is read-only, then full."""
+"""The request log of a real service, with a killed worker, and a read-only or full disk."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def logged_in(folder: Path) -> list[LoggedRequest]:
 
 
 def size(folder: Path) -> int:
-    """Sum the sizes of the existing segments."""
+    """Return the total size of the segments in `folder`, in bytes."""
     total = 0
     for path in segments(folder):
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Request logger: samples, counts, and never costs a request its answer."""
+"""The request logger samples and counts requests, and never affects one."""
 
 import asyncio
 import threading
@@ -232,7 +232,7 @@ def answered(number: int, num_bytes: int = 100) -> Answered:
 
 
 class HangingWriter(SegmentWriter):
-    """Writer on a disk that hangs until `free` is set."""
+    """A segment writer whose disk hangs until `free` is set."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, 1 << 20, 1)

@@ -16,7 +16,7 @@ MAX_ITEMS = 8
 
 
 def free() -> None:
-    """Admit every request."""
+    """Admit every request, as an idle service does."""
 
 
 def part(name: str = "image", content: bytes = b"pixels", filename: str | None = "x.png") -> bytes:

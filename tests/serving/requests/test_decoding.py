@@ -19,7 +19,7 @@ from tests.serving.bundles import CONTRACT, picture
 
 
 def decoding_threads(monkeypatch: pytest.MonkeyPatch, payload: bytes) -> set[str]:
-    """The names of the threads that decoded."""
+    """Return the names of the threads that decoded the payload."""
     seen: set[str] = set()
 
     def noting(content: bytes, contract: object) -> object:

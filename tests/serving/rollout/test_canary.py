@@ -1,4 +1,4 @@
-"""The evidence for or against a canary, and its protection against callers."""
+"""The evidence for or against a canary, which callers cannot manipulate."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ JSON = {"content-type": "application/json"}
 
 
 def ids(settings: Settings, share: float, num_ids: int, *, chosen: bool = True) -> list[str]:
-    """Ids of requests that go to the candidate, or to the stable model."""
+    """Return ids of requests that the candidate, or the stable model, is drawn to answer."""
     salt, number = salt_of(settings), 0
     found: list[str] = []
     while len(found) < num_ids:
@@ -188,7 +188,7 @@ def test_a_candidate_that_refuses_valid_requests_is_rolled_back(
 
 
 class Asked:
-    """A canary of two models, each with a planned answer to a request."""
+    """A canary whose two models have planned outcomes for a request."""
 
     def __init__(
         self, tmp_path: Path, candidate: BaseException | None, stable: BaseException | None

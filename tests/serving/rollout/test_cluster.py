@@ -1,6 +1,6 @@
-"""A canary on Kubernetes, with a counted traffic and a recorded route in place of a cluster.
+"""A canary on Kubernetes, with simulated traffic and a recorded route instead of a cluster.
 
-No cluster was at hand: what a Gateway does with the weights is not tested here.
+The effect of the weights on a real Gateway is not tested here.
 """
 
 import json
@@ -29,7 +29,7 @@ OLD, NEW = "aaaaaaaaaaaa", "bbbbbbbbbbbb"
 
 @dataclass
 class Traffic:
-    """Requests to both models, drawn by the weights, and what Prometheus counted of them."""
+    """Simulated requests to both models, drawn by the weights, and Prometheus' counts of them."""
 
     failing: float = 0.0  # fraction of the candidate's requests
     share: float = 0.0

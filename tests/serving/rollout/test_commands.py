@@ -1,4 +1,4 @@
-"""`abort` and `rollback`: no late command replaces a healthy stable model."""
+"""The commands `abort` and `rollback`: a late command never replaces a healthy stable model."""
 
 import asyncio
 import json
@@ -40,7 +40,10 @@ BEFORE, STABLE, CANDIDATE = (
 
 @pytest.fixture
 def returned(make_settings: MakeSettings) -> Settings:
-    """A state with a canary that was just rolled back, a stable model and a previous one."""
+    """Return settings whose state has a canary that was just rolled back.
+
+    The state also has a stable model and a previous one.
+    """
     settings = make_settings()
     settings.state.mkdir(parents=True, exist_ok=True)
 

@@ -1,4 +1,4 @@
-"""Refused models: the reason is reported, and the stable model continues to serve."""
+"""A model that may not succeed the stable one is refused, with the reason."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +62,7 @@ def foreign_certificate(bundle: Path) -> None:
 
 
 def not_onnx(bundle: Path) -> None:
-    """A bundle with right digests whose model cannot be loaded."""
+    """Make the model of a bundle unloadable, and correct its digests."""
     (bundle / "model_fp32.onnx").write_bytes(b"no model")
     manifest = load_bundle(bundle).manifest
     described = describe_model(bundle / "model_fp32.onnx", "fp32", ["cpu"])
@@ -71,7 +71,7 @@ def not_onnx(bundle: Path) -> None:
 
 
 def canary_of_another(bundle: Path) -> None:
-    """A bundle whose golden rows come from a model with other weights."""
+    """Replace the golden rows of a bundle by those of other weights."""
     certify(bundle.parent / "certificate.json", with_golden_rows(load_bundle(bundle)))
 
 

@@ -1,4 +1,4 @@
-"""Decisions: the error rate and power of the sequential test, and the other rules."""
+"""Decisions on a rollout: the sequential test's error rate and power, and the other rules."""
 
 import math
 import os
@@ -37,7 +37,7 @@ def rollout(**changes: Any) -> Rollout:
 
 
 def report(**changes: Any) -> Report:
-    """A report of this process, which is alive."""
+    """Return a report of this process, which is alive."""
     fields: dict[str, Any] = {
         "process": os.getpid(),
         "started": process_started(os.getpid()),
@@ -87,7 +87,7 @@ def test_evidence_from_summed_counts_equals_that_of_single_events_in_any_order()
 def ever_reached(
     rng: np.random.Generator, ratio: float, share: float, num_events: int, num_streams: int
 ) -> float:
-    """The fraction of streams whose evidence ever reaches the threshold, tested at each event."""
+    """Return the fraction of event streams whose evidence ever reaches the threshold."""
     of_candidate = rng.random((num_streams, num_events)) < share * ratio / (1 + share * (ratio - 1))
     best = np.full(num_streams, -np.inf)
     seen = np.cumsum(of_candidate, axis=1)
@@ -114,7 +114,7 @@ def simulated(
     slow_rates: tuple[float, float],
     differing: float,
 ) -> tuple[str, float]:
-    """The outcome of a simulated rollout and its share then; a tenth of requests is shadowed."""
+    """Simulate a rollout in which a tenth of requests is shadowed. Returns outcome and share."""
     state, now = rollout(step_since=0.0), 0.0
     events: dict[str, dict[str, tuple[int, int]]] = {"errors": {}, "slow": {}, "quality": {}}
     requests, shadowed, share = (0, 0), dict(NO_COUNTS.shadowed), 0.0

@@ -1,4 +1,4 @@
-"""The history of a service: what it records, what breaks its chain, and `slipway history`."""
+"""The history of a service, its chain of digests, and the command `slipway history`."""
 
 import asyncio
 import hashlib

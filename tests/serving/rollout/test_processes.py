@@ -1,4 +1,4 @@
-"""Rollouts in real processes: S8, several workers, workers that die, and commands."""
+"""Rollouts in real processes: several workers, workers that die, and commands."""
 
 import asyncio
 import json

@@ -183,7 +183,7 @@ def test_a_command_with_a_running_worker_prints_no_warning(
 
 
 async def send_feedback(client: Any, answers: list[tuple[str, str]], *, wrong: bool) -> int:
-    """Send labels until all requests are recorded; return the number of joined labels."""
+    """Send labels until all requests are stored. Returns the number of joined labels."""
     labels = [
         {"request_id": one, "truth": LABELS[LABELS.index(label) - wrong]} for one, label in answers
     ]

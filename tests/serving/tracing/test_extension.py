@@ -1,4 +1,4 @@
-"""Traces: W3C's header in and out, spans of a real request, and a collector that is down."""
+"""Traces: the header `traceparent`, spans of real requests, and an unreachable collector."""
 
 import asyncio
 import gzip
@@ -33,7 +33,7 @@ STAGES = {"read", "decode", "queue", "infer", "encode"}
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Any]]]:
-    """A receiver of OTLP over HTTP: its URL, and the requests that it parsed."""
+    """Start a receiver of OTLP over HTTP. Yields its URL and the list of parsed requests."""
     received: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -107,7 +107,7 @@ def exchange(number: int = 0, status: int = 200) -> Exchange:
 def traced(
     rate: float, *exchanges: Exchange, given: str | None = None
 ) -> tuple[list[str], InMemorySpanExporter]:
-    """The headers of the responses, empty if untraced, and the exporter with the spans.
+    """Return the headers of the responses, empty if untraced, and the exporter with the spans.
 
     All requests have the `traceparent` `given`.
     """
@@ -231,7 +231,7 @@ OPEN_METRICS = {"accept": "application/openmetrics-text; version=1.0.0"}
 
 
 def exemplars(text: str) -> dict[str, str]:
-    """The trace ids of the latency histogram by bucket, of valid OpenMetrics."""
+    """Return the trace ids of the latency histogram's exemplars, by bucket."""
     families: Any = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
     return {
         sample.labels["le"]: sample.exemplar.labels["trace_id"]

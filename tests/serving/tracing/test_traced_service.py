@@ -1,4 +1,4 @@
-"""A real service with traces, access log and gRPC, and what a collector gets from it."""
+"""A real service with traces, access log and gRPC, and the data that a collector receives."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""A rollout and a history that several services share through a real PostgreSQL."""
+"""A rollout and its history that several services share through a real PostgreSQL."""
 
 import hashlib
 import json
@@ -58,7 +58,7 @@ def returned(rollout: Rollout) -> Rollout:
 
 
 class Service:
-    """The database side of a service with one worker."""
+    """One service with one worker, as the database sees it."""
 
     def __init__(self, state: Path) -> None:
         self.state = state

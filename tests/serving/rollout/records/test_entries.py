@@ -15,7 +15,7 @@ OLD, NEW = "a" * 12, "b" * 12
 
 
 def entries(*drafts: tuple[float, str, str, str]) -> list[Entry]:
-    """Entries of (time, what, service, model)."""
+    """Return history entries of the given (time, what, service, model)."""
     common: dict[str, Any] = {"event": None, "by": "", "reason": "", "candidate": None, "share": 0}
     lines = chained(
         (

@@ -1,4 +1,4 @@
-"""Real services on one real PostgreSQL: one rollout, one history, and no answer lost."""
+"""Two real services on one real PostgreSQL share a rollout and lose no request."""
 
 import shutil
 import signal
