@@ -20,7 +20,7 @@ NUM_ROWS = 64
 
 
 def answers(seed: int = 0, columns: int = 10) -> Answers:
-    """Probabilities of a model that is mostly sure; for one column, values around 1,000."""
+    """Return probabilities of a confident model; for one column, values around 1,000."""
     generator = np.random.default_rng(seed)
     scores = np.abs(generator.normal(30, 5, NUM_ROWS)).astype(np.float32)
     if columns == 1:

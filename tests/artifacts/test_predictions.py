@@ -1,4 +1,4 @@
-"""The JSON form of an answer with several labels has to fit its own probabilities."""
+"""The JSON form of a multi-label prediction must fit its own probabilities."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Signed releases: what is covered, what is refused, and a verifier that is not ours."""
+"""Signed releases: covered files, refused signatures, and an independent verifier."""
 
 import json
 import random
@@ -34,7 +34,7 @@ NUM_FLIPS = 1000
 
 
 def write_keys(folder: Path, name: str) -> tuple[Path, Path]:
-    """Write a private and a public key."""
+    """Write a private and a public key. Returns their paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     private, public = folder / f"{name}.pem", folder / f"{name}.pub"
     private.write_bytes(
@@ -53,7 +53,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[Path, Path]) -> Path:
-    """A signed release in the current folder."""
+    """Make a signed release in the current folder."""
     monkeypatch.chdir(tmp_path)
     certify(tmp_path / "artifacts/certificate.json", write_bundle(tmp_path / "artifacts/bundle"))
     assert "and signed" in release(keys[0])

@@ -1,4 +1,4 @@
-"""Temperatures and thresholds on simulated rows with known truth."""
+"""Temperatures and thresholds, fitted to simulated rows with known probabilities."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ FEW = 14
 def simulated(
     generator: np.random.Generator, num_rows: int, num_classes: int = 5
 ) -> tuple[Float, Float]:
-    """(N, K) logits that are true, and (N,) classes drawn by them."""
+    """Return simulated true logits (N, K), and classes (N,) drawn from them."""
     logits = 2 * generator.normal(size=(num_rows, num_classes))
     classes = (softmax(logits).cumsum(axis=1) < generator.random((num_rows, 1))).sum(axis=1)
     return logits, np.minimum(classes, num_classes - 1).astype(np.float64)
@@ -82,7 +82,10 @@ Fit = Callable[[NDArray[np.float32], Float], float]
 
 
 def coverage_of_sets(fit: Fit, memorised: bool = False) -> float:
-    """Over 200 draws of validation and new rows; `memorised`: the network knows the fitted rows."""
+    """Return the mean coverage of prediction sets over 200 draws of rows.
+
+    With `memorised`, the network knows the rows on which the sets are fitted.
+    """
     generator, covered = np.random.default_rng(1), []
     for _ in range(NUM_SETS):
         logits, classes = simulated(generator, FEW)

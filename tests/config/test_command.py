@@ -157,7 +157,7 @@ from slipway.config.command import run_command
 
 
 def _piped(code: str, **unread: bool) -> subprocess.Popen[bytes]:
-    """A process whose named streams are pipes that nobody reads."""
+    """Start a process whose named streams are pipes that nobody reads."""
     read, write = os.pipe()
     os.close(read)
     try:

@@ -1,4 +1,4 @@
-"""Changing a value of params.yaml leaves the rest of the file as it is."""
+"""Changing a value of params.yaml leaves the rest of the file unchanged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Members of an ensemble are refused before a training, with the value to write."""
+"""Invalid ensembles are refused before training, with the value to write."""
 
 import copy
 import re
@@ -25,7 +25,7 @@ TREES = {
 def content(
     members: list[Any], method: str | None = "average", task: str = "table_classification"
 ) -> dict[str, Any]:
-    """The content of params.yaml for TabM with an ensemble."""
+    """Return the content of params.yaml for TabM with an ensemble."""
     found = of_kind(copy.deepcopy(PROJECT.model_dump(mode="json")), task)
     found["train"] |= {
         "network": "tabm",

@@ -1,4 +1,4 @@
-"""The section `loop`: contradictions are refused with the remedy, and the guide's copy is valid."""
+"""The section `loop`: contradictions are refused with a fix, and the guide's copy is valid."""
 
 import copy
 import re

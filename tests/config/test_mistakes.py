@@ -1,4 +1,4 @@
-"""Mistakes in params.yaml name the value that was found, the expected ones, and a correction."""
+"""Messages on mistakes in params.yaml: the found value, the expected values, a correction."""
 
 import copy
 import datetime

@@ -1,4 +1,4 @@
-"""params.yaml: strict, without defaults, and every mistake named at once."""
+"""params.yaml is strict and has no defaults; one error lists all its mistakes."""
 
 import copy
 import re
@@ -26,7 +26,7 @@ CONTENT = parse_params(OWN).model_dump(mode="json")  # with the keys of every ki
 
 
 def content(**changes: Any) -> dict[str, Any]:
-    """The project's own params with dotted keys changed: content(train__epochs=3)."""
+    """Return the default params with dotted keys changed, as in content(train__epochs=3)."""
     changed = copy.deepcopy(CONTENT)
     for key, value in changes.items():
         *place, last = key.split("__")
@@ -85,7 +85,7 @@ def test_settings_without_effect_for_the_task_are_refused(
 
 
 def table_content() -> dict[str, Any]:
-    """A params.yaml for a table, without the keys of images."""
+    """Return a params.yaml for a table, without the keys of images."""
     table = of_kind(OWN, "table_classification")
     table["train"] |= {
         "network": "tabm",
@@ -95,7 +95,7 @@ def table_content() -> dict[str, Any]:
 
 
 def all_keys(changed: dict[str, Any]) -> dict[str, Any]:
-    """The same file as from a project that has the keys of every kind."""
+    """Return the same params with the keys of every kind of input."""
     return parse_params(changed).model_dump(mode="json")
 
 

@@ -1,4 +1,4 @@
-"""A stage's seal: what it compares, what it refuses, and what it leaves alone."""
+"""The seal of a stage: compared inputs, refused changes, and ignored changes."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ SECTIONS = ("version", "seed", "data", "clean", "split", "train", "export")
 def _content(
     tmp_path: Path, params_content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """The real params of a pipeline of four stages with raw data, in the working folder."""
+    """Write the default params, a pipeline of four stages and raw data to the working folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -170,7 +170,7 @@ def test_stage_refuses_a_code_yaml_made_from_different_code(content: dict[str, A
 
 
 def lock(content: dict[str, Any], stage: str, code: str | None = None, **changes: Any) -> None:
-    """A dvc.lock with an entry of `stage`."""
+    """Write a dvc.lock with an entry of `stage`."""
     params = {
         "train": {"seed": content["seed"], "train": {**content["train"], **changes}},
         "split": {"seed": content["seed"]},
@@ -315,7 +315,7 @@ def test_a_rank_variable_that_is_not_a_number_is_refused(
 
 @pytest.fixture(name="lock_raw")
 def _lock_raw(content: dict[str, Any]) -> Callable[..., None]:
-    """Runs clean on the folder `raw`, then writes a dvc.lock with the counts that are passed."""
+    """Return a function that runs clean on `raw`, and writes a dvc.lock with the given counts."""
     Path(".dvc").mkdir()  # DVC reads no .dvcignore above this folder
     Path("raw/cats/2.png").symlink_to("1.png")
     Path("raw/.DS_Store").write_text("333")

@@ -1,4 +1,4 @@
-"""Settings of gradient steps, devices and pruning are refused for boosted trees, by name."""
+"""Settings that boosted trees cannot apply are refused, with their names."""
 
 import copy
 from typing import Any
@@ -14,7 +14,7 @@ from tests.project_params import PROJECT, of_kind
 
 
 def content(task: str = "table_classification", **changes: Any) -> dict[str, Any]:
-    """The content of params.yaml for trees; `train__epochs` is the key `train.epochs`."""
+    """Return the params for trees; `train__epochs` is the key `train.epochs`."""
     found = of_kind(copy.deepcopy(PROJECT.model_dump(mode="json")), task)
     found["train"] |= {
         "network": "lightgbm",

@@ -1,4 +1,4 @@
-"""A small trained project on disk, as the stages before export leave it."""
+"""Makes a small trained project on disk, in the state before the stage export."""
 
 import io
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ QUICK = Effort(limit_s=0.0, memory=False)  # six rounds of one row
 
 @dataclass(frozen=True)
 class Project:
-    """A project after `evaluate`; once `bundle` was called, after `export`."""
+    """A project in the state after `evaluate`; after `bundle` was called, that after `export`."""
 
     root: Path
     task: Task
@@ -117,13 +117,13 @@ def read_packed(root: Path) -> PackedManifest:
 
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """An exported classifier of three colours under noise, learned almost perfectly."""
+    """Return an exported classifier of three noisy colours, trained almost to perfection."""
     return _exported(make_project(tmp_path_factory.mktemp("classifier"), "image_classification"))
 
 
 @pytest.fixture(scope="session")
 def regressor(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """An exported regressor of a picture's mean brightness, in a unit around 1,000."""
+    """Return an exported regressor of mean brightness, in a unit with values around 1,000."""
     return _exported(make_project(tmp_path_factory.mktemp("regressor"), "image_regression"))
 
 

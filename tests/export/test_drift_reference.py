@@ -1,4 +1,4 @@
-"""The drift reference of a real bundle, for every variant and for rows as served."""
+"""The drift reference of a real bundle, for every variant, with rows in their served form."""
 
 from pathlib import Path
 

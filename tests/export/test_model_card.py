@@ -1,4 +1,4 @@
-"""The model card: figures from the stages, the user's purpose, and protection by digest."""
+"""The model card: figures from the stages' reports, the user's purpose, and its digest."""
 
 import json
 from dataclasses import replace

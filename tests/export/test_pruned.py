@@ -1,4 +1,4 @@
-"""Variants of a pruned network: equal answers, own calibration, and no promised gain."""
+"""Variants of a pruned network: predictions, calibration, and the choice among variants."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The reference model, which `slipway release` makes, preprocesses the test rows itself."""
+"""The reference model of `slipway release` preprocesses test rows by its own contract."""
 
 import csv
 from pathlib import Path
@@ -67,7 +67,7 @@ def no_raw_data() -> DataParams:
 
 @pytest.fixture
 def images(tmp_path: Path) -> tuple[DataParams, PackedSplit, NDArray[np.uint8]]:
-    """Pictures larger than the bundle's input: raw, packed at their size, and at the bundle's."""
+    """Return larger pictures than the bundle's input: raw, packed as they are, and resized."""
     payloads = {f"{CLASSES[row % 3]}/{row:02d}.png": picture(row, (20, 12)) for row in range(40)}
     for source, payload in payloads.items():
         files.write_bytes(tmp_path / "raw" / source, payload)
@@ -226,7 +226,7 @@ def test_an_altered_or_missing_reference_bundle_is_refused(tmp_path: Path) -> No
 
 @pytest.fixture
 def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedManifest:
-    """A project with a packed table and a certified bundle that was made from it."""
+    """Make a project with a packed table, and a certified bundle from it."""
     monkeypatch.chdir(tmp_path)
     manifest = write_packed_table(
         releasing.PACKED, "table_classification", {"train": 30, "val": 10, "test": 12}

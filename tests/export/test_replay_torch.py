@@ -1,4 +1,4 @@
-"""Replay on torch: the trained network is the reference of the fp32 graph."""
+"""Replay on torch, in which the trained network is the reference of the fp32 graph."""
 
 import json
 import shutil

@@ -34,7 +34,7 @@ FOR_TENSORRT = [variant for variant, targets in MEANT_FOR.items() if "tensorrt" 
 
 @pytest.fixture(scope="module")
 def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> LoadedBundle:
-    """timm's resnet18, untrained, through the whole of `export`."""
+    """Export timm's untrained resnet18 with the whole of `export`."""
     contract = ImageContract(
         kind="images",
         transform=None,
@@ -77,7 +77,7 @@ def resnet18(tmp_path_factory: pytest.TempPathFactory, export_params: Params) ->
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory, export_params: Params) -> LoadedBundle:
-    """An untrained network for tables, through the whole of `export`."""
+    """Export an untrained network for tables with the whole of `export`."""
     root = tmp_path_factory.mktemp("table")
     manifest = write_packed_table(
         root / "packed", "table_classification", {"train": 200, "val": 40}

@@ -1,4 +1,4 @@
-"""The bundle of boosted trees: one graph for the CPU, and a reason for what it lacks."""
+"""The bundle of boosted trees: one graph for the CPU, and reasons for the missing variants."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ VARIANTS = ["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt"]
 
 
 def trained(found: Fitted) -> Trained:
-    """The trees with the calibration that `evaluate` fits."""
+    """Return the trees with the calibration that `evaluate` fits to them."""
     fit = Calibrator(found.network, PROJECT.evaluate, 7, "cpu").fit(
         found.data.train[0], found.data.val
     )

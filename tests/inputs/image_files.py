@@ -1,4 +1,4 @@
-"""Small image files built byte by byte: every layout of a format, and many forbidden ones.
+"""Generates small image files in every layout of a format, and in many invalid ones.
 
 The generator is deterministic: the same name has the same bytes in each run.
 """
@@ -68,14 +68,14 @@ _PNG_ORDERS = (
 
 
 class ImageFile(NamedTuple):
-    """A file and the layout that it was built from."""
+    """A file, and the name of the layout in which it was built."""
 
     name: str
     payload: bytes
 
 
 def tiff_files() -> Iterator[ImageFile]:
-    """Photometric x samples and extra samples x bits x sample format, and some other tags."""
+    """Yield TIFFs of each photometric, number of samples, depth and format, and with other tags."""
     samples: list[tuple[int, int | None]] = [(1, None), (2, None), (3, None), (4, None), (5, None)]
     samples += [(count, extra) for count in (2, 4, 5) for extra in (0, 1, 2)]
     layouts = product((0, 1, 2, 3, 4, 5, 6, 8, 9), samples, (1, 2, 4, 8, 12, 16, 32), (None, 2, 3))
@@ -113,7 +113,7 @@ def tiff(
     predictor: int | None = None,
     orientation: int | None = None,
 ) -> bytes:
-    """A TIFF of WIDTH x HEIGHT pixels in one strip, or one for each plane."""
+    """Return a TIFF of WIDTH x HEIGHT pixels in one strip, or in one strip for each plane."""
     order = ">" if is_big_endian else "<"
     planes = samples if is_planar else 1
     row_bytes = (WIDTH * bits * samples // planes + 7) // 8
@@ -186,7 +186,10 @@ def _compressed(strip: bytes, compression: int) -> bytes:
 
 
 def png_files() -> Iterator[ImageFile]:
-    """Colour type x depth x interlacing x order of the chunks; all but 15 pairs are valid."""
+    """Yield PNGs of each colour type, depth, interlacing and order of chunks.
+
+    All but 15 pairs are valid.
+    """
     for colour, depth, interlace, order in product(
         (0, 2, 3, 4, 6, 1), (1, 2, 4, 8, 16), (0, 1), _PNG_ORDERS
     ):
@@ -197,7 +200,7 @@ def png_files() -> Iterator[ImageFile]:
 
 
 def png(colour: int, depth: int, interlace: int = 0, order: str = "plain") -> bytes:
-    """A PNG of WIDTH x HEIGHT pixels, whose chunks are in an `order` of _PNG_ORDERS."""
+    """Return a PNG of WIDTH x HEIGHT pixels, with its chunks in an `order` of _PNG_ORDERS."""
     ihdr = _chunk(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, depth, colour, 0, 0, interlace))
     palette_size = 2 if order == "short PLTE" else 2 ** min(depth, 8)
     plte = _chunk(
@@ -302,7 +305,7 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def bmp_files() -> Iterator[ImageFile]:
-    """Size of the header x bits x compression x direction of the rows."""
+    """Yield BMPs of each header size, depth, compression and direction of rows."""
     for header, bits, compression, is_top_down in product(
         (12, 40, 52, 56, 64, 108, 124), (1, 2, 4, 8, 16, 24, 32), (0, 1, 2, 3, 4, 6), (False, True)
     ):
@@ -311,7 +314,7 @@ def bmp_files() -> Iterator[ImageFile]:
 
 
 def bmp(header: int, bits: int, compression: int, is_top_down: bool) -> bytes:
-    """A BMP of WIDTH x HEIGHT pixels; without a palette above 8 bits."""
+    """Return a BMP of WIDTH x HEIGHT pixels, without a palette above 8 bits."""
     height = -HEIGHT if is_top_down else HEIGHT
     if header == 12:
         content = struct.pack("<IHHHH", 12, WIDTH, HEIGHT, 1, bits)
@@ -338,7 +341,7 @@ def bmp(header: int, bits: int, compression: int, is_top_down: bool) -> bytes:
 
 
 def encoded_files() -> Iterator[ImageFile]:
-    """Files that Pillow writes: JPEG, WebP, GIF and each mode that TIFF, PNG and BMP take."""
+    """Yield files that Pillow writes: JPEG, WebP, GIF, and each mode of TIFF, PNG and BMP."""
     noise = np.random.default_rng(3).integers(0, 256, (HEIGHT, WIDTH, 4), np.uint8)
     rgba = Image.fromarray(noise)
     rgb, grey = rgba.convert("RGB"), rgba.convert("L")
@@ -412,7 +415,7 @@ def _in_mode(rgb: Image.Image, mode: str) -> Image.Image:
 
 
 def _with_adobe(jpeg: bytes, transform: int) -> bytes:
-    """The JPEG with an Adobe marker that says `transform`, in place of its own one."""
+    """Return a JPEG whose Adobe marker states `transform`."""
     found = jpeg.find(b"\xff\xee\x00\x0eAdobe")
     if found >= 0:
         jpeg = jpeg[:found] + jpeg[found + 16 :]
@@ -422,7 +425,7 @@ def _with_adobe(jpeg: bytes, transform: int) -> bytes:
 
 
 def mutated_files() -> Iterator[ImageFile]:
-    """Valid files with flipped bits, changed, missing and doubled bytes, or a foreign tail."""
+    """Yield valid files with flipped bits, changed, missing or repeated bytes, or a tail."""
     for name, payload in _valid_files():
         yield ImageFile(f"{name} whole", payload)
         generator = random.Random(name)
@@ -506,7 +509,7 @@ def _flip_in_head(payload: bytes, generator: random.Random) -> bytes:
 
 
 def _flip_in_tail(payload: bytes, generator: random.Random) -> bytes:
-    """Flip a byte in the tail, where a TIFF has its tags."""
+    """Flip a byte near the end of a file, where a TIFF has its tags."""
     changed = bytearray(payload)
     changed[-1 - generator.randrange(min(len(changed), 130))] = generator.choice(
         (0, 1, 2, 127, 255, generator.randrange(256))

@@ -1,4 +1,4 @@
-"""Descriptions of a table's columns for callers."""
+"""The descriptions of a table's columns, with examples, that callers receive."""
 
 from typing import Any
 

@@ -52,7 +52,7 @@ def contract(*columns: Column) -> ColumnContract:
 
 @st.composite
 def contracts(draw: st.DrawFn) -> ColumnContract:
-    """Any contract of up to six columns."""
+    """Draw a contract of up to six columns."""
     columns = []
     for index in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from(KINDS))
@@ -74,7 +74,7 @@ def contracts(draw: st.DrawFn) -> ColumnContract:
 
 
 def json_rows(wanted: ColumnContract) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Rows that the contract allows."""
+    """Return a strategy for rows that the contract accepts."""
     cells = {}
     for found in wanted.columns:
         values = STRATEGIES.get(found.kind, st.sampled_from(found.categories or [""]))
@@ -109,7 +109,7 @@ def test_rows_encoded_singly_from_json_equal_rows_encoded_together_bit_for_bit(
 
 
 def column_by_column(columns: dict[str, Any], wanted: ColumnContract) -> NDArray[np.float32]:
-    """A plain reimplementation of `encode`."""
+    """Encode columns one by one: a plain reimplementation of `encode`."""
     values, indicators, codes = [], [], []
     for found in wanted.columns:
         cells = columns[found.name]

@@ -1,4 +1,4 @@
-"""Sizes that a HEIC or an AVIF codes, which may be larger than the image that it shows."""
+"""Sizes of the pictures inside a HEIC or an AVIF, which may exceed the stated size."""
 
 import io
 import struct
@@ -108,7 +108,7 @@ def test_a_frame_that_may_override_its_size_counts_as_the_largest_possible(
 
 
 def with_stream(payload: bytes, stream: bytes) -> bytes:
-    """The file with other AV1 data, which it has at its end."""
+    """Return the file with other AV1 data, which lies at its end."""
     (before,) = heif._av1_streams(payload)
     assert payload.endswith(before)
     length = struct.pack(">I", len(before))

@@ -1,4 +1,4 @@
-"""Each generated image file has one verdict in `clean`, `precompute` and the service."""
+"""Each generated image file gets the same verdict in `clean`, `precompute` and the service."""
 
 from collections import Counter
 from pathlib import Path

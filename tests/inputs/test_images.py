@@ -261,7 +261,7 @@ def test_unreadable_image_is_refused_by_a_rule(payload: bytes, rule: str) -> Non
 
 
 def tiff_of(values: NDArray[Any]) -> bytes:
-    """An uncompressed TIFF of numbers of any width, which Pillow cannot write."""
+    """Return an uncompressed TIFF of integers of any width, which Pillow cannot write."""
     kinds = {"u": 1, "i": 2, "f": 3}
     height, width = values.shape
     tags = {256: width, 257: height, 258: values.itemsize * 8, 259: 1, 262: 1, 273: 8}
@@ -294,7 +294,7 @@ def test_image_with_exactly_the_maximum_number_of_pixels_is_read() -> None:
 
 
 def outcome(payload: bytes) -> str:
-    """The rule that refuses the bytes, or "read". Errors other than ImageError propagate."""
+    """Return the rule that refuses the bytes, or "read". Raises any error but ImageError."""
     try:
         array = array_from_bytes(payload, contract())
     except ImageError as error:

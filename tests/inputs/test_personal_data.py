@@ -1,4 +1,4 @@
-"""Personal data: what is found, what is not, and how it is masked."""
+"""Personal data in texts: which passages are found, which are not, and their masks."""
 
 import random
 import time

@@ -25,7 +25,7 @@ def encoded(pixels: NDArray[np.uint8], mode: str | None = None, **options: objec
 
 
 def random_pixels(seed: int, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """Smooth on one half, so that the encoder uses each of the format's filters."""
+    """Return pixels that are smooth on one half, so that the encoder uses every filter."""
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, channels), dtype=np.uint8)
     pixels[: size[0] // 2] = np.arange(size[1], dtype=np.uint8)[np.newaxis, :, np.newaxis]
     return pixels[:, :, 0] if channels == 1 else pixels
@@ -41,13 +41,13 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def with_chunk(payload: bytes, kind: bytes, content: bytes) -> bytes:
-    """The file with one more chunk before its pixels."""
+    """Return the file with one more chunk before its pixels."""
     begin = payload.index(b"IDAT") - 4
     return payload[:begin] + chunk(kind, content) + payload[begin:]
 
 
 def pillows(payload: bytes) -> NDArray[np.uint8] | str:
-    """The pixels, or the rule that refuses them."""
+    """Return the pixels that Pillow decodes, or the rule that refuses the file."""
     try:
         return np.asarray(decode_with_pillow(payload, MAX_PIXELS).image)
     except ImageError as error:
@@ -100,7 +100,7 @@ def test_intact_harmless_png_chunk_is_ignored(kind: bytes, content: bytes) -> No
 
 
 def turned() -> PngImagePlugin.PngInfo:
-    """XMP as a camera's software writes it."""
+    """Return XMP metadata of a rotated image, as a camera's software writes it."""
     information = PngImagePlugin.PngInfo()
     information.add_itxt(
         "XML:com.adobe.xmp", '<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'

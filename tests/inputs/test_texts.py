@@ -1,4 +1,4 @@
-"""Texts to bytes: the same for every caller, whatever Unicode they hold."""
+"""Encoding of texts as bytes, equal in training and serving for any Unicode text."""
 
 import json
 import unicodedata

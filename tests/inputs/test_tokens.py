@@ -1,4 +1,4 @@
-"""Texts to tokens: cut and marked, with a tokenizer that is a part of the contract."""
+"""Encoding of texts as tokens, with the tokenizer in the contract."""
 
 import json
 

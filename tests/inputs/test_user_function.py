@@ -1,4 +1,4 @@
-"""User functions: hashed before they run, refused if their code changed, faults reported."""
+"""User functions are verified by digest before they run, and their faults are reported."""
 
 import importlib
 from pathlib import Path

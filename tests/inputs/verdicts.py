@@ -1,4 +1,4 @@
-"""Verdicts of `clean`, `precompute` and the service on an image file, each by its own code."""
+"""Returns the verdict on an image file, checked to be equal in clean, precompute and service."""
 
 from slipway.data.images.inspection import Inspector
 from slipway.inputs.images import (
@@ -26,7 +26,7 @@ _DECODER = ImageDecoder(_CONTRACTS[1])
 
 
 def verdict(name: str, payload: bytes) -> str:
-    """`read`, or the rule that refuses it; AssertionError unless all three agree, also on pixels.
+    """Return `read`, or the rule that refuses the file.
 
     Any error but a refusal passes through.
     """
@@ -65,7 +65,7 @@ def _in_service(payload: bytes) -> str:
 
 
 def _check_pixels(name: str, payload: bytes, digest: bytes | None) -> None:
-    """The fast decoders equal Pillow, and a lossless copy has the digest that `clean` computed."""
+    """Check that the fast decoders equal Pillow, and that a lossless copy has the same digest."""
     image, by_pillow = (
         decode_image(payload, MAX_PIXELS),
         decode_with_pillow(payload, MAX_PIXELS).image,

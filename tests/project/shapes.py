@@ -1,4 +1,4 @@
-"""Data sets of many shapes, made of the embedded data, with the params that suit each."""
+"""Data sets of many shapes, made from the shipped data, with the params to propose for each."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ _NUM_DIGITS = 160
 
 @dataclass(frozen=True)
 class Shape:
-    """A data set, the answers of its user, and the expected params."""
+    """A data set, the user's choices, and the expected params."""
 
     make: Callable[[Path], Path]  # writes it into a folder; returns its path
     expected: Mapping[str, Any]  # params by key; "gate" is the name of the metric
@@ -51,7 +51,7 @@ def _value(params: Mapping[str, Any], key: str) -> Any:
 
 @cache
 def digits() -> list[tuple[str, bytes]]:
-    """Label and PNG of some digits."""
+    """Return the label and PNG of some digits."""
     table = pq.read_table(ROOT / "data/demo/digits.parquet").slice(0, _NUM_DIGITS).to_pylist()
     return [(str(row["label"]), row["image"]["bytes"]) for row in table]
 
@@ -153,7 +153,7 @@ def wine(_: Path) -> Path:
 
 
 def wine_rows() -> list[dict[str, str]]:
-    """The rows of the embedded table."""
+    """Return the rows of the shipped table."""
     with (ROOT / "data/demo/wine.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -184,7 +184,7 @@ def housing(_: Path) -> Path:
 
 
 def visits(folder: Path) -> Path:
-    """Several rows of each patient."""
+    """Write a table with several rows for each patient."""
     draw = random.Random(1)
     rows = [
         (
@@ -199,7 +199,7 @@ def visits(folder: Path) -> Path:
 
 
 def sales(folder: Path) -> Path:
-    """German text in windows-1252, semicolons, dates, a number to predict."""
+    """Write a German table in windows-1252, with semicolons, dates and a numeric target."""
     draw = random.Random(2)
     places = ("S\u00fcd", "Nord")
     lines = ["Datum;Stra\u00dfe;Menge;target"]
@@ -237,7 +237,7 @@ def several_csvs(folder: Path) -> Path:
 
 
 def rare_failures(folder: Path) -> Path:
-    """One row in twenty of the class to find, "?" for missing cells."""
+    """Write a table with one positive row in twenty, and "?" for missing cells."""
     draw = random.Random(5)
     rows = [
         (
@@ -262,13 +262,13 @@ def reviews(_: Path) -> Path:
 
 
 def message_rows() -> list[dict[str, str]]:
-    """Some of the embedded messages."""
+    """Return some of the shipped messages."""
     with (ROOT / "data/demo/messages.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))[:400]
 
 
 def hub_texts(folder: Path) -> Path:
-    """The layout of the Hugging Face hub: shards named after splits, classes as numbers."""
+    """Write texts in the Hugging Face hub's layout: shards named by split, classes as numbers."""
     rows = [{"text": row["text"], "label": int(row["label"] == "spam")} for row in message_rows()]
     for split, chosen in (("train", slice(0, 300)), ("test", slice(300, None))):
         path = folder / f"{split}-00000-of-00001.parquet"
@@ -277,7 +277,7 @@ def hub_texts(folder: Path) -> Path:
 
 
 def titled_texts(folder: Path) -> Path:
-    """Two texts of each row, an id, and a given split."""
+    """Write a table with two texts in each row, an id, and a given split."""
     with (folder / "news.jsonl").open("w", encoding="utf-8") as file:
         for number, row in enumerate(message_rows()):
             title, split = f"{row['text'][:40]}, part {number}", ("train", "train", "val", "test")
@@ -304,7 +304,7 @@ def texts_with_topics(folder: Path) -> Path:
 
 
 def texts_of_authors(folder: Path) -> Path:
-    """Chinese texts of authors, semicolons, in GB 18030."""
+    """Write Chinese texts with their authors, in GB 18030, with semicolons."""
     with (ROOT / "data/demo/reviews.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     lines = ["author_id;\u5185\u5bb9;label"]

@@ -1,4 +1,4 @@
-"""New project folders: their files, git and DVC, and what is never overwritten."""
+"""New project folders: their files, git and DVC, and files that are never overwritten."""
 
 import subprocess
 import tomllib

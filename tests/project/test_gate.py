@@ -1,4 +1,4 @@
-"""Proposed gates: above the baseline by what the test rows can prove."""
+"""Proposed gates exceed the baseline by as much as the test rows can prove."""
 
 import math
 

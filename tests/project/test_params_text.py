@@ -1,4 +1,4 @@
-"""The text of a new params.yaml."""
+"""The text of a new params.yaml: order of keys, reasons and comments."""
 
 import pytest
 from ruamel.yaml import YAML

@@ -1,4 +1,4 @@
-"""Proposals for data sets of many shapes, the questions and the warnings."""
+"""The params, questions and warnings that `slipway init` proposes for many data sets."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ LAPTOP = Machine(cores=2, has_gpu=False, has_amx=False)
 def table(
     folder: Path, text: str, task: str | None = None, target: str | None = None
 ) -> ProjectProposal:
-    """The proposal for a CSV."""
+    """Return the proposal for a CSV of this text."""
     path = folder / "table.csv"
     path.write_text(text)
     return propose(inspect(path), task, target, machine=LAPTOP)
@@ -254,7 +254,7 @@ def test_init_proposes_pretrained_weights_with_their_licence_for_photographs(
 
 
 def labelled(rows: int = 120) -> str:
-    """A CSV whose rows have labels with a separator, as JSON lists, and in columns."""
+    """Return a CSV with several labels per row: with separators, as JSON lists, and in columns."""
     lines = ["x,tags,listed,is_a,is_b"]
     for row in range(rows):
         labels = [name for name, is_given in (("a", row % 2), ("b", row % 3)) if is_given]

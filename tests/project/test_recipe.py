@@ -1,4 +1,4 @@
-"""The search that `slipway init` proposes is one that `slipway search` takes."""
+"""The search section that `slipway init` proposes is valid for `slipway search`."""
 
 import copy
 from typing import Any

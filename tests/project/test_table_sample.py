@@ -1,4 +1,4 @@
-"""A sample of a table for `slipway init`, and the errors of one that cannot be read."""
+"""Samples of tables for `slipway init`, and errors for unreadable tables."""
 
 from pathlib import Path
 

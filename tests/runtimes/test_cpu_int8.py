@@ -1,4 +1,4 @@
-"""int8 on CPUs that add products in 16 bits: no graph saturates, whatever machine made it."""
+"""int8 graphs do not saturate on CPUs that add products in 16 bits."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_sum_of_two_products_fits_16_bits_with_7_bit_but_not_8_bit_weights(tmp_p
 
 
 def large_sums() -> tuple[bytes, NDArray[np.float32]]:
-    """A layer whose inputs and weights are all near their maximum, and its rows."""
+    """Return a layer whose inputs and weights are near their maximum, and rows for it."""
     generator = np.random.default_rng(0)
     nodes = [onnx.helper.make_node("MatMul", ["row", "weight"], ["value"], name="layer")]
     weight = generator.uniform(0.8, 1.0, (WIDTH, WIDTH)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""An engine runs only with its own model, TensorRT, GPU and precision (tests/fake_tensorrt.py)."""
+"""An engine runs only with its own model, TensorRT, GPU and precision, all simulated."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def request_for(precision: str, profile: Profile = PROFILE) -> EngineRequest:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, LoadedBundle]:
-    """An engine that was compiled here, and its bundle."""
+    """Compile an engine on a fake GPU. Returns its folder and its bundle."""
     fake_tensorrt.pretend(monkeypatch.setattr)
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Two models of one architecture never share a cached engine, though ONNX Runtime would."""
+"""Two models of one architecture never share a cached engine, as they would by default."""
 
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ Seeds = tuple[LoadedBundle, LoadedBundle]
 
 
 def of_seed(root: Path, seed: int) -> LoadedBundle:
-    """One architecture, its weights drawn with `seed`, as the variant fp16."""
+    """Write a bundle of one architecture as fp16, with weights drawn from `seed`."""
     graph = classifier()
     weights = np.random.default_rng(seed).normal(size=WEIGHTS.shape).astype(np.float32) / 800
     graph.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "weights"))
@@ -49,7 +49,7 @@ def right(bundle: LoadedBundle) -> NDArray[np.float32]:
 
 
 class NaiveSession:
-    """ONNX Runtime with a fake TensorRT provider that names engines as the real one does."""
+    """A fake session of ONNX Runtime that names cached engines as the TensorRT provider does."""
 
     builds = True
     real = onnxruntime.InferenceSession
@@ -86,7 +86,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> type[NaiveSession]:
 
 
 def naive_answer(bundle: LoadedBundle, cache: Path) -> NDArray[np.float32]:
-    """Answer with one cache folder for all models, as in the provider's documentation."""
+    """Predict with one cache folder for all models, as the provider's documentation proposes."""
     cache.mkdir(exist_ok=True)
     options = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(cache)}
     session = NaiveSession(

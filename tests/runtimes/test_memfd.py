@@ -1,4 +1,4 @@
-"""A model under a path that leads to its very bytes, and to nothing beside them."""
+"""The path to a model's bytes in memory, and models that must be passed as bytes."""
 
 import errno
 import os
@@ -70,7 +70,7 @@ def elsewhere() -> onnx.TensorProto:
 
 
 def nested(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    """The tensor is a constant in a branch of a node."""
+    """Return a model whose `tensor` is a constant in a branch of a node."""
     branch = helper.make_graph(
         [helper.make_node("Constant", [], ["weight"], value=tensor)], "branch", [], []
     )

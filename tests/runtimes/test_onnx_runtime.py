@@ -1,4 +1,4 @@
-"""Two packages of ONNX Runtime in one environment are refused by name."""
+"""Two installed packages of ONNX Runtime in one environment are refused."""
 
 import pytest
 

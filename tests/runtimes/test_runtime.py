@@ -24,7 +24,7 @@ from tests.small_bundle import CONTRACT, LABELS, engine_manifest_for, write_smal
 
 
 class FakeDevice:
-    """GPU memory that is a dict of arrays; the stream's work is done at once."""
+    """Fake GPU memory: a dict of arrays, in which queued work is done at once."""
 
     stream = 77
 
@@ -51,7 +51,7 @@ class FakeDevice:
 
 
 class FakeContext:
-    """An engine that answers the mean pixel of each row, read from the device's memory."""
+    """A fake engine context that predicts the mean pixel of each row in the fake memory."""
 
     def __init__(self, device: FakeDevice, runs: bool = True) -> None:
         self.device, self.runs = device, runs

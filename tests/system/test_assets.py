@@ -1,4 +1,4 @@
-"""Files beside the code, in a checkout and in an installed package."""
+"""Files that ship beside the code, in a checkout and in an installed package."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Number of cores with simulated control groups of Linux."""
+"""The number of usable cores, with simulated Linux control groups."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def process(folder: Path, groups: str, mounts: str, **limits: str) -> Path:
-    """A process' folder of /proc.
+    """Make a process's folder of /proc, and return it.
 
     `mounts` name the place as MOUNT. `limits` are files below it by path, with `__` for a slash.
     """

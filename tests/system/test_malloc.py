@@ -1,4 +1,4 @@
-"""Settings of malloc, each in a process of its own, because they hold for a whole process."""
+"""Settings of malloc, each tested in its own process, because they hold for a whole process."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Systems other than Linux, where pip installs the package too: a clear answer on import."""
+"""Importing Slipway on other systems than Linux gives a clear error."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 
 def import_again(root: Path) -> ModuleType:
-    """Run slipway/__init__.py as a module of another name."""
+    """Run slipway/__init__.py again, as a module of another name."""
     spec = importlib.util.spec_from_file_location("again", root / "slipway/__init__.py")
     assert spec
     assert spec.loader

@@ -1,4 +1,4 @@
-"""Only what Python runs counts in a file's text, on every supported Python."""
+"""Source text is reduced equally on every supported Python, to what Python runs."""
 
 import subprocess
 import sys
@@ -155,7 +155,7 @@ print(sha256_bytes(read_source(sys.stdin.read()).text.encode())[:16])
 
 
 def other_pythons() -> list[Path]:
-    """The interpreters of pyenv from 3.11 on, if there are some."""
+    """Return the interpreters of pyenv from Python 3.11 on; [] without pyenv."""
     return sorted(Path.home().glob(".pyenv/versions/3.1[1-9].*/bin/python"))
 
 

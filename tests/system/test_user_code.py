@@ -1,4 +1,4 @@
-"""The user's code is imported from the project's folder, and a message names file and line."""
+"""The user's code is imported from the project's folder, and errors name its file and line."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ from slipway.system.user_code import (
 
 @pytest.fixture(autouse=True)
 def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder in which the module `tried` is new for each test."""
+    """Change to a folder in which each test has a new module `tried`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.delitem(sys.modules, "tried", raising=False)

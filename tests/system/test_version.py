@@ -1,4 +1,4 @@
-"""Records that another version of Slipway wrote are recognised."""
+"""Records that another version of Slipway wrote are recognised by their versions."""
 
 from slipway.system.version import DISTRIBUTION, installed_version, other_version
 

@@ -1,4 +1,4 @@
-"""Collect: logged requests and their labels become a Parquet file that `clean` accepts."""
+"""`slipway dataset collect` writes labelled logged requests to a Parquet file for `clean`."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ PNG = {"content-type": "image/png"}
 
 
 def lineage(**data: Any) -> Lineage:
-    """Of a bundle that knows how its data set names the columns."""
+    """Return the lineage of a bundle that knows the columns of its data set."""
     params = {
         "data": {"image_column": "image", "target_column": "label", "group_column": None} | data
     }
@@ -61,14 +61,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def send_labels(client: httpx.AsyncClient, labels: list[dict[str, Any]]) -> bool:
-    """Send labels; return True if all were joined at once."""
+    """Send labels. Returns True if all were joined at once."""
     response = await client.post("/feedback", json={"feedback": labels})
     assert response.status_code in (200, 202), response.text
     return response.status_code == 200
 
 
 def log_folder(settings: Settings) -> Path:
-    """The folder of the request log."""
+    """Return the folder of the request log."""
     folder = settings.section(RequestLogSettings).request_log_directory
     assert folder
     return folder
@@ -88,7 +88,7 @@ def command(settings: Settings, out: Path, *arguments: str) -> list[str]:
 
 
 def collected(settings: Settings, out: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The rows that the command writes."""
+    """Run the command, and return the rows that it writes."""
     collecting_command.main(command(settings, out, *arguments))
     rows: list[dict[str, Any]] = pq.read_table(out).to_pylist()
     return rows
@@ -98,7 +98,7 @@ def collected(settings: Settings, out: Path, *arguments: str) -> list[dict[str, 
 def served(
     certified: Path, make_settings: MakeSettings
 ) -> tuple[Settings, list[bytes], list[str], list[str]]:
-    """Settings of a stopped service, its 60 pictures, predictions, and labels of the first 40."""
+    """Serve 60 pictures, label 40, and stop. Returns settings, pictures, predictions and labels."""
     certify(certified / "certificate.json", write_bundle(certified / "bundle", lineage=lineage()))
     settings = make_settings(request_log_directory=certified / "log")
     payloads, predicted, labels = pictures(3, 60), [""] * 60, [""] * 60

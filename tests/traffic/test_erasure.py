@@ -1,4 +1,4 @@
-"""Erased requests are gone from logs and database, also while the service has them open."""
+"""Erased requests disappear from logs and database, even while the service has them open."""
 
 import json
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_an_incomplete_last_line_is_erased_once_its_writer_is_gone(tmp_path: Pat
 
 
 def rows_request(number: int, name: str, *texts: str) -> LoggedRequest:
-    """A request of several rows of text."""
+    """Return a request of several text rows."""
     payload = json.dumps({"rows": [{"text": text} for text in texts]}, ensure_ascii=False)
     return replace(
         logged(number),

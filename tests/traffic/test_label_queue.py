@@ -1,4 +1,4 @@
-"""The label queue: choice of rows, opinions, disagreement and undo."""
+"""The label queue: choice of rows, labels of several people, conflicts and undo."""
 
 from dataclasses import replace
 from io import BytesIO
@@ -34,7 +34,7 @@ def chosen(
 
 
 def smooth_picture(seed: int, kind: str) -> bytes:
-    """An encoded image of few large spots."""
+    """Return an encoded image of a few large spots."""
     spots = np.random.default_rng(seed).integers(0, 256, (9, 9, 3), np.uint8)
     out = BytesIO()
     Image.fromarray(spots).resize((90, 90)).save(out, kind)

@@ -1,4 +1,4 @@
-"""Request log on disk: reads what was written, survives killed writers, keeps its bounds."""
+"""The request log on disk: round trips, killed writers, and limits of size and age."""
 
 import json
 import os

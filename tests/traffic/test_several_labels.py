@@ -1,4 +1,4 @@
-"""Collected rows with several labels have the columns of the data that the model was trained on."""
+"""Collected rows with several labels have the same columns as the training data."""
 
 from pathlib import Path
 

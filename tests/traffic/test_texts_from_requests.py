@@ -1,4 +1,4 @@
-"""Texts of logged requests: collected as rows, and replayed as the network's inputs."""
+"""Texts of logged requests are collected as rows, and replayed as network inputs."""
 
 import json
 from datetime import UTC, datetime

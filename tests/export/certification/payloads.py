@@ -1,4 +1,4 @@
-"""Raw samples and rows as the payloads of test rows."""
+"""Converts raw samples and rows to the payloads that a client sends."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

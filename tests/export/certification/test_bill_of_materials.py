@@ -1,4 +1,4 @@
-"""The bill of materials of a release: what it names, and a validator that is not ours."""
+"""The bill of materials of a release, checked by an independent CycloneDX validator."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ DIGEST = "9e" * 16
 
 
 def write_release(folder: Path, **export: str | None) -> tuple[dict[str, Any], str]:
-    """Release a tiny model with these values of `export`; return its bill and the terminal line."""
+    """Release a tiny model with these `export` params. Returns its bill and the terminal line."""
     lineage = Lineage(
         git_revision=None,
         git_dirty=False,

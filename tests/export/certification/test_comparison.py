@@ -44,7 +44,7 @@ def rows(task: str = "image_classification") -> TestRows:
 
 
 def right() -> NDArray[np.float32]:
-    """Every label right with probability 0.75."""
+    """Return probabilities that predict every label right, with 0.75."""
     outputs = np.full((10, 2), 0.25, dtype=np.float32)
     outputs[np.arange(10), np.arange(10) % 2] = 0.75
     return outputs
@@ -129,7 +129,7 @@ def test_measured_noise_widens_the_bound_and_allows_flips_between_close_classes_
 
 
 class NoisyRunner:
-    """A simulated GPU whose answers depend on the batch: off by `error` in batches of 4."""
+    """A simulated GPU whose predictions are off by `error` in batches of 4."""
 
     actual = FP16
 
@@ -311,7 +311,7 @@ def test_hop_that_ran_on_another_backend_than_requested_differs(tolerance: Toler
 
 
 def in_batches(outputs: NDArray[np.float32], **smaller: NDArray[np.float32]) -> Measurement:
-    """Answers in batches of 32, and in the smaller sizes given as b1=, b7=."""
+    """Return predictions in batches of 32, and in the smaller sizes given as b1=, b7=."""
     runs = [BatchAnswers(int(name[1:]), answers) for name, answers in smaller.items()]
     return Measurement(FP16, outputs, 1.0, 2.0, batches=(*runs, BatchAnswers(32, outputs)))
 
@@ -424,7 +424,7 @@ def test_hop_with_a_non_finite_ood_score_differs(tolerance: Tolerance) -> None:
 
 
 class SlowRunner(NoisyRunner):
-    """Takes 20 ms for a batch, whatever its size."""
+    """A runner that takes 20 ms for a batch of any size."""
 
     def run(self, batch: NDArray[np.uint8]) -> Answers:
         time.sleep(0.02)

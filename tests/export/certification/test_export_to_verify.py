@@ -1,4 +1,4 @@
-"""The three stages as dvc starts them, in a copy of a small trained project."""
+"""The stages export, compile and verify, run as DVC runs them on a small trained project."""
 
 import json
 import os
@@ -28,7 +28,7 @@ NO_GPU = why_unavailable("tensorrt")
 
 @pytest.fixture
 def project(classifier: Project, tmp_path: Path, root: Path, export_params: Params) -> Path:
-    """The repository's code and a trained project in one folder of their own."""
+    """Return a folder with the repository's code and a trained project."""
     folder = tmp_path / "project"
     shutil.copytree(classifier.root, folder)
     (folder / "slipway").symlink_to(root / "slipway")

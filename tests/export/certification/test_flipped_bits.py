@@ -31,7 +31,7 @@ GRAPHS = {f"model_{variant}.onnx" for variant in ("fp32", "fp16", "int8", "int8_
 
 @pytest.fixture
 def sealed(classifier: Project, tmp_path: Path) -> Path:
-    """A bundle, an engine of one of its graphs and their certificate, as `verify` writes them."""
+    """Return a folder with a bundle, an engine and their certificate, as `verify` writes them."""
     shutil.copytree(classifier.bundle_root, tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
     write_engine(

@@ -1,4 +1,4 @@
-"""The gRPC client of the certificate against a small gRPC server that answers like the service."""
+"""The gRPC client of the certificate, with a fake gRPC server that predicts like the service."""
 
 import json
 import struct
@@ -37,7 +37,7 @@ def doubles(contents: bytes) -> list[float]:
 
 
 def values(numbers: list[float]) -> Outputs:
-    """The value of each row is the double of its `x`."""
+    """Return twice the value of `x` for each row."""
     count = len(numbers)
     return {
         "value": ("FP32", [count, 1], struct.pack(f"<{count}f", *(2 * one for one in numbers))),
@@ -47,7 +47,7 @@ def values(numbers: list[float]) -> Outputs:
 
 
 def probabilities(numbers: list[float]) -> Outputs:
-    """Return probabilities with a certain first label."""
+    """Return probabilities that are 1 for the first label."""
     count = len(numbers)
     text = LABELS[0].encode()
     return values(numbers) | {
@@ -61,7 +61,7 @@ def probabilities(numbers: list[float]) -> Outputs:
 def serving(
     bundle: LoadedBundle, answer: Answer, version: str | None = None
 ) -> Iterator[tuple[GrpcClient, list[dict[str, int]]]]:
-    """A client, and for each request the rows of each tensor."""
+    """Yield a client of a fake server, and a list of the rows of each tensor per request."""
     asked: list[dict[str, int]] = []
 
     def metadata(request: Any, context: Any) -> Any:

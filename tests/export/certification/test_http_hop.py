@@ -51,7 +51,7 @@ def service(
     model: Any = None,
     answer: Answer = answer_to,
 ) -> Iterator[ServiceClient]:
-    """A real HTTP server that answers like the service, and a client for it."""
+    """Start an HTTP server that responds like the service, and yield a client for it."""
     execution = {
         "requested": {"provider": "auto", "variant": "auto"},
         "actual": ACTUAL.model_dump(),
@@ -281,7 +281,7 @@ ROWS: list[Raw] = [
 
 
 def answer_to_rows(content: bytes, version: str) -> dict[str, Any]:
-    """Answer one row or several like the service, by the number in each row."""
+    """Predict one row or several like the service, from the number in each row."""
     asked = json.loads(content)
 
     def answer(row: dict[str, Any]) -> dict[str, Any]:

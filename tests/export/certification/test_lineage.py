@@ -1,4 +1,4 @@
-"""The digest of the raw data gets from dvc.lock into the bundle."""
+"""The digest of the raw data is copied from dvc.lock into the bundle."""
 
 from pathlib import Path
 from typing import Any

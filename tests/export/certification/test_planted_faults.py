@@ -1,4 +1,4 @@
-"""Planted faults between the trained network and its graphs: the certificate must name the hop."""
+"""Faults planted between the trained network and its graphs: the certificate names the hop."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def comparison_of(project: Project) -> HopComparison:
 
 
 class FakeEngine:
-    """Fake TensorRT: the graph in ONNX Runtime; `is_stale` answers as other weights would."""
+    """Fake TensorRT: the graph in ONNX Runtime; `is_stale` predicts as other weights would."""
 
     def __init__(self, actual: Execution, graph: bytes, is_stale: bool) -> None:
         self.actual = actual

@@ -49,7 +49,7 @@ ROWS = [table_row(number) | ({"income": None} if number % 4 == 0 else {}) for nu
 
 
 def run_hops(folder: Path, bundle: LoadedBundle, params: Params, code: Path = ROOT) -> list[Hop]:
-    """The runtime and the service with the code in `code`, over the rows of the pipeline."""
+    """Run the hops of the runtime and of the service with the code in `code`, on the test rows."""
     certify(folder / "certificate.json", bundle, status="draft")
     is_table = isinstance(bundle.manifest.input, ColumnContract)
     rows, outputs = _table_rows() if is_table else _image_rows()

@@ -1,4 +1,4 @@
-"""The HTTP hop with a real process that looks up its answers instead of computing them."""
+"""The HTTP hop with a fake service process that looks up its predictions."""
 
 import hashlib
 import json
@@ -117,7 +117,7 @@ ROWS = [json.dumps({"x": number}).encode() for number in range(len(PAYLOADS))]
 def run_table_hop(
     tmp_path: Path, params: Params, alone: NDArray[np.float32], together: NDArray[np.float32]
 ) -> Hop:
-    """Run the hop with a service that answers `alone` to single rows and `together` to several."""
+    """Run the hop with a service that predicts `alone` for single rows, `together` for several."""
     bundle = write_small_bundle(tmp_path / "bundle", contract=COLUMNS)
     book = make_book(bundle, outputs(), FP32)
     (tmp_path / "service.py").write_text(TABLE_SERVICE)

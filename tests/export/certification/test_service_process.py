@@ -36,7 +36,10 @@ http.server.HTTPServer((host, port), Handler).serve_forever()
 
 
 def command(tmp_path: Path, before: str = "", status: int = 200) -> list[str]:
-    """A service that runs `before`; answers `/readyz` with `status`, else id and environment."""
+    """Return the command of a fake service that first runs the code `before`.
+
+    It responds to `/readyz` with `status`, and to other paths with its id and environment.
+    """
     script = tmp_path / "service.py"
     script.write_text(
         SERVICE.replace("BEFORE", before)

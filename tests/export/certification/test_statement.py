@@ -1,4 +1,4 @@
-"""The in-toto statement of a release: what it names, and a reader that is not ours."""
+"""The in-toto statement of a release, checked by an independent reader."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ print(len(statement.pb.subject), predicate.result, len(predicate.passed_tests))
 
 @pytest.fixture(name="released")
 def _released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A release in the current folder, with one gate and one hop that was not executed."""
+    """Return a release in the current folder, with one gate and one hop that was not executed."""
     monkeypatch.chdir(tmp_path)
     bundle = write_bundle(tmp_path / "artifacts/bundle")
     hops = [hop(), hop("cuda", status="not_executed")]

@@ -1,4 +1,4 @@
-"""The hops of the real service for raw rows of a CSV file."""
+"""The hops of the real service for the raw rows of a CSV file."""
 
 import csv
 from pathlib import Path
@@ -35,7 +35,7 @@ NUM_ROWS = 90
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`rows.csv` with umlauts, quotes and missing values, and a certified bundle for it."""
+    """Write `rows.csv` with umlauts, quotes and missing values, and a certified bundle for it."""
     root = tmp_path_factory.mktemp("table")
     with (root / "rows.csv").open("w", newline="") as stream:
         writer = csv.DictWriter(stream, [*ROW, "label"])
@@ -68,7 +68,10 @@ def table_params(folder: Path, export_params: Params) -> Params:
 def run_hops(
     folder: Path, params: Params, bundle: LoadedBundle, expected: NDArray[np.float32] | None = None
 ) -> list[Hop]:
-    """The hops of the service against `expected`, or what the graph answers to the rows."""
+    """Run the service's hops against `expected`.
+
+    By default, the graph's predictions for the rows.
+    """
     sources = {str(number) for number in range(NUM_ROWS)}
     raw = list(read_json_rows(params.data, COLUMNS.columns, sources))
     inputs = encode_rows([read_row(row, COLUMNS) for _, _, row in raw], COLUMNS)

@@ -1,4 +1,4 @@
-"""A table from packed rows over training to every graph and every hop except HTTP."""
+"""A table's network and its graphs: every hop except HTTP, from the packed rows on."""
 
 import json
 import os
@@ -148,7 +148,7 @@ def test_every_backend_agrees_with_the_network_on_packed_table_rows(
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, ExportRows, bytes]:
-    """An untrained network whose target is beyond fp16's range, its rows and its fp32 graph."""
+    """Return an untrained network with targets beyond fp16's range, its rows and its fp32 graph."""
     root = tmp_path_factory.mktemp("table")
     manifest = write_packed_table(root, "table_regression", NUM_ROWS)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Torch to ONNX on networks small enough to export in seconds."""
+"""Export from torch to ONNX, with networks small enough to export in seconds."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ VALUE = OutputContract(kind="value", labels=[])
 
 
 class TinyNetwork(nn.Module):
-    """One convolution after the same first operations as in the real networks."""
+    """A network of one convolution, with the same first operations as the real networks."""
 
     mean: Tensor
 
@@ -76,7 +76,7 @@ def pictures(num_rows: int = 20) -> NDArray[np.uint8]:
 def tiny(
     num_outputs: int = 3, mean: float = 127.0, temperature: float | None = 2.0
 ) -> CalibratedNetwork:
-    """A tiny network, calibrated on its features of the pictures with the right mean."""
+    """Return a tiny network, calibrated on its features of the pictures."""
     network = TinyNetwork(num_outputs)
     whole = calibrated(network, pictures(), temperature)
     network.mean.fill_(mean)

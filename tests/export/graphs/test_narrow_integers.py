@@ -1,4 +1,4 @@
-"""The arithmetic of hashed n-grams in numbers of 32 bits."""
+"""The arithmetic of hashed n-grams, rewritten for 32-bit integers."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ VALUES = np.concatenate(
 
 
 def hashes(factor: int, modulus: int, buckets: int) -> bytes:
-    """A graph of ((x * factor + x + 1) % modulus * 31 + 7) % buckets for x above 9, else of x."""
+    """Return a graph: ((x * factor + x + 1) % modulus * 31 + 7) % buckets for x > 9, else x."""
     constants = {
         "factor": factor, "one": 1, "modulus": modulus, "small": 31, "seven": 7,
         "buckets": buckets, "nine": 9,
@@ -56,7 +56,7 @@ def hashes(factor: int, modulus: int, buckets: int) -> bytes:
 
 
 def numbers_of(model: ModelProto) -> list[NDArray[Any]]:
-    """All integers of a graph for VALUES; its output comes last."""
+    """Return all integer tensors of a graph for VALUES; the output comes last."""
     model = onnx.shape_inference.infer_shapes(model)
     values = {one.name: one for one in model.graph.value_info}
     names = [name for node in model.graph.node for name in node.output if name in values]

@@ -1,4 +1,4 @@
-"""int8 of small graphs: quantized and excluded layers, and independence of other rows."""
+"""int8 versions of small graphs: quantized layers, excluded layers, independence of rows."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ ROWS = GENERATOR.normal(size=(80, WIDTH)).astype(np.float32)
 
 
 def mlp(largest_dead_weight: float = 1.0) -> bytes:
-    """Gemm and MatMul; one column of the first is always 0, and the second weighs it most."""
+    """Return a graph of Gemm and MatMul, whose largest weight is for a column of zeros."""
     generator = np.random.default_rng(
         1
     )  # of its own: the weights must not depend on the tests before
@@ -60,7 +60,7 @@ def convolution() -> bytes:
 
 
 def residual_block() -> bytes:
-    """A convolution of 4 channels, a sum with its input, a rectifier, and a second convolution."""
+    """Return a graph of a convolution, a sum with its input, a ReLU, and a second convolution."""
     nodes = [
         helper.make_node("Conv", ["row", "kernel"], ["maps"], name="first", pads=[1, 1, 1, 1]),
         helper.make_node("Add", ["maps", "row"], ["sum"], name="sum"),

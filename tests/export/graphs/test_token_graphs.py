@@ -1,4 +1,4 @@
-"""Graphs of tokens: any number of rows and any length, in every precision."""
+"""Graphs with token inputs, for any number of rows, any length and every precision."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def spec_of(name: str, arguments: dict[str, Any]) -> NetworkSpec:
 
 
 def check_every_precision(spec: NetworkSpec, scratch: Path) -> None:
-    """Export a network, and compare graphs of every precision at every length."""
+    """Export a network in every precision, and compare the graphs at every length."""
     network = calibrated(spec)
     graph = export_graph(network, CONTRACT, OUTPUT, opset=18, max_batch_size=8)
     described = describe_graph(

@@ -1,4 +1,4 @@
-"""Boosted trees as an ONNX graph: every row reaches the leaf that LightGBM finds."""
+"""Boosted trees as ONNX graphs, in which rows reach the same leaves as in LightGBM."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 def rows(num_rows: int, seed: int) -> NDArray[np.float32]:
-    """A number, a number with missing values, one far from 0, and two categories."""
+    """Return rows of a number, one with gaps, one far from 0, and two categories."""
     generator = np.random.default_rng(seed)
     found = generator.normal(size=(num_rows, 5)).astype(np.float32)
     found[generator.random(num_rows) < 0.2, 1] = np.nan
@@ -52,7 +52,7 @@ def rows(num_rows: int, seed: int) -> NDArray[np.float32]:
 
 
 def boosted(num_sums: int, seed: int) -> lightgbm.Booster:
-    """Trees that use all of the columns."""
+    """Return trees that use all columns."""
     inputs, generator = rows(3000, seed), np.random.default_rng(seed + 100)
     signal = (
         inputs[:, 0]
@@ -94,12 +94,12 @@ def run(graph: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def raw(booster: lightgbm.Booster, inputs: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the sums of LightGBM's own prediction."""
+    """Return the sums that LightGBM itself predicts."""
     return np.asarray(booster.predict(inputs, raw_score=True), np.float64)
 
 
 def rows_on_thresholds(text: str, seed: int) -> NDArray[np.float32]:
-    """Rows that hold, one at a time, each threshold, the float32 numbers around it, or NaN.
+    """Return rows with each threshold, the float32 numbers around it, or NaN, one at a time.
 
     Categories also take every code, unknown ones and the missing one.
     """

@@ -48,7 +48,10 @@ def split(num_rows: int) -> PackedSplit:
 
 
 def scaled_graph(weight: float) -> bytes:
-    """Grey pixels times `weight`, and back again, so that only the tensor between them is large."""
+    """Return a graph that multiplies pixels by `weight` and divides them again.
+
+    Only the tensor between these operations is large.
+    """
     nodes = [
         onnx.helper.make_node("Cast", ["image"], ["pixels"], to=onnx.TensorProto.FLOAT),
         onnx.helper.make_node("Mul", ["pixels", "weight"], ["large"], name="the_large_layer"),
@@ -78,7 +81,7 @@ def pixels(value: int) -> NDArray[np.uint8]:
 def store(
     folder: Path, splits: dict[str, PackedSplit], contract: ImageContract = PIXEL
 ) -> tuple[Path, PackedManifest]:
-    """A packed store on disk."""
+    """Write a packed store to disk."""
     written = {}
     for name, split_ in splits.items():
         (folder / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Measurement of planted models: one slow, one lossy, one that depends on the batch."""
+"""The leaderboard with fake models: a slow one, a lossy one, one that depends on its batch."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ def _fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class PlantedRunner:
-    """Reads the class from the row; can be wrong, slow, and dependent on the batch size."""
+    """A fake model that reads the class from the row; it can be wrong, slow or batch-dependent."""
 
     actual = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 
@@ -145,7 +145,7 @@ def test_leaderboard_detects_predictions_that_depend_on_their_batch() -> None:
 
 
 class PlantedValues:
-    """Answers about 200,000 to every row, moved by the size of the batch."""
+    """A fake model that predicts about 200,000, shifted by the batch size."""
 
     actual = PlantedRunner.actual
 

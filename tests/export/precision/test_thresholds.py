@@ -1,4 +1,4 @@
-"""Thresholds of an int8 graph come from its own answers, so that its coverage holds."""
+"""Thresholds of an int8 graph are refitted to its own predictions, so that its coverage holds."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 
 
 def asked(project: Project, ood_fraction: float) -> Calibration:
-    """The project's calibration, with a fraction for which its few validation rows suffice."""
+    """Return the project's calibration with an OOD fraction for which its few rows suffice."""
     found = project.calibration()
     return found.model_copy(update={"ood": found.ood.model_copy(update={"fraction": ood_fraction})})
 

@@ -1,4 +1,4 @@
-"""PNGs of every kind, and contracts of every form, for tests of preprocessing elsewhere."""
+"""Generates PNGs and image contracts of every kind, to compare other implementations with."""
 
 import itertools
 import random
@@ -43,7 +43,7 @@ def raw_png(
     is_interlaced: bool = False,
     extra: bytes = b"",
 ) -> bytes:
-    """A PNG of random samples with random filters, also of kinds that Pillow does not write."""
+    """Return a PNG of random samples and filters, of any kind, also those Pillow cannot write."""
     width, height = size
     bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour_type]
     passes = [(0, 0, 1, 1)]
@@ -68,7 +68,7 @@ def raw_png(
 
 
 def every_kind(chance: random.Random) -> list[tuple[ImageContract, bytes]]:
-    """Cases of every colour type and depth, with and without interlacing, of random sizes."""
+    """Return cases of every colour type and depth, interlaced or not, of random sizes."""
     cases = []
     for (colour_type, depth), is_interlaced, channels in itertools.product(
         KINDS, (False, True), (1, 3)

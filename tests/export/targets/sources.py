@@ -1,4 +1,4 @@
-"""Certified models of images, tables and texts with test rows, made without training."""
+"""Makes certified models of images, tables and texts with test rows, without training."""
 
 import io
 import json
@@ -37,7 +37,7 @@ RESAMPLING = Resampling(seed=7, num_samples=50, confidence=0.95)
 
 
 def photo(seed: int, size: tuple[int, int], kind: str = "PNG", alpha: bool = False) -> bytes:
-    """An encoded smooth picture with noise, as large as (width, height)."""
+    """Return an encoded smooth picture with noise; `size` is (width, height)."""
     generator = np.random.default_rng(seed)
     small = Image.fromarray(generator.integers(0, 256, (4, 5, 3), dtype=np.uint8))
     pixels = np.asarray(small.resize(size, Image.Resampling.BICUBIC)).astype(int)
@@ -51,18 +51,18 @@ def photo(seed: int, size: tuple[int, int], kind: str = "PNG", alpha: bool = Fal
 
 
 def photos(count: int = 12) -> list[bytes]:
-    """PNGs of several sizes, each third with transparency."""
+    """Return PNGs of several sizes; every third has transparency."""
     return [photo(row, (20 + row, 31 - row), alpha=row % 3 == 0) for row in range(count)]
 
 
 def image_source(folder: Path, payloads: Sequence[bytes], **changes: Any) -> ExportSource:
-    """A certified model of images whose test rows are `payloads`."""
+    """Return a certified model of images whose test rows are `payloads`."""
     inputs = np.stack([array_from_bytes(payload, CONTRACT) for payload in payloads])
     return _source(folder, inputs, payloads, "image_classification", None, **changes)
 
 
 def table_source(folder: Path, count: int = 20) -> ExportSource:
-    """A certified model of a table."""
+    """Return a certified model of a table."""
     rows = [table_row(number) for number in range(count)]
     inputs = encode_rows([read_row(row, COLUMNS) for row in rows], COLUMNS)
     payloads = [json.dumps(row).encode() for row in rows]
@@ -92,13 +92,13 @@ HOSTILE = (
 
 
 def pairs(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of two columns, each text with the next one, and with none."""
+    """Return rows of two text columns: each text with the next one, and with none."""
     both = [{"a": one, "b": other} for one, other in zip(texts, [*texts[1:], "last"], strict=True)]
     return both + [{"b": text} for text in texts[:9]] + [{"a": text} for text in texts[:9]]
 
 
 def roberta() -> str:
-    """A tokenizer like RoBERTa's, from the learned BPE of tests."""
+    """Return a tokenizer in the form of RoBERTa's, with the BPE that the tests learn."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(bpe())
@@ -116,7 +116,7 @@ def roberta() -> str:
 def text_source(
     folder: Path, contract: TextContract = TEXTS, graph: Any = None, **changes: Any
 ) -> ExportSource:
-    """A certified model of hostile texts; of pairs of them if it has two columns."""
+    """Return a certified model of hostile texts, or of pairs of them for two columns."""
     is_pair = len(contract.columns) > 1
     rows = pairs(HOSTILE) if is_pair else [{"text": text} for text in HOSTILE]
     inputs = encode_texts([read_text(row, contract) for row in rows], contract)
@@ -126,7 +126,7 @@ def text_source(
 
 
 def trained_text_source(folder: Path, name: str, contract: TextContract = TEXTS) -> ExportSource:
-    """A certified network for texts with random weights, exported as Slipway's own are."""
+    """Return a certified text network with random weights, exported like Slipway's own."""
     import torch
 
     from slipway.export.graphs.graph import export_graph

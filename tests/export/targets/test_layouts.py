@@ -1,4 +1,4 @@
-"""The folders for MLflow and the Hugging Face hub, by the libraries that read them."""
+"""The folders for MLflow and the Hugging Face hub, read by these libraries."""
 
 import json
 import re

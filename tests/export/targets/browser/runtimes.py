@@ -1,4 +1,4 @@
-"""onnxruntime-web for tests: the files that SLIPWAY_ONNXRUNTIME_WEB names, or a stand-in."""
+"""Provides onnxruntime-web: the files in SLIPWAY_ONNXRUNTIME_WEB, or a fake without a runtime."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def real_runtime() -> WebRuntime:
 
 
 def write_stand_in(folder: Path, code: str = CODE) -> Path:
-    """Write files of the package's form that run no model."""
+    """Write files in the layout of the package, which cannot run a model."""
     (folder / "dist").mkdir(parents=True)
     (folder / "dist/ort.wasm.bundle.min.mjs").write_text(code)
     (folder / "dist/ort-wasm-simd-threaded.wasm").write_bytes(b"\0asm")

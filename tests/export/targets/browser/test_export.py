@@ -1,4 +1,4 @@
-"""The folder of an export, and the page's parts that need no browser."""
+"""The folder that `slipway export browser` writes, without a browser."""
 
 import base64
 import json
@@ -35,7 +35,7 @@ RunHop = Callable[[Path, ExportSource], tuple[Hop, dict[str, Any]]]
 
 
 def answering(shift: float = 0.0) -> RunHop:
-    """A hop that answers as the graph does, plus `shift` for the first row."""
+    """Return a fake hop that predicts as the graph does, plus `shift` for the first row."""
 
     def run(_: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
         found = source.reference(np.asarray(source.rows.comparison.rows.inputs))
@@ -191,7 +191,7 @@ def test_error_names_the_part_of_the_bundle_that_the_page_cannot_run(tmp_path: P
 def judged(
     source: ExportSource, change: Callable[[dict[int, bytes]], None]
 ) -> tuple[Hop, dict[str, Any]]:
-    """Judge what a page might send: the right answers after a `change`."""
+    """Judge the messages of a page: the right predictions after `change`."""
     rows = np.asarray(source.rows.comparison.rows.inputs)
     outputs, scores = source.reference(rows)
     talk = browser_hop.Conversation(list(source.rows.payloads()), rounds=1)

@@ -1,4 +1,4 @@
-"""The exported page in a real Chromium: its hop, planted faults, and its use from the disk."""
+"""The exported page in a real Chromium: its hop, planted faults, and use from the disk."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page's JavaScript against Slipway's own preprocessing, in Node: PNGs of every kind."""
+"""The page's JavaScript decodes and resizes PNGs as Slipway does, tested in Node."""
 
 import base64
 import io
@@ -61,7 +61,7 @@ def in_node(folder: Path, cases: list[tuple[ImageContract, bytes]]) -> list[str]
 
 
 def differing(folder: Path, cases: list[tuple[ImageContract, bytes]]) -> list[Any]:
-    """The cases whose pixels, or whose refusals, differ from ours."""
+    """Return the cases whose pixels, or whose refusals, differ from Slipway's."""
     found = in_node(folder, cases)
     assert len(found) == len(cases)
     wrong: list[Any] = []

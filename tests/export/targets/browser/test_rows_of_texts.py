@@ -1,4 +1,4 @@
-"""The page's JavaScript against Slipway's own preprocessing of texts, in Node."""
+"""The page's JavaScript encodes texts as Slipway does, tested in Node."""
 
 import json
 import random

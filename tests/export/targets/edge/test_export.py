@@ -1,4 +1,4 @@
-"""The folder of `slipway export edge`: its budgets, and its script in an environment of its own."""
+"""The folder that `slipway export edge` writes, its limits, and its script in a new environment."""
 
 import shutil
 import subprocess
@@ -183,7 +183,7 @@ def test_script_predicts_hostile_texts_as_the_certified_graph_does(
 
 
 def tried(record: ExportRecord) -> ExportRecord:
-    """The record, unless there is no package index."""
+    """Return the record; skip the test without a package index."""
     if record.hop.status == "not_executed":
         pytest.skip(record.hop.reason)
     return record

@@ -1,4 +1,4 @@
-"""The script of `slipway export edge` against Slipway's own preprocessing."""
+"""The script of `slipway export edge` preprocesses inputs as Slipway does."""
 
 import io
 import json

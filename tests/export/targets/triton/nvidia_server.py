@@ -1,4 +1,4 @@
-"""NVIDIA's own Triton server, from the package nvidia-pytriton in an environment of its own.
+"""Runs NVIDIA's Triton server, from the package nvidia-pytriton in a separate environment.
 
 The package has the server with its Python backend only. A backend of this file takes the place of
 Triton's `onnxruntime` backend: the server reads the repository, batches, and speaks gRPC; ONNX
@@ -48,7 +48,7 @@ START_S = 60.0
 
 
 def install_server(folder: Path) -> Path:
-    """Install the server in `folder`; return the folder of its packages.
+    """Install the server in `folder`. Returns the folder of its packages.
 
     Raises UnavailableError without uv or the package index, and on a machine without a wheel.
     """
@@ -73,7 +73,7 @@ def install_server(folder: Path) -> Path:
 def nvidia_server(
     folder: Path, packages: Path, repositories: Sequence[Path], models: Sequence[str]
 ) -> Iterator[str]:
-    """Start the server on model repositories; yield the address of its gRPC."""
+    """Start the server on model repositories. Yields the address of its gRPC port."""
     port, log = free_port(), folder / "server.log"
     environment = {
         "PATH": os.pathsep.join([str(folder / "environment/bin"), os.defpath]),

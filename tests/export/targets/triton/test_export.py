@@ -1,4 +1,4 @@
-"""The model repository for Triton and KServe, by the vendors' schemas and a server's answers."""
+"""The model repository for Triton and KServe, checked by their schemas and a fake server."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ def parsed(text: str) -> Any:
 
 @contextmanager
 def server(repository: Path, shift: float = 0.0) -> Iterator[str]:
-    """A server of the Open Inference Protocol that reads a repository as Triton does."""
+    """Start a fake server of the Open Inference Protocol that reads a repository as Triton does."""
     (folder,) = repository.iterdir()
     config = parsed((folder / "config.pbtxt").read_text())
     session = onnxruntime.InferenceSession(folder / "1/model.onnx")

@@ -1,4 +1,4 @@
-"""NVIDIA's own Triton server loads exported repositories, and answers as the certificate says."""
+"""NVIDIA's Triton server loads exported repositories, and predicts as certified."""
 
 import platform
 import shutil
