@@ -1,4 +1,4 @@
-"""Reads and writes bundles. A bundle is a folder with everything that a service needs to answer.
+"""Reads and writes bundles. A bundle is a folder with everything that a service needs to predict.
 
 artifacts/bundle/bundle.json          manifest, with the SHA-256 of every file
 artifacts/bundle/model_VARIANT.onnx   one self-contained graph per variant

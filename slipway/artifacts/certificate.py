@@ -1,4 +1,4 @@
-"""Certificate: records that every way of running the model gives the trained network's answers.
+"""Certificate: records that every way of running the model predicts as the trained network does.
 
 Each way is a hop, from the trained network over exported graphs to live HTTP. A hop is compared
 with an earlier one on the test rows. `slipway/stages/verify.py` writes the certificate, and the

@@ -1,8 +1,8 @@
-"""Golden rows: validation rows with fp32's answers, stored in the bundle as `golden_rows.npz`.
+"""Golden rows: validation rows and fp32's predictions for them, in `golden_rows.npz`.
 
-Every runtime answers them before it serves a variant. This detects another model's engine, NaN,
-overflow and swapped inputs on the serving machine; the certificate states how good the model is.
-The file is in numpy's format, without pickle.
+The file is in the bundle. Every runtime predicts these rows before it serves a variant. This
+detects another model's engine, NaN, overflow and swapped inputs on the serving machine; the
+certificate states how good the model is. The file is in numpy's format, without pickle.
 """
 
 import io
@@ -47,7 +47,7 @@ class GoldenFile(Contract):
 
 
 class GoldenResult(Contract):
-    """Differences of a variant's answers from those of fp32, measured on the golden rows."""
+    """Differences of a variant's predictions from fp32's, measured on the golden rows."""
 
     rows: int
     max_difference: float
@@ -60,7 +60,7 @@ class GoldenResult(Contract):
 
 @dataclass(frozen=True)
 class GoldenRows:
-    """The golden rows, and the answers of the fp32 graph to them on the CPU."""
+    """The golden rows, and the predictions of the fp32 graph for them on the CPU."""
 
     ids: list[str]
     inputs: NDArray[Any]  # (rows, ...) as the network takes them
@@ -104,8 +104,8 @@ def golden_budget(
 ) -> GoldenBudget:
     """Compute the allowed differences of a variant from fp32, from those measured at export.
 
-    `found` are the variant's answers on the CPU, `expected` those of fp32. The budget is four times
-    the measured differences plus four roundings of the precision. A flipped label is one that
+    `found` are the variant's predictions on the CPU, `expected` those of fp32. The budget is four
+    times the measured differences plus four roundings of the precision. A flipped label is one that
     differs from fp32's. The allowed number of flips is exceeded by chance in 1 of 1,000 starts at
     the measured rate, which Laplace's rule of succession keeps above 0.
     """
@@ -133,7 +133,7 @@ def check_golden_rows(
     budget: GoldenBudget,
     thresholds: Thresholds = (None, None),
 ) -> GoldenResult:
-    """Compare answers to the golden rows with those of fp32. Returns the differences.
+    """Compare predictions for the golden rows with fp32's. Returns the differences.
 
     `thresholds` are the decision thresholds of the variant and of fp32, None without them. Raises
     ParityError, which names the worst row, if the differences exceed the budget.

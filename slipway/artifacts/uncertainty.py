@@ -6,8 +6,8 @@ artifacts/ood_score.safetensors    statistics behind the OOD score in the graph
 Prediction sets and intervals contain the label of a fraction `coverage` of rows like the validation
 rows (Vovk, Gammerman and Shafer 2005, "Algorithmic Learning in a Random World", chapter 2). That is
 a mean over draws of validation rows, and one draw of few rows may be far off, so `evaluate`
-measures the coverage on test rows. It does not hold for unusual inputs, so every answer also has an
-OOD score.
+measures the coverage on test rows. It does not hold for unusual inputs, so every prediction also
+has an OOD score.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ class OODThreshold(Contract):
 
 
 class DecisionCosts(Contract):
-    """Costs of answers about two classes, in any unit; a right answer costs nothing."""
+    """Costs of decisions between two classes, in any unit; a right decision costs nothing."""
 
     false_positive: float
     false_negative: float
@@ -96,7 +96,7 @@ class DecisionCosts(Contract):
 
 
 class Decision(Contract):
-    """Decision rule for two classes: turns the probability of the positive class into an answer."""
+    """Rule that turns the probability of the positive one of two classes into a decision."""
 
     positive: str
     place: int  # of the positive class among the labels
@@ -106,7 +106,7 @@ class Decision(Contract):
     rows: int = 0  # validation rows behind threshold and bounds
 
     def abstains(self, probabilities: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Return a mask (...,) of the answers that abstain, so that a person decides."""
+        """Return a mask (...,) of the predictions that are left to a person."""
         shares = probabilities[..., self.place]
         if self.abstain_between is None:
             return np.zeros(shares.shape, bool)
@@ -116,7 +116,7 @@ class Decision(Contract):
     def expected_costs(
         self, probabilities: NDArray[np.float32], thresholds: Sequence[float]
     ) -> NDArray[np.float64] | None:
-        """Return the expected cost of each answer, (...,) float64; None without costs."""
+        """Return the expected cost of each prediction, (...,) float64; None without costs."""
         if self.costs is None:
             return None
         shares = probabilities[..., self.place].astype(np.float64)
@@ -221,7 +221,7 @@ def given_labels(
 def decided_classes(
     probabilities: NDArray[np.float32], thresholds: Sequence[float] | None
 ) -> NDArray[np.int64]:
-    """Return the predicted class of each answer as its position, (...,) int64.
+    """Return the position of each predicted class, (...,) int64.
 
     `probabilities` are (..., classes). Without `thresholds` it is the most probable class, and the
     first of equal ones. With `thresholds` of two classes, it is the positive class if its

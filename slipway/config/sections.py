@@ -587,7 +587,7 @@ Gates = Annotated[dict[str, Gate], Field(examples=[{"accuracy": {"min": 0.9, "ma
 
 
 class CostParams(ParamsSection):
-    """Costs of answers about two classes, in any unit; a right answer costs nothing."""
+    """Costs of decisions between two classes, in any unit; a right decision costs nothing."""
 
     false_positive: NotNegative  # the positive class is answered, and wrong
     false_negative: NotNegative  # the other class is answered, and wrong

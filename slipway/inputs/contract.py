@@ -54,7 +54,7 @@ class InputContract(Contract):
     def redacted(self, payload: bytes) -> bytes:
         """Return a request's body for logs, with personal data masked if the contract requires it.
 
-        The network gives the same answer to the original and the returned body.
+        The network predicts the same for the original and the returned body.
         """
         return payload
 

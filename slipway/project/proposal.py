@@ -59,7 +59,7 @@ _LIGHTGBM = {
 class ProjectProposal:
     """Complete params, reasons for the keys to look at first, questions and warnings.
 
-    If there is a question, `params` is empty: answer it by another call with `task` or `target`.
+    If there is a question, `params` is empty: call `propose` again with `task` or `target`.
     """
 
     params: Mapping[str, Any]

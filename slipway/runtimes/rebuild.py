@@ -4,7 +4,7 @@ The service starts `python -m slipway.runtimes.rebuild BUNDLE ENGINE REBUILT`; `
 slipway.stages.compile` does the same without params.yaml. The engine manifest or the record of a
 skipped build in ENGINE holds the request. REBUILT then holds an engine, its manifest and
 `target_certificate.json`, without which it is not served. A bundle without golden rows is refused,
-and an engine that answers them differently.
+and so is an engine whose predictions for them differ.
 """
 
 import json
@@ -131,7 +131,7 @@ def read_target_certificate(rebuilt: Path) -> TargetCertificate:
 def answer_golden_rows(
     run: Callable[[NDArray[Any]], Answers], variant: str, bundle: LoadedBundle, batch_size: int
 ) -> GoldenResult | None:
-    """Run the bundle's golden rows through `run`, and compare the answers with those of fp32.
+    """Run the bundle's golden rows through `run`, and compare the predictions with fp32's.
 
     Returns the measured differences, or None if the bundle has no golden rows. Raises ParityError
     if they exceed the budget of `variant`.

@@ -240,7 +240,7 @@ def _png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def prediction_content(bundle: Bundle | None) -> dict[str, Any]:
-    """Return the schema of the response of `/predict`: one flat answer, or a list of answers."""
+    """Return the schema of the response of `/predict`: one prediction or a list."""
     fields = _prediction_fields(bundle)
     predictions = {"predictions": {"type": "array", "items": _object(fields)}}
     return {

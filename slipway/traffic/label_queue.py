@@ -104,7 +104,7 @@ class LabelQueue:
         return [QueuedRow(name, item, moment, bool(mark)) for name, item, moment, mark in found]
 
     def waiting(self, labeller: str) -> list[QueuedRow]:
-        """Return the undecided rows that this labeller has not answered yet."""
+        """Return the undecided rows that this labeller has neither labelled nor skipped."""
         opinions = self._all_opinions()
         return [
             row

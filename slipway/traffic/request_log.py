@@ -1,4 +1,4 @@
-"""Reads and writes the request log: requests and their answers, in a folder of bounded size.
+"""Reads and writes the request log: requests and their predictions, in a folder of bounded size.
 
 FOLDER/BEGIN-RANDOM.jsonl    one segment: one JSON object per request and line
 

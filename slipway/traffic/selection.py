@@ -116,8 +116,8 @@ def unlabelled_items(
 ) -> list[LoggedItem]:
     """Return the logged rows without a label; of equal contents only one.
 
-    If an id was reused, only the row of its last answer is returned. An id with any known label is
-    left out, because a new label would replace the known one.
+    If an id was reused, only the row of its last prediction is returned. An id with any known label
+    is left out, because a new label would replace the known one.
     """
     counts = SelectedRows([], {})
     known = {(label.request_id, label.item): label for label in labels}
@@ -261,9 +261,9 @@ def _value_of(label: GroundTruth, has_classes: bool) -> str | float | None:
 
 
 def _place_of(label: GroundTruth, items: Sequence[LoggedItem]) -> int | None:
-    """Return the index of the row that a label is for: the last one answered before the label.
+    """Return the index of the row that a label is for: the last one predicted before the label.
 
-    None if all items were answered later.
+    None if all rows were predicted later.
     """
     num_before = sum(item.key[2] <= label.received for item in items)
     if num_before:

@@ -60,7 +60,7 @@ class ServiceHop:
     ) -> list[Measured]:
         """Return the hops `http` and `grpc` with their predictions, or the reason for having none.
 
-        The status is "differs" if the service does not start, does not answer, or answers
+        The status is "differs" if the service does not start, does not respond, or predicts
         differently. Rows of a table are sent in two ways; the one with the larger difference
         counts.
         """

@@ -116,7 +116,7 @@ class ExportSource:
     def reference(self, inputs: NDArray[Any]) -> Answers:
         """Predict inputs (rows, ...) one by one, as targets do, with ONNX Runtime on the CPU.
 
-        In a batch, answers of a dynamic int8 graph depend on the other rows.
+        In a batch, predictions of a dynamic int8 graph depend on the other rows.
         """
         runner = open_onnx(
             self.graph(),

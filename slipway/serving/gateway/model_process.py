@@ -40,12 +40,12 @@ class ModelProcess:
 
     @property
     def address(self) -> str:
-        """The URL at which the service answers callers."""
+        """The URL at which the service receives requests of callers."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def operators_address(self) -> str:
-        """The URL at which the service answers operators."""
+        """The URL at which the service receives requests of operators."""
         settings = self.model.settings
         if not settings.admin_port:
             return self.address

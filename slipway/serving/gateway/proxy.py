@@ -206,7 +206,7 @@ class Gateway:
         return Response(200, page.encode(), "text/html; charset=utf-8", (_POLICY,))
 
     async def _metrics(self, headers: Headers) -> Response:
-        """Return the metrics of all services that answer the caller's key, and our own."""
+        """Return the metrics of all services that admit the caller's key, and the gateway's own."""
         sent = {
             name.decode(): value.decode("latin-1")
             for name, value in headers.items()

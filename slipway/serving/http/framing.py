@@ -105,7 +105,7 @@ def _require_once(headers: list[tuple[bytes, bytes]]) -> None:
 def _require_continue(expectation: bytes, version: str) -> None:
     """Refuse expectations other than `100-continue`, and any in HTTP/1.0.
 
-    A caller of HTTP/1.0 would take `100 Continue` for the answer.
+    A caller of HTTP/1.0 would mistake `100 Continue` for the response.
     """
     if expectation.strip().lower() != _CONTINUE or version == "1.0":
         found = expectation.decode("latin-1")[:80]

@@ -1,6 +1,6 @@
 """Receives the body of a request, and drains the bodies of refused requests.
 
-Many clients send a whole body before they read the answer. Closing a connection with unread bytes
+Many clients send a whole body before they read the response. Closing a connection with unread bytes
 resets it (RFC 9112, section 9.6), and the client would lose an early refusal. So the service reads
 and discards the rest of a refused body, up to a limit.
 """

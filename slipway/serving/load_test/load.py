@@ -1,8 +1,8 @@
 """Generates load: open loop (requests at given times) or closed loop (one after the other).
 
 In an open loop, latency counts from the time a request was due, so neither a slow service nor a
-slow client can hide waiting time (coordinated omission). Requests are never repeated. A connection
-that broke before its answer has status 0.
+slow client can hide waiting time (coordinated omission). Requests are never repeated. A request
+whose connection broke before the response has status 0.
 """
 
 import asyncio

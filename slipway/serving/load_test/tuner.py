@@ -51,7 +51,7 @@ class Goal:
     """Latency goal: 99 % of the responses within `p99_ms` milliseconds.
 
     It applies at `rate` requests per second (open loop), or for `connections` callers that wait for
-    each answer (closed loop).
+    each response (closed loop).
     """
 
     p99_ms: float

@@ -1,6 +1,6 @@
 """The metrics of the service itself. Label values are fixed, so no request can add a series.
 
-Workers write to files in a folder of their server, so any of them answers `/metrics` for all. The
+Workers write to files in a folder of their server, so any of them can serve `/metrics` for all. The
 counts of a worker that died remain, except for its last FLUSH_S. A worker flushes its own counts
 before it answers a scrape, so they are exact. docs/reference/serving.md lists every metric.
 """

@@ -32,7 +32,7 @@ Row = TypeVar("Row")  # the answer to one row
 class Submission(Generic[Row]):
     """The rows of one request in the batcher's queue.
 
-    `answer` is a future: await it for the answers, or cancel it to drop rows that still wait.
+    `answer` is a future: await it for the results, or cancel it to drop rows that still wait.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class Submission(Generic[Row]):
     def answer_times(self) -> tuple[float, float, float, float]:
         """Return begin and end of its time in the queue, and begin and end of its batches.
 
-        Call it after the request was answered.
+        Call it after the request was completed.
         """
         begun = self._started
         return begun - self.queue_seconds, begun, begun, begun + self.infer_seconds

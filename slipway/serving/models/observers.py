@@ -1,7 +1,7 @@
 """Passes completed predictions to observers: request log, monitoring, shadow model.
 
-An observer receives every request that the model answered, after the answer is known. It must not
-wait or raise, so it cannot delay or change an answer.
+An observer receives every request after its prediction is known. It must not wait or raise, so it
+cannot delay or change a response.
 """
 
 import asyncio
@@ -74,12 +74,12 @@ rows_of: Callable[[Noted], Sequence[AnsweredRow]] = _field("rows")
 
 
 class Observer(Protocol):
-    """Receives every request that the model answered. Called on the event loop."""
+    """Receives every request for which the model made a prediction. Called on the event loop."""
 
     def offer(self, answered: Sequence[Noted], moment: float) -> None:
-        """Receive one or more requests that one model answered. Never waits, never raises.
+        """Receive one or more requests with predictions of one model. Never waits, never raises.
 
-        All were answered at `moment` or later, in seconds since 1970.
+        All were predicted at `moment` or later, in seconds since 1970.
         """
 
     def close(self) -> None:

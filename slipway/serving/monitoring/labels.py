@@ -1,8 +1,8 @@
 """Stores predictions and the true labels that callers send, with SQL in an open transaction.
 
-A label belongs to the last answer of its request id before the label arrived, or else to the first
-answer within EARLY_S after it. `slipway/traffic/selection.py` applies the same rule to the request
-log.
+A label belongs to the last prediction of its request id before the label arrived, or else to the
+first one within EARLY_S seconds after it. `slipway/traffic/selection.py` applies the same rule to
+the request log.
 """
 
 import itertools
@@ -122,9 +122,9 @@ def insert_predictions(connection: SqlConnection, predictions: Sequence[Predicti
 
 
 def join_labels(connection: SqlConnection, since: float, now: float) -> Joins:
-    """Join stored labels to predictions answered at `since` or later.
+    """Join stored labels to predictions made at `since` or later.
 
-    This includes labels that were joined to an earlier answer of a reused request id.
+    This includes labels that were joined to an earlier prediction of a reused request id.
     """
     answer_time = _ANSWER_TIME.format(request_id="labels.request_id", received="labels.received")
     found = connection.execute(

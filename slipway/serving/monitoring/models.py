@@ -19,8 +19,8 @@ _DAY_S = 86400.0
 class MonitoredModel:
     """One variant of a bundle. `reference` is None until it is read, or if the bundle has none.
 
-    Windows belong to `key`, which includes the variant: answers of int8 are compared with answers
-    of int8 to validation rows.
+    Windows belong to `key`, which includes the variant: predictions of int8 are compared with those
+    of int8 for validation rows.
     """
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:

@@ -1,6 +1,6 @@
 """The monitoring thread of a worker: counts traffic, detects drift, and stores predictions.
 
-It never costs a request its answer. If the queue is full, rows are dropped. If processor time is
+It never delays or fails a request. If the queue is full, rows are dropped. If processor time is
 short, rows are sampled. If the disk, the database or the code fails, the failure is counted and
 logged once, and the step retried. Every few seconds the worker merges its traffic into the database
 that all workers share, so a killed worker loses a few seconds at most.

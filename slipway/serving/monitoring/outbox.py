@@ -1,9 +1,9 @@
 """Delivers predictions and labels from this service to the database at SLIPWAY_DATABASE_URL.
 
 They are written to the outbox, a table of the local database, and a thread delivers them. So
-PostgreSQL is never in the way of an answer, and what was accepted survives its faults. A row is
-deleted here after the commit there. If that result is lost, the row is delivered again, and its key
-shows that it was there: it counts once.
+PostgreSQL never delays a response, and accepted labels survive its faults. A row is deleted here
+after the commit there. If that result is lost, the row is delivered again, and its key shows that
+it was there: it counts once.
 """
 
 import logging
@@ -96,8 +96,8 @@ def deliver(
 class Forwarder:
     """Delivers the outbox of this service to the database; only one worker does so at a time.
 
-    `current` returns the model that answers new requests. `report_wrong` is called with the version
-    of each model whose prediction a label proved wrong.
+    `current` returns the model for new requests. `report_wrong` is called with the version of each
+    model whose prediction a label proved wrong.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Samples requests under load: some are monitored in full, the others are only counted.
 
-A request that waits for the monitoring thread holds its pixels, rows and answers: some ten thousand
-bytes that the event loop would otherwise reuse at once. A counted request only leaves a few
-numbers.
+A request that waits for the monitoring thread holds its pixels, rows and predictions: some ten
+thousand bytes that the event loop would otherwise reuse at once. A counted request only leaves a
+few numbers.
 """
 
 import math
@@ -34,7 +34,7 @@ Request = TypeVar("Request")
 
 
 class RowCounts:
-    """Counts of all rows that one model answered: labels, confidences, outliers."""
+    """Counts of all rows that one model predicted: labels, confidences, outliers."""
 
     __slots__ = (
         "bundle",

@@ -311,7 +311,7 @@ def _merge_window(
     opened: float,
     result: MergeResult,
 ) -> None:
-    """Merge rows, answered at `opened` or later, into the model's open window, or open one."""
+    """Merge rows, predicted at `opened` or later, into the model's open window, or open one."""
     found = connection.execute(
         "SELECT id, content, opened FROM windows WHERE model = ? AND closed IS NULL", (key,)
     ).fetchone()

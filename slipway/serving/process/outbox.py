@@ -1,8 +1,8 @@
 """Runs work outside the request path: a bounded queue with a thread, and a log based on it.
 
-Neither ever costs a request its answer. Items that do not fit into the queue are dropped, items
-that cannot be delivered have failed, and both are counted. A killed worker loses the items in its
-queue: those of a tenth of a second, of half a second for the access log, of a second for traces.
+Neither ever delays or fails a request. Items that do not fit into the queue are dropped, items that
+cannot be delivered have failed, and both are counted. A killed worker loses the items in its queue:
+those of a tenth of a second, of half a second for the access log, of a second for traces.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Routes a fraction of one worker's live requests to the candidate model of a canary.
 
-The request id decides which model answers: the draw is a pure function of the id, so all workers
-agree. If the candidate fails a request, the stable model answers it; the caller only waits a little
-longer. The outcome of each request is evidence for or against the candidate. Callers cannot bias
-the evidence: the draw is salted with a secret, an id counts only once, and a request that the
+The request id decides which model predicts: the draw is a pure function of the id, so all workers
+agree. If the candidate fails a request, the stable model predicts for it; the caller only waits a
+little longer. The outcome of each request is evidence for or against the candidate. Callers cannot
+bias the evidence: the draw is salted with a secret, an id counts only once, and a request that the
 stable model fails as well does not count against the candidate.
 """
 
@@ -43,10 +43,10 @@ def is_chosen(request_id: str, share: float, salt: str) -> bool:
 class SeenIds:
     """Request ids that a canary has seen, over all workers: one bit per hash, in a shared file.
 
-    Only the first request with an id is evidence: its answer reveals the model that the id selects,
-    and a repeated request is not another draw. A hash collision counts as seen: after millions of
-    requests that loses some evidence, and favours no model. If `path` cannot be written, each
-    worker knows only its own ids.
+    Only the first request with an id is evidence: its response reveals the model that the id
+    selects, and a repeated request is not another draw. A hash collision counts as seen: after
+    millions of requests that loses some evidence, and favours no model. If `path` cannot be
+    written, each worker knows only its own ids.
     """
 
     def __init__(self, path: Path, salt: str) -> None:

@@ -2,7 +2,7 @@
 
 The first worker that sees a decision writes it. A candidate is refused if a worker refuses it, dies
 while loading it, or takes too long. A running candidate is rolled back at once if a worker dies
-with it or if it gives an invalid answer, and otherwise if the test of
+with it or if it makes an invalid prediction, and otherwise if the test of
 slipway/serving/rollout/sequential.py finds evidence against it. Without such evidence it advances
 step by step.
 """

@@ -58,8 +58,8 @@ def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 def log_evidences(counts: Counts, disagreement: float) -> dict[str, float]:
     """Return the natural logarithm of the evidence against the candidate, by test.
 
-    `disagreement` is the fraction of answers that may differ from the stable model's. A value of
-    LOG_THRESHOLD or more rolls the candidate back.
+    `disagreement` is the fraction of predictions that may differ from the stable model's. A value
+    of LOG_THRESHOLD or more rolls the candidate back.
     """
     return {event: log_evidence(counts.of(event)) for event in EVENTS} | {
         "disagreement": log_evidence({disagreement: counts.disagreements})
@@ -123,7 +123,7 @@ class Evidence:
             self._shadowed[outcome] += 1
 
     def fault(self, reason: str) -> None:
-        """Record an invalid answer of the candidate, which rolls it back at once."""
+        """Record an invalid prediction of the candidate, which rolls it back at once."""
         with self._lock:
             self._fault = self._fault or reason
 

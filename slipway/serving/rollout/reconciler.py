@@ -66,7 +66,7 @@ _REPORT_S = 1.0  # least time between two reports that differ only in counts
 
 
 class RolloutSettings(SettingsSection):
-    """Settings of rollouts: the share of requests that a candidate answers in the shadow."""
+    """Settings of rollouts: the share of requests that are copied to a shadowing candidate."""
 
     shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # requests copied to a candidate
 
@@ -182,7 +182,7 @@ class RolloutReconciler:
 
     @property
     def is_shadowing(self) -> bool:
-        """True if a candidate answers copies of requests in this worker."""
+        """True if a candidate predicts copies of requests in this worker."""
         return self._trial is not None and self._trial.shadow is not None
 
     def model_info(self) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """Sends copies of live requests to the candidate, and counts how often the predictions agree.
 
-Callers do not notice. A copy is made after the caller's answer is known, and waits in a short queue
-for one low-priority thread; if the queue is full, it is dropped. No error here reaches a request.
+Callers do not notice. A copy is made after the caller's response is known, and waits in a short
+queue for one low-priority thread; if the queue is full, it is dropped. No error here reaches a
+request.
 """
 
 import asyncio

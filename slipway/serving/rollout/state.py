@@ -97,7 +97,7 @@ class Candidate(Contract):
 
     @property
     def share(self) -> float:
-        """The share of live requests that the candidate answers."""
+        """The share of live requests that the candidate serves."""
         is_routed = self.mode == "canary" and self.phase == "running"
         return self.plan.steps[self.step] if is_routed else 0.0
 

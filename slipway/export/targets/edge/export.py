@@ -1,6 +1,6 @@
 """Writes the folders of `slipway export edge` and `openvino`, and runs their script.
 
-The hop installs `requirements.txt` with uv into a new environment, lets `run.py` answer the
+The hop installs `requirements.txt` with uv into a new environment, lets `run.py` predict the
 original bytes of every test row there, and measures what `edge` in params.yaml limits.
 """
 

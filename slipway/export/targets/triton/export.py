@@ -75,7 +75,7 @@ def export_server(given: ServerExport, out: Path, variant: str | None) -> str:
     """Write the folder to `out`; return a summary.
 
     Raises:
-        UnavailableError: the name is not usable, or the server does not answer.
+        UnavailableError: the name is not usable, or the server does not respond.
         ParityError: the hop differs.
     """
     require_name(given.name)
@@ -210,9 +210,9 @@ def service_text(source: ExportSource, given: ServerExport, batching: Batching |
 
 
 def run_server_hop(source: ExportSource, given: ServerExport) -> Hop:
-    """Send every test row to the server, one per request, and compare its answers.
+    """Send every test row to the server, one per request, and compare its predictions.
 
-    Raises UnavailableError if the server does not answer.
+    Raises UnavailableError if the server does not respond.
     """
     requested = source.requested(given.target, "auto")
     if given.server is None:

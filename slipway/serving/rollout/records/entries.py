@@ -38,7 +38,7 @@ class Served(Contract):
 
 
 class Entry(Contract):
-    """A line of the history: an event, and the models that answer requests after it."""
+    """A line of the history: an event, and the models that serve requests after it."""
 
     format_version: Literal[1]
     number: int
