@@ -221,9 +221,9 @@ def _lines_with(segment: Path, rows: RequestRows) -> list[FoundLine]:
 
 
 def _without(line: bytes, items: frozenset[int] | None) -> bytes | None:
-    """Return a line without some rows, as long as before; None if nothing of it may stay.
+    """Return the line without the rows `items`, at most as long as before; None to erase it all.
 
-    A line that cannot be read, or whose last row goes, does not stay.
+    A line is erased as a whole if it cannot be read, or if no other rows are left.
     """
     if items is None:
         return None

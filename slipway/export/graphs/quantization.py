@@ -1,8 +1,8 @@
 """Quantizes graphs to int8: static (ranges from sample rows) or dynamic (a range for each row).
 
-The CPU and TensorRT need different static graphs. In our dynamic graphs a prediction never depends
-on other rows of its batch. ONNX Runtime's own dynamic graphs have one range for the whole batch, so
-in a service another caller's row would change the prediction.
+The CPU and TensorRT need different static graphs. In Slipway's dynamic graphs a prediction never
+depends on other rows of its batch. ONNX Runtime's own dynamic graphs have one range for the whole
+batch, so in a service another caller's row would change the prediction.
 """
 
 import contextlib

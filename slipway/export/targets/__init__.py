@@ -1,4 +1,4 @@
 """Exports a bundle to other runtimes, as folders that predict without the service.
 
-Each export is verified by a hop of its own. No model is trained or converted to another precision.
+A hop of its own verifies each export: it compares the predictions for the test rows.
 """

@@ -217,7 +217,7 @@ class _Methods:
     def _state(self, name: str, path_of: Callable[[Any], str]) -> Any:
         """Create a method that reports whether the server or the model is live or ready.
 
-        `name` is the true-or-false field of its reply, and `path_of` returns the HTTP path to ask.
+        `name` is the boolean field of its reply, and `path_of` returns the HTTP path to query.
         """
 
         async def answer(asked: Any, context: Any) -> Any:

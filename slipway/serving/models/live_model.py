@@ -1,7 +1,7 @@
 """A model with its own decoder and queue, which can be retired without losing requests.
 
 To swap models, first send new requests to the new model, then call `retire` on the old one, which
-finishes the requests that it already has.
+completes its remaining requests.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """A second port for operators, the only one with metrics, rollouts and the API description.
 
-Every worker listens on it with SO_REUSEPORT, and the kernel chooses one, which does not matter: the
-figures cover all workers. Its connections have limits of their own, so callers cannot crowd
-operators out.
+Every worker listens on it with SO_REUSEPORT, and the kernel chooses a worker for each connection;
+any will do, because metrics cover all workers. The port has separate connection limits, so callers
+cannot crowd operators out.
 """
 
 import asyncio

@@ -67,7 +67,7 @@ def bento_labels(root: Path = ROOT) -> dict[str, str]:
 def write_build_files(root: Path = ROOT) -> None:
     """Write the files that bentofile.yaml copies from `build/`: Slipway's wheel, locks, the image.
 
-    A clone does not need them. Raises what `write_own_wheel` raises.
+    A clone does not need them. Raises the errors of `write_own_wheel`.
     """
     if root.resolve() == _CODE.resolve():
         return

@@ -1,11 +1,11 @@
 """Sets up a worker process: garbage collection, thread switching, and draining on SIGTERM.
 
 *Garbage collection.* A full collection visits all modules and the model, some hundred thousand
-objects, and blocks all answers for 50 to 100 ms. So all objects that exist after loading the model
+objects, and blocks all requests for 50 to 100 ms. So all objects that exist after loading the model
 are frozen. Requests create almost no cycles, so collections are rarer than by default.
 
 *Thread switching.* By default a thread holds the interpreter for 5 ms while others wait. The event
-loop answers a request in a fraction of that, and would wait that long repeatedly while another
+loop serves a request in a fraction of that, and would wait that long repeatedly while another
 thread loads a model.
 
 *Draining.* After SIGTERM the worker reports that it is not ready, but answers for

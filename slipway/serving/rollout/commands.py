@@ -64,10 +64,10 @@ def propose(
 ) -> Rollout:
     """Propose a bundle as the candidate of a rollout.
 
-    First the bundle is verified, copied, and loaded once in a process of its own. If no worker
-    runs, the next start serves it. Certificate and engine default to those next to the bundle.
-    Raises SlipwayError if there is a candidate already, or if the model is refused; a refusal is
-    also recorded as an event of the state.
+    First the bundle is verified, copied, and loaded once in a separate process. If no worker runs,
+    the next start serves it. Certificate and engine default to those next to the bundle. Raises
+    SlipwayError if there is a candidate already, or if the model is refused; a refusal is also
+    recorded as an event of the state.
     """
     allowed, plan = allowed or Allowed(), plan or RolloutPlan()
     if list(plan.steps) != sorted(set(plan.steps)):

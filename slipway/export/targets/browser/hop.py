@@ -1,9 +1,9 @@
 """The hop `browser`: a real Chromium predicts every test row from its original bytes.
 
 The page itself runs, with `hop.js` as one more script, which fetches rows from a server on
-127.0.0.1 and sends back the pixels or numbers that the network took, and the answers. A PNG must
-give our very pixels. A JPEG is decoded by the browser: its pixels may differ by MOST_LEVELS, the
-difference is recorded, and no label may change.
+127.0.0.1 and sends back the pixels or numbers that the network took, and the predictions. A PNG
+must give exactly Slipway's pixels. A JPEG is decoded by the browser: its pixels may differ by
+MOST_LEVELS, the difference is recorded, and no label may change.
 """
 
 import json

@@ -251,7 +251,7 @@ def _require_operators(command: list[str]) -> None:
 
 
 def install(environment: Path, requirements: Path, options: Sequence[str] = ()) -> dict[str, Any]:
-    """Make a new environment with the requirements; return its size and what was tried.
+    """Install the requirements in a new environment. Returns its size and other facts.
 
     Raises UnavailableError without uv, or if the packages cannot be installed.
     """

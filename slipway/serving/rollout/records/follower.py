@@ -1,8 +1,9 @@
 """Follows the rollout that several services share, on a thread of one worker at a time.
 
-Every second it adds what waited here, stores the reports of this service's workers, and copies the
-state, the models that it names and the other services' reports to SLIPWAY_STATE. Workers reconcile
-with that copy as without a database. While the database is down they keep serving it.
+Every second it adds the entries that wait in this service, stores the reports of this service's
+workers, and copies the state, the models that it names and the other services' reports to
+SLIPWAY_STATE. Workers reconcile with that copy as without a database. While the database is down
+they keep serving it.
 """
 
 import logging
