@@ -219,7 +219,7 @@ def _decode(
 
 
 def decode_with_pillow(payload: bytes, max_pixels: int) -> DecodedImage:
-    """Decode any image of FORMATS as `decode_image` does, with its metadata."""
+    """Decode any image of FORMATS as `decode_image` does, and return its metadata too."""
     image = _open(payload, max_pixels)
     image_format = _FORMAT_OF.get(str(image.format), str(image.format))
     try:

@@ -159,7 +159,7 @@ def test_voting_is_refused_for_numeric_targets() -> None:
     assert "whose numbers have no votes: set it to 'average'" in found
 
 
-def test_pruning_beside_an_ensemble_is_refused() -> None:
+def test_pruning_together_with_an_ensemble_is_refused() -> None:
     given = content([{}, {"seed": 8}])
     given["prune"]["kind"] = "magnitude"
     given["export"]["variants"] = ["fp32", "pruned"]

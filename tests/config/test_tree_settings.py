@@ -27,7 +27,7 @@ def content(task: str = "table_classification", **changes: Any) -> dict[str, Any
     return found
 
 
-def test_trees_are_accepted_if_no_key_requests_gradient_steps() -> None:
+def test_tree_networks_are_accepted_if_no_key_requests_gradient_steps() -> None:
     assert parse_params(content()).train.network == "lightgbm"
 
 
@@ -60,7 +60,7 @@ def test_label_smoothing_of_a_numeric_target_is_ignored_for_trees_too() -> None:
     assert mistakes_in(content("table_regression", **changes)) == []
 
 
-def test_trees_are_refused_for_images() -> None:
+def test_tree_networks_are_refused_for_images() -> None:
     with pytest.raises(ParamsError, match=r"train.network is 'lightgbm', but data.task is"):
         parse_params(content("image_classification"))
 
@@ -71,6 +71,6 @@ def test_commands_that_time_gradient_steps_refuse_tree_models() -> None:
         require_gradient_steps("lightgbm", "slipway profile")
 
 
-def test_trees_are_refused_for_several_labels() -> None:
+def test_tree_networks_are_refused_for_multi_label_targets() -> None:
     with pytest.raises(ParamsError, match="which cannot learn"):
         parse_params(content("table_multilabel"))

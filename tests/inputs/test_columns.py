@@ -186,7 +186,9 @@ ANYTHING = (
 @pytest.mark.process
 @settings(deadline=None)
 @given(ANYTHING, st.sampled_from(KINDS), st.booleans())
-def test_any_json_value_is_read_or_refused_by_a_rule(value: Any, kind: Kind, imputed: bool) -> None:
+def test_any_json_value_is_read_as_a_cell_or_refused_by_a_rule(
+    value: Any, kind: Kind, imputed: bool
+) -> None:
     wanted = contract(
         column("c", kind, imputed=imputed, categories=["x"] if kind == "category" else [])
     )
@@ -218,7 +220,7 @@ def test_any_json_value_is_read_or_refused_by_a_rule(value: Any, kind: Kind, imp
         ("category", " ", "missing_value"),
     ],
 )
-def test_value_not_allowed_by_its_column_is_refused_by_a_rule(
+def test_cell_value_that_its_column_does_not_allow_is_refused_by_a_rule(
     kind: Kind, value: Any, rule: str
 ) -> None:
     bounds = {"min": 0.0, "max": 10.0} if kind == "number" else {}
@@ -306,7 +308,7 @@ def test_number_too_large_for_float32_is_refused_with_its_column() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "", 3, "x" * 300, {"a": [1]}, float("nan")])
-def test_column_ignored_in_training_may_hold_anything(value: Any) -> None:
+def test_column_ignored_in_training_may_contain_any_value(value: Any) -> None:
     wanted = contract(column("c", "number")).model_copy(update={"ignored": ["id"]})
     assert read_row({"id": value, "c": 1}, wanted) == {"c": 1.0}
     with pytest.raises(CellError, match=r"there is no such column, expected c$"):

@@ -47,7 +47,7 @@ def contract(size_px: int = 4, **changes: Any) -> ImageContract:
 
 @pytest.mark.parametrize("name", ["nearest", "bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
-def test_an_image_is_resized_with_the_filter_that_the_contract_names(name: str, fit: str) -> None:
+def test_image_is_resized_with_the_filter_of_its_contract(name: str, fit: str) -> None:
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (31, 47, 3), dtype=np.uint8))
     resize: Any = {"stretch": Image.Image.resize, "crop": ImageOps.fit, "pad": ImageOps.pad}[fit]
     expected = resize(image, (12, 12), Image.Resampling[name.upper()])
@@ -78,14 +78,16 @@ def test_image_of_the_networks_size_keeps_its_pixels() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
-def test_any_image_becomes_the_contracts_shape(channels: int, fit: str, interpolation: str) -> None:
+def test_any_image_is_converted_to_the_shape_of_its_contract(
+    channels: int, fit: str, interpolation: str
+) -> None:
     array = read(
         Image.fromarray(NOISE), channels=channels, resize_mode=fit, interpolation=interpolation
     )
     assert (array.shape, array.dtype) == ((4, 4, channels), np.uint8)
 
 
-def test_crop_keeps_the_middle_and_pad_keeps_everything() -> None:
+def test_resize_mode_crop_keeps_the_middle_and_pad_keeps_the_whole_image() -> None:
     oblong = np.zeros((4, 12, 3), np.uint8)
     oblong[:, 4:8] = 200
     assert (read(Image.fromarray(oblong), resize_mode="crop") == 200).all()
@@ -402,7 +404,7 @@ def test_jpeg_with_a_flipped_byte_decodes_alike_or_is_left_to_pillow() -> None:
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-def test_jpeg_luma_equals_the_grey_of_its_colours(kind: str) -> None:
+def test_decoded_jpeg_luma_equals_the_grey_of_the_decoded_colours(kind: str) -> None:
     pale = SCENE.point(lambda level: 80 + level // 4)  # no colour is cut off at 0 or 255
     payload = encode(pale, "JPEG", quality=90, **JPEGS[kind])
     header = read_jpeg_header(payload, 10_000)

@@ -77,7 +77,7 @@ def test_any_text_is_refused_or_encoded_to_a_row_that_decodes_to_it(text: str) -
         assert shown == normalised(text)
 
 
-def test_a_long_run_of_combining_marks_is_cut_before_it_is_sorted() -> None:
+def test_long_run_of_combining_marks_is_cut_before_unicode_sorts_it() -> None:
     marks = "a" + "\u0316\u0301" * 500_000
     assert unicodedata.is_normalized("NFC", normalised(marks, 64))
     assert len(normalised(marks, 64)) <= 64
@@ -104,19 +104,19 @@ def test_error_for_a_wrong_row_names_its_column_and_rule(
         read_text(row, SHORT)
 
 
-def test_the_columns_of_a_row_are_joined_and_one_of_them_may_be_missing() -> None:
+def test_text_columns_of_a_row_are_joined_and_one_may_be_missing() -> None:
     assert read_text({"title": "a\nb", "text": "c"}, PAIR) == "a b\nc"
     assert read_text({"title": None, "text": "c"}, PAIR) == "\nc"
     assert read_text({"title": "a"}, PAIR) == "a\n"
 
 
-def test_example_rows_have_different_lengths() -> None:
+def test_example_rows_of_texts_have_different_lengths() -> None:
     rows = PAIR.example_rows(20)
     assert rows.shape == (20, 64)
     assert len({int(np.count_nonzero(row)) for row in rows}) > 5
 
 
-def test_a_contract_without_columns_is_refused() -> None:
+def test_text_contract_without_columns_is_refused() -> None:
     with pytest.raises(BundleError, match="expected one or more"):
         SHORT.model_copy(update={"columns": []}).require_usable()
 
@@ -147,7 +147,7 @@ def test_logged_request_is_masked_but_encodes_to_the_same_rows() -> None:
     )
 
 
-def test_a_logged_request_is_unchanged_if_nothing_is_masked_and_one_row_may_lack_a_cell() -> None:
+def test_redacted_masks_only_the_contracts_kinds_and_keeps_missing_cells() -> None:
     body = json.dumps({"title": None, "text": PRIVATE}).encode()
     assert PAIR.redacted(body) == body
     logged = PAIR.model_copy(update={"masked": ["card"]}).redacted(body)

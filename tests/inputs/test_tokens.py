@@ -61,7 +61,7 @@ def test_texts_get_the_same_tokens_singly_as_in_a_long_batch() -> None:
     np.testing.assert_array_equal(encode_texts(texts, contract), single)
 
 
-def test_the_name_of_a_special_token_in_a_text_is_ordinary_text() -> None:
+def test_name_of_a_special_token_in_a_text_is_tokenized_as_ordinary_text() -> None:
     contract = with_special_token()
     (row,) = encode_texts([SPECIAL], contract)
     assert 401 not in row.tolist()
@@ -76,14 +76,14 @@ def test_text_without_any_token_is_encoded_to_a_row_with_one_token() -> None:
     assert np.count_nonzero(encode_texts(["abc"], contract)) == 1
 
 
-def test_the_contract_describes_its_tokenizer_by_its_digest() -> None:
+def test_description_of_a_contract_names_its_tokenizer_by_digest() -> None:
     described = token_contract().describe()["tokenizer"]
     assert (described["vocabulary_size"], described["max_tokens"]) == (400, 16)
     assert len(described["sha256"]) == 64
     assert token_contract(tokenizer=None, max_tokens=None).describe()["tokenizer"] is None
 
 
-def test_the_tokenizer_is_a_part_of_the_stored_contract() -> None:
+def test_stored_contract_contains_its_tokenizer() -> None:
     contract = token_contract()
     read = TextContract.model_validate_json(contract.model_dump_json())
     assert isinstance(read, InputContract)

@@ -31,7 +31,7 @@ def test_proposed_gate_uses_balanced_accuracy_for_rare_classes() -> None:
     assert 0.5 < gate.bound < 0.8
 
 
-def test_no_gate_is_proposed_for_a_handful_of_test_rows() -> None:
+def test_init_proposes_no_gate_for_a_handful_of_test_rows() -> None:
     assert class_gate({"a": 9, "b": 1}, 2).bound is None
     assert number_gate(2).bound is None
     assert (number_gate(3000).bound or 1) < 0.05

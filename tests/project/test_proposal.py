@@ -42,7 +42,7 @@ def test_init_proposes_the_right_params_for_data_sets_of_many_shapes(
     parse_params(dict(proposal.params))
 
 
-def test_init_proposes_trees_only_if_there_is_no_time_for_tabm(tmp_path: Path) -> None:
+def test_init_proposes_trees_only_if_tabm_would_take_too_long(tmp_path: Path) -> None:
     summary = inspect(wine(tmp_path))
     small, large = (
         propose(replace(summary, num_rows=rows), "table_regression", "proline", machine=LAPTOP)

@@ -61,7 +61,7 @@ def test_proposed_search_of_trees_stops_no_trial_early_and_includes_present_valu
     assert read_space(LIGHTGBM | {"search": found}, params).present() is not None
 
 
-def test_a_network_of_ngrams_searches_its_width_ngrams_and_dropout() -> None:
+def test_proposed_search_of_an_ngram_network_tries_width_ngrams_and_dropout() -> None:
     space = proposed_search(text_content())["space"]
     assert space["train.network_arguments.width"] == {"choice": [8, 16, 32]}
     assert {"train.network_arguments.word_ngrams", "train.network_arguments.dropout"} < set(space)

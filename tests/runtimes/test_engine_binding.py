@@ -92,7 +92,7 @@ def alter(root: Path, *place: str, value: object) -> None:
         (("profile", "optimal"), 8, "the engine's profile is"),
     ],
 )
-def test_an_engine_is_refused_if_one_property_differs_and_the_error_names_it(
+def test_engine_is_refused_if_one_property_differs_and_the_error_names_that_property(
     engine: tuple[Path, LoadedBundle], place: tuple[str, ...], value: object, reason: str
 ) -> None:
     root, bundle = engine

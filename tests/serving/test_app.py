@@ -416,7 +416,7 @@ def test_a_decoding_fault_is_not_reported_as_a_fault_of_the_model(
     run(make_settings(), work)
 
 
-def test_the_model_info_has_the_requested_and_the_actual_execution(
+def test_model_info_contains_the_requested_and_the_actual_execution(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

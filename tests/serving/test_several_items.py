@@ -151,7 +151,7 @@ def test_several_images_are_logged_as_a_body_that_can_be_sent_again(
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_a_form_of_several_images_takes_one_place_in_the_queue(
+def test_form_of_several_images_occupies_one_place_in_the_queue(
     make_settings: MakeSettings, number: int
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

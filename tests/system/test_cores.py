@@ -86,7 +86,7 @@ def test_cgroup_v1_quota_bounds_the_cores(tmp_path: Path, quota: str, expected: 
     )
 
 
-def test_strictest_quota_among_ancestor_groups_decides(tmp_path: Path) -> None:
+def test_cores_are_limited_by_the_strictest_quota_of_all_ancestor_groups(tmp_path: Path) -> None:
     limits = {
         "pod__own__cpu_max": "600000 100000",
         "pod__cpu_max": "400000 100000",
@@ -140,7 +140,7 @@ def test_num_cores_is_at_least_one_and_at_most_the_visible_cores() -> None:
     assert 1 <= num_cores() <= len(os.sched_getaffinity(0))
 
 
-def test_the_cpu_model_is_the_processors_name_without_its_label() -> None:
+def test_cpu_model_returns_the_processors_name() -> None:
     assert 3 < len(cpu_model()) < 100
     information = Path("/proc/cpuinfo").read_text()
     if "model name" in information:

@@ -17,7 +17,7 @@ from slipway.system.errors import IntegrityError, LockedError
 DEAD = 2**22 + 1
 
 
-def test_digests_are_sha256(tmp_path: Path) -> None:
+def test_sha256_functions_agree_with_hashlib(tmp_path: Path) -> None:
     payload = os.urandom(3_000_000)
     (tmp_path / "a").write_bytes(payload)
     assert (
@@ -34,7 +34,7 @@ def test_read_verified_returns_the_hashed_bytes_or_refuses(tmp_path: Path) -> No
         files.read_verified(tmp_path / "a", files.sha256_bytes(b"other"))
 
 
-def test_equal_values_have_equal_json() -> None:
+def test_canonical_json_of_equal_values_is_equal() -> None:
     assert files.canonical_json({"b": 1, "a": "ß"}) == files.canonical_json({"a": "ß", "b": 1})
     assert files.digest_json({"a": 1}) != files.digest_json({"a": 2})
 
@@ -90,7 +90,7 @@ def test_private_directory_is_created_private_and_an_existing_one_keeps_its_mode
     ]
 
 
-def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {"old": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
         files.write_json(tmp_path / "a.json", {"new": float("nan")})
@@ -271,7 +271,7 @@ def test_lock_excludes_a_second_process_until_the_first_is_killed(tmp_path: Path
         assert path.read_text() == str(os.getpid())
 
 
-def test_claim_space_allocates_the_blocks_of_a_sparse_file(tmp_path: Path) -> None:
+def test_claim_space_allocates_all_disk_blocks_of_a_sparse_file(tmp_path: Path) -> None:
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(1 << 20)

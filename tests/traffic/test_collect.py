@@ -317,7 +317,7 @@ def test_label_joins_the_prediction_before_it_and_not_a_later_one_with_the_same_
 @pytest.mark.parametrize(
     ("seconds", "is_taken"), [(0.0, True), (-4.0, True), (-60.0, False), (86400.0, True)]
 )
-def test_label_may_arrive_a_few_seconds_before_its_answer(
+def test_label_may_arrive_a_few_seconds_before_its_prediction(
     served: tuple[Settings, list[bytes], list[str], list[str]], seconds: float, is_taken: bool
 ) -> None:
     settings, *_ = served

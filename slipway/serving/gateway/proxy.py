@@ -125,7 +125,7 @@ class Gateway:
         await send_response(response, request_id, send, with_body=with_body)
 
     def _find(self, path: str) -> tuple[str, str]:
-        """Return the model's name and the path in its service; "" and the path for our own."""
+        """Return the model's name and the path in its service; "" and the path for its own."""
         for prefix, is_kept in (("/models/", False), ("/v2/models/", True)):
             if path.startswith(prefix):
                 name, slash, below = path.removeprefix(prefix).partition("/")

@@ -65,7 +65,7 @@ def deliver(
     """Store what the database lacks, and join labels and predictions.
 
     Args:
-        labels: labels with their times of receipt; the latest label of an item counts.
+        labels: labels with the times when they arrived; the latest label of an item counts.
     """
     done = Delivered()
     if predictions:

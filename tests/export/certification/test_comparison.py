@@ -476,7 +476,7 @@ def test_metric_change_without_flipped_labels_equals_that_of_resampling() -> Non
     assert changes["log_loss"].low < changes["log_loss"].high
 
 
-def test_numeric_answers_are_compared_by_rmse_and_mean_error() -> None:
+def test_numeric_predictions_are_compared_by_rmse_and_mean_error() -> None:
     targets = rows("image_regression").targets[:, None]
     changes = compare_values(
         (targets + 12).astype(np.float32), Tolerance(max_metric_loss=1.0)

@@ -119,7 +119,9 @@ def test_verify_writes_the_refused_certificate_and_names_the_first_fault(
     )
 
 
-def test_a_missed_gate_is_recorded_in_the_certificate_and_fails_no_stage(project: Path) -> None:
+def test_missed_quality_gate_is_recorded_in_the_certificate_and_fails_no_stage(
+    project: Path,
+) -> None:
     judged = project / "metrics/evaluate.json"
     write_gates(project / "metrics/gates.json", [gate(), gate(0.5, name="f1_macro")], judged)
     assert run_stage(project, "compile").returncode == 0
@@ -157,7 +159,7 @@ def test_verify_refuses_gates_of_other_metrics_than_the_bundles(project: Path) -
 
 
 @pytest.mark.nightly(seconds=16)
-def test_the_lineage_of_a_bundle_does_not_depend_on_gates(
+def test_lineage_of_a_bundle_does_not_depend_on_quality_gates(
     project: Path, export_params: Params
 ) -> None:
     lineages = []
@@ -187,7 +189,7 @@ def test_an_altered_model_byte_stops_verify_and_leaves_no_certificate(project: P
     assert not (project / "artifacts/certificate.json").exists()
 
 
-def test_an_export_that_fails_leaves_the_old_bundle_as_it_was(project: Path) -> None:
+def test_failed_export_leaves_the_old_bundle_unchanged(project: Path) -> None:
     before = load_bundle(project / "artifacts/bundle").digest
     (project / "metrics/evaluate.json").write_text("{}")
     result = run_stage(project, "export")

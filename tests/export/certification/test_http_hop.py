@@ -154,7 +154,7 @@ def test_prediction_sets_of_a_pruned_variant_are_checked_by_its_own_calibration(
         assert client.predict(payload)[-1] == 0.5
 
 
-def test_the_client_reads_requested_and_actual_execution_from_the_service(tmp_path: Path) -> None:
+def test_http_client_reads_requested_and_actual_execution_from_model_info(tmp_path: Path) -> None:
     with service(write_small_bundle(tmp_path)) as client:
         choice = client.choice()
     assert choice.behind == ACTUAL
@@ -350,7 +350,7 @@ def test_table_rows_are_sent_singly_and_in_groups_and_predictions_keep_their_row
     ]  # twice 74, then what is left
 
 
-def test_images_are_sent_one_per_request(tmp_path: Path) -> None:
+def test_http_client_sends_one_image_per_request(tmp_path: Path) -> None:
     with service(write_small_bundle(tmp_path)) as client:
         assert client.measure(payloads(), len(PAYLOADS), timing_rounds=1, actual=ACTUAL)[1] is None
 

@@ -42,7 +42,7 @@ def test_the_lineage_names_raw_files_and_folders_with_their_digests(tmp_path: Pa
 
 
 @pytest.mark.parametrize("dependencies", [[], [CODE], [FOLDER], [{"path": "data/raw.parquet"}]])
-def test_facts_that_dvc_lock_lacks_are_null(
+def test_lineage_fields_missing_from_dvc_lock_are_null(
     tmp_path: Path, dependencies: list[dict[str, Any]]
 ) -> None:
     assert lineage_of(tmp_path, "data/raw.parquet", *dependencies) is None

@@ -159,7 +159,7 @@ def test_error_lists_a_file_that_changed_since_the_bundle_was_made(tmp_path: Pat
         refuse_changed({"checkpoint/model.json": "c" * 64, "packed": "b" * 64}, made)
 
 
-def test_the_first_fault_is_reported() -> None:
+def test_first_fault_returns_the_first_bad_hop() -> None:
     hops = [agreeing("torch"), failed("a", EXECUTION, "x"), failed("b", EXECUTION, "y")]
     fault = first_fault(hops)
     assert fault is not None
@@ -167,7 +167,7 @@ def test_the_first_fault_is_reported() -> None:
     assert first_fault([*all_hops(), GPU_HOP]) is None
 
 
-def test_a_draft_is_accepted_only_with_accept_draft(tmp_path: Path) -> None:
+def test_check_certificate_accepts_a_draft_only_with_accept_draft(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     draft = make_certificate(bundle, all_hops()[:2], {}, [], draft=True)
     check_certificate(draft, bundle, accept_draft=True)
@@ -222,7 +222,7 @@ def test_console_table_shows_requested_and_actual_execution_if_they_differ(
     assert "->" not in hop_table(all_hops(), bundle)
 
 
-def test_digests_cover_every_file_that_the_hops_read(tmp_path: Path) -> None:
+def test_certificate_has_digests_of_every_file_that_the_hops_read(tmp_path: Path) -> None:
     bundle = write_small_bundle(tmp_path)
     digests = digest_everything(bundle, [tmp_path / "bundle.json"])
     assert digests[(tmp_path / "bundle.json").as_posix()] == bundle.digest

@@ -117,7 +117,7 @@ def test_planted_lossy_variant_exceeds_the_budget_and_its_flipped_rows_are_liste
     )
 
 
-def test_rows_are_flagged_as_ood_by_the_variants_own_threshold() -> None:
+def test_leaderboard_flags_ood_rows_by_the_variants_own_threshold() -> None:
     strict = CALIBRATION.model_copy(
         update={"ood": CALIBRATION.ood.model_copy(update={"threshold": 1.5})}
     )
@@ -184,7 +184,7 @@ def test_leaderboard_refuses_a_variant_that_predicts_other_labels() -> None:
         measured(PlantedRunner(num_wrong=NUM_ROWS))
 
 
-def test_the_loss_of_a_numeric_target_is_the_relative_growth_of_the_rmse() -> None:
+def test_metric_loss_of_a_numeric_target_is_the_relative_growth_of_the_rmse() -> None:
     targets = np.linspace(0, 1, 50)
     before, after = ((targets[:, None] + shift).astype(np.float32) for shift in (0.1, 0.12))
     found = metric_loss("table_regression", targets, before, after, RESAMPLING)
@@ -193,7 +193,7 @@ def test_the_loss_of_a_numeric_target_is_the_relative_growth_of_the_rmse() -> No
     assert metric_loss("table_regression", targets, after, before, RESAMPLING).value < 0
 
 
-def test_all_models_are_timed_in_the_same_rounds_at_the_same_batch_sizes() -> None:
+def test_models_are_timed_in_the_same_rounds_at_the_same_batch_sizes() -> None:
     runners = {"fp32": PlantedRunner(), "int8": PlantedRunner(delay_s=0.0005)}
     timings = measure_in_turns(runners, contest().validation.inputs, 6, 5.0, 0.95)
     assert [list(sizes) for sizes in timings.blocks.values()] == [[1, 2, 4, 6], [1, 2, 4, 6]]
@@ -204,7 +204,7 @@ def test_all_models_are_timed_in_the_same_rounds_at_the_same_batch_sizes() -> No
     assert timings.best_batch_size("int8") == 6
 
 
-def test_a_slow_model_has_few_batch_sizes_no_p99_and_still_an_interval() -> None:
+def test_slow_model_is_timed_at_few_batch_sizes_without_p99_but_with_an_interval() -> None:
     timings = measure_in_turns(
         {"fp32": PlantedRunner(delay_per_row_s=0.005)}, contest().validation.inputs, 8, 0.0, 0.95
     )
@@ -213,7 +213,7 @@ def test_a_slow_model_has_few_batch_sizes_no_p99_and_still_an_interval() -> None
     assert timings.latency("fp32", "fp32", 0.95) == Ratio(value=1, low=1, high=1)
 
 
-def test_the_bounds_of_a_median_are_the_order_statistics_that_enclose_it() -> None:
+def test_bounds_of_a_median_are_the_order_statistics_around_it() -> None:
     ratios = [float(number) for number in range(1, 12)]
     assert median_ratio(ratios, 0.95) == Ratio(
         value=6, low=2, high=10

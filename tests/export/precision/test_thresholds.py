@@ -111,7 +111,7 @@ def test_a_bundle_states_the_test_coverage_of_each_calibration(
         assert (found.value, found.rows) == (held.mean(), len(test))
 
 
-def test_a_variant_with_own_thresholds_never_has_the_networks_coverage(
+def test_variant_with_refitted_thresholds_never_states_the_networks_coverage(
     classifier: Project,
 ) -> None:
     network = Metric(value=0.8, low=0.72, high=0.86, confidence=0.95, rows=138)

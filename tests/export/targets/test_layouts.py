@@ -95,7 +95,7 @@ def test_hop_of_a_layout_is_in_its_certificate_and_a_wrong_graph_is_refused(
         ("Ours, on request", {"license": "other", "license_name": "Ours, on request"}),
     ],
 )
-def test_licence_of_the_card_is_one_that_the_hub_knows_or_other(
+def test_hub_license_returns_a_licence_known_to_the_hub_or_other(
     license_: str | None, expected: dict[str, str]
 ) -> None:
     assert hub_license(license_) == expected

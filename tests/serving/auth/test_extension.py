@@ -343,7 +343,7 @@ def test_the_rate_of_a_key_counts_over_both_ports(
         ("", False),
     ],
 )
-def test_only_loopback_addresses_are_unreachable_from_other_machines(
+def test_is_loopback_is_true_only_for_addresses_unreachable_from_other_machines(
     address: str, expected: bool
 ) -> None:
     assert is_loopback(address) is expected

@@ -408,7 +408,7 @@ def test_upgrade_request_is_treated_as_an_ordinary_request(
 
 
 @pytest.mark.parametrize("behind", [LIVEZ, LIVEZ * 2 + b"GARBAGE\r\n\r\n"])
-def test_requests_after_an_upgrade_in_one_packet_are_answered_in_order(
+def test_requests_after_an_upgrade_in_one_packet_get_responses_in_order(
     run: Run, make_settings: MakeSettings, behind: bytes
 ) -> None:
     async def work() -> None:

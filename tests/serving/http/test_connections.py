@@ -116,7 +116,7 @@ def worker(make_settings: MakeSettings) -> ModelWorker:
     )
 
 
-def test_pipelined_requests_are_answered_in_order(worker: ModelWorker) -> None:
+def test_pipelined_requests_get_responses_in_order(worker: ModelWorker) -> None:
     async def work() -> None:
         asked, connection, transport = connected_to(worker)
         ids = [b"first", b"second", b"third"]

@@ -169,7 +169,7 @@ def test_no_second_request_can_be_hidden_in_the_body_of_the_first(
 
 
 @pytest.mark.process
-def test_a_second_request_after_a_complete_first_is_answered(server: Server) -> None:
+def test_second_request_after_a_complete_first_one_is_served(server: Server) -> None:
     """Control: the hidden request above would be answered if it were accepted."""
     received = answers(server, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" + HIDDEN)
     assert received.count(b"HTTP/1.1 200 ") == 2

@@ -391,7 +391,7 @@ def test_samples_are_the_golden_rows_or_the_example_row_of_a_table(tmp_path: Pat
         samples_of(bundle, tmp_path / "gone")
 
 
-def test_load_holds_only_if_all_requests_were_answered_in_time() -> None:
+def test_load_is_sustained_only_if_all_requests_get_responses_in_time() -> None:
     answers = [Answer(number, 0.0, 0.001 * (number + 1), 200, {}, b"") for number in range(100)]
     found = figures_of(answers, 2.0, 0.5, 50, None)
     assert (found.answered, found.rate, found.failed) == (100, 50, {})

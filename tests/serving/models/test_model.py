@@ -258,7 +258,7 @@ def test_warm_up_measures_which_batch_sizes_are_quick(
     ("quick_with_one", "asked_for", "expected"),
     [(True, 0, [2, 1]), (False, 0, [2, 1]), (True, 2, [2])],
 )
-def test_a_model_whose_largest_batch_is_quick_uses_one_thread(
+def test_model_whose_largest_batch_is_quick_runs_on_one_thread(
     certified: Path,
     make_settings: MakeSettings,
     monkeypatch: pytest.MonkeyPatch,

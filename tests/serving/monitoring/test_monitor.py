@@ -239,7 +239,7 @@ def test_status_shows_the_proposal_after_a_clean_window_and_a_restart(
 
 
 @pytest.mark.process
-def test_old_window_stays_open_until_it_has_enough_rows_to_judge(
+def test_drift_window_past_its_time_stays_open_until_it_has_enough_rows_to_judge(
     make_monitored: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:

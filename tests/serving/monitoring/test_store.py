@@ -150,7 +150,7 @@ def test_labels_of_unknown_requests_do_not_displace_joined_labels(
     assert len(list(read_ground_truth(tmp_path / "state"))) == 160
 
 
-def test_label_of_a_reused_id_joins_the_last_answer_of_any_worker(
+def test_label_of_a_reused_id_joins_the_last_prediction_of_any_worker(
     tmp_path: Path,
 ) -> None:
     store, other = open_store(tmp_path / "state", LIMITS), open_store(tmp_path / "state", LIMITS)
@@ -167,7 +167,7 @@ def test_label_of_a_reused_id_joins_the_last_answer_of_any_worker(
 
 
 @pytest.mark.parametrize("sequences", [(1, 1), (1, 2), (2, 1)])
-def test_waiting_label_joins_the_preceding_answer_even_if_the_id_is_reused(
+def test_waiting_label_joins_the_preceding_prediction_even_if_the_id_is_reused(
     tmp_path: Path, sequences: tuple[int, int]
 ) -> None:
     store = open_store(tmp_path / "state", LIMITS)
@@ -184,7 +184,7 @@ def test_waiting_label_joins_the_preceding_answer_even_if_the_id_is_reused(
     assert store.joined("1", 10) == [("grey", "grey")]
 
 
-def test_label_moves_from_an_old_answer_to_a_newer_one_stored_late(
+def test_label_moves_from_an_old_prediction_to_a_newer_one_stored_late(
     tmp_path: Path,
 ) -> None:
     store = open_store(tmp_path / "state", LIMITS)
@@ -222,7 +222,7 @@ def test_label_moves_from_an_old_answer_to_a_newer_one_stored_late(
 
 
 @pytest.mark.parametrize(("early_s", "is_joined"), [(3.0, True), (8.0, False)])
-def test_label_may_arrive_a_few_seconds_before_its_answer(
+def test_label_may_arrive_a_few_seconds_before_its_prediction(
     tmp_path: Path, early_s: float, is_joined: bool
 ) -> None:
     store = open_store(tmp_path / "state", LIMITS)

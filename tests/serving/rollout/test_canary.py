@@ -240,7 +240,7 @@ def refusal(code: str) -> Refusal:
         (refusal("undecodable"), asyncio.CancelledError(), 0, 0, False),
     ],
 )
-def test_a_failure_of_the_candidate_counts_if_the_stable_model_answers(
+def test_failure_of_the_candidate_counts_if_the_stable_model_predicts(
     tmp_path: Path,
     candidate: BaseException | None,
     stable: BaseException | None,

@@ -195,7 +195,7 @@ def test_the_last_step_promotes_and_adds_the_previous_model_to_the_history() -> 
     )
 
 
-def test_an_invalid_answer_ends_a_canary_or_a_shadow_at_once() -> None:
+def test_invalid_prediction_ends_a_canary_or_a_shadow_at_once() -> None:
     for mode in ("canary", "shadow"):
         after = decide(
             rollout(mode=mode), [report(), report(counts=counts(fault="it gave NaN"))], 1.0
@@ -208,7 +208,7 @@ def test_an_invalid_answer_ends_a_canary_or_a_shadow_at_once() -> None:
 
 
 @pytest.mark.parametrize(("phase", "what"), [("preparing", "refused"), ("running", "rolled_back")])
-def test_a_worker_that_dies_with_a_candidate_ends_it(phase: str, what: str) -> None:
+def test_death_of_a_worker_with_a_candidate_ends_its_rollout(phase: str, what: str) -> None:
     dead = report(started=1)  # another process had this number
     after = decide(rollout(phase=phase), [report(), dead], 1.0)
     assert (after.candidate, after.events[-1].what) == (None, what)
@@ -221,7 +221,7 @@ def test_a_worker_that_dies_with_a_candidate_ends_it(phase: str, what: str) -> N
     ).candidate  # of another candidate
 
 
-def test_model_is_swapped_after_all_workers_loaded_it_and_refused_by_any() -> None:
+def test_candidate_is_deployed_after_all_workers_loaded_it_and_refused_if_one_refuses() -> None:
     state = rollout(mode="deploy", phase="preparing")
     ready, loading = report(), report(phase="preparing")
     assert decide(state, [ready, loading], 1.0) == state

@@ -45,7 +45,7 @@ def record(state: Path, folder: Path, version: str = VERSION) -> None:
     record_served(state, version, folder / "bundle", folder / "certificate.json")
 
 
-def test_each_event_is_one_entry_that_names_its_author(tmp_path: Path) -> None:
+def test_history_has_one_entry_per_event_that_names_its_author(tmp_path: Path) -> None:
     change_rollout(tmp_path, refused("first", "ann@desk"))
     change_rollout(tmp_path, lambda rollout: refused("third")(refused("second")(rollout)))
     entries = read_history(tmp_path / HISTORY)
@@ -136,7 +136,7 @@ def test_flipped_bytes_of_the_history_are_detected_except_in_the_last_line(tmp_p
             read_history(path)
 
 
-def test_entry_at_a_time_is_the_last_one_before_it(tmp_path: Path) -> None:
+def test_entry_at_returns_the_last_history_entry_up_to_a_time(tmp_path: Path) -> None:
     for reason in ("first", "second"):
         change_rollout(tmp_path, refused(reason))
     first, second = read_history(tmp_path / HISTORY)

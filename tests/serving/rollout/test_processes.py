@@ -153,7 +153,7 @@ def test_rollout_commands_reach_all_workers_and_restarted_ones(
         assert f"rollout: model {version} swapped" in server.log.read_text()
 
 
-def test_a_worker_that_dies_with_a_canary_rolls_it_back(
+def test_death_of_a_worker_with_a_canary_rolls_the_canary_back(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     """The worker that replaces it does not load the candidate again."""

@@ -329,7 +329,7 @@ def test_a_canary_advances_step_by_step_and_becomes_the_stable_model(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
-def test_a_canary_that_answers_nan_is_rolled_back_at_once_unnoticed_by_callers(
+def test_canary_that_predicts_nan_is_rolled_back_at_once_unnoticed_by_callers(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(max_batch_size=1)
