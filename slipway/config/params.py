@@ -347,7 +347,7 @@ def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str
 
 
 def _decision_without_classes(params: Params, target: TargetKind) -> Iterator[str]:
-    """Yield messages about `evaluate.decision` for a task that does not have its two classes."""
+    """Yield a message if `evaluate.decision` is set for a task without exactly two classes."""
     decision, classes = params.evaluate.decision, params.data.classes
     if decision is None:
         return

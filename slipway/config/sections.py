@@ -374,7 +374,7 @@ _WHY_NOT_ZERO_3 = "no process has whole weights there. Use deepspeed_stage_2"
 
 
 def _belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[str]:
-    """Return messages for values that only one choice of `key` needs, given the `chosen` one."""
+    """Return messages for values that `choice` of `key` needs and all other choices refuse."""
     if chosen == choice:
         return [
             f"{key} is {chosen!r}, which needs {name}"
@@ -501,7 +501,7 @@ class TrainParams(ParamsSection):
                     yield f"{key} is {value:g}, but {chosen}: {_WHY_NOT_ZERO_3}"
 
     def _problems_of_choices(self) -> Iterator[str]:
-        """Yield messages for values that the choices do not use, and for values that they need."""
+        """Yield messages for values that no choice uses, and for missing values that one needs."""
         yield from _named_twice("loggers", self.loggers)
         yield from _belongs_to("loss", self.loss, "huber", huber_delta=self.huber_delta)
         yield from _belongs_to("optimizer", self.optimizer, "sgd", momentum=self.momentum)

@@ -57,7 +57,7 @@ def number_gate(num_test: int) -> ProposedGate:
 def _least(baseline: float, error: Callable[[float], float]) -> float | None:
     """Return the lowest result that is significantly better than `baseline`.
 
-    None if there is no such value.
+    `error` returns the standard error of a result. None if there is no such result.
     """
     steps = range(1, round(_ROOM * (1 - baseline) / _STEP))
     values = (baseline + step * _STEP for step in steps)

@@ -265,7 +265,7 @@ def _read_number(truth: Any, refuse: Callable[[str, str], Refusal]) -> float:
 def _read_class(
     truth: Any, labels: list[str], shown: str, refuse: Callable[[str, str], Refusal]
 ) -> str:
-    """Return the class name in a label. Raises the refusal of `refuse` for an unknown class."""
+    """Return the class name in a label. Raises Refusal, made by `refuse`, for any other value."""
     if not isinstance(truth, str):
         raise refuse("type_violation", f"found {_shown(truth)}, expected a label as text: {shown}")
     if truth not in labels:
@@ -278,7 +278,7 @@ def _read_class(
 def _read_labels(
     truth: Any, labels: list[str], shown: str, refuse: Callable[[str, str], Refusal]
 ) -> str:
-    """Return a set of class names as text. Raises the refusal of `refuse` for an unknown class."""
+    """Return a set of class names as text. Raises Refusal, made by `refuse`, for other values."""
     if not isinstance(truth, list) or not all(isinstance(label, str) for label in truth):
         raise refuse(
             "type_violation",

@@ -75,7 +75,7 @@ class FeedbackResult:
 
 @dataclass(frozen=True)
 class Joins:
-    """The labels that `join_labels` joined to predictions for which they had waited."""
+    """The result of `join_labels`: labels that were joined to predictions after waiting."""
 
     num_joined: int = 0
     num_ambiguous: int = 0  # labels without `item` for requests with several items; deleted

@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True)
 class ClosedWindow:
-    """A closed drift window. `drifted` is None if it has too few rows to judge."""
+    """A drift window and its verdict; `drifted` is None if it stays open, with too few rows."""
 
     model: str
     num_rows: int

@@ -220,7 +220,7 @@ def _store(connection: SqlConnection, rollout: Rollout) -> None:
 
 
 def _adopted(connection: SqlConnection, folder: Path, stored: Rollout | None) -> Rollout:
-    """Return the shared state; without one, start it from this service's state and history."""
+    """Store this service's state and history as the shared ones, unless it has no state yet."""
     own = read_rollout(folder)
     if stored is not None and own.revision == 0:
         return stored
