@@ -105,7 +105,7 @@ def not_passed(results: Sequence[GateResult]) -> list[GateResult]:
 
 
 def gates_text(results: Sequence[GateResult]) -> str:
-    """Format all gates for a terminal: one line, and one more for each that did not pass."""
+    """Return all gates as text for a terminal: one line, and one for each that did not pass."""
     if not results:
         return "  gates: none in params.yaml"
     failed = not_passed(results)

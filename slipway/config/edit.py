@@ -86,7 +86,7 @@ def propose(path: Path, changes: Mapping[str, Any], *, apply: bool) -> str:
 
 
 def known_keys(content: Mapping[str, Any]) -> list[str]:
-    """List all keys that may be changed: those in `content`, and those of optional sections."""
+    """Return all keys that may be changed: those in `content`, and those of optional sections."""
     sections = {name: field.annotation for name, field in Params.model_fields.items()}
     declared = [
         f"{name}.{key}"

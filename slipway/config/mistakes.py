@@ -57,7 +57,7 @@ def as_yaml(value: object) -> str:
 
 
 def as_plain_yaml(value: object) -> str:
-    """Format a value as `as_yaml` does, but without quotes around a single word."""
+    """Return a value as `as_yaml` does, but without quotes around a single word."""
     is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.-]*", value)
     return str(value) if is_plain and str(value).lower() not in _NO_TEXT else as_yaml(value)
 

@@ -159,7 +159,7 @@ def arguments_class(network: str) -> type[NetworkArguments] | None:
 
 
 def argument_mistakes(network: str, arguments: Mapping[str, Any]) -> str:
-    """Describe every mistake in the arguments, one per line, and show a correct set; "" if none.
+    """Return a line for every mistake in the arguments, and a correct example; "" if there is none.
 
     Networks of timm and the user's own check their arguments themselves. An unknown network is a
     mistake.

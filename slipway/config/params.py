@@ -167,7 +167,7 @@ def _splits_of_two_kinds(params: Params) -> Iterator[str]:
 
 
 def _loop_that_cannot_compare(params: Params) -> Iterator[str]:
-    """Describe settings with which `slipway loop` cannot compare two models on the same rows.
+    """Yield a message if `slipway loop` cannot compare two models on the same rows.
 
     Such test rows must be new to both the candidate and the served model.
     """
@@ -544,7 +544,7 @@ def parse_yaml(payload: bytes, name: str) -> Any:
 
 
 def _misplaced(error: MarkedYAMLError, payload: bytes, name: str) -> str:
-    """Describe the line of a repeated key, or of a block with the wrong indentation."""
+    """Return text about the line of a repeated key, or of a block with the wrong indentation."""
     lines = payload.decode(errors="replace").splitlines()
     number = 0 if error.problem_mark is None else error.problem_mark.line
     shown = lines[number].strip() if number < len(lines) else "the end of the file"

@@ -273,7 +273,7 @@ def _check_model(entry: _Locked) -> None:
 
 
 def dependencies(stage: str) -> list[str]:
-    """List the paths that `dvc.yaml` names as the dependencies of a stage."""
+    """Return the paths that `dvc.yaml` names as the dependencies of a stage."""
     return read_pipeline(read_content()).deps.get(stage, [])
 
 

@@ -23,7 +23,7 @@ class Pipeline:
     metrics: dict[str, list[str]]
 
     def before(self, stage: str) -> list[str]:
-        """List the stages whose outputs `stage` depends on, directly or not."""
+        """Return the stages whose outputs `stage` depends on, directly or not."""
         found: set[str] = set()
         waiting = [stage]
         while waiting:

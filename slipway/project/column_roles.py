@@ -208,7 +208,7 @@ class Roles:
 
 
 def find_roles(columns: Sequence[SampledColumn], target: str | None) -> Roles:
-    """Find the role of each column except `target`, which the user named."""
+    """Return the role of each column except `target`, which the user named."""
     others = [column for column in columns if column.name != target]
     split = _first(others, lambda c: c.plain_name in _SPLIT_NAMES and _names_splits(c))
     weight = _first(others, lambda c: c.plain_name in _WEIGHT_NAMES and c.is_numeric)

@@ -33,7 +33,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Describe this machine, without importing torch."""
+    """Return facts about this machine, without importing torch."""
     information = Path("/proc/cpuinfo")
     has_amx = information.exists() and "amx_bf16" in information.read_text(errors="replace")
     return Machine(num_cores(), why_no_cuda_driver() is None, has_amx)

@@ -102,7 +102,7 @@ def comment_of(key: str) -> str:
 
 
 def in_one_line(value: object) -> str:
-    """Format a value as YAML in one line, with quotes only if they are needed."""
+    """Return a value as YAML in one line, with quotes only if they are needed."""
     text = yaml.safe_dump(
         value, default_flow_style=True, allow_unicode=True, width=10_000, sort_keys=False
     )
@@ -151,7 +151,7 @@ def _reasoned(key: str, value: Any, reason: str) -> Iterator[str]:
 
 
 def _line(key: str, value: Any, indent: str, comment: str) -> str:
-    """Format one key with its value; a long mapping gets a line for each entry."""
+    """Return the YAML of one key with its value; a long mapping gets a line for each entry."""
     line = f"{indent}{key}: {in_one_line(value)}"
     remark = f" # {comment}" if comment else ""
     if isinstance(value, dict) and len(line) > _WIDTH:

@@ -358,7 +358,7 @@ def open_engine(root: Path, bundle: LoadedBundle, certified: str | None = None) 
 
 
 def this_machine() -> EngineMachine:
-    """Describe this machine's GPU, CUDA and TensorRT. Raises UnavailableError without them."""
+    """Return this machine's GPU, CUDA and TensorRT. Raises UnavailableError if one is missing."""
     _require("tensorrt")
     import tensorrt
 

@@ -65,7 +65,7 @@ def import_named(name: str) -> Any:
 
 
 def failure(error: BaseException, code: object = None) -> str:
-    """Describe an error of the user's code: "ValueError: no face (faces.py, line 3: `...`)".
+    """Return text about an error of the user's code: "ValueError: no face (faces.py, line 3: ...)".
 
     The place is the last line of the user's that ran, or else the definition of `code`.
     """

@@ -91,7 +91,7 @@ def write_rows(
 
 
 def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column: str) -> str:
-    """Describe the written and the omitted rows, and name the command to run next."""
+    """Return text about the written and the omitted rows, with the command to run next."""
     items = collected.items
     num_unlabelled = sum(item.truth is None for item in items)
     facts = [
@@ -161,7 +161,10 @@ def _parser() -> CommandParser:
 
 
 def add_service_paths(parser: CommandParser, *names: str) -> None:
-    """Add options for the service's paths; their defaults are its `SLIPWAY_` variables."""
+    """Add options for the service's paths to a parser.
+
+    The defaults are its `SLIPWAY_` variables.
+    """
     for name in names:
         variable, default = _SERVICE_PATHS[name]
         parser.add_argument(

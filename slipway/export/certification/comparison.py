@@ -256,13 +256,13 @@ class HopComparison:
         return measured[name], []
 
     def _num_changed(self, measured: Measurement) -> int | None:
-        """Count the rows whose label differs from the first hop's; None for values."""
+        """Return the number of rows whose label differs from the first hop's; None for values."""
         if self._origin is None or not self._target.has_classes:
             return None
         return len(_flips(measured, self._origin))
 
     def _changes(self, measured: Measurement) -> dict[str, Metric]:
-        """Measure the paired change of each metric from the first hop."""
+        """Return the change of each metric since the first hop, paired by row."""
         if self._origin is None or self._origin.outputs.shape != measured.outputs.shape:
             return {}
         absent = why_absent(self.rows.task, self.rows.targets, max(1, len(self.rows.classes)), None)
@@ -330,7 +330,10 @@ class HopComparison:
         )
 
     def _outliers(self, measured: Measurement) -> Metric | None:
-        """Measure the fraction of rows flagged as OOD; None without a usable score."""
+        """Return the fraction of rows flagged as OOD, with its interval.
+
+        Returns None without a usable score.
+        """
         scores, calibration = measured.scores, measured.calibration
         if scores is None or calibration is None or not np.isfinite(scores).all():
             return None
@@ -444,7 +447,7 @@ class _MetricLoss:
         return not self.measured <= self.budget + _ROUNDING
 
     def problem(self) -> str:
-        """Describe a loss that is proven to exceed its budget, for an error message."""
+        """Return text for an error message about a loss that is proven to exceed its budget."""
         if self.row > self.budget:
             limit = f"one row, {self.row:.4g}, because {self.budget_key} {self.budget:g} is less"
         else:
@@ -452,7 +455,7 @@ class _MetricLoss:
         return f"{self._text()}, expected at most {limit}"
 
     def remark(self) -> str:
-        """Describe a loss that chance may explain."""
+        """Return a remark on a loss that may be due to chance."""
         limit = f"{self.budget_key} {self.budget:g}"
         return f"{self._text()}: above {limit}, but too few rows to tell it from chance"
 

@@ -39,7 +39,7 @@ _NOT_CODE = (":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)code.yaml")
 def trace_lineage(
     params: dict[str, Any], paths: list[Path], lock: Path = Path("dvc.lock")
 ) -> Lineage:
-    """Collect git revision, params and digests of `paths` and of each stage in dvc.lock.
+    """Return the lineage: git revision, params, digests of `paths` and of each stage in dvc.lock.
 
     The key of a stage's digest is "dvc.lock#STAGE", as in "dvc.lock#train".
     """
@@ -71,7 +71,7 @@ def package_versions() -> dict[str, str]:
 
 
 def describe_hardware() -> dict[str, str]:
-    """Describe the machine on which models are compared and latencies measured.
+    """Return facts about the machine that compares the models and measures latencies.
 
     `session_options` are those of ONNX Runtime on the CPU, for all models except the live
     service's.

@@ -60,7 +60,7 @@ def _name(gate: GateResult) -> str:
 
 
 def _configuration(gate: GateResult) -> dict[str, Any]:
-    """Describe a gate: its bounds, and its measured value with interval and number of rows."""
+    """Return a gate as JSON: its bounds, its measured value, the interval and number of rows."""
     return {
         "name": gate.key,
         "annotations": {

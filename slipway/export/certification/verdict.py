@@ -34,7 +34,7 @@ def make_certificate(
     engine_digest: str | None = None,
     draft: bool,
 ) -> Certificate:
-    """Make a certificate that certifies or refuses the bundle; a draft while HTTP is missing.
+    """Return a certificate that certifies or refuses a bundle; a draft before the HTTP hop.
 
     Quality gates have no influence here: they decide if a certified model may be released.
     """

@@ -80,7 +80,7 @@ class _Writer:
         self._numbers = count()
 
     def replace_choice(self, node: NodeProto) -> None:
-        """Add the nodes that compute the output of a `Where`, which chooses in float32, by bits."""
+        """Add nodes that compute the output of a `Where` bitwise, because it selects in float32."""
         condition, one, other = node.input
         truth = self._node("Cast", condition, to=TensorProto.INT64)
         changed = self._node("BitwiseXor", one, other)
@@ -88,7 +88,7 @@ class _Writer:
         self._end(self._node("BitwiseXor", other, changed), node)
 
     def replace_remainder(self, node: NodeProto) -> None:
-        """Add the nodes that compute the output of a `Mod`."""
+        """Add nodes that compute the output of a `Mod` with 32-bit integers."""
         modulus = self._constant(node.input[1])
         terms, rest = self._terms(node.input[0])
         if modulus is None or not (modulus == _MERSENNE or 1 < modulus <= _MOST_MODULUS):

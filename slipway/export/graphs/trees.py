@@ -84,7 +84,7 @@ def has_trees(graph: bytes) -> bool:
 
 
 def tree_node(text: str, num_sums: int, source: str, target: str) -> onnx.NodeProto:
-    """Make the node that maps `source` (rows, columns) float32 to `target` (rows, num_sums)."""
+    """Return the node that maps `source` (rows, columns) float32 to `target` (rows, num_sums)."""
     ensemble = _Ensemble()
     for place, tree in enumerate(read_trees(text)):
         ensemble.add(tree, place % num_sums)

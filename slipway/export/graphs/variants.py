@@ -108,7 +108,7 @@ def targets_of(variant: str, graph: bytes) -> list[Target]:
 def make_variant(
     variant: str, fp32: bytes, rows: NDArray[Any], scratch: Path, loss: Loss, budget: float
 ) -> tuple[bytes, list[Attempt]]:
-    """Make the graph of `variant`.
+    """Return the graph of `variant`, and every attempt to quantize it.
 
     Args:
         variant: not one of the pruned network.

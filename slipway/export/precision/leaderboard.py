@@ -124,7 +124,7 @@ def make_leaderboard(
 def measure_provider(
     provider: str, runners: Mapping[str, Runner], contest: Contest, effort: Effort
 ) -> dict[str, LeaderboardLine]:
-    """Measure the predictions and speed of each variant; size and memory are added later."""
+    """Return a line with predictions and speed for each variant; size and memory come later."""
     inputs = contest.validation.inputs
     answers = {
         variant: run_in_batches(runner.run, inputs, _BATCH_SIZE)

@@ -30,7 +30,7 @@ def own_thresholds(
 def own_coverage(
     graph: bytes, calibration: Calibration, task: Task, test: PackedSplit, resampling: Resampling
 ) -> Metric | None:
-    """Measure the fraction of test rows whose prediction set or interval contains the true target.
+    """Return the fraction of test rows whose prediction set or interval contains the true target.
 
     Returns None if the calibration has neither.
     """

@@ -316,7 +316,7 @@ def write_export(
 
 
 def summary(out: Path, record: ExportRecord, extra: Sequence[str] = ()) -> str:
-    """Describe the export for a terminal."""
+    """Return a summary of the export, for a terminal."""
     hop = record.hop
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     lines = [f"{out}: {size / 1e6:.1f} MB, variant {record.variant}"]

@@ -144,7 +144,10 @@ class Bucket:
         self._filled = now
 
     def take(self, now: float) -> float:
-        """Take a token. Returns 0, or the seconds until the next one is available."""
+        """Remove one token from the bucket.
+
+        Returns 0, or the seconds until the next one is available.
+        """
         self._tokens = min(self._most, self._tokens + (now - self._filled) * self._rate)
         self._filled = now
         if self._tokens >= 1:
@@ -191,7 +194,7 @@ class KeyRing:
         return found
 
     def take(self, key: Key) -> float:
-        """Count a request against the rate limit of its key.
+        """Spend one token of the key's rate limit on a request.
 
         Returns 0 if the request may proceed, else the seconds until a retry can succeed.
         """

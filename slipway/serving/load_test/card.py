@@ -130,12 +130,12 @@ def remarks(outcome: Outcome, hardware: dict[str, Any]) -> list[str]:
 
 
 def environment_lines(settings: dict[str, str]) -> str:
-    """Format settings as lines of serving.env."""
+    """Return settings as the lines of a serving.env."""
     return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
 def page(content: dict[str, Any]) -> str:
-    """Format the card as Markdown."""
+    """Return the card's content as Markdown, for people."""
     model, hardware = content["model"], content["hardware"]
     lines = [
         "# Capacity",
@@ -177,7 +177,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def describe_trial(tried: Tried) -> str:
-    """Format the results of one candidate as a line of text."""
+    """Return the results of one candidate as a line of text."""
     candidate = tried.candidate
     name = (
         f"{candidate.workers} workers, {candidate.num_threads} threads, "
@@ -242,7 +242,7 @@ def _middle(rounds: Sequence[Figures], name: str) -> float | None:
 
 
 def _failed(rounds: Sequence[Figures]) -> str:
-    """Format the fraction of failed requests by status, such as "429: 12.0%".
+    """Return the fraction of failed requests by status as text, such as "429: 12.0%".
 
     Returns "" if no request failed.
     """

@@ -90,7 +90,7 @@ def require_model(content: dict[str, Any], version: str) -> None:
 
 
 def describe(content: dict[str, Any], sizing: Sizing, p99_ms: float) -> str:
-    """Describe the number of replicas and their utilisation as text for a terminal."""
+    """Return the number of replicas and their utilisation, as text for a terminal."""
     replicas, hardware, model = sizing.replicas, content["hardware"], content["model"]
     each = sizing.rate / replicas
     settings = " ".join(f"{name}={value}" for name, value in content["settings"].items())

@@ -172,7 +172,7 @@ class Tuner:
         end: float,
         report: Callable[[Tried], None],
     ) -> None:
-        """Try the candidates in order, while time is left for them and `num_later` later ones.
+        """Measure the candidates in order, while time is left for `num_later` later ones too.
 
         The first candidate is always tried.
         """

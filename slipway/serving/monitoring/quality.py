@@ -70,7 +70,7 @@ def _measure_label_sets(manifest: Bundle, joined: Joined) -> dict[str, Metric]:
 
 
 def compare(manifest: Bundle, measured: dict[str, Metric]) -> dict[str, Any]:
-    """Add the bundle's metric on the test split to each metric, and compare both.
+    """Return each metric with the bundle's metric on the test split, and a comparison of both.
 
     `is_worse` is true if the whole interval lies on the worse side of the test split's, and null
     without such a metric or with fewer than MIN_COMPARED rows.

@@ -60,7 +60,7 @@ class RowCounts:
         self.inputs: deque[NDArray[Any]] = deque()  # (rows, ...) of each request; tables only
 
     def add(self, rows: Sequence[Counted]) -> None:
-        """Count rows, without their inputs."""
+        """Add rows to the counts, without keeping their inputs."""
         if not rows:
             return
         labels, confidences, are_outliers = zip(*rows, strict=True)

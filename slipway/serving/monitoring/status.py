@@ -53,7 +53,7 @@ def describe_feedback(
 def gauge_values(
     windows: Windows, quality: dict[str, Any] | None, num_waiting: int = 0
 ) -> GaugeValues:
-    """Collect the values of the drift and quality gauges."""
+    """Return the values of the gauges for drift and quality."""
     bounds = {
         name: (metric["value"], metric["low"], metric["high"])
         for name, metric in (quality or {}).items()

@@ -245,7 +245,7 @@ def _named_labels(answers: list[dict[str, Any]], labels: list[str]) -> Tensor:
 
 
 def describe_image(contract: ImageContract) -> list[dict[str, Any]]:
-    """Describe the only input tensor of an image model, `image`."""
+    """Return the description of `image`, the only input tensor of an image model."""
     return [_described(IMAGE, BYTES)]
 
 

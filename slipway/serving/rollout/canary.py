@@ -62,7 +62,7 @@ class SeenIds:
             self._bits = mmap.mmap(-1, _NUM_BITS // 8)
 
     def add(self, request_id: str) -> bool:
-        """Add an id. Returns True if it was new."""
+        """Add a request id. Returns True if no worker has seen it before."""
         digest = hashlib.sha256(f"{self._salt}:used:{request_id}".encode()).digest()
         place, bit = divmod(int.from_bytes(digest[:8]) % _NUM_BITS, 8)
         byte = self._bits[place]

@@ -284,7 +284,7 @@ class RolloutReconciler:
             await asyncio.sleep(POLL_S)
 
     async def _record_served(self) -> None:
-        """Add to the history that SLIPWAY_BUNDLE is served, once for each version of it.
+        """Record in the history that SLIPWAY_BUNDLE is served, once for each of its versions.
 
         A history that several services share also has the start with a rolled-out model.
         """
