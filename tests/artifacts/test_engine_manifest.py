@@ -70,7 +70,7 @@ def test_error_names_the_difference_between_engine_and_bundle(
 
 
 @pytest.mark.parametrize("field", ["tensorrt_version", "gpu", "compute_capability"])
-def test_error_for_an_engine_of_a_different_machine_names_both_values(
+def test_error_for_an_engine_of_a_different_machine_names_both_values_of_each_difference(
     tmp_path: Path, field: str
 ) -> None:
     here = MACHINE.model_copy(update={field: "other"})

@@ -283,7 +283,7 @@ def test_unsigned_copy_of_the_same_bundle_is_another_copy(
         load_model(settings_of(settings, unsigned))
 
 
-def test_key_of_another_type_or_without_content_is_refused_and_nothing_is_released(
+def test_release_refuses_a_key_of_another_type_or_without_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[Path, Path]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ def test_changed_text_changes_one_value_and_keeps_every_other_line() -> None:
     ]
 
 
-def test_comments_after_changed_values_stay() -> None:
+def test_changed_text_keeps_comments_after_changed_values() -> None:
     assert "  compile: true # compare with `slipway profile` before you use true" in changed_text(
         TEXT, {"train.compile": True}
     )

@@ -377,7 +377,7 @@ def test_raw_folder_with_files_that_dvc_may_ignore_is_not_compared(
 
 
 @pytest.mark.parametrize("name", [".git", ".dvc", ".hg", ".dvcignore"])
-def test_a_raw_folder_with_a_repository_in_it_is_not_compared(
+def test_raw_folder_that_contains_a_git_repository_is_not_compared(
     content: dict[str, Any],
     lock_raw: Callable[..., None],
     name: str,

@@ -32,7 +32,7 @@ def test_drift_reference_of_each_variant_has_that_variants_predictions(classifie
         references.of("fp64")
 
 
-def test_drift_reference_detects_inverted_rows_but_not_its_own(
+def test_drift_reference_flags_inverted_rows_but_not_its_own_rows(
     classifier: Project,
 ) -> None:
     bundle, inputs = classifier.bundle(), classifier.split("val").inputs[:]

@@ -95,7 +95,9 @@ def test_model_card_quotes_the_purpose_or_states_that_it_is_missing(
     assert "Nobody has written" not in text
 
 
-def test_the_model_card_lists_weaknesses(classifier: Project, export_params: Params) -> None:
+def test_model_card_lists_weaknesses_of_the_model(
+    classifier: Project, export_params: Params
+) -> None:
     facts = facts_of(classifier, export_params)
     slice_ = {
         "by": "brightness",

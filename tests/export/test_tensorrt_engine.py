@@ -271,7 +271,7 @@ def test_the_fake_tensorrt_has_only_members_of_the_real_one(kind: str, names: st
     assert not hasattr(real, "no_such_name")
 
 
-def test_an_old_tensorrt_is_refused_with_both_versions() -> None:
+def test_error_for_an_old_tensorrt_names_the_found_and_the_expected_version() -> None:
     old = types.ModuleType("tensorrt")
     old.__dict__["__version__"] = "10.9.0.34"
     with pytest.raises(

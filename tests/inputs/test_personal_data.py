@@ -42,7 +42,7 @@ def test_personal_data_is_replaced_by_its_kind(text: str, masked: str) -> None:
         "\u0661" * 12,
     ],
 )
-def test_dates_counts_and_names_are_not_masked(text: str) -> None:
+def test_dates_counts_and_names_are_not_masked_as_personal_data(text: str) -> None:
     assert mask(text, ALL) == text
 
 

@@ -62,7 +62,7 @@ def pillows(payload: bytes) -> NDArray[np.uint8] | str:
     st.sampled_from([1, 3]),
     st.integers(0, 9),
 )
-def test_plain_png_decodes_to_pillows_pixels(
+def test_plain_png_decodes_to_the_same_pixels_as_in_pillow(
     seed: int, height: int, width: int, channels: int, level: int
 ) -> None:
     pixels = random_pixels(seed, (height, width), channels)
@@ -73,7 +73,7 @@ def test_plain_png_decodes_to_pillows_pixels(
     assert np.array_equal(decoded, pillows(payload))
 
 
-def test_pixels_in_several_chunks_are_read() -> None:
+def test_png_pixels_in_several_chunks_are_decoded() -> None:
     pixels = np.random.default_rng(1).integers(
         0, 256, (300, 300, 3), dtype=np.uint8
     )  # the encoder writes 64 KiB at once
@@ -87,7 +87,7 @@ def test_pixels_in_several_chunks_are_read() -> None:
 @pytest.mark.parametrize(
     ("kind", "content"), [(b"gAMA", bytes(4)), (b"pHYs", bytes(9)), (b"sRGB", bytes(1))]
 )
-def test_intact_harmless_png_chunk_is_ignored(kind: bytes, content: bytes) -> None:
+def test_png_chunk_without_effect_on_the_pixels_is_ignored(kind: bytes, content: bytes) -> None:
     plain = encoded(random_pixels(1, (9, 9), 3))
     decoded = decode_plain_png(with_chunk(plain, kind, content), MAX_PIXELS)
     assert decoded is not None

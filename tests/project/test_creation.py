@@ -61,7 +61,7 @@ def test_bento_of_a_new_project_has_the_folders_name_and_the_clones_image(
 
 
 @pytest.mark.process
-def test_a_project_inside_a_repository_commits_nothing_of_the_user(
+def test_new_project_inside_a_git_repository_commits_no_files_of_the_user(
     proposal: ProjectProposal, tmp_path: Path
 ) -> None:
     git(tmp_path, "init", "-q")

@@ -343,7 +343,7 @@ def test_request_counters_equal_the_callers_own_counts(server: Server) -> None:
     assert counted(server) - before == seen == Counter({200: 25, 422: 50, 413: 25})
 
 
-def test_unknown_paths_add_no_series(server: Server) -> None:
+def test_unknown_paths_add_no_metric_series(server: Server) -> None:
     def series() -> set[str]:
         return {
             line.rpartition(" ")[0]

@@ -27,7 +27,7 @@ def test_unset_variables_give_the_documented_defaults() -> None:
     assert (settings.provider, settings.variant, settings.workers) == ("auto", "auto", 1)
 
 
-def test_variables_are_converted_to_their_types() -> None:
+def test_environment_variables_are_converted_to_the_types_of_settings() -> None:
     settings = read_all_settings(
         {"SLIPWAY_NUM_THREADS": "3", "SLIPWAY_MAX_BATCH_SIZE": "8", "SLIPWAY_ACCEPT_DRAFT": "true"}
     )

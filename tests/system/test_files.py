@@ -280,7 +280,7 @@ def test_claim_space_allocates_all_disk_blocks_of_a_sparse_file(tmp_path: Path) 
     assert path.stat().st_size == 1 << 20 <= path.stat().st_blocks * 512
 
 
-def test_failed_write_names_the_path(tmp_path: Path) -> None:
+def test_error_of_a_failed_write_names_the_path(tmp_path: Path) -> None:
     code = (
         "import resource, sys; from pathlib import Path; from slipway.system import files\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"

@@ -430,7 +430,7 @@ def test_collect_without_labels_fails_with_the_reason(
     assert not list(tmp_path.glob("out*"))
 
 
-def test_next_command_sets_columns_to_null_that_requests_do_not_have(
+def test_next_command_sets_columns_missing_from_requests_to_null(
     certified: Path,
 ) -> None:
     bundle = write_bundle(certified / "bundle", lineage=lineage(group_column="person"))

@@ -164,7 +164,7 @@ def test_open_segment_of_a_live_writer_is_not_removed(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_other_files_in_the_folder_are_not_removed(tmp_path: Path) -> None:
+def test_request_log_removes_no_other_files_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "notes.jsonl").write_text("x" * 2 * MIB)
     write(tmp_path, range(400), 4000)
     assert (tmp_path / "notes.jsonl").exists()

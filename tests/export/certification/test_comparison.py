@@ -91,7 +91,7 @@ def test_a_difference_above_the_bound_makes_the_hop_differ_and_names_its_row() -
     assert compare(outputs, Tolerance(max_difference=3e-5)).status == "agrees"
 
 
-def test_a_flipped_label_makes_the_hop_differ_however_small_the_difference() -> None:
+def test_flipped_label_makes_the_hop_differ_even_if_probabilities_hardly_change() -> None:
     outputs = right()
     outputs[4] = outputs[4][::-1]
     hop = compare(outputs, Tolerance(max_difference=0.6))
@@ -275,7 +275,7 @@ def test_hop_within_its_budget_has_an_empty_reason() -> None:
     assert compare_flipped(1000, 10, SMALL_BUDGET).reason == ""
 
 
-def test_a_lossy_variant_that_nothing_serves_is_uncertified_instead_of_differing() -> None:
+def test_unserved_lossy_variant_is_uncertified_instead_of_differing() -> None:
     unserved = replace(SMALL_BUDGET, is_served=False)
     assert compare_flipped(38, 12, unserved).status == "uncertified"
     assert compare_flipped(38, 12, unserved).reason == compare_flipped(38, 12, SMALL_BUDGET).reason

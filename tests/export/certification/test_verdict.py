@@ -203,7 +203,9 @@ def test_metrics_of_verify_have_figures_for_each_executed_hop_and_no_nulls(tmp_p
     assert "tensorrt/fp16" not in hops
 
 
-def test_console_table_lists_every_hop_and_each_reason_for_skipping_once(tmp_path: Path) -> None:
+def test_console_table_lists_every_hop_and_each_reason_for_not_executing_one(
+    tmp_path: Path,
+) -> None:
     second = GPU_HOP.model_copy(update={"name": "onnxruntime/cuda/fp16"})
     table = hop_table([*all_hops(), GPU_HOP, second], write_small_bundle(tmp_path)).splitlines()
     assert [line.split()[0] for line in table[1:4]] == ["torch", "onnxruntime/cpu/fp32", "http"]

@@ -158,7 +158,7 @@ def test_mlflow_loads_the_folder_in_an_environment_of_its_own_requirements(
 
 
 @pytest.mark.nightly
-def test_the_snippet_of_the_card_runs(tmp_path: Path) -> None:
+def test_code_snippet_of_the_hub_card_runs(tmp_path: Path) -> None:
     write_layout(tmp_path / "out", table_source(tmp_path), "huggingface")
     (snippet,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / README).read_text(), re.S)
     command = [sys.executable, "-c", snippet]

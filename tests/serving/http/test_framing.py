@@ -41,7 +41,7 @@ LENGTH, CHUNKED, HOST = (
         ([(b"accept", b"*/*"), (b"accept", b"image/*")], "1.1"),
     ],
 )
-def test_unambiguous_requests_are_accepted(headers: Headers, version: str) -> None:
+def test_requests_with_unambiguous_framing_are_accepted(headers: Headers, version: str) -> None:
     assert checked(headers, version) == dict(headers)
 
 
@@ -68,7 +68,9 @@ def test_unambiguous_requests_are_accepted(headers: Headers, version: str) -> No
         ([], "0.9", "HTTP/0.9"),
     ],
 )
-def test_ambiguous_requests_are_refused(headers: Headers, version: str, found: str) -> None:
+def test_requests_with_ambiguous_framing_are_refused(
+    headers: Headers, version: str, found: str
+) -> None:
     with pytest.raises(Refusal, match=found) as refusal:
         checked(headers, version)
     assert refusal.value.code == "malformed_request"

@@ -330,7 +330,9 @@ def test_a_caller_that_sends_endlessly_does_not_fill_memory(server: Server) -> N
     assert grown < 100 << 10
 
 
-def test_lingering_refused_connections_do_not_count_and_are_few(server: Server) -> None:
+def test_lingering_refused_connections_are_few_and_do_not_count_against_the_limit(
+    server: Server,
+) -> None:
     descriptors = Path(f"/proc/{server.worker()}/fd")
     before = len(list(descriptors.iterdir()))
     with ExitStack() as refused, full(server):

@@ -480,7 +480,7 @@ def processes_with(text: str) -> list[int]:
     return found
 
 
-def test_leftover_process_is_detected(tmp_path: Path) -> None:
+def test_check_for_leftover_service_processes_finds_one(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input()"],
         env=os.environ | {"MARK": str(tmp_path)},

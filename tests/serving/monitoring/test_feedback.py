@@ -276,7 +276,7 @@ def test_invalid_feedback_is_refused_with_its_place(
         b"[" * 100_000,
     ],
 )
-def test_malformed_json_is_refused(make_settings: MakeSettings, body: bytes) -> None:
+def test_feedback_in_malformed_json_is_refused(make_settings: MakeSettings, body: bytes) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(
             await client.post(
@@ -482,7 +482,7 @@ def test_locked_database_refuses_feedback_while_predictions_continue(
 
 
 @pytest.mark.process
-def test_full_feedback_queue_has_its_own_error_code(
+def test_error_for_a_full_feedback_queue_has_a_separate_code(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feedback, "MAX_WAITING", 1)

@@ -171,7 +171,7 @@ def test_sampling_rate_may_rise_while_a_gap_is_drawn(monkeypatch: pytest.MonkeyP
     assert sampler._draw_gap() > 0
 
 
-def test_every_position_is_sampled_equally_often() -> None:
+def test_request_sampler_picks_every_position_equally_often() -> None:
     sampler, taken = RequestSampler(), Counter[int]()
     for _ in range(4000):
         sampler.adapt(1000, 200)  # time for a fifth; half as many again are sampled: 30 %

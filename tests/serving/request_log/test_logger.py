@@ -248,7 +248,7 @@ class HangingWriter(SegmentWriter):
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_WAITING", 5), ("MAX_WAITING_BYTES", 5 * 116)])
-def test_full_queue_drops_and_counts_requests(
+def test_full_request_log_queue_drops_and_counts_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     monkeypatch.setattr(logger, limit, value)

@@ -208,7 +208,7 @@ def test_openvino_predicts_as_the_certified_graph_does_with_telemetry_off(
 
 @pytest.mark.nightly(seconds=60)
 @pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv here")
-def test_operators_that_openvino_lacks_are_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_export_names_operators_that_openvino_lacks_and_writes_nothing(tmp_path: Path) -> None:
     graph = classifier()
     graph.graph.node[-1].op_type = "Unknown"
     source = image_source(tmp_path, photos())

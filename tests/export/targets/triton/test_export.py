@@ -137,7 +137,7 @@ def test_the_configuration_fits_nvidias_schema_and_names_tensors_and_labels(
     assert "no --server was given" in record.hop.reason
 
 
-def test_the_schema_refuses_an_unknown_field(tmp_path: Path) -> None:
+def test_schema_of_triton_refuses_an_unknown_field(tmp_path: Path) -> None:
     text = config_text(image_source(tmp_path, photos()), "digits", None)
     with pytest.raises(text_format.ParseError, match="max_batch"):
         parsed(text.replace("max_batch_size", "max_batch"))
