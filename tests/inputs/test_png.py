@@ -62,7 +62,7 @@ def pillows(payload: bytes) -> NDArray[np.uint8] | str:
     st.sampled_from([1, 3]),
     st.integers(0, 9),
 )
-def test_plain_png_decodes_to_the_same_pixels_as_in_pillow(
+def test_plain_png_decodes_to_pixels_equal_to_those_of_pillow(
     seed: int, height: int, width: int, channels: int, level: int
 ) -> None:
     pixels = random_pixels(seed, (height, width), channels)
