@@ -168,7 +168,7 @@ def _require_valid(
 
 
 def end_of_key(key: Path, key_list: Path | None, now: datetime) -> str:
-    """Return the reason why a key is no longer valid, such as "was revoked: stolen"; "" if it is.
+    """Return why a public key is not valid, such as "was revoked: stolen"; "" if it is valid.
 
     Raises SlipwayError if the list cannot be read.
     """

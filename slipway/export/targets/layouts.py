@@ -69,7 +69,7 @@ print(answers[0], ood_scores[0])
 
 
 def export_layout(target: LayoutTarget, out: Path, variant: str | None) -> str:
-    """Write the folder to `out`; return a summary.
+    """Write the export of the layout `target` to the folder `out`. Returns a summary.
 
     Raises:
         UnavailableError: a package that writes the layout is missing.

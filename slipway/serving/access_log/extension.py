@@ -113,7 +113,7 @@ def _pattern(
     model_version: str | None,
     num_stages: int,
 ) -> str:
-    """Return a line for such requests, with a placeholder for each value that differs between them.
+    """Return the line of requests with these values, with placeholders for all other values.
 
     Filling it takes a third of the time of encoding each line as JSON. The texts that fill it
     need no escapes: ids have letters, digits and `._-`.

@@ -217,7 +217,7 @@ def _described(tried: Tried) -> dict[str, Any]:
 def _summary(rounds: Sequence[Figures]) -> dict[str, Any] | None:
     """Return medians of rate and latency, and failures, over rounds of one load.
 
-    Returns None without any.
+    Returns None without rounds.
     """
     if not rounds:
         return None

@@ -72,7 +72,7 @@ class ServerExport:
 
 
 def export_server(given: ServerExport, out: Path, variant: str | None) -> str:
-    """Write the folder to `out`; return a summary.
+    """Write the model repository to the folder `out`. Returns a summary.
 
     Raises:
         UnavailableError: the name is not usable, or the server does not respond.
