@@ -114,7 +114,7 @@ class Window:
         header = _MAGIC + reference.fingerprint
         if not payload.startswith(header) or len(payload) != len(header) + window._numbers.nbytes:
             raise SchemaError(
-                "these bytes are not a window of this drift reference. Begin a new window."
+                "the stored window does not belong to this drift reference. Begin a new window."
             )
         window._numbers = np.frombuffer(payload, "<i8", offset=len(header)).astype(np.int64)
         return window

@@ -56,7 +56,7 @@ class TargetKind:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def load_part(self, part: TargetPart) -> Any:
-        """Import the function or class of a part."""
+        """Import this kind of target's function or class for `part`, for example its loss."""
         return import_part(self.parts[part])
 
     @property

@@ -49,7 +49,7 @@ def test_window_survives_a_round_trip_through_bytes() -> None:
 def test_from_bytes_refuses_truncated_or_altered_bytes() -> None:
     payload = _window(FEATURES).to_bytes()
     for wrong in (payload[:-8], b"x" + payload[1:], b"", payload + b"0"):
-        with pytest.raises(SchemaError, match="not a window of this drift reference"):
+        with pytest.raises(SchemaError, match="does not belong to this drift reference"):
             Window.from_bytes(REFERENCE, wrong)
 
 
@@ -58,7 +58,7 @@ def test_merge_refuses_a_window_of_another_reference() -> None:
     window = window_of(other, ORDINARY.draw(np.random.default_rng(4), 200))
     with pytest.raises(ValueError, match="different references"):
         _window(FEATURES).merge(window)
-    with pytest.raises(SchemaError, match="not a window of this drift reference"):
+    with pytest.raises(SchemaError, match="does not belong to this drift reference"):
         Window.from_bytes(REFERENCE, window.to_bytes())
 
 

@@ -163,7 +163,7 @@ def _split_of_shard(shard: Path) -> str | None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names as text, with the number of the others."""
+    """Return up to `MAX_SHOWN` names as one text, such as "a, b, c and 5 more"."""
     shown = ", ".join(names[:MAX_SHOWN])
     num_others = len(names) - MAX_SHOWN
     return f"{shown} and {num_others} more" if num_others > 0 else shown

@@ -23,10 +23,10 @@ def fit_columns(
     types: Sequence[ColumnType],
     params: PrecomputeParams,
 ) -> ColumnContract:
-    """Fit the contract of the columns `types` to the training rows of `cells`.
+    """Compute the means, scales and categories of the columns in `types` from training rows.
 
-    `cells` are those of a `CleanedTable`. Raises DataError, which names every column whose numbers
-    cannot be standardised.
+    They make up the input contract of the model. `cells` are those of a `CleanedTable`. Raises
+    DataError, which names every column whose numbers cannot be standardised.
     """
     columns, problems = [], []
     for column in types:

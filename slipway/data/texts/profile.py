@@ -235,7 +235,10 @@ def profile_of(
 def apply_script_rule(
     columns: Sequence[TextColumn], order: NDArray[np.int64], clean: CleanParams, ledger: Ledger
 ) -> dict[str, int]:
-    """Apply the rule for rare scripts; return the number of rows in each script."""
+    """Apply `clean.rules.rare_script` to the texts in a writing system that few texts use.
+
+    Returns the number of texts in each writing system, the most frequent first.
+    """
     found = scratch_array((len(order),), np.uint8)
     names: dict[str, int] = {}
     for part in slices(len(order), BLOCK_ROWS):

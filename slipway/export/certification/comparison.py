@@ -455,7 +455,7 @@ class _MetricLoss:
         return f"{self._text()}, expected at most {limit}"
 
     def remark(self) -> str:
-        """Return a remark on a loss that may be due to chance."""
+        """Return a sentence on a lost metric above the limit that may be due to chance."""
         limit = f"{self.budget_key} {self.budget:g}"
         return f"{self._text()}: above {limit}, but too few rows to tell it from chance"
 

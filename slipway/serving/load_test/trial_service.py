@@ -94,7 +94,11 @@ def running(
 def environment_of(
     settings: Settings, candidate: SettingsCandidate, environment: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
-    """Return the user's environment with the model of `settings` and the candidate's settings."""
+    """Return the environment variables of a trial service.
+
+    They are those in `environment`, with the model files of `settings` and the settings of
+    `candidate` in place of the user's.
+    """
     without = {f"{PREFIX}{name}" for name in _UNUSED}
     inherited = {
         name: value

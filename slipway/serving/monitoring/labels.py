@@ -297,7 +297,10 @@ def put_labels(
 
 
 def read_outbox(connection: SqlConnection, max_rows: int) -> list[tuple[int, str, list[Any]]]:
-    """Return the oldest outbox entries (id, kind, rows) with at least `max_rows` rows, or all."""
+    """Return the oldest entries (id, kind, rows) of the outbox, until they have `max_rows` rows.
+
+    The last entry may exceed that number, because no entry is divided.
+    """
     connection.execute(_OUTBOX)
     found: list[tuple[int, str, list[Any]]] = []
     num_rows = 0

@@ -345,7 +345,8 @@ def _cells(tensor: Tensor, kind: str, count: int) -> list[Any]:
     expected = _COLUMN_DATATYPES[kind]
     if tensor.datatype not in expected:
         raise mismatch(
-            f"{tensor.datatype} was found, a {kind} is {' or '.join(expected)}", tensor.name
+            f"its datatype is {tensor.datatype}, expected {' or '.join(expected)} for a {kind}",
+            tensor.name,
         )
     if tensor.shape not in ((count,), (count, 1)):
         raise mismatch(

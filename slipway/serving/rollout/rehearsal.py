@@ -37,7 +37,7 @@ def rehearse(settings: Settings) -> None:
         )
     except subprocess.TimeoutExpired:
         raise RolloutError(
-            f"it was not loaded within {_TIMEOUT_S:g} s, in a process of its own."
+            f"a separate process could not load the model within {_TIMEOUT_S:g} s."
         ) from None
     if done.returncode > 0:
         raise RolloutError(
