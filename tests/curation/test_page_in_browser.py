@@ -72,6 +72,7 @@ def test_on_the_label_page_digits_label_a_row_s_skips_it_and_u_undoes(tmp_path: 
             assert callers(state) == {}  # two people have to agree
         with served(open_desk(tmp_path, "ben", opinions=2)) as address:
             await tab.open(address)
+            await tab.wait_for("document.body.innerText.includes('2 left')")
             await type_keys(tab, ("2", "1 left"), ("2", "People disagree"))
             assert "r-2, item 0: anna: dark; ben: grey" in await tab.text("#conflicts")
             assert callers(state) == {"r-1": (grey, "chosen:ben")}
