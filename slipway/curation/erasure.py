@@ -25,6 +25,7 @@ from slipway.data.erasure.rows import FoundRows, named_files, raw_tables, remove
 from slipway.experiments.repository import tracked_files
 from slipway.inputs.contract import InputContract
 from slipway.loop.journal import FOLDER, JOURNAL, LoopError, cycles, read_journal
+from slipway.loop.lease import loop_lock
 from slipway.loop.steps import DATA
 from slipway.system import files
 from slipway.system.arguments import CommandParser
@@ -98,7 +99,7 @@ def _run(options: argparse.Namespace) -> None:
     files.make_private_directory(folder)
     with (
         files.lock(folder / "erase.lock", "`slipway dataset erase`"),
-        files.lock(options.state / FOLDER / "loop.lock", "`slipway loop`"),
+        loop_lock(options.state),
     ):
         _require_closed_loop(options.state)
         erasure_of_rows = find(options)

@@ -35,6 +35,7 @@ from slipway.loop.journal import (
     cycles,
     read_journal,
 )
+from slipway.loop.lease import lease, loop_lock
 from slipway.loop.machine import NextStep, next_step
 from slipway.loop.steps import DONE, LoopProject
 from slipway.serving.request_log.logger import RequestLogSettings
@@ -44,7 +45,6 @@ from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import LockedError, SlipwayError
 
-_LOCK = "loop.lock"
 _CLOCK_S = 60.0  # the clock may go back by up to this many seconds between two calls
 
 
@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.status:
         print(status(project, as_json=options.json))
         return
-    with files.lock(project.folder / _LOCK, "`slipway loop`"):
+    with loop_lock(project.settings.state):
         print(_command(project, options))
 
 
@@ -97,9 +97,11 @@ def advance(project: LoopProject, clock: Callable[[], float] = time.time) -> Nex
     """Take all steps that are possible now, and return the step that has to wait.
 
     If a step fails, its error is recorded in the journal and raised; the next call tries the step
-    again.
+    again. Raises LockedError while another process runs the loop, or if the database that several
+    services share belongs to the loop of another SLIPWAY_STATE.
     """
-    with files.lock(project.folder / _LOCK, "`slipway loop`"):
+    state = project.settings.state
+    with loop_lock(state), lease(state) as require_lease:
         path = project.folder / JOURNAL
         while True:
             steps = read_journal(path)
@@ -115,6 +117,7 @@ def advance(project: LoopProject, clock: Callable[[], float] = time.time) -> Nex
             if step.action == "wait":
                 return step
             cycle = _cycle_of(step, last)
+            require_lease()
             try:
                 detail = project.take(step, cycle, now)
             except LockedError:
@@ -124,6 +127,7 @@ def advance(project: LoopProject, clock: Callable[[], float] = time.time) -> Nex
                     failed = {"step": step.action, "reason": str(error)}
                     append_step(path, cycle.number, "failed", failed, clock())
                 raise
+            require_lease()
             append_step(path, cycle.number, DONE[step.action], detail, clock())
             print(f"cycle {cycle.number}: {DONE[step.action]}{_because(step)}", flush=True)
 

@@ -1,23 +1,23 @@
 """The PostgreSQL database in which several services share predictions and labels.
 
 Its schema `slipway` has the feedback tables of the SQLite database, and the same SQL runs on both.
-Its schema `slipway_rollout` has the rollout and its history. In each schema an advisory lock lets
-only one transaction run at a time: a label and its prediction may arrive from two services at once,
-and the second must see the first.
+Its schema `slipway_rollout` has the rollout and its history, and `slipway_loop` names the loop that
+proposes models. In each schema an advisory lock lets only one transaction run at a time: a label
+and its prediction may arrive from two services at once, and the second must see the first.
 """
 
 import os
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Protocol
 
 from slipway.system.errors import UnavailableError
 
 DATABASE_URL = "SLIPWAY_DATABASE_URL"
-FEEDBACK, ROLLOUT = "slipway", "slipway_rollout"  # names of the schemas
+FEEDBACK, ROLLOUT, LOOP = "slipway", "slipway_rollout", "slipway_loop"  # names of the schemas
 _FORMAT = 1  # stored as the comment of each schema
 _CONNECT_S = 5
 _LOCK = 0x736C6970  # first number of the advisory lock that all transactions in a schema take
@@ -26,6 +26,12 @@ _BEGIN = (
     "SET LOCAL search_path = {name}; SET LOCAL statement_timeout = '20s'; "
     "SET LOCAL idle_in_transaction_session_timeout = '20s'; "
     f"SELECT pg_advisory_xact_lock({_LOCK}, hashtext('{{name}}'))"
+)
+# A lock that is held for hours: the server ends no idle transaction, and notices within two minutes
+# that the client's machine is gone.
+_LASTING = (
+    "SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL tcp_keepalives_idle = 60; "
+    "SET LOCAL tcp_keepalives_interval = 10; SET LOCAL tcp_keepalives_count = 6"
 )
 _NAMED = re.compile(r":(\w+)")
 
@@ -152,6 +158,42 @@ def reading_postgres(
         ) from error
     finally:
         database.close()
+
+
+@contextmanager
+def lasting_lock(url: str, name: str) -> Iterator[Callable[[], None] | None]:
+    """Hold an advisory lock on a connection of its own; yields None if another one holds it.
+
+    Yields a function that raises UnavailableError once the connection, and with it the lock, is
+    lost. Raises psycopg.Error. The lock is one of a transaction, which connection poolers support;
+    between its statements the transaction holds no snapshot, so it does not delay a vacuum.
+    """
+    import psycopg
+
+    def check() -> None:
+        try:
+            connection.execute("SELECT 1")
+        except psycopg.Error as error:
+            reason = " ".join(str(error).split())
+            raise UnavailableError(
+                f"the connection to {DATABASE_URL} was lost, and with it the lock of this process "
+                f"({reason}). Expected one that stays. Check the database, then try again."
+            ) from error
+
+    with closing(
+        psycopg.connect(
+            url,
+            connect_timeout=_CONNECT_S,
+            application_name=name,
+            prepare_threshold=None,
+            keepalives_idle=60,
+        )
+    ) as connection:
+        connection.execute(_LASTING)
+        found = connection.execute(
+            "SELECT pg_try_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, f"{name} lasting")
+        ).fetchone()
+        yield check if found == (True,) else None
 
 
 def given_url() -> str | None:

@@ -33,6 +33,7 @@ from slipway.serving.rollout.state import (
 )
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
+from slipway.traffic.postgres import DATABASE_URL, given_url
 
 FILE = "cluster.json"
 _ROUTES = "/predict|/v2/models/.+/infer"
@@ -172,6 +173,13 @@ def count(before: ClusterCounts, values: Mapping[str, float], job: str, share: f
 
 def _propose(state: Path, cluster: Cluster, plan: RolloutPlan, author: Author, now: float) -> None:
     """Propose the version that the candidate's Deployment serves, or continue its rollout."""
+    if given_url() is not None:
+        raise RolloutError(
+            f"{DATABASE_URL} is set: its services follow one rollout of their own, which `status`, "
+            "`abort` and `promote` would act on. Expected a rollout in SLIPWAY_STATE only. Unset "
+            f"it for this rollout: env -u {DATABASE_URL} slipway rollout cluster. Or roll out the "
+            "bundle to these services: slipway rollout canary BUNDLE"
+        )
     if any(report.is_alive for report in read_reports(state)):
         raise RolloutError(
             f"a service follows {state}, expected a folder of this command only. Set "
@@ -184,7 +192,9 @@ def _propose(state: Path, cluster: Cluster, plan: RolloutPlan, author: Author, n
         raise RolloutError(
             f"{cluster.candidate} serves {shown[cluster.candidate]}, and {cluster.stable} "
             f"{shown[cluster.stable]}; expected one version that the other does not serve. Apply "
-            "the Deployment with the new image, and wait until Prometheus has read its metrics."
+            "the Deployment with the new image, and wait until Prometheus has read its metrics. "
+            f"Services that share {DATABASE_URL} serve its model, whatever their images hold: roll "
+            "out to them by `slipway rollout canary BUNDLE`."
         )
     (version,) = versions
 

@@ -22,6 +22,7 @@ from slipway.serving.rollout.history import Author
 from slipway.serving.rollout.records.entries import HISTORY, read_history
 from slipway.serving.rollout.state import Rollout, RolloutError, RolloutPlan, read_rollout
 from slipway.serving.settings import Settings
+from slipway.traffic.postgres import DATABASE_URL
 
 PLAN = RolloutPlan(steps=(0.1, 0.5, 1.0), hold_s=20, hold_requests=50)
 OLD, NEW = "aaaaaaaaaaaa", "bbbbbbbbbbbb"
@@ -144,6 +145,17 @@ def test_another_version_behind_the_candidates_name_ends_the_rollout(tmp_path: P
 def test_a_candidate_with_the_stable_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RolloutError, match="expected one version that the other does not serve"):
         rolled(tmp_path, Traffic(new=OLD))
+
+
+def test_a_cluster_rollout_beside_a_shared_one_is_refused_before_it_changes_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATABASE_URL, "postgresql://nobody@127.0.0.1:1/none")
+    traffic = Traffic(failing=0.01)
+    with pytest.raises(RolloutError, match=r"SLIPWAY_DATABASE_URL is set.*Expected.*Unset it"):
+        rolled(tmp_path, traffic)
+    assert not traffic.shares
+    assert not list(tmp_path.iterdir())
 
 
 @contextmanager
