@@ -183,10 +183,10 @@ async def _measure(folder: Path, url: str, sampled: dict[str, object], load: Loa
     await worker.loaded()
     set_switch_interval()
     application = Application(_nothing, worker, "only")
-    on, off = (worker._readers, worker._sampled_readers), ((), ())
+    on = worker._readers
 
     async def turn(is_on: bool) -> tuple[float, float]:
-        worker._readers, worker._sampled_readers = on if is_on else off
+        worker._readers = on if is_on else ()
         return await _turn(application, load)
 
     try:
@@ -202,7 +202,7 @@ async def _measure(folder: Path, url: str, sampled: dict[str, object], load: Loa
         await asyncio.sleep(SETTLE_S)
         beside = (seconds_beside() - before) / load.num_requests / load.num_pairs * 1e6
     finally:
-        worker._readers, worker._sampled_readers = on
+        worker._readers = on
         await worker.stop()
     return Costs(median(bases), _interval(differences), beside)
 

@@ -49,10 +49,10 @@ class InTurns(ModelWorker):
 
     async def _take_turns(self) -> None:
         await self.loaded()
-        on, turns = (self._readers, self._sampled_readers), list[Turn]()
+        on, turns = self._readers, list[Turn]()
         try:
             for is_on in cycle(ORDER):
-                self._readers, self._sampled_readers = on if is_on else ((), ())
+                self._readers = on if is_on else ()
                 before = self._now()
                 await asyncio.sleep(TURN_S)
                 answered, process, beside = (
@@ -60,7 +60,7 @@ class InTurns(ModelWorker):
                 )
                 turns.append(Turn(is_on, int(answered), process - beside, beside))
         finally:
-            self._readers, self._sampled_readers = on
+            self._readers = on
             files.write_text(Path(os.environ[FILE]), json.dumps(turns))
 
     def _now(self) -> tuple[float, float, float]:

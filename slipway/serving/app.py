@@ -82,7 +82,7 @@ class Application:
         """
         found = find_route(self._routes, request.path)
         label = found or "other"
-        request.trace = self._worker.new_trace(request.headers)
+        request.trace = self._worker.new_trace(request.id, request.headers)
         error: str | None = None
         try:
             handler = self._require_route(found, request).handler

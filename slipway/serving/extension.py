@@ -33,9 +33,10 @@ class Hooks:
     model_info: Callable[[], dict[str, Any]] | None = None  # further keys of `GET /model`
     status: Mapping[str, StatusPart] = field(default_factory=dict)  # parts of `GET /status`
     gauges: Sequence[MetricsSource] = ()  # sources that are sampled every few seconds
-    on_response: OnResponse | None = None  # receives each request that ended
-    # Decides for an arriving request if `on_response` will receive it; None: it receives all.
-    samples: Callable[[Headers], bool] | None = None
+    on_response: OnResponse | None = None  # receives each sampled request that ended
+    # Decides by id and headers if an arriving request is sampled; None: all are.
+    samples: Callable[[str, Headers], bool] | None = None
+    receives_faults: bool = False  # `on_response` also receives faults that are not sampled
     start: Callable[[], None] | None = None  # called on the event loop when loading begins
     stop: Callable[[], Awaitable[None]] | None = None  # awaited before the model is retired
     close: Callable[[], Awaitable[None]] | None = None  # awaited after the last answer

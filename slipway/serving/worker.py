@@ -22,7 +22,7 @@ from slipway.serving.http.callers import CallerCheck, LoopbackOnly
 from slipway.serving.http.deadlines import Deadlines
 from slipway.serving.http.refusal_log import RefusalLog
 from slipway.serving.http.responses import RETRY_AFTER, Refusal
-from slipway.serving.http.routes import Exchange, Headers, Request, RequestTrace
+from slipway.serving.http.routes import FAULT, Exchange, Headers, Request, RequestTrace
 from slipway.serving.metrics.gauges import ProcessMetrics, Sampler
 from slipway.serving.metrics.service_metrics import ServiceMetrics, server_started
 from slipway.serving.models.admission import Admission, Place
@@ -96,12 +96,10 @@ class ModelWorker:
         self._sampler: Sampler | None = None
         self.deadlines = Deadlines(settings.request_timeout_s)
         self.hooks = {one.name: one.attach(self) for one in extensions}
-        readers = [one for one in self.hooks.values() if one.on_response]
-        self._readers = tuple(
-            one.on_response for one in readers if one.on_response and not one.samples
-        )
-        self._sampled_readers = tuple(
-            (one.samples, one.on_response) for one in readers if one.on_response and one.samples
+        hooks = self.hooks.values()
+        self._readers = tuple((one.on_response, one.samples) for one in hooks if one.on_response)
+        self._fault_readers = tuple(
+            one.on_response for one in hooks if one.on_response and one.receives_faults
         )
         checks = (one.caller_check for one in self.hooks.values() if one.caller_check)
         self.caller_check: CallerCheck = next(checks, None) or LoopbackOnly()
@@ -229,15 +227,16 @@ class ModelWorker:
             if hooks.on_wrong_answer:
                 hooks.on_wrong_answer(model_version)
 
-    def new_trace(self, headers: Headers) -> RequestTrace | None:
-        """Create the trace of a new request; None if no extension reads it.
+    def new_trace(self, request_id: str, headers: Headers) -> RequestTrace | None:
+        """Create the trace of a new request; None if no extension samples it.
 
-        Extensions that sample requests decide by its `headers`.
+        All extensions decide here, so that any other request records nothing.
         """
-        readers = self._readers
-        for samples, reader in self._sampled_readers:
-            if samples(headers):
-                readers = (reader, *readers)
+        readers = [
+            reader
+            for reader, samples in self._readers
+            if samples is None or samples(request_id, headers)
+        ]
         return RequestTrace(readers=readers) if readers else None
 
     def ended(
@@ -247,7 +246,10 @@ class ModelWorker:
 
         Returns the headers that they add to the response.
         """
-        if request.trace is None:
+        trace = request.trace
+        if status is not None and status >= FAULT:
+            trace = self._with_fault_readers(trace or RequestTrace(is_recorded=False))
+        if trace is None:
             return ()
         return self._report(
             Exchange(
@@ -259,7 +261,7 @@ class ModelWorker:
                 request.caller,
                 request.started,
                 perf_counter(),
-                request.trace,
+                trace,
             ),
             request.headers,
         )
@@ -268,14 +270,14 @@ class ModelWorker:
         """Count a request refused before its body was read, and report it to the extensions."""
         self.metrics.refused(refusal.code)
         self.metrics.answered("other", refusal.status)
-        if trace := self.new_trace({}):
-            now = perf_counter()
-            self._report(
-                Exchange(
-                    request_id, "", "other", refusal.status, refusal.code, None, now, now, trace
-                ),
-                {},
-            )
+        trace = self.new_trace(request_id, {}) or RequestTrace()
+        if refusal.status >= FAULT:
+            trace = self._with_fault_readers(trace)
+        now = perf_counter()
+        self._report(
+            Exchange(request_id, "", "other", refusal.status, refusal.code, None, now, now, trace),
+            {},
+        )
 
     def admit(self) -> Place:
         """Admit a request before its body is parsed, or raise Refusal. Use it in a `with`."""
@@ -383,6 +385,11 @@ class ModelWorker:
         if self._live is None:
             raise Refusal("not_ready", self.reason, headers=(RETRY_AFTER,))
         return self._live
+
+    def _with_fault_readers(self, trace: RequestTrace) -> RequestTrace:
+        """Add the hooks that receive all faults to those that sampled a request."""
+        trace.readers += [one for one in self._fault_readers if one not in trace.readers]
+        return trace
 
     def _report(self, exchange: Exchange, headers: Headers) -> tuple[tuple[str, str], ...]:
         further: tuple[tuple[str, str], ...] = ()

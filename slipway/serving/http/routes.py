@@ -5,10 +5,10 @@ matches everything below it, and `/*/` before the last part matches any name the
 caller invents never becomes a metric label.
 """
 
-import hashlib
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from slipway.serving.http.request_body import RequestBody
 from slipway.serving.http.responses import Refusal, Response, error_response
 
 READING = ("GET", "HEAD")
+FAULT = 500  # from this status on, a response is a fault of the service
 STAGES = ("read", "decode", "queue", "infer", "encode")  # stages of a prediction, in this order
 Headers = Mapping[bytes, bytes]  # values by lower-case name
 # For everybody who reaches the port; for clients of the model; for those who run the service.
@@ -33,7 +34,7 @@ os.register_at_fork(after_in_child=_unused_ids.clear)
 
 @dataclass(slots=True)
 class RequestTrace:
-    """The stages, model and number of rows of one request, recorded if an extension reads them."""
+    """The stages, model and number of rows of one request, recorded if an extension samples it."""
 
     # Begin and end of the first stages of STAGES, those that took place, in perf_counter seconds.
     # Extensions keep it for a while, and one list costs half of what a pair for each stage would.
@@ -41,7 +42,9 @@ class RequestTrace:
     model_version: str | None = None  # version of the model that answered, or failed to answer
     num_rows: int | None = None  # number of answered rows
     trace_id: str | None = None  # id of the distributed trace, set by an extension
-    readers: "tuple[OnResponse, ...]" = ()  # hooks that receive the request when it ended
+    # Hooks that receive the request when it ended.
+    readers: "list[OnResponse]" = field(default_factory=list)
+    is_recorded: bool = True  # False for a fault that was not sampled: all above is unknown
 
     def stages(self) -> Iterator[tuple[str, float, float]]:
         """Yield name, begin and end of each stage that took place, in seconds of the clock."""
@@ -61,7 +64,7 @@ class Request:
     started: float  # perf_counter seconds
     caller: str | None = None  # name of the caller's key, once authenticated
     peer: Peer = None
-    trace: RequestTrace | None = None  # None: no extension reads it
+    trace: RequestTrace | None = None  # None: no extension samples the request
 
 
 @dataclass(slots=True)
@@ -175,9 +178,7 @@ def new_request_id() -> str:
 def is_sampled(request_id: str, sampling_rate: float) -> bool:
     """Return True if a request is in the sample of about `sampling_rate` (0 to 1) of all requests.
 
-    The result depends only on the id and the rate, so all workers agree.
+    The result depends only on the id and the rate, so all workers agree, and a larger sample has
+    all requests of a smaller one. A cryptographic digest would cost as much as recording a request.
     """
-    if sampling_rate >= 1:
-        return True
-    drawn = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8])
-    return drawn < sampling_rate * 2**64
+    return zlib.crc32(request_id.encode()) < sampling_rate * 2**32

@@ -8,7 +8,6 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from random import getrandbits
 from typing import NamedTuple
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -17,7 +16,14 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from slipway.serving.http.routes import STAGES, Exchange, Headers, new_request_id
+from slipway.serving.http.routes import (
+    FAULT,
+    STAGES,
+    Exchange,
+    Headers,
+    is_sampled,
+    new_request_id,
+)
 from slipway.serving.process.outbox import Outbox
 from slipway.system.version import installed_version
 
@@ -27,13 +33,10 @@ MAX_WAITING = 8192  # requests in the queue
 GATHER_S = 1.0  # an export takes milliseconds of processor time, however few its spans are
 EXPORT_S = 5.0  # time limit of one export, retries included
 _REQUESTS_PER_EXPORT = 128
-_FAULT = 500
 _PARENT = re.compile(
     rb"([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
 _METHOD_CHARACTERS = 20
-_DRAW_BITS = 32
-_DRAWS = 1 << _DRAW_BITS
 
 
 class _Traced(NamedTuple):
@@ -65,7 +68,7 @@ class Tracer:
     ) -> None:
         self._add_exemplar = add_exemplar
         self._exporter, self._endpoint, self._count = exporter, endpoint, count
-        self._bound = int(sampling_rate * _DRAWS)
+        self._sampling_rate = sampling_rate
         self._is_failing = False
         version = installed_version()
         own = {"service.name": "slipway", "service.version": version}
@@ -76,28 +79,28 @@ class Tracer:
             "slipway-tracing", self._export, MAX_WAITING, gather_s=GATHER_S
         )
 
-    def samples(self, headers: Headers) -> bool:
+    def samples(self, request_id: str, headers: Headers) -> bool:
         """Return True if a request starts a trace, or may continue the trace of its caller."""
-        return getrandbits(_DRAW_BITS) < self._bound or b"traceparent" in headers
+        return b"traceparent" in headers or is_sampled(request_id, self._sampling_rate)
 
     def note(self, exchange: Exchange, headers: Headers) -> tuple[tuple[str, str], ...]:
         """Trace a request for which `samples` returned True. Returns its header `traceparent`."""
         header, parent_id = headers.get(b"traceparent"), None
         if parent := _read_parent(header):
-            trace_id, parent_id, is_sampled = parent
-        elif header is None or getrandbits(_DRAW_BITS) < self._bound:
-            trace_id, is_sampled = new_request_id() + new_request_id(), True
+            trace_id, parent_id, has_spans = parent
+        elif is_sampled(exchange.request_id, self._sampling_rate):
+            trace_id, has_spans = new_request_id() + new_request_id(), True
         else:
             return ()
         span_id = new_request_id()
         exchange.trace.trace_id = trace_id
-        if is_sampled:
+        if has_spans:
             traced = _Traced(trace_id, span_id, parent_id, exchange)
             if not self._outbox.put(traced):
                 self._count("dropped", traced.num_spans)
             if traced.num_spans > len(STAGES):  # a prediction: it has all stages
                 self._add_exemplar(exchange.trace.times[-1] - exchange.started, trace_id)
-        return (("traceparent", f"00-{trace_id}-{span_id}-{'01' if is_sampled else '00'}"),)
+        return (("traceparent", f"00-{trace_id}-{span_id}-{'01' if has_spans else '00'}"),)
 
     def close(self) -> None:
         """Export the queued requests, without waiting for a collector that does not respond."""
@@ -152,7 +155,7 @@ class Tracer:
             "slipway.model_version": trace.model_version,
             "slipway.rows": trace.num_rows,
         }
-        is_fault = exchange.status is not None and exchange.status >= _FAULT
+        is_fault = exchange.status is not None and exchange.status >= FAULT
         trace_id = int(traced.trace_id, 16)
         own = _context(trace_id, traced.span_id)
         whole = ReadableSpan(

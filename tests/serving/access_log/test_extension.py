@@ -119,10 +119,42 @@ def test_access_log_samples_by_request_id_and_always_logs_faults(
     assert found == [*(name for name in ids if is_sampled(name, 0.3)), "fault"]
 
 
+def test_a_fault_outside_the_sample_is_logged_without_stages_model_and_rows(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    ids = [f"id-{number}" for number in range(100)]
+    sampled = next(name for name in ids if is_sampled(name, 0.5))
+    unsampled, another = [name for name in ids if not is_sampled(name, 0.5)][:2]
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        async def predict(request_id: str) -> None:
+            headers = PNG | {"x-request-id": request_id}
+            await client.post("/predict", content=picture(), headers=headers)
+
+        assert worker._live is not None
+        await predict(another)
+        put_in_place_of(worker._live, lambda inputs: 1 / 0)
+        await predict(sampled)
+        await predict(unsampled)
+        assert worker.new_trace(sampled, {}) is not None
+        assert worker.new_trace(unsampled, {}) is None
+
+    rate = {"access_log_sampling_rate": 0.5}
+    run(make_settings(access_log_directory=tmp_path / "access", **rate), work)
+    inside, outside = lines(tmp_path / "access")
+    assert (inside["request_id"], outside["request_id"]) == (sampled, unsampled)
+    assert inside["stages_us"].keys() >= {"read"}
+    assert inside["model_version"]
+    assert outside["stages_us"] is outside["model_version"] is outside["rows"] is None
+    names = ("method", "route", "status", "error")
+    assert [outside[name] for name in names] == ["POST", "/predict", 500, "model_failed"]
+    assert outside["total_us"] > 0
+
+
 def test_access_log_line_is_valid_json_for_any_texts() -> None:
     trace = RequestTrace([1.0, 1.5, 1.25, 1.5], None, None, "0af7")
     exchange = Exchange("id", 'GE"T', "/100%s", None, "e\\", "k\n", 1.0, 3.0, trace)
-    line = json.loads(extension.format_line(exchange, 0.25))
+    line = json.loads(extension.encode_line(exchange, 0.25))
     texts = [line[name] for name in ("method", "route", "status", "error", "key", "trace_id")]
     assert line["time"] == "1970-01-01T00:00:03.250000+00:00"
     assert texts == ['GE"T', "/100%s", None, "e\\", "k\n", "0af7"]
@@ -133,7 +165,7 @@ def test_access_log_is_off_by_default_and_requests_then_record_no_trace(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        assert worker.new_trace({}) is None
+        assert worker.new_trace("", {}) is None
         assert worker.hooks["access_log"].on_response is None
 
     run(make_settings(), work)

@@ -115,7 +115,9 @@ def traced(
     exporter = InMemorySpanExporter()
     tracer = Tracer(exporter, "memory", rate, lambda outcome, number: None)
     headers = [
-        dict(tracer.note(one, sent) if tracer.samples(sent) else ()).get("traceparent", "")
+        dict(tracer.note(one, sent) if tracer.samples(one.request_id, sent) else ()).get(
+            "traceparent", ""
+        )
         for one in exchanges
     ]
     tracer.close()
@@ -277,7 +279,7 @@ def test_a_request_that_is_not_sampled_has_no_trace_and_no_header(
     make_settings: MakeSettings,
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        assert worker.new_trace({}) is None
+        assert worker.new_trace("", {}) is None
         assert "traceparent" not in (await client.get("/livez")).headers
         continued = await client.get("/livez", headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
         assert continued.headers["traceparent"].startswith(f"00-{TRACE}-")
