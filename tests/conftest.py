@@ -1,5 +1,6 @@
 """Shared by all tests: temporary folders inside the checkout, test tiers and common fixtures."""
 
+import copy
 import functools
 import gc
 from pathlib import Path
@@ -29,20 +30,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare what was imported from each later search for garbage: a twentieth of the time."""
+    """Spare what was imported from each later search for garbage, and search rarely.
+
+    Otherwise the searches take a tenth of the time.
+    """
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+# Word in the source of the files of a room that share its setup.
+_SHARED = {"tests/end_to_end": "finished", "tests/export": ": Project"}
+_READ_ALL_CODE = (
+    *("tests/structure/", "tests/test_faq.py", "tests/upgrade/test_renames.py"),
+    *("tests/kinds/test_code_digest.py", "tests/config/test_seals.py"),
+)
 
 
 class SharedFixtureScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """`--dist loadfile`, with the files that share a finished pipeline in one process.
+    """`--dist loadfile`, with the files that share a costly setup in one process.
 
-    Otherwise each process would run the whole pipeline for itself.
+    Otherwise each process would run the whole pipeline, export the same models and parse all code
+    for itself.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = super()._split_scope(nodeid)
-        is_shared = path.startswith("tests/end_to_end/") and "finished" in _source(path)
-        return "tests/end_to_end" if is_shared else path
+        if path.startswith(_READ_ALL_CODE):
+            return "tests/structure"
+        sharing = (room for room, fixture in _SHARED.items() if fixture in _source(path))
+        return next((room for room in sharing if path.startswith(f"{room}/")), path)
 
 
 @functools.cache
@@ -71,5 +87,10 @@ def is_nightly(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def params_content() -> dict[str, Any]:
     """The content of the real params.yaml, free to change."""
+    return copy.deepcopy(_own_params())
+
+
+@functools.cache
+def _own_params() -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
     return content

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from tests.conftest import ROOT
+from tests.structure.syntax import nodes
 
 PAGE = (ROOT / "docs/how-to/faq.md").read_text()
 FEWEST, SHORTEST_PIECE = 15, 12  # messages; characters of the longest piece of a quotation
@@ -17,7 +18,7 @@ def texts_of_the_code() -> str:
     """Return all string literals of our modules, without the values in f-strings."""
     pieces = []
     for path in sorted((ROOT / "slipway").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path.read_text()):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 pieces.append(node.value)
     return "\0".join(pieces)

@@ -11,6 +11,7 @@ import copy
 import datetime
 import re
 from collections.abc import Iterator
+from functools import cache, lru_cache
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -525,7 +526,7 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(payload: bytes, name: str) -> Any:
     """Parse the content of the YAML file `name`. Raises ValueError with mistake and correction."""
     try:
-        return YAML(typ="safe", pure=True).load(payload)
+        return copy.deepcopy(_loaded(payload))
     except MarkedYAMLError as error:
         raise ValueError(_misplaced(error, payload, name)) from error
     except (YAMLError, UnicodeDecodeError) as error:
@@ -541,6 +542,12 @@ def parse_yaml(payload: bytes, name: str) -> Any:
             wrong = f"a wrong value: {error}"
         text = f"{name} holds {wrong}. Correct it, and write dates in quotes: '2024-02-29'."
         raise ValueError(text) from error
+
+
+@lru_cache(maxsize=16)
+def _loaded(payload: bytes) -> Any:
+    """Parse YAML. A stage reads params.yaml several times, and each reading takes 30 ms."""
+    return YAML(typ="safe", pure=True).load(payload)
 
 
 def _misplaced(error: MarkedYAMLError, payload: bytes, name: str) -> str:
@@ -602,12 +609,21 @@ def sound_part(content: dict[str, Any]) -> Params:
 
     Reading a section that has a mistake raises AttributeError.
     """
+    return _sound_sections(_with_keys_of_other_kinds(content))
+
+
+def _sound_sections(content: dict[str, Any]) -> Params:
+    """Return Params with the valid sections of a content that has the keys of every kind."""
     sound: dict[str, Any] = {}
-    content = _with_keys_of_other_kinds(content)
-    for name, kind in Params.__annotations__.items():
+    for name, section in _sections().items():
         with contextlib.suppress(ValidationError, KeyError):
-            sound[name] = TypeAdapter(kind).validate_python(content[name], strict=True)
+            sound[name] = section.validate_python(content[name], strict=True)
     return Params.model_construct(_fields_set=set(sound), **sound)
+
+
+@cache
+def _sections() -> dict[str, TypeAdapter[Any]]:
+    return {name: TypeAdapter(kind) for name, kind in Params.__annotations__.items()}
 
 
 def _with_keys_of_other_kinds(content: dict[str, Any]) -> dict[str, Any]:
@@ -627,9 +643,12 @@ def _with_keys_of_other_kinds(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _described(error: ValidationError, content: dict[str, Any]) -> list[str]:
-    """Return messages for the mistakes within sections, then for those between valid sections."""
+    """Return messages for the mistakes within sections, then for those between valid sections.
+
+    `content` has the keys of every kind.
+    """
     return describe_mistakes(error, Params, content) + [
-        f"sections that do not fit together: {text}" for text in misfits(sound_part(content))
+        f"sections that do not fit together: {text}" for text in misfits(_sound_sections(content))
     ]
 
 

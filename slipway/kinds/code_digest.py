@@ -18,6 +18,7 @@ Comments, blank lines and docstrings that no code reads do not count
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -209,6 +210,7 @@ def reached_files(
     """
     declared = _declared_modules(KINDS.values() if kinds is None else kinds)
     find = cache(partial(_file_of, root))  # most modules are imported many times
+    init = cache(partial(_init_of, root))
     modules: set[Path] = set()
     waiting = list(start)
     while waiting:
@@ -220,7 +222,8 @@ def reached_files(
                 loaded = {module for name in names for module in declared.get(name, ())}
                 found = (find(_absolute(name, path)) for name in {*names, *loaded})
                 waiting.extend(file for file in found if file is not None)
-                waiting.extend(_packages_of(root, path))
+                inits = (init(folder) for folder in path.parents[:-1])  # Python runs them first
+                waiting.extend(file for file in inits if file is not None)
     folders = {path.parent for path in modules if path.parts[0] in PACKAGES}
     return modules | {
         file for folder in folders for file in _assets(_base(root, folder.parts[0]), folder)
@@ -295,7 +298,8 @@ def _digest(path: Path) -> str:
 
 def _base(root: Path, package: str) -> Path:
     """Return the folder that contains a package: the project `root`, else the installation."""
-    return root if package not in _OURS or (root / package).is_dir() else _INSTALLED
+    is_there = package not in _OURS or os.path.isdir(f"{root}/{package}")
+    return root if is_there else _INSTALLED
 
 
 def _file_of(root: Path, module: str) -> Path | None:
@@ -306,15 +310,16 @@ def _file_of(root: Path, module: str) -> Path | None:
     package = module.partition(".")[0]
     if not package:  # a relative import that Python refuses
         return None
-    path = Path(*module.split("."))
-    choices = (path.with_name(f"{path.name}.py"), path / "__init__.py")
-    return next((choice for choice in choices if (_base(root, package) / choice).is_file()), None)
+    path, base = module.replace(".", "/"), _base(root, package)
+    # Texts, because a stage looks for thousands of files, and a Path takes several times as long.
+    choices = (f"{path}.py", f"{path}/__init__.py")
+    return next((Path(choice) for choice in choices if os.path.isfile(f"{base}/{choice}")), None)
 
 
-def _packages_of(root: Path, path: Path) -> Iterator[Path]:
-    """Yield the `__init__.py` of each package around a module; Python runs them first."""
-    files_there = (folder / "__init__.py" for folder in path.parents[:-1])
-    return (file for file in files_there if (_base(root, file.parts[0]) / file).is_file())
+def _init_of(root: Path, folder: Path) -> Path | None:
+    """Return the `__init__.py` of a package; None if there is no such file."""
+    file = folder / "__init__.py"
+    return file if os.path.isfile(f"{_base(root, file.parts[0])}/{file}") else None
 
 
 def _absolute(name: str, path: Path) -> str:

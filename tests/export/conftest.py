@@ -116,9 +116,15 @@ def read_packed(root: Path) -> PackedManifest:
 
 
 @pytest.fixture(scope="session")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Return an exported classifier of three noisy colours, trained almost to perfection."""
-    return _exported(make_project(tmp_path_factory.mktemp("classifier"), "image_classification"))
+def evaluated_classifier(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Return a classifier of three noisy colours, trained almost to perfection."""
+    return make_project(tmp_path_factory.mktemp("classifier"), "image_classification")
+
+
+@pytest.fixture(scope="session")
+def classifier(evaluated_classifier: Project) -> Project:
+    """Return that classifier, exported."""
+    return _exported(evaluated_classifier)
 
 
 @pytest.fixture(scope="session")

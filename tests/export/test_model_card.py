@@ -80,9 +80,9 @@ def test_the_model_card_of_a_regressor_names_the_target_and_no_classes(
 
 
 def test_model_card_quotes_the_purpose_or_states_that_it_is_missing(
-    classifier: Project, export_params: Params
+    evaluated_classifier: Project, export_params: Params
 ) -> None:
-    facts = facts_of(classifier, export_params)
+    facts = facts_of(evaluated_classifier, export_params)
     assert "Nobody has written down yet what this model is for" in model_card(facts, {}, {})
     written = {
         **facts.lineage.params,
@@ -96,9 +96,9 @@ def test_model_card_quotes_the_purpose_or_states_that_it_is_missing(
 
 
 def test_model_card_lists_weaknesses_of_the_model(
-    classifier: Project, export_params: Params
+    evaluated_classifier: Project, export_params: Params
 ) -> None:
-    facts = facts_of(classifier, export_params)
+    facts = facts_of(evaluated_classifier, export_params)
     slice_ = {
         "by": "brightness",
         "value": "below 40",

@@ -22,6 +22,7 @@ from slipway.planning.memory_plan import (
     Traces,
     device_memory,
     trace_all,
+    trace_share,
 )
 from slipway.planning.plan import describe
 from slipway.planning.resource_plan import ResourcePlan, make_plan, process_bytes
@@ -29,7 +30,7 @@ from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.strategies import TrainingHost, place
 from slipway.training.job import PROJECT_PATHS
 from slipway.training.networks.blocks import parallel_blocks
-from slipway.training.networks.networks import build_network
+from slipway.training.networks.networks import Network, build_network
 from slipway.training.telemetry.costs import read_costs
 from tests import warm_starts
 from tests.project_params import PROJECT
@@ -205,37 +206,47 @@ def test_fsdp_shards_everything_and_gathers_blocks() -> None:
     assert (full.activations, half.activations) == (1_000_000, 500_000)
 
 
-def test_a_tensor_parallel_process_holds_its_part_of_weights_and_activations() -> None:
-    built = text_network("small_transformer", width=64, num_heads=4, num_layers=4)
-    one = trace_all(built, PROJECT.train, 16, accumulates=False).full
-    two, four = (
-        trace_all(built, PROJECT.train, 16, accumulates=False, model_parallel=size).shared
-        for size in (2, 4)
+@pytest.fixture(scope="module", name="divided")
+def _divided() -> tuple[Network, Traces]:
+    """A transformer of two layers, and its traces for two processes and four micro-batches."""
+    built = text_network("small_transformer", width=64, num_heads=4, num_layers=2)
+    return built, trace_all(
+        built, PROJECT.train, 16, accumulates=False, model_parallel=2, num_micro_batches=4
     )
-    assert two
-    assert four
+
+
+def test_a_tensor_parallel_process_holds_its_part_of_weights_and_activations(
+    divided: tuple[Network, Traces],
+) -> None:
+    built, traces = divided
+    one = traces.full
+    assert traces.shared
+    two, four = traces.shared[0], trace_share(built, PROJECT.train, 16, 4, None, accumulates=False)
     # Of each block: queries, keys, values, their answer, and twice the wide layer.
-    layers = 4 * 4 * (3 * 64 * 64 + 64 * 64 + 2 * 64 * 128)
-    biases = 4 * 4 * (3 * 64 + 128)  # those of the layers by inputs are whole
+    layers = 4 * 2 * (3 * 64 * 64 + 64 * 64 + 2 * 64 * 128)
+    biases = 4 * 2 * (3 * 64 + 128)  # those of the layers by inputs are whole
     for share, size in ((two, 2), (four, 4)):
         expected = one.parameters - (layers + biases) * (size - 1) // size
-        assert share[0].parameters == expected
-        assert share[0].optimizer - one.optimizer == 2 * (expected - one.parameters)
-    assert four[0].activations < two[0].activations < one.activations
-    traces = trace_all(built, PROJECT.train, 16, accumulates=False, model_parallel=2)
+        assert share.parameters == expected
+        assert share.optimizer - one.optimizer == 2 * (expected - one.parameters)
+    assert four.activations < two.activations < one.activations
     planned = device_memory(traces, "tensor_parallel", "32-true", 2, on_gpu=False)
-    assert planned.total == two[0].peak
-    assert trace_all(built, PROJECT.train, 16, accumulates=False, model_parallel=3).shared is None
+    assert planned.total == two.peak
 
 
-def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage() -> None:
-    built = text_network("small_transformer", width=64, num_heads=4, num_layers=4)
+def test_a_network_that_the_processes_cannot_divide_has_no_traces_of_shares() -> None:
+    built = text_network("small_transformer", width=16, num_heads=2, num_layers=1)
+    traces = trace_all(built, PROJECT.train, 2, accumulates=False, model_parallel=3)
+    assert traces.shared is None
+
+
+def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage(
+    divided: tuple[Network, Traces],
+) -> None:
+    built, traces = divided
     own = [block.parameters() for block in parallel_blocks(built)]
     blocks = 4 * sum(weight.numel() for weights in own for weight in weights)
     after = 4 * (2 * 64 + 64 * 3 + 3)  # the norm and the head
-    traces = trace_all(
-        built, PROJECT.train, 16, accumulates=False, model_parallel=2, num_micro_batches=4
-    )
     assert traces.stage
     first = traces.stage[0]
     assert first.parameters == traces.full.parameters - after - blocks // 2

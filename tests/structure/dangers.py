@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.structure.syntax import nodes
+
 MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle"}
 CALLS = {
     "eval",
@@ -44,20 +46,19 @@ _FEW_OPERATIONS = 2  # a text may begin with a byte or two that pickle knows
 
 def code_dangers(source: str) -> list[str]:
     """Each forbidden import and call, as written."""
-    tree = ast.parse(source)
-    names = dict(_imported(tree))
+    names = dict(_imported(source))
     modules = [
         target
         for target in names.values()
         if any(target == module or target.startswith(f"{module}.") for module in MODULES)
     ]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(source) if isinstance(node, ast.Call)]
     return modules + [ast.unparse(call) for call in calls if _is_dangerous(call, names)]
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _imported(source: str) -> Iterator[tuple[str, str]]:
     """(name in this file, what it is) of every import."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name, alias.name)

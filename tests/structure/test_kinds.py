@@ -7,6 +7,7 @@ import pytest
 
 from slipway.kinds.registry import KINDS
 from slipway.system.source_code import PACKAGES
+from tests.structure.syntax import nodes
 from tests.structure.tracked import tracked_files
 
 RECORDS = {"IMAGES", "COLUMNS", "TEXTS", "CLASS", "LABELS", "NUMBER"}
@@ -20,8 +21,7 @@ NAMES = {
 
 def branches(source: str) -> list[str]:
     """The expressions that decide by the name of a task or kind, or by the identity of a record."""
-    tree = ast.parse(source)
-    return [ast.unparse(node) for node in ast.walk(tree) if _decides(node)]
+    return [ast.unparse(node) for node in nodes(source) if _decides(node)]
 
 
 def _decides(node: ast.AST) -> bool:

@@ -17,6 +17,7 @@ from slipway.cli.verbs import VERBS
 from slipway.config.params import Params
 from slipway.serving.settings import EXTENSION_VARIABLES, PREFIX, Settings
 from tests.monitoring.queries import alerts, documented_metrics
+from tests.structure.syntax import nodes
 from tests.structure.tracked import tracked_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +109,7 @@ def accepts(field: FieldInfo, value: object) -> bool:
 def names_in_code(module: str) -> frozenset[str]:
     """The string constants of a module and the names of its annotated fields."""
     found = set()
-    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+    for node in nodes((ROOT / module).read_text()):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.add(node.value)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -73,6 +74,7 @@ class Site:
         return path.startswith(f"/{STATIC}/{self.digest}/")
 
 
+@cache
 def read_site(folder: Path = FOLDER) -> Site:
     """Read the files in `folder` and render its `index.html`."""
     files = {
