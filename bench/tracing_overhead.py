@@ -45,8 +45,8 @@ from tests.serving.server import running
 from tests.serving.tracing.test_extension import collector
 
 RESULT = Path("bench/results/tracing_overhead.md")
-SETTLE_S = 1.3  # the threads gather for up to a second
-NUM_CONNECTIONS, NUM_FOURS, WARM_UP_S = 32, 40, 2.0
+SETTLE_S = 5.3  # the threads gather for up to five seconds
+NUM_CONNECTIONS, NUM_FOURS, WARM_UP_S = 32, 60, 2.0
 PACKAGES = ("bentoml", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "orjson")
 CASES: dict[str, dict[str, object]] = {
     "access log of every request": {"access_log_sampling_rate": 1.0},

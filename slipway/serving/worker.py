@@ -22,7 +22,14 @@ from slipway.serving.http.callers import CallerCheck, LoopbackOnly
 from slipway.serving.http.deadlines import Deadlines
 from slipway.serving.http.refusal_log import RefusalLog
 from slipway.serving.http.responses import RETRY_AFTER, Refusal
-from slipway.serving.http.routes import FAULT, Exchange, Headers, Request, RequestTrace
+from slipway.serving.http.routes import (
+    FAULT,
+    Exchange,
+    Headers,
+    OnResponse,
+    Request,
+    RequestTrace,
+)
 from slipway.serving.metrics.gauges import ProcessMetrics, Sampler
 from slipway.serving.metrics.service_metrics import ServiceMetrics, server_started
 from slipway.serving.models.admission import Admission, Place
@@ -232,11 +239,10 @@ class ModelWorker:
 
         All extensions decide here, so that any other request records nothing.
         """
-        readers = [
-            reader
-            for reader, samples in self._readers
-            if samples is None or samples(request_id, headers)
-        ]
+        readers: tuple[OnResponse, ...] = ()
+        for reader, samples in self._readers:
+            if samples is None or samples(request_id, headers):
+                readers += (reader,)
         return RequestTrace(readers=readers) if readers else None
 
     def ended(
@@ -251,20 +257,21 @@ class ModelWorker:
             trace = self._with_fault_readers(trace or RequestTrace(is_recorded=False))
         if trace is None:
             return ()
-        return self._report(
-            Exchange(
-                request.id,
-                request.method,
-                route,
-                status,
-                error,
-                request.caller,
-                request.started,
-                perf_counter(),
-                trace,
-            ),
-            request.headers,
+        exchange = Exchange(
+            request.id,
+            request.method,
+            route,
+            status,
+            error,
+            request.caller,
+            request.started,
+            perf_counter(),
+            trace,
         )
+        further: tuple[tuple[str, str], ...] = ()
+        for report in trace.readers:
+            further += report(exchange, request.headers)
+        return further
 
     def refused_unread(self, refusal: Refusal, request_id: str) -> None:
         """Count a request refused before its body was read, and report it to the extensions."""
@@ -273,11 +280,10 @@ class ModelWorker:
         trace = self.new_trace(request_id, {}) or RequestTrace()
         if refusal.status >= FAULT:
             trace = self._with_fault_readers(trace)
-        now = perf_counter()
-        self._report(
-            Exchange(request_id, "", "other", refusal.status, refusal.code, None, now, now, trace),
-            {},
-        )
+        now, status = perf_counter(), refusal.status
+        exchange = Exchange(request_id, "", "other", status, refusal.code, None, now, now, trace)
+        for report in trace.readers:
+            report(exchange, {})
 
     def admit(self) -> Place:
         """Admit a request before its body is parsed, or raise Refusal. Use it in a `with`."""
@@ -358,8 +364,9 @@ class ModelWorker:
         if trace is not None:
             trace.num_rows = len(answers)
             if reader:
-                trace.times[2:] = submission.read_times()
-            trace.times[4:] = submission.answer_times()
+                trace.times[2:] = submission.times()
+            else:
+                trace.times[4:] = submission.times()[2:]
         if self.observers.all:
             self.observers.note(
                 (request_id, payload, is_list, submission.inputs, model, rows, answers)
@@ -388,14 +395,8 @@ class ModelWorker:
 
     def _with_fault_readers(self, trace: RequestTrace) -> RequestTrace:
         """Add the hooks that receive all faults to those that sampled a request."""
-        trace.readers += [one for one in self._fault_readers if one not in trace.readers]
+        trace.readers += tuple(one for one in self._fault_readers if one not in trace.readers)
         return trace
-
-    def _report(self, exchange: Exchange, headers: Headers) -> tuple[tuple[str, str], ...]:
-        further: tuple[tuple[str, str], ...] = ()
-        for report in exchange.trace.readers:
-            further += report(exchange, headers)
-        return further
 
     def _shed(self, num_kept: int) -> None:
         """Refuse waiting rows, so that about `num_kept` rows stay in the queues.

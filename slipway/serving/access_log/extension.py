@@ -53,13 +53,14 @@ class _Gatherer:
         self._ended: list[Exchange] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, exchange: Exchange) -> None:
-        """Add a request, whose line is logged within _GATHER_S seconds."""
+    def note(self, exchange: Exchange, headers: Headers) -> tuple[()]:
+        """Add a request, whose line is logged within _GATHER_S seconds. It gets no headers."""
         self._ended.append(exchange)
         if len(self._ended) >= self._max_requests:
             self.pass_on()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self.pass_on)
+        return ()
 
     def pass_on(self) -> None:
         """Format the lines of all gathered requests, and pass them to the log."""
@@ -132,43 +133,31 @@ def _attach(worker: ModelWorker) -> Hooks:
             directory,
         )
         return Hooks()
-    gatherers: list[_Gatherer] = []
-
-    def start() -> None:
-        max_age_s = settings.access_log_days * _DAY_S or None
-        writer = SegmentWriter(
-            directory, settings.access_log_bytes, worker.settings.workers, max_age_s
-        )
-        log: LineLog[bytes] = LineLog(
-            "access log",
-            writer,
-            bytes,
-            lambda outcome, number: counters[outcome].inc(number),
-            _MAX_WAITING,
-            MAX_WAITING_BYTES,
-            max_age_s=max_age_s,
-            gather_s=_WRITE_S,
-        )
-        max_requests = max(1, min(_MAX_REQUESTS, writer.segment_bytes // _LINE_BYTES))
-        gatherers.append(_Gatherer(log, max_requests))
-
-    def note(exchange: Exchange, headers: Headers) -> tuple[tuple[str, str], ...]:
-        if gatherers:
-            gatherers[0].add(exchange)
-        return ()
+    max_age_s = settings.access_log_days * _DAY_S or None
+    writer = SegmentWriter(directory, settings.access_log_bytes, worker.settings.workers, max_age_s)
+    log: LineLog[bytes] = LineLog(
+        "access log",
+        writer,
+        bytes,
+        lambda outcome, number: counters[outcome].inc(number),
+        _MAX_WAITING,
+        MAX_WAITING_BYTES,
+        max_age_s=max_age_s,
+        gather_s=_WRITE_S,
+    )
+    max_requests = max(1, min(_MAX_REQUESTS, writer.segment_bytes // _LINE_BYTES))
+    gatherer = _Gatherer(log, max_requests)
 
     def samples(request_id: str, headers: Headers) -> bool:
         return is_sampled(request_id, rate)
 
     async def close() -> None:
-        if gatherers:
-            gatherers[0].close()
+        gatherer.close()
 
     return Hooks(
-        on_response=note,
+        on_response=gatherer.note,
         samples=samples if rate < 1 else None,
         receives_faults=True,
-        start=start,
         close=close,
     )
 

@@ -62,7 +62,7 @@ async def predict_within_deadline(
                     asked = await asked
                 has_read = perf_counter()
                 if trace is not None:
-                    trace.times = [request.started, has_read]
+                    trace.times += (request.started, has_read)
                 answer = await worker.predict_inside(place, asked, request.id, trace)
             encoding = perf_counter()
             response = encode(answer)

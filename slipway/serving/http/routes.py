@@ -42,8 +42,7 @@ class RequestTrace:
     model_version: str | None = None  # version of the model that answered, or failed to answer
     num_rows: int | None = None  # number of answered rows
     trace_id: str | None = None  # id of the distributed trace, set by an extension
-    # Hooks that receive the request when it ended.
-    readers: "list[OnResponse]" = field(default_factory=list)
+    readers: "tuple[OnResponse, ...]" = ()  # hooks that receive the request when it ended
     is_recorded: bool = True  # False for a fault that was not sampled: all above is unknown
 
     def stages(self) -> Iterator[tuple[str, float, float]]:

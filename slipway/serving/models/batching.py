@@ -77,17 +77,21 @@ class Submission(Generic[Row]):
             self.answer.set_exception(error)
         self.read_seconds = perf_counter() - started
 
-    def read_times(self) -> tuple[float, float]:
-        """Return the begin and end of decoding its rows, in perf_counter seconds."""
-        return self._read_started, self._read_started + self.read_seconds
+    def times(self) -> tuple[float, float, float, float, float, float]:
+        """Return begin and end of decoding, of its time in the queue, and of its batches.
 
-    def answer_times(self) -> tuple[float, float, float, float]:
-        """Return begin and end of its time in the queue, and begin and end of its batches.
-
-        Call it after the request was completed.
+        They are perf_counter seconds. Those of decoding are 0 if the rows were decoded before. Call
+        it after the request was completed.
         """
-        begun = self._started
-        return begun - self.queue_seconds, begun, begun, begun + self.infer_seconds
+        read, begun = self._read_started, self._started
+        return (
+            read,
+            read + self.read_seconds,
+            begun - self.queue_seconds,
+            begun,
+            begun,
+            begun + self.infer_seconds,
+        )
 
     def waited(self) -> float:
         """Return the seconds in the queue so far. Call it before the first batch takes a row."""

@@ -2,7 +2,7 @@
 
 Neither ever delays or fails a request. Items that do not fit into the queue are dropped, items that
 cannot be delivered have failed, and both are counted. A killed worker loses the items in its queue:
-those of a tenth of a second, of half a second for the access log, of a second for traces.
+those of a tenth of a second, of half a second for the access log, of five seconds for traces.
 """
 
 import logging
@@ -30,10 +30,10 @@ Item = TypeVar("Item")
 class Outbox(Generic[Item]):
     """A bounded queue with a thread that passes the queued items to `deliver`.
 
-    Items that arrive within `gather_s` are delivered together. If `deliver` returns False, the
-    thread pauses for `retry_s`. With `wake_s`, `deliver` is called at least that often, with an
-    empty list if nothing is queued. `end` is called once, when the thread ends. Times are in
-    seconds.
+    Items that arrive within `gather_s` are delivered together, earlier once the queue is half full.
+    If `deliver` returns False, the thread pauses for `retry_s`. With `wake_s`, `deliver` is called
+    at least that often, with an empty list if nothing is queued. `end` is called once, when the
+    thread ends. Times are in seconds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Outbox(Generic[Item]):
         self._lock = threading.Lock()
         self._waiting: deque[Item] = deque()
         self._waiting_bytes = 0
-        self._arrived, self._closing = threading.Event(), threading.Event()
+        self._arrived, self._due, self._closing = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -67,6 +67,8 @@ class Outbox(Generic[Item]):
                 return False
             self._waiting.append(item)
             self._waiting_bytes += num_bytes
+            if len(self._waiting) >= self._max_items // 2:
+                self._due.set()
         if not self._arrived.is_set():
             self._arrived.set()
         return True
@@ -74,6 +76,7 @@ class Outbox(Generic[Item]):
     def close(self) -> None:
         """Deliver the queued items and end the thread. Waits only seconds: delivery may hang."""
         self._closing.set()
+        self._due.set()
         self._arrived.set()
         self._thread.join(_CLOSE_S)
 
@@ -81,8 +84,10 @@ class Outbox(Generic[Item]):
         is_last = False
         while not is_last:
             self._arrived.wait(self._wake_s)
-            is_last = self._closing.wait(self._gather_s)
+            self._due.wait(self._gather_s)
             self._arrived.clear()
+            self._due.clear()
+            is_last = self._closing.is_set()  # read last: `close` sets it first
             with self._lock:
                 taken = list(self._waiting)
                 self._waiting.clear()

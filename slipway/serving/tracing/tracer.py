@@ -30,7 +30,8 @@ from slipway.system.version import installed_version
 logger = logging.getLogger("bentoml.slipway")
 
 MAX_WAITING = 8192  # requests in the queue
-GATHER_S = 1.0  # an export takes milliseconds of processor time, however few its spans are
+# As in OpenTelemetry's SDK. An export takes milliseconds of processor time, however few its spans.
+GATHER_S = 5.0
 EXPORT_S = 5.0  # time limit of one export, retries included
 _REQUESTS_PER_EXPORT = 128
 _PARENT = re.compile(

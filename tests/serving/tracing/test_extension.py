@@ -71,13 +71,16 @@ def test_collector_receives_spans_of_a_request_and_its_stages(
 ) -> None:
     headers = PNG | {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
     answers: list[httpx.Response] = []
+    workers: list[ModelWorker] = []
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        workers.append(worker)
         answers.append(await client.post("/predict", content=picture(), headers=headers))
 
     before = time.time_ns()
     with collector() as (url, received):
         run(make_settings(tracing_endpoint=url), work)
+    assert metric(workers[0], 'slipway_spans_total{outcome="exported"}') == 1 + len(STAGES)
     (resource,) = received[0].resource_spans
     named = {one.key: one.value.string_value for one in resource.resource.attributes}
     assert named["service.name"] == "slipway"
@@ -165,8 +168,12 @@ def test_internal_fault_marks_the_span_as_an_error() -> None:
 
 
 def test_unreachable_collector_affects_no_response_and_lost_spans_are_counted(
-    make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+    make_settings: MakeSettings,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(tracer_module, "GATHER_S", 0.01)
+    monkeypatch.setattr(tracer_module, "EXPORT_S", 0.2)
     failed = 'slipway_spans_total{outcome="failed"}'
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -198,6 +205,7 @@ def test_full_tracing_queue_drops_requests_and_counts_their_spans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tracer_module, "MAX_WAITING", 4)
+    monkeypatch.setattr(tracer_module, "GATHER_S", 0.01)
     counts: dict[str, int] = {}
 
     def count(outcome: str, number: int) -> None:
@@ -260,7 +268,8 @@ def test_open_metrics_contain_the_trace_id_of_a_sampled_prediction_as_exemplar(
         assert set(exemplars(answer.text).values()) == {TRACE}
         assert "trace_id" not in (await client.get("/metrics")).text
 
-    run(make_settings(tracing_endpoint="http://127.0.0.1:9", tracing_sampling_rate=0), work)
+    with collector() as (url, _):
+        run(make_settings(tracing_endpoint=url, tracing_sampling_rate=0), work)
 
 
 def test_tracing_is_off_by_default_and_an_invalid_endpoint_is_refused(

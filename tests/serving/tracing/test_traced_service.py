@@ -1,9 +1,7 @@
 """A real service with traces, access log and gRPC, and the data that a collector receives."""
 
 import json
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,24 +40,19 @@ def test_requests_over_http_and_grpc_are_traced_and_logged(tmp_path: Path) -> No
         image.set_data_from_numpy(np.zeros((1, SIZE_PX, SIZE_PX, 3), np.uint8))
         with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
             client.infer("slipway", [image], headers={"traceparent": OVER_GRPC})
-        end = time.monotonic() + 10
-        spans: list[Any] = []
-        while len(spans) < 2 * (1 + len(STAGES)) and time.monotonic() < end:
-            time.sleep(0.05)
-            spans = [
-                span
-                for one in received
-                for resource in one.resource_spans
-                for scope in resource.scope_spans
-                for span in scope.spans
-            ]
-        metrics = plain_http.get(server.url + "/metrics").text
         open_metrics = plain_http.get(server.url + "/metrics", headers=OPEN_METRICS).text
+    spans = [  # sent at the latest when the service ended
+        span
+        for one in received
+        for resource in one.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    assert len(spans) == 2 * (1 + len(STAGES))
     wholes = {span.trace_id.hex(): span.name for span in spans if span.name not in STAGES}
     assert wholes == {TRACE: "POST /predict", "ab" * 16: "POST /v2/models/slipway/infer"}
     for trace_id in wholes:
         assert {span.name for span in spans if span.trace_id.hex() == trace_id} >= STAGES
-    assert 'slipway_spans_total{outcome="exported"} 12.0' in metrics
     assert set(exemplars(open_metrics).values()) <= wholes.keys()
     assert exemplars(open_metrics)
     lines = b"".join(segment.read_bytes() for segment in segments(log)).splitlines()
