@@ -81,6 +81,10 @@ class _Gatherer:
 def encode_line(exchange: Exchange, clock_offset: float) -> bytes:
     """Return a request's line; `clock_offset` converts its times to seconds since 1970."""
     trace, moment = exchange.trace, exchange.ended + clock_offset
+    stages: dict[str, int] = {}
+    times = iter(trace.times)
+    for name, begin, end in zip(STAGES, times, times, strict=False):
+        stages[name] = int((end - begin) * 1e6)
     second = int(moment)
     line = {
         "time": f"{_format_second(second)}.{int((moment - second) * 1e6):06d}+00:00",
@@ -94,18 +98,9 @@ def encode_line(exchange: Exchange, clock_offset: float) -> bytes:
         "model_version": trace.model_version,
         "rows": trace.num_rows,
         "total_us": int((exchange.ended - exchange.started) * 1e6),
-        "stages_us": _stages(trace.times) if trace.is_recorded else None,
+        "stages_us": stages if trace.is_recorded else None,
     }
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _stages(times: list[float]) -> dict[str, int]:
-    """Return the microseconds of each stage that took place."""
-    moments = iter(times)
-    return {
-        name: int((end - begin) * 1e6)
-        for name, begin, end in zip(STAGES, moments, moments, strict=False)
-    }
 
 
 @lru_cache(maxsize=4)
