@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -175,15 +176,29 @@ def _cached_blocks(mapped: Any) -> list[bool]:
     return cached
 
 
-def test_blocks_are_read_before_use_and_dropped_after_it(tmp_path: Path) -> None:
+def _await_cached(mapped: Any, expected: list[bool]) -> None:
+    """Wait until exactly these MiB are cached; threads drop blocks beside the caller."""
+    end = time.monotonic() + 10
+    while _cached_blocks(mapped) != expected and time.monotonic() < end:
+        time.sleep(0.001)
+    assert _cached_blocks(mapped) == expected
+
+
+def _four_mib(folder: Path) -> tuple[PackedSplit, Any]:
+    """Write images of 4 MiB that are not in the page cache; return them mapped and in memory."""
     images = np.arange(64 * 4096 * 4, dtype=np.uint32).view(np.uint8).reshape(64, 128, 128, 4)
-    split = _mapped(tmp_path, packed_split(images, np.zeros(64), *[split_of(64).ids] * 2))
-    path = tmp_path / "inputs.npy"
+    split = _mapped(folder, packed_split(images, np.zeros(64), *[split_of(64).ids] * 2))
+    path = folder / "inputs.npy"
     descriptor = os.open(path, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
     if any(_cached_blocks(split.inputs)):
         pytest.skip(f"the file system of {path} keeps all files in memory")
+    return split, images
+
+
+def test_blocks_are_read_before_use_and_dropped_after_it(tmp_path: Path) -> None:
+    split, images = _four_mib(tmp_path)
     ahead = ReadAhead([split.inputs], block=16)
     ahead.move("first", np.array([17]), np.empty(0, np.int64))
     ahead.wait()
@@ -191,10 +206,36 @@ def test_blocks_are_read_before_use_and_dropped_after_it(tmp_path: Path) -> None
     assert np.array_equal(split.inputs[16:32], images[16:32])
     ahead.move("second", np.array([40]), np.array([63]))
     ahead.wait()
-    assert _cached_blocks(split.inputs)[:3] == [False, False, True]
+    _await_cached(split.inputs, [False, False, True, True])
     ahead.move("third", np.array([63]), np.empty(0, np.int64))
     ahead.wait()
-    assert _cached_blocks(split.inputs) == [False, False, False, True]
+    _await_cached(split.inputs, [False, False, False, True])
+    assert np.array_equal(split.inputs[:], images)
+
+
+def test_a_block_that_holds_a_huge_page_is_read_and_dropped_whole(tmp_path: Path) -> None:
+    split, images = _four_mib(tmp_path)
+    nothing = np.empty(0, np.int64)
+    ahead = ReadAhead([split.inputs], block=64)  # the bytes from 128 to 4 MiB + 128
+    ahead.move("first", np.array([5]), nothing)
+    ahead.wait()
+    assert _cached_blocks(split.inputs) == [True] * 4
+    assert np.array_equal(split.inputs[:], images)
+    ahead.move("second", nothing, nothing)
+    _await_cached(split.inputs, [False] * 4)
+
+
+def test_blocks_that_are_no_longer_wanted_while_they_are_read_are_dropped(tmp_path: Path) -> None:
+    split, images = _four_mib(tmp_path)
+    ahead = ReadAhead([split.inputs], block=9)  # no block begins in the middle of a MiB
+    generator = np.random.default_rng(0)
+    for place in range(40):
+        ahead.move(place, *generator.integers(0, 64, (2, 3)))
+        if place % 5 == 0:
+            ahead.wait()
+    ahead.move("last", np.arange(32, 48), np.empty(0, np.int64))
+    ahead.wait()
+    _await_cached(split.inputs, [False, False, True, False])
     assert np.array_equal(split.inputs[:], images)
 
 
