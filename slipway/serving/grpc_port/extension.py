@@ -7,7 +7,7 @@ the port with SO_REUSEPORT.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ from slipway.serving.app import Application
 from slipway.serving.extension import Extension, Hooks
 from slipway.serving.http.request_body import RequestBody
 from slipway.serving.http.responses import Refusal, Response
-from slipway.serving.http.routes import Request, request_id_of
+from slipway.serving.http.routes import Request, new_request_id, request_id_of
 from slipway.serving.settings import Settings, SettingsError, SettingsSection
 from slipway.serving.worker import ModelWorker
 
@@ -49,6 +49,7 @@ _CODES = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
+_ReadMessage = Callable[[Any], Awaitable[Any]]  # from a call's context to its next message
 
 
 class GrpcSettings(SettingsSection):
@@ -72,14 +73,14 @@ class GrpcPort:
     """The gRPC server of one worker."""
 
     def __init__(self, worker: ModelWorker) -> None:
-        self._settings = worker.settings
+        self._worker, self._settings = worker, worker.settings
         self._application = Application(_answer_nothing, worker, "only")
         self._server: grpc.aio.Server | None = None
 
     def open(self) -> None:
         """Start to listen and to serve calls. Raises SettingsError if the port is taken."""
         import grpc
-        from grpc_reflection.v1alpha import reflection
+        from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
         own = self._settings.section(GrpcSettings)
         self._server = grpc.aio.server(
@@ -95,10 +96,11 @@ class GrpcPort:
                 ("grpc.max_connection_idle_ms", self._settings.idle_timeout_s * 1000),
             ),
         )
-        methods = _Methods(self._request)
+        methods = _Methods(self._request, self._read_message, self._read_next)
         self._server.add_generic_rpc_handlers((methods.handlers(), methods.health()))
-        reflection.enable_server_reflection(
-            (_SERVICE, _HEALTH, reflection.SERVICE_NAME), self._server
+        names = (_SERVICE, _HEALTH, reflection.SERVICE_NAME)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            _reflection(names, self._read_next), self._server
         )
         host = f"[{own.grpc_host}]" if ":" in own.grpc_host else own.grpc_host
         try:
@@ -112,6 +114,39 @@ class GrpcPort:
         if self._server:
             await self._started
             await self._server.stop(self._settings.request_timeout_s)
+
+    async def _read_message(self, context: Any) -> Any:
+        """Return the message of a call. Abort the call if it does not arrive in time."""
+        message = await self._read_within(
+            context, self._settings.request_timeout_s, "SLIPWAY_REQUEST_TIMEOUT_S"
+        )
+        if message is None:
+            await _abort(Refusal("malformed_body", "the call ended without a message"), context)
+        return message
+
+    async def _read_next(self, context: Any) -> Any:
+        """Return the next message of a stream, None at its end. Abort an idle stream."""
+        return await self._read_within(
+            context, self._settings.idle_timeout_s, "SLIPWAY_IDLE_TIMEOUT_S"
+        )
+
+    async def _read_within(self, context: Any, seconds: float, variable: str) -> Any:
+        """Return the next message, None without one.
+
+        A call occupies one of the few places while it waits, so it may not wait for ever.
+        """
+        import grpc
+
+        try:
+            async with asyncio.timeout(seconds):
+                message = await context.read()
+        except TimeoutError:
+            text = f"no whole message arrived within {seconds:g} s ({variable})"
+            refusal, request_id = Refusal("body_timeout", text), new_request_id()
+            self._worker.refused_unread(refusal, request_id)
+            self._worker.refusals.add(refusal, request_id, None, text)
+            await _abort(refusal, context)
+        return None if message is grpc.aio.EOF else message
 
     async def _request(
         self, context: Any, method: str, path: str, body: bytes = b"", head_length: int = 0
@@ -150,12 +185,18 @@ class _Methods:
     Messages are parsed here, because gRPC answers INTERNAL to an invalid one.
     """
 
-    def __init__(self, request: Callable[..., Awaitable[Response]]) -> None:
+    def __init__(
+        self,
+        request: Callable[..., Awaitable[Response]],
+        read_message: _ReadMessage,
+        read_next: _ReadMessage,
+    ) -> None:
         from tritonclient.grpc import service_pb2
 
         from slipway.serving.grpc_port import messages
 
         self._request, self._pb, self._messages = request, service_pb2, messages
+        self._read_message, self._read_next = read_message, read_next
 
     def handlers(self) -> "grpc.GenericRpcHandler":
         import grpc
@@ -173,7 +214,7 @@ class _Methods:
             "ModelInfer": self._infer,
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(
+            name: grpc.stream_unary_rpc_method_handler(
                 self._unary(getattr(self._pb, f"{name}Request"), answer)
             )
             for name, answer in unary.items()
@@ -199,13 +240,16 @@ class _Methods:
                 return status(status=status.NOT_SERVING)
             return status(status=status.SERVING)
 
-        handler = grpc.unary_unary_rpc_method_handler(
+        handler = grpc.stream_unary_rpc_method_handler(
             self._unary(health_pb2.HealthCheckRequest, check)
         )
         return grpc.method_handlers_generic_handler(_HEALTH, {"Check": handler})
 
     def _unary(self, kind: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        async def handle(content: bytes, context: Any) -> bytes:
+        """Create a method with one message, read as a stream of one: gRPC limits no reading."""
+
+        async def handle(messages: object, context: Any) -> bytes:
+            content = await self._read_message(context)
             try:
                 reply = await answer(self._messages.parse(content, kind), context)
             except (Refusal, _FailedError) as error:
@@ -263,12 +307,12 @@ class _Methods:
         found = int(dict(response.headers)[_HEAD_LENGTH])
         return self._messages.infer_response(response.body, found)
 
-    async def _stream(self, contents: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async def _stream(self, messages: object, context: Any) -> AsyncIterator[bytes]:
         """Yield the reply to each message of a stream, in order.
 
         An error is a field of its reply.
         """
-        async for content in contents:
+        while (content := await self._read_next(context)) is not None:
             answer = self._pb.ModelStreamInferResponse()
             try:
                 asked = self._messages.parse(content, self._pb.ModelInferRequest)
@@ -276,6 +320,24 @@ class _Methods:
             except (Refusal, _FailedError) as error:
                 answer.error_message = error.message
             yield bytes(answer.SerializeToString())
+
+
+def _reflection(names: Sequence[str], read_next: _ReadMessage) -> Any:
+    """Return the reflection of these services, whose streams end if they are idle."""
+    from grpc_reflection.v1alpha import reflection
+
+    class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # untyped
+        async def ServerReflectionInfo(  # noqa: N802  # the name in the protocol
+            self, messages: object, context: Any
+        ) -> AsyncIterator[Any]:
+            async def read() -> AsyncIterator[Any]:
+                while (message := await read_next(context)) is not None:
+                    yield message
+
+            async for answer in super().ServerReflectionInfo(read(), context):
+                yield answer
+
+    return Reflection(names)
 
 
 def _model(asked: Any) -> str:

@@ -1,6 +1,8 @@
 """The Open Inference Protocol over gRPC: Triton's client, limits, and malformed messages."""
 
+import asyncio
 import random
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +30,18 @@ from slipway.serving.grpc_port.messages import http_body
 from slipway.serving.http.responses import Refusal
 from slipway.serving.process.addresses import require_safe_start
 from slipway.serving.settings import Settings, SettingsError
+from slipway.serving.worker import ModelWorker
 from tests import plain_http
 from tests.serving.bundles import LABELS, SIZE_PX, picture, probabilities, row_classifier, table_row
+from tests.serving.conftest import MakeSettings
+from tests.serving.grpc_port.raw_calls import (
+    DEADLINE_EXCEEDED,
+    FRAME_BYTES,
+    RESOURCE_EXHAUSTED,
+    announced,
+    call,
+)
+from tests.serving.in_process import metric, run
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, free_port
 
@@ -162,6 +174,53 @@ def test_grpc_message_above_the_body_limit_is_refused(images: Service) -> None:
             call(bytes(2 << 20))
     assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert images.client().is_server_ready()
+
+
+@pytest.mark.process
+def test_a_message_is_refused_by_its_announced_size_before_it_takes_memory(images: Service) -> None:
+    port = int(images.address.rpartition(":")[2])
+    memory = Path(f"/proc/{images.http.worker()}/status")
+
+    async def announce(num_bytes: int) -> bytes:
+        async with call(port, INFER, announced(num_bytes)) as made:
+            status = await made.status()
+            for _ in range(64):  # the caller goes on, within the window that it was granted
+                await made.send(bytes(FRAME_BYTES))
+            return status
+
+    async def announce_often() -> list[bytes]:
+        sizes = (2 << 20, 1 << 30, 0xFFFF_FFFF)
+        return await asyncio.gather(*(announce(size) for size in sizes for _ in range(20)))
+
+    def peak_kib() -> int:
+        return int(re.findall(r"VmHWM:\s+(\d+)", memory.read_text())[0])
+
+    before = peak_kib()
+    assert set(asyncio.run(announce_often())) == {RESOURCE_EXHAUSTED}
+    assert images.client().is_server_ready()
+    assert peak_kib() - before < 32 << 10
+
+
+@pytest.mark.process
+def test_calls_that_send_nothing_more_are_ended_and_counted(make_settings: MakeSettings) -> None:
+    port = free_port()
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        async def status(path: str, content: bytes = b"") -> bytes:
+            async with call(port, path, content) as made:
+                return await made.status()
+
+        service = INFER.rpartition("/")[0]
+        found = await asyncio.gather(
+            status(INFER, announced(1000)),
+            status(f"{service}/ServerLive"),
+            status(f"{service}/ModelStreamInfer", announced(1000)),
+            status("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+        )
+        assert set(found) == {DEADLINE_EXCEEDED}
+        assert metric(worker, 'slipway_errors_total{error="body_timeout"}') == 4
+
+    run(make_settings(grpc_port=port, request_timeout_s=0.3, idle_timeout_s=1), work)
 
 
 def mutated(message: bytes, draw: random.Random) -> bytes:
