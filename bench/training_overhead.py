@@ -34,7 +34,7 @@ from slipway.training.batches.batches import Batch, TrainingBatches, training_lo
 from slipway.training.distributed.execution import apply_execution
 from slipway.training.job import Job, Paths, prepare
 from slipway.training.networks.networks import Network, build_network
-from slipway.training.recipe.optimizers import optimizer_and_schedule
+from slipway.training.recipe.optimizers import fuses_optimizer, optimizer_and_schedule
 from slipway.training.telemetry.progress import silence_chatter
 from tests.packed_rows import packed_rows
 from tests.project_params import PROJECT, augment_params
@@ -125,7 +125,9 @@ def prepare_case(case: Case) -> tuple[Job, Network]:
 
 def hand_written(job: Job, network: Network, batches: TrainingBatches) -> Iterator[None]:
     """Run one step for each `next`, written without a framework."""
-    parts: Any = optimizer_and_schedule(network, job.params, batches.num_steps)
+    parts: Any = optimizer_and_schedule(
+        network, job.params, batches.num_steps, fused=fuses_optimizer(job.placement)
+    )
     optimizer, schedule = parts["optimizer"], parts["lr_scheduler"]["scheduler"]
     device = torch.device("cuda" if job.placement.accelerator == "gpu" else "cpu")
     network.to(device).train()
@@ -232,7 +234,7 @@ def measure(case: Case) -> Turns:
         enable_progress_bar=False,
     )
     trainer.fit(
-        training_module(network, job.params, job.seed, job.data, batches),
+        training_module(network, job.params, job.seed, job.data, batches, placement=job.placement),
         training_loader(batches, 0, pin_memory=on_gpu),
     )
     return turns

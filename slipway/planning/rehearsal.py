@@ -44,7 +44,9 @@ class Rehearsal:
         self.batches = training_batches(data, params, shape, 0, seed, on_gpu=self._on_gpu)
         # Both settings need the trainer, which a rehearsal does not have.
         params = params.model_copy(update={"on_loss_spike": None, "repeat_every_steps": None})
-        self.module = training_module(network, params, seed, data, self.batches).to(self.device)
+        self.module = training_module(
+            network, params, seed, data, self.batches, placement=placement
+        ).to(self.device)
         self.optimizer = self.module.configure_optimizers()["optimizer"]
         half_dtypes = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
         self._half = half_dtypes.get(placement.precision)

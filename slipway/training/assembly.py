@@ -33,6 +33,7 @@ from slipway.training.job import TrainingData, own_threads
 from slipway.training.module import PipelinedModule, TrainingModule
 from slipway.training.networks.frozen_parts import FreezeCallback
 from slipway.training.networks.networks import Network
+from slipway.training.recipe.optimizers import fuses_optimizer
 from slipway.training.recipe.precision import adapt_to_half, allow_float16_on_cpu
 
 
@@ -149,6 +150,7 @@ def training_module(
         data.class_weights(params),
         data.soft.distillation if data.soft else None,
         model_parallel=(placement.model_parallel if placement else None) or 1,
+        fused_optimizer=placement is not None and fuses_optimizer(placement),
     )
 
 

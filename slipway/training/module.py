@@ -49,6 +49,7 @@ class TrainingModule(pl.LightningModule):
         distillation: Distillation | None = None,
         *,
         model_parallel: int = 1,
+        fused_optimizer: bool = False,
     ) -> None:
         super().__init__()
         self.network = network
@@ -57,7 +58,7 @@ class TrainingModule(pl.LightningModule):
         self.optimizer_names: list[str] = []  # names of the weights, in the optimizer's order
         self._params, self._seed, self._steps_per_epoch = params, seed, steps_per_epoch
         self._mean_weight = mean_weight
-        self._model_parallel = model_parallel
+        self._model_parallel, self._fused_optimizer = model_parallel, fused_optimizer
         self._headline = kind_of(network.spec.task).target.headline
         self._losses = RowLosses(network, params, class_weights, distillation)
         self.train_sums, self._val_sums = EpochSums(), EpochSums()
@@ -184,7 +185,9 @@ class TrainingModule(pl.LightningModule):
         return self.global_rank % self._model_parallel == 0
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        configured = optimizer_and_schedule(self.network, self._params, self._steps_per_epoch)
+        configured = optimizer_and_schedule(
+            self.network, self._params, self._steps_per_epoch, fused=self._fused_optimizer
+        )
         # Now, because DeepSpeed will flatten the weights of each group.
         self.optimizer_names = optimizer_names(configured["optimizer"], self)
         return configured

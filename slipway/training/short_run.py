@@ -84,7 +84,7 @@ def train_short(
     )
     disable_lightning_signals(trainer)
     trainer.fit(
-        training_module(network, params, seed, data, batches),
+        training_module(network, params, seed, data, batches, placement=placement),
         training_loader(batches, params.num_workers, pin_memory=on_gpu),
         batch_loader(validation, params.num_workers, pin_memory=on_gpu),
     )

@@ -9,6 +9,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
 from slipway.config.sections import TrainParams
+from slipway.training.distributed.strategies import Placement
 from slipway.training.networks.frozen_parts import num_frozen, parts_of
 from slipway.training.networks.networks import Network
 
@@ -19,12 +20,13 @@ _ONE_CYCLE_START, _ONE_CYCLE_END = 1 / 25, 1e-4
 
 
 def optimizer_and_schedule(
-    network: Network, params: TrainParams, steps_per_epoch: int
+    network: Network, params: TrainParams, steps_per_epoch: int, *, fused: bool = False
 ) -> OptimizerLRSchedulerConfig:
     """Return the optimizer and its learning-rate schedule.
 
     Weight decay skips norms, scales and biases. The learning rate of a frozen part is 0. An
-    encoder's `layer_decay` lowers the learning rate from each layer to the one before it.
+    encoder's `layer_decay` lowers the learning rate from each layer to the one before it. `fused`
+    requests torch's fused kernel, as `train.offload` does.
     """
     named = dict(network.named_parameters())
     decay_of_parts = params.network_arguments.get("layer_decay", 1.0)
@@ -44,9 +46,20 @@ def optimizer_and_schedule(
                 schedules.append(
                     _part_schedule(schedule, index, len(parts), params, steps_per_epoch, scale)
                 )
-    optimizer = _optimizer(groups, params)
+    # On the CPU, where offloaded weights are updated too, the fused kernel is ten times as fast.
+    optimizer = _optimizer(groups, params, fused=True if fused or params.offload else None)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedules)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def fuses_optimizer(placement: Placement) -> bool:
+    """Return True if torch's fused kernel can update the weights of this training.
+
+    It unscales gradients itself, so with a loss scale scaled ones would be clipped. It cannot mix
+    divided weights with whole ones. On the GPU torch's default is as fast.
+    """
+    keeps_whole = placement.strategy in ("single", "ddp")
+    return keeps_whole and placement.accelerator == "cpu" and placement.precision != "16-mixed"
 
 
 def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
@@ -95,9 +108,9 @@ def _part_schedule(
     return factor
 
 
-def _optimizer(groups: list[dict[str, Any]], params: TrainParams) -> torch.optim.Optimizer:
-    # On the CPU, where offloaded weights are updated, torch's fused kernel is ten times as fast.
-    fused = True if params.offload else None
+def _optimizer(
+    groups: list[dict[str, Any]], params: TrainParams, fused: bool | None
+) -> torch.optim.Optimizer:
     if params.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=params.learning_rate, fused=fused)
     return torch.optim.SGD(

@@ -1,3 +1,4 @@
+import dataclasses
 import inspect
 from typing import Any
 
@@ -9,6 +10,7 @@ from slipway.config.sections import TrainParams
 from slipway.system.errors import ParamsError, TrainingError, UnavailableError
 from slipway.training.distributed.launchers import Launch
 from slipway.training.distributed.strategies import TrainingHost, check_actual, place
+from slipway.training.recipe.optimizers import fuses_optimizer
 from tests.training.conftest import ROOT
 
 NO_GPU = TrainingHost(num_gpus=0, has_bfloat16=True, launch=None)
@@ -73,6 +75,31 @@ def test_auto_resolves_to_the_setting_for_the_hardware(
         placement.accelerator,
         placement.world_size,
     ) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "changes", "is_fused"),
+    [
+        (NO_GPU, {}, True),
+        (NO_GPU, {"devices": 2}, True),
+        (NO_GPU, {"precision": "bf16-mixed"}, True),
+        (NO_GPU, {"devices": 2, "strategy": "fsdp"}, False),
+        (
+            NO_GPU,
+            {"strategy": "deepspeed_stage_3", "precision": "16-mixed", "devices": 2},
+            False,
+        ),
+        (TWO_GPUS, {"strategy": "single"}, False),
+        (OLD_GPU, {}, False),
+    ],
+)
+def test_the_optimizer_is_fused_on_the_cpu_without_a_loss_scale(
+    host: TrainingHost, changes: dict[str, Any], is_fused: bool
+) -> None:
+    placement = place(_params(**changes), host)
+    assert fuses_optimizer(placement) is is_fused
+    loss_scale = dataclasses.replace(placement, precision="16-mixed")
+    assert not fuses_optimizer(loss_scale)
 
 
 def test_a_resolved_auto_records_its_reasons() -> None:

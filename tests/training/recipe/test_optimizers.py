@@ -17,10 +17,10 @@ def _shares(num_steps: int, steps_per_epoch: int, **changes: Any) -> list[float]
     return [share(step) for step in range(num_steps)]
 
 
-def _optimizer(**changes: Any) -> torch.optim.Optimizer:
+def _optimizer(fused: bool = False, **changes: Any) -> torch.optim.Optimizer:
     torch.manual_seed(0)
     found = optimizer_and_schedule(
-        build_network(spec()), PROJECT.train.model_copy(update=changes), 5
+        build_network(spec()), PROJECT.train.model_copy(update=changes), 5, fused=fused
     )["optimizer"]
     assert isinstance(found, torch.optim.Optimizer)
     return found
@@ -118,6 +118,46 @@ def test_the_sgd_optimizer_has_the_requested_momentum(nesterov: bool) -> None:
 
 def test_the_adamw_optimizer_is_torchs_adamw() -> None:
     assert isinstance(_optimizer(), torch.optim.AdamW)
+
+
+def _steps(optimizer: torch.optim.Optimizer, count: int) -> list[torch.Tensor]:
+    """Step with gradients that depend on the weights; return the weights."""
+    weights: list[torch.Tensor] = [
+        weight for group in optimizer.param_groups for weight in group["params"]
+    ]
+    for _ in range(count):
+        for weight in weights:
+            weight.grad = (weight.detach() * 7).sin()
+        optimizer.step()
+    return [weight.detach() for weight in weights]
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "momentum": 0.9, "nesterov": True}])
+@pytest.mark.parametrize("was_fused", [False, True])
+def test_a_fused_optimizer_resumes_from_and_into_one_that_is_not(
+    changes: dict[str, Any], was_fused: bool
+) -> None:
+    plain, first, second = (
+        _optimizer(fused, **changes) for fused in (False, was_fused, not was_fused)
+    )
+    expected = _steps(plain, 10)
+    for weight, found in zip(_steps(second, 0), _steps(first, 4), strict=True):
+        weight.copy_(found)
+    second.load_state_dict({**second.state_dict(), "state": first.state_dict()["state"]})
+    assert {bool(group["fused"]) for group in second.param_groups} == {not was_fused}
+    for found, value in zip(_steps(second, 6), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fused_optimizer_changes_no_weight_without_a_gradient() -> None:
+    optimizer = _optimizer(fused=True)
+    before = [weight.clone() for weight in _steps(optimizer, 1)]
+    state = {key: value.clone() for key, value in next(iter(optimizer.state.values())).items()}
+    optimizer.zero_grad(set_to_none=True)
+    optimizer.step()
+    assert all(map(torch.equal, before, _steps(optimizer, 0)))
+    after = next(iter(optimizer.state.values()))
+    assert all(torch.equal(value, after[key]) for key, value in state.items())
 
 
 def _sgd() -> torch.optim.SGD:
