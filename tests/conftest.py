@@ -1,13 +1,11 @@
 """Shared by all tests: temporary folders inside the checkout, test tiers and common fixtures."""
 
-import copy
 import functools
 import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests.tiers import settle_tiers
@@ -87,10 +85,6 @@ def is_nightly(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def params_content() -> dict[str, Any]:
     """The content of the real params.yaml, free to change."""
-    return copy.deepcopy(_own_params())
+    from tests.project_params import own_content  # only here, because xdist's own process is light
 
-
-@functools.cache
-def _own_params() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
-    return content
+    return own_content()

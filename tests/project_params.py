@@ -1,9 +1,11 @@
 """The project's own params with some values changed, for tests that need a section."""
 
 import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
 
 from slipway.config.params import Params, load_params
@@ -11,13 +13,25 @@ from slipway.config.sections import AugmentParams, CleanParams, SplitParams
 from slipway.data.augmentation.plan import NEUTRAL
 from slipway.kinds.registry import kind_of, settings_of_kinds
 
-PROJECT: Params = load_params(Path(__file__).resolve().parents[1] / "params.yaml")
+_PATH = Path(__file__).resolve().parents[1] / "params.yaml"
+PROJECT: Params = load_params(_PATH)
 
 NO_AUGMENTATION: dict[str, Any] = {
     **{name: list(value) if isinstance(value, tuple) else value for name, value in NEUTRAL.items()},
     "forbid": [],
     "offline_copies": 0,
 }
+
+
+def own_content() -> dict[str, Any]:
+    """Return the content of the real params.yaml, free to change."""
+    return copy.deepcopy(_own_content())
+
+
+@cache
+def _own_content() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(_PATH.read_text())
+    return content
 
 
 def of_kind(content: dict[str, Any], task: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
@@ -50,6 +49,7 @@ from slipway.training.uncertainty.calibration import Calibrator
 from slipway.training.uncertainty.ood_score import save_ood_score
 from tests.model_manifests import model_manifest
 from tests.packed_rows import packed_rows
+from tests.project_params import own_content
 
 CONTRACT = ImageContract(
     kind="images",
@@ -136,9 +136,7 @@ def regressor(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture(scope="session")
 def export_params() -> Params:
     """Return the repository's params with small sizes."""
-    content: dict[str, Any] = yaml.safe_load(
-        (Path(__file__).parents[2] / "params.yaml").read_text()
-    )
+    content = own_content()
     content["data"] |= {"path": "data/raw.parquet"}
     content["export"] |= {"max_batch_size": 32, "quantization_samples": 64}
     content["compile"] |= {"optimal_batch_size": 8, "variant": "fp16", "require": False}
@@ -359,7 +357,7 @@ def _write_metrics(project: Project) -> None:
 
 
 def _exported(project: Project) -> Project:
-    content = yaml.safe_load((Path(__file__).parents[2] / "params.yaml").read_text())
+    content = own_content()
     content["export"] |= {"max_batch_size": 32, "quantization_samples": 64}
     params = parse_params(content)
     rows = ExportRows(

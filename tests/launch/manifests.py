@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def settings_of(container: Object) -> Settings:
     )
 
 
+@cache
 def routes() -> Routes:
     """All routes of the service."""
     return all_routes(full_worker(read_all_settings({})))

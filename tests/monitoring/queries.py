@@ -7,6 +7,7 @@ lists, ranges, functions, keywords and numbers. In the tests, `promtool` checks 
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def metric_names(query: str) -> set[str]:
     return {name for name in _NAME.findall(query) if name.lower() not in KEYWORDS}
 
 
+@cache
 def rule_groups() -> list[dict[str, Any]]:
     """All rule groups."""
     return [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]

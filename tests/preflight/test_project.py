@@ -42,7 +42,7 @@ def write_params(**changes: Any) -> None:
         for part in place_:
             section = section[part]
         section[last] = value
-    Path("params.yaml").write_text(yaml.safe_dump(content))
+    Path("params.yaml").write_text(yaml.dump(content, Dumper=yaml.CSafeDumper))
 
 
 def refusal(**changes: Any) -> str:

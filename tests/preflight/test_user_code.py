@@ -127,7 +127,7 @@ def test_a_metric_without_a_number_is_refused(write_functions: WriteFunctions) -
 def test_code_after_whose_changes_dvc_would_run_nothing_is_refused() -> None:
     content = copy.deepcopy(CONTENT)
     content["train"] |= {"loss": "losses:f", "label_smoothing": 0.0}
-    Path("params.yaml").write_text(yaml.safe_dump(content))
+    Path("params.yaml").write_text(yaml.dump(content, Dumper=yaml.CSafeDumper))
     Path("losses.py").touch()
     shutil.copy(ROOT / "dvc.yaml", "dvc.yaml")
     with pytest.raises(ParamsError, match=r"dvc.yaml does not depend on losses.py: after"):

@@ -1,6 +1,7 @@
 """A small project on disk, whose targets are made from an untrained network's own answers."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-import yaml
 from numpy.typing import NDArray
 
 from slipway.config.params import Params, parse_params
@@ -21,6 +21,7 @@ from slipway.training.networks.networks import Network, NetworkSpec, build_netwo
 from slipway.training.uncertainty.prediction import predict
 from tests.model_manifests import model_manifest
 from tests.packed_rows import packed_rows
+from tests.project_params import own_content
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUT = ImageContract(
@@ -67,6 +68,7 @@ def images(num_rows: int) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, size=(num_rows, *INPUT.shape), dtype=np.uint8)
 
 
+@cache
 def targets(task: Task) -> NDArray[np.float64]:
     """The network's answers, but every fifth row has the next class or is larger by 1."""
     answers = predict(network(task), images(NUM_TEST_ROWS), NUM_TEST_ROWS, "cpu")
@@ -136,7 +138,7 @@ def split_rows(task: Task) -> pa.Table:
 
 def params_with(task: Task, gates: dict[str, dict[str, float | None]], **evaluate: Any) -> Params:
     """The project's params with other gates, and other values of the section evaluate."""
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content = own_content()
     content["data"]["task"] = task
     content["evaluate"] |= {"gates": gates, "batch_size": 4, **evaluate}
     return parse_params(content)

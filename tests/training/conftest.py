@@ -13,7 +13,7 @@ from slipway.inputs.images import ImageContract
 from slipway.system import files
 from slipway.training.networks.networks import NetworkSpec
 from tests.packed_rows import packed_rows, packed_split
-from tests.project_params import augment_params
+from tests.project_params import augment_params, own_content
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = {
@@ -91,7 +91,7 @@ def write_project(root: Path, **train: Any) -> Path:
         augment_params(**operations, mixup_alpha=0.2, cutmix_alpha=1.0, mix_probability=0.5), seed=7
     )
     write_plan(root / "data/augmented", plan)
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params = own_content()
     settings = {
         "network_arguments": ARGUMENTS,
         "epochs": 4,
@@ -103,7 +103,7 @@ def write_project(root: Path, **train: Any) -> Path:
         "accelerator": "cpu",
     }
     params["train"].update(settings, **train)
-    files.write_text(root / "params.yaml", yaml.safe_dump(params))
+    files.write_text(root / "params.yaml", yaml.dump(params, Dumper=yaml.CSafeDumper))
     return root
 
 

@@ -13,8 +13,7 @@ from slipway.system import files
 from slipway.system.errors import IntegrityError
 from slipway.training.networks.networks import load_network, read_model_manifest
 from tests.packed_tables import write_packed_table
-from tests.project_params import of_kind
-from tests.training.conftest import ROOT
+from tests.project_params import of_kind, own_content
 from tests.training.real_runs import kill_after, run_training, weights_digest
 from tests.training.trees.fitted import ARGUMENTS as TREES
 
@@ -30,7 +29,7 @@ ARGUMENTS = {
 
 
 def write_project(root: Path, weight: float = 1.0, **train: Any) -> Path:
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content = own_content()
     params = of_kind(content, "table_classification")
     params["train"] |= {
         "network": "tabm",
@@ -46,7 +45,7 @@ def write_project(root: Path, weight: float = 1.0, **train: Any) -> Path:
         "precision": "32-true",
     } | train
     root.mkdir(exist_ok=True)
-    files.write_text(root / "params.yaml", yaml.safe_dump(params))
+    files.write_text(root / "params.yaml", yaml.dump(params, Dumper=yaml.CSafeDumper))
     write_packed_table(
         root / "data/packed", "table_classification", {"train": 400, "val": 101}, weight=weight
     )

@@ -11,8 +11,7 @@ from slipway.data.store import packed
 from slipway.inputs.texts import TextContract, encode_texts
 from slipway.system import files
 from tests.packed_rows import packed_rows
-from tests.project_params import augment_params, of_kind
-from tests.training.conftest import ROOT
+from tests.project_params import augment_params, of_kind, own_content
 
 LETTERS = list("bcdefghijklmnopqrstuvwxyz ")
 
@@ -46,7 +45,7 @@ def write_text_project(root: Path, max_bytes: int = 32, **train: Any) -> Path:
     )
     packed.write_manifest(root / "data/packed", manifest)
     write_plan(root / "data/augmented", plan_from_params(augment_params(), seed=7))
-    content = of_kind(yaml.safe_load((ROOT / "params.yaml").read_text()), "text_classification")
+    content = of_kind(own_content(), "text_classification")
     content["data"]["text_columns"] = ["text"]
     settings = {
         "network": "small_transformer",
@@ -68,5 +67,5 @@ def write_text_project(root: Path, max_bytes: int = 32, **train: Any) -> Path:
         "pretrained": None,
     }
     content["train"].update(settings, **train)
-    files.write_text(root / "params.yaml", yaml.safe_dump(content))
+    files.write_text(root / "params.yaml", yaml.dump(content, Dumper=yaml.CSafeDumper))
     return root

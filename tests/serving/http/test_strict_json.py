@@ -34,7 +34,7 @@ def refused(body: bytes) -> Refusal:
     return refusal.value
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.one_of(SCALARS, ROWS, st.lists(ROWS, max_size=4)), st.booleans())
 def test_valid_json_is_parsed_as_by_the_standard_library(content: Any, ascii_only: bool) -> None:
     body = json.dumps(content, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
@@ -108,7 +108,7 @@ def test_valid_json_close_to_the_refused_cases_is_parsed(body: bytes, content: A
     assert read(body) == content
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.lists(ROWS, max_size=6))
 def test_json_values_are_counted_before_parsing_and_never_underestimated(
     rows: list[dict[str, Any]],

@@ -3,6 +3,7 @@
 import io
 import sqlite3
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,24 +42,37 @@ def pictures(seed: int, num_rows: int, shift: int = 0) -> list[bytes]:
 def monitored_bundle(folder: Path) -> LoadedBundle:
     """Write `folder`/bundle with a drift reference of `pixels`, and its certificate."""
     bundle = write_bundle(folder / "bundle")
+    return _with_payload(folder, bundle, _payload_of_pixels(bundle.manifest.model_dump_json()))
+
+
+@cache
+def _payload_of_pixels(manifest: str) -> bytes:
+    """Return the drift reference of `pixels` for a manifest; most tests have the same one."""
     rows = pixels(1, NUM_REFERENCE)
     outputs = probabilities(rows)
     drawn = np.random.default_rng(2).random((NUM_REFERENCE, 1))
     # Right as often as the confidence claims.
     targets = (outputs.cumsum(axis=1) < drawn).sum(axis=1).astype(np.float64)
     scores = (rows.reshape(NUM_REFERENCE, -1).mean(axis=1) / 255).astype(np.float32)
-    return with_reference(folder, bundle, ReferenceRows(rows, outputs, scores, targets))
+    drawn_rows = ReferenceRows(rows, outputs, scores, targets)
+    return _payload(bundles.Bundle.model_validate_json(manifest), drawn_rows)
 
 
 def with_reference(folder: Path, bundle: LoadedBundle, rows: ReferenceRows) -> LoadedBundle:
     """Give `folder`/bundle a drift reference of these rows, and certify it."""
-    manifest = bundle.manifest
-    reference = build_reference(manifest.input, manifest.output, manifest.calibration, rows)
-    payload = reference_bytes(reference)
-    (bundle.root / DRIFT).write_bytes(payload)
-    bundles.write_manifest(
-        bundle.root, manifest.model_copy(update={"drift_sha256": sha256_bytes(payload)})
+    return _with_payload(folder, bundle, _payload(bundle.manifest, rows))
+
+
+def _payload(manifest: bundles.Bundle, rows: ReferenceRows) -> bytes:
+    return reference_bytes(
+        build_reference(manifest.input, manifest.output, manifest.calibration, rows)
     )
+
+
+def _with_payload(folder: Path, bundle: LoadedBundle, payload: bytes) -> LoadedBundle:
+    (bundle.root / DRIFT).write_bytes(payload)
+    manifest = bundle.manifest.model_copy(update={"drift_sha256": sha256_bytes(payload)})
+    bundles.write_manifest(bundle.root, manifest)
     bundle = bundles.load_bundle(bundle.root)
     certify(folder / "certificate.json", bundle)
     return bundle

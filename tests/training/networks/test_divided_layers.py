@@ -81,8 +81,14 @@ def test_each_process_holds_an_equal_share_of_a_transformers_heads(
     assert block.layer[2].bias.shape == (32,)
 
 
-@pytest.mark.parametrize("rank", [None, 2])
-@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize(
+    ("family", "rank"),
+    [
+        *((family, None) for family in SIZES),
+        ("bert", 2),
+        *(pytest.param(name, 2, marks=pytest.mark.nightly) for name in SIZES if name != "bert"),
+    ],
+)
 def test_encoders_of_every_family_can_be_divided_over_processes(
     tmp_path: Path, family: str, rank: int | None
 ) -> None:
