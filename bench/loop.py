@@ -321,11 +321,9 @@ class SimulatedLoop:
         inputs = np.concatenate([self.base[0], train.inputs])
         version = f"m{len(self.models) + 1}-{last.number}"
         self.candidate = SmallModel(version, inputs, np.concatenate([self.base[1], train.label]))
-        self.candidate_reference = self.candidate.reference(
-            np.concatenate([self.old_test[0], test.inputs]),
-            np.concatenate([self.old_test[1], test.label]),
-            inputs,
-        )
+        since = last.detail("triggered")["since"]
+        train, test = (part.where(part.answered * DAY_S >= since) for part in (train, test))
+        self.candidate_reference = self.candidate.reference(test.inputs, test.label, train.inputs)
         return {"version": version}
 
     def _compare(self, day: float, since: float) -> dict[str, object]:

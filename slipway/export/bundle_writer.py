@@ -120,6 +120,7 @@ class ExportRows:
     validation: PackedSplit  # rows to check, choose and compare variants
     train: PackedSplit | None = None  # for the drift reference; without it validation rows suffice
     test: PackedSplit | None = None  # measures the coverage of int8 variants; chooses nothing
+    recent_from: int | None = None  # first row of the data that describes the present traffic
 
 
 def write_bundle(
@@ -169,7 +170,7 @@ def write_bundle(
         trained.output,
         trained.calibration,
         models,
-        DriftRows(rows.validation, rows.train, resampling.seed, drift_batch_size),
+        DriftRows(rows.validation, rows.train, resampling.seed, drift_batch_size, rows.recent_from),
     )
     text = card(models, board.choice).encode() if card else None
     if text is not None:

@@ -27,13 +27,25 @@ from slipway.system import files
 
 # Most rows of a split: with so many, its sampling error is small beside that of any window.
 _MAX_ROWS = 20_000
+# Fewest recent validation rows; with fewer, all rows are described. The tests expect 20 rows in a
+# bin, so fewer than two bins' rows would show no change of an answer.
+_MIN_RECENT = 40
 _BLOCK_ROWS = 256
 
 
-def choose_rows(split: PackedSplit, seed: int, num_rows: int = _MAX_ROWS) -> NDArray[np.intp]:
-    """Choose at most `num_rows` rows of the split, by seed and ids only, in ascending order."""
+def choose_rows(
+    split: PackedSplit, seed: int, num_rows: int = _MAX_ROWS, recent_from: int | None = None
+) -> NDArray[np.intp]:
+    """Choose at most `num_rows` rows of the split, by seed and ids only, in ascending order.
+
+    With `recent_from`, only rows of the data from this number on are chosen.
+    """
     draw = uniform(seed, 0, split.keys, "drift")
-    return np.sort(np.lexsort((split.keys, draw))[:num_rows])
+    order = np.lexsort((split.keys, draw))
+    if recent_from is not None:
+        numbers = np.array([int(source.partition(":")[0]) for source in split.sources], np.int64)
+        order = order[numbers[order] >= recent_from]
+    return np.sort(order[:num_rows])
 
 
 def has_served_form(inputs: Inputs, contract: InputContract) -> bool:
@@ -52,6 +64,8 @@ class DriftRows:
     train: PackedSplit | None  # enlarges the input reference if it is stored in the served form
     seed: int
     batch_size: int  # batch size of the validation rows' answers
+    # First row of the data, from 0, that describes the present traffic; None: all rows do.
+    recent_from: int | None = None
 
 
 def write_drift(
@@ -67,11 +81,13 @@ def write_drift(
     Returns:
         The SHA-256 of the file.
     """
-    validation, train = rows.validation, rows.train
-    chosen = choose_rows(validation, rows.seed)
+    validation, train, recent_from = rows.validation, rows.train, rows.recent_from
+    chosen = choose_rows(validation, rows.seed, recent_from=recent_from)
+    if len(chosen) < _MIN_RECENT:
+        recent_from, chosen = None, choose_rows(validation, rows.seed)
     more_inputs: Iterator[NDArray[Any]] = iter(())
     if train and has_served_form(train.inputs, contract):
-        more_inputs = _blocks(train.inputs, choose_rows(train, rows.seed))
+        more_inputs = _blocks(train.inputs, choose_rows(train, rows.seed, recent_from=recent_from))
     values = extract_blocks(contract, _blocks(validation.inputs, chosen))
     inputs = describe_inputs(contract, values, more_inputs)
 

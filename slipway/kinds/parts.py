@@ -13,7 +13,7 @@ InputPart = Literal[
     "contract",  # class: the input contract
     "check_source",  # data params -> DataError if the raw data or a named column is missing
     "clean",  # raw data -> kept and refused rows
-    "merge",  # data params, collected rows, file -> writes the merged data set to the file
+    "merge",  # data params, collected rows, file, first recent row -> writes the merged data set
     "pack",  # split rows -> packed store
     "raw_rows",  # raw data -> each row in the form in which clients send it
     "network",  # NetworkSpec -> network

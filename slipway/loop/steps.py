@@ -46,7 +46,7 @@ from slipway.traffic.monitoring_records import (
     read_ground_truth,
     read_judged_windows,
 )
-from slipway.traffic.selection import collect
+from slipway.traffic.selection import LoggedItem, collect
 
 DATA = Path("data/loop")
 WEIGHTS = Path("artifacts/model/weights.safetensors")
@@ -119,13 +119,18 @@ class LoopProject(ObservedProject):
         place = DATA / f"{cycle.number:04d}"
         callers = {(label.request_id, label.item): key_name(label.caller) for label in labels}
         since = cycle.detail("triggered")["since"]
-        # Rows from before the trigger, and rows that the label queue chose, are used for training
-        # but not for the comparison: their key is "".
-        keys = [
-            caller if item.key[2] >= since and not is_chosen(caller) else ""
-            for item in collected.items
-            for caller in (callers[item.key[:2]],)
-        ]
+
+        def key_of(item: LoggedItem) -> str:
+            """Return the key of a recent row, "" of another one.
+
+            Rows from before the trigger, and rows that the label queue chose, are used for training
+            but not for the comparison and the drift reference.
+            """
+            caller = callers[item.key[:2]]
+            return caller if item.key[2] >= since and not is_chosen(caller) else ""
+
+        collected.items.sort(key=lambda item: (bool(key_of(item)), item.key[2]))
+        keys = [key_of(item) for item in collected.items]
         files.write_json(place / "keys.json", keys)
         files.write_json(place / "answered.json", [item.key[2] for item in collected.items])
         out = place / "collected.parquet"
@@ -136,6 +141,7 @@ class LoopProject(ObservedProject):
             "answered": (place / "answered.json").as_posix(),
             "sha256": files.sha256_file(out),
             "rows": len(collected.items),
+            "recent_from": keys.count("") if since else None,  # without drift all rows describe it
             "left_out": dict(collected.left_out),
             "labels_of_refused_keys": len(every) - len(labels),
             "refused_keys": [record.model_dump() for record in refused],
@@ -153,7 +159,7 @@ class LoopProject(ObservedProject):
             )
         _require_digest(collected)
         out = Path(collected["path"]).with_name("next.parquet")
-        report = merge(data, Path(collected["path"]), out)
+        report = merge(data, Path(collected["path"]), out, collected.get("recent_from"))
         if not report.added:
             raise LoopError(
                 f"{data.path} has all {report.num_duplicates} collected rows already, expected new "

@@ -7,6 +7,7 @@ from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.engine.rows import QUARANTINE, ROWS, write_table
+from slipway.data.merge.new_rows import read_recent_mark
 from slipway.data.rules.report import CleanResult
 from slipway.data.rules.result import check_usable
 from slipway.data.sources import sources
@@ -41,7 +42,8 @@ def run(params: Params) -> None:
         write_table(folder / "rows.parquet", result.cleaned.rows, ROWS)
         write_table(folder / "quarantine.parquet", result.cleaned.quarantine, QUARANTINE)
         result.write(folder)
-    report = result.report()
+    mark = read_recent_mark(Path(params.data.path)) if params.data.path else None
+    report = result.report().model_copy(update={"recent_from": mark})
     pictures = pictures_of(report, data, params.clean.max_pixels) if kind.has_pixels else {}
     files.write_json(REPORT, report.model_dump(mode="json", exclude_none=True))
     files.write_text(PAGE, clean_page(report, pictures))

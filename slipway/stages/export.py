@@ -57,6 +57,7 @@ def run(params: Params) -> None:
         if smaller
         else None,
     )
+    clean, split, evaluation = map(read_report, (CLEAN, SPLIT, METRICS))
     manifest = read_manifest(PACKED)
     train = open_split(PACKED, manifest, "train", verify=True)
     rows = ExportRows(
@@ -66,6 +67,7 @@ def run(params: Params) -> None:
         validation=open_split(PACKED, manifest, "val", verify=True),
         train=train,
         test=open_split(PACKED, manifest, "test", verify=True),
+        recent_from=clean.get("recent_from"),
     )
     read = [
         CHECKPOINT / weights_file(card.network.name),
@@ -82,7 +84,6 @@ def run(params: Params) -> None:
     resampling = Resampling(
         params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence
     )
-    clean, split, evaluation = map(read_report, (CLEAN, SPLIT, METRICS))
     facts = CardFacts(
         card, calibration, trained.metrics, trained.baseline, lineage, clean, split, evaluation
     )

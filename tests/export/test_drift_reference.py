@@ -1,17 +1,19 @@
 """The drift reference of a real bundle, for every variant, with rows in their served form."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from slipway.artifacts.bundle import DRIFT
+from slipway.data.store.packed import PackedSplit
 from slipway.drift.features import extract
 from slipway.drift.quality_estimate import estimate_quality
 from slipway.drift.reference import parse_references, read_reference
 from slipway.drift.verdict import judge
 from slipway.drift.window import Window
-from slipway.export.drift_reference import choose_rows, has_served_form
+from slipway.export.drift_reference import DriftRows, choose_rows, has_served_form, write_drift
 from slipway.runtimes.runtime import open_onnx, run_in_batches
 from slipway.system.errors import BundleError
 from tests.export.conftest import Project
@@ -86,3 +88,36 @@ def test_the_choice_of_reference_rows_depends_only_on_seed_and_ids(classifier: P
     assert choose_rows(split, 7, 10).tolist() != choose_rows(split, 8, 10).tolist()
     assert choose_rows(split, 7).tolist() == list(range(len(split)))
     assert (np.diff(choose_rows(split, 7, 10)) > 0).all()
+
+
+def test_the_drift_reference_is_made_of_recent_rows_if_there_are_enough(
+    classifier: Project, tmp_path: Path
+) -> None:
+    bundle = classifier.bundle()
+    models = {"fp32": bundle.manifest.models["fp32"]}
+    shutil.copy(bundle.root / models["fp32"].file, tmp_path)
+    manifest = bundle.manifest
+    num_old = 30
+
+    def thrice(split: PackedSplit) -> PackedSplit:
+        return PackedSplit(
+            inputs=np.concatenate([split.inputs[:]] * 3),
+            targets=np.tile(split.targets, 3),
+            ids=split.ids * 3,
+            sources=[f"{row}:image" for row in range(3 * len(split))],
+            weights=np.tile(split.weights, 3),
+            leaked=np.tile(split.leaked, 3),
+        )
+
+    train, val = (thrice(classifier.split(name)) for name in ("train", "val"))
+
+    def rows_in_reference(recent_from: int | None) -> tuple[int, int]:
+        rows = DriftRows(val, train, 7, 16, recent_from)
+        write_drift(tmp_path, manifest.input, manifest.output, manifest.calibration, models, rows)
+        found = parse_references((tmp_path / DRIFT).read_bytes())
+        return found.inputs.rows, found.answers["fp32"].rows
+
+    every = len(train) + len(val)
+    assert rows_in_reference(None) == (every, len(val))
+    assert rows_in_reference(num_old) == (every - 2 * num_old, len(val) - num_old)
+    assert rows_in_reference(len(val) - 5) == (every, len(val))  # too few recent rows

@@ -44,11 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(summary(merge(data, options.new, options.out), data, options.out))
 
 
-def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
+def merge(data: DataParams, new: Path, out: Path, recent_from: int | None = None) -> MergeReport:
     """Write the rows of `data.path` and of `new` to `out`.
 
     A split given by folders or shards becomes the column GIVEN_SPLIT. Raises DataError if the
     columns of both differ.
+
+    Args:
+        recent_from: the rows of `new` from this index on describe the present traffic. The drift
+            reference of a model that is trained on `out` is made of them; None: of all rows.
     """
     if data.sources is not None:
         raise DataError(
@@ -67,8 +71,8 @@ def merge(data: DataParams, new: Path, out: Path) -> MergeReport:
             f"data.task is {data.task!r}, but `slipway dataset merge` cannot merge {kind.name}. "
             "Add the collected rows to data.path yourself."
         )
-    run: Callable[[DataParams, Path, Path], MergeReport] = kind.load_part("merge")
-    return run(data, new, out)
+    run: Callable[[DataParams, Path, Path, int | None], MergeReport] = kind.load_part("merge")
+    return run(data, new, out, recent_from)
 
 
 def summary(report: MergeReport, data: DataParams, out: Path) -> str:

@@ -36,10 +36,12 @@ class _FurtherColumns(NamedTuple):
         return self.positions.get(int(number)) if self.positions else None
 
 
-def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
+def merge_images(
+    data: DataParams, new: Path, out: Path, recent_from: int | None = None
+) -> MergeReport:
     """Write the images of `data.path` and of `new` to `out`.
 
-    Raises DataError if a column is missing.
+    `recent_from` is described in `merge`. Raises DataError if a column is missing.
     """
     report = MergeReport()
     further = _read_further_columns(data, report)
@@ -89,6 +91,7 @@ def merge_images(data: DataParams, new: Path, out: Path) -> MergeReport:
         for source in (base_rows(), added_rows()):
             while batch := list(islice(source, _BATCH_ROWS)):
                 writer.write_table(pa.Table.from_pylist(batch, schema))
+        writer.add_key_value_metadata(report.recent_mark(recent_from))
     return report
 
 

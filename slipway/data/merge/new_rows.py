@@ -1,8 +1,16 @@
-"""Finds new rows that the base data already has, by digests of their content."""
+"""Finds new rows that the base data already has, by digests of their content.
+
+A merged file can name its first recent row, in its Parquet metadata. From there on its rows
+describe the present traffic, and the drift reference is made of them (slipway/export/).
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import pyarrow.parquet as pq
+
+_RECENT = b"slipway_recent_from"  # metadata key: the number of the first recent row, from 0
 Label = str | float | None
 
 
@@ -17,6 +25,24 @@ class MergeReport:
     num_relabelled: int = 0  # duplicates that were collected earlier and got a new label
     conflicts: list[str] = field(default_factory=list)  # base rows with another label: both stay
     omitted: list[str] = field(default_factory=list)  # parts of the base data that are not written
+
+    def recent_mark(self, recent_from: int | None) -> dict[bytes, bytes]:
+        """Return the metadata of the merged file; empty for None.
+
+        `recent_from` is the index of the first recent row among the new rows, the older ones first.
+        """
+        if recent_from is None:
+            return {}
+        first = self.num_base + sum(index < recent_from for index in self.added)
+        return {_RECENT: str(first).encode()}
+
+
+def read_recent_mark(path: Path) -> int | None:
+    """Return the number of a Parquet file's first recent row, from 0; None without a mark."""
+    if path.suffix != ".parquet" or not path.is_file():
+        return None
+    found = (pq.read_metadata(path).metadata or {}).get(_RECENT)
+    return None if found is None else int(found)
 
 
 class NewRows:

@@ -48,10 +48,12 @@ class _AddedRows:
         return cells.take(pa.array(self.indices, pa.int64()))
 
 
-def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
+def merge_tables(
+    data: DataParams, new_path: Path, out: Path, recent_from: int | None = None
+) -> MergeReport:
     """Write the rows of `data.path` and of `new_path` to `out`.
 
-    Raises DataError if a column is missing.
+    `recent_from` is described in `merge`. Raises DataError if a column is missing.
     """
     report = MergeReport()
     lists = TextFormat.of(data).list_columns
@@ -84,7 +86,8 @@ def merge_tables(data: DataParams, new_path: Path, out: Path) -> MergeReport:
     columns[COLLECTED] = pa.array([*was_collected, *[True] * len(added.indices)])
     report.omitted += [f"row {number} of {data.path}: {what}" for number, what in base.malformed]
     with files.new_file(out, files.PRIVATE) as file:
-        pq.write_table(pa.table(columns), file)
+        mark = report.recent_mark(recent_from)
+        pq.write_table(pa.table(columns).replace_schema_metadata(mark or None), file)
     return report
 
 
@@ -184,7 +187,7 @@ def _continued_cells(
     if typed is None or not has_label.any():
         return None
     if constant_columns([typed], has_label):
-        return cells_of(column).take(pa.array([int(np.argmax(has_label))] * count))
+        return cells_of(column).take(pa.array([int(np.argmax(has_label))] * count, pa.int64()))
     for name in new.columns:
         other = (
             _typed_as_cleaned(base.columns[name], data) if name not in data.target_columns else None

@@ -18,7 +18,7 @@ import yaml
 
 from slipway.config.sections import DataParams
 from slipway.data.merge.__main__ import main, merge, next_command
-from slipway.data.merge.new_rows import MergeReport
+from slipway.data.merge.new_rows import MergeReport, read_recent_mark
 from slipway.data.sources.raw_tables import COLLECTED as MARK
 from slipway.data.sources.samples import RawSample
 from slipway.data.sources.sources import read_samples
@@ -86,6 +86,25 @@ def read(data: DataParams, path: Path, **changes: Any) -> list[RawSample]:
 
 def counts(report: MergeReport) -> tuple[int, int, int, int]:
     return report.num_base, report.num_added, report.num_duplicates, report.num_relabelled
+
+
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_a_merged_file_names_its_first_recent_row(tmp_path: Path, kind: str) -> None:
+    out, again = tmp_path / "next.parquet", tmp_path / "again.parquet"
+    if kind == "images":
+        data = data_params(base_images(tmp_path / "base", "bytes.parquet"))
+        new = collected_images(tmp_path / "new.parquet", {1: "dog", 7: "cat", 8: "dog", 9: "cat"})
+    else:
+        write_base_table(tmp_path / "base.csv")
+        data = raw_files.data_params(tmp_path / "base.csv", "table_classification", "label")
+        new = write_collected_table(tmp_path / "new.parquet")
+    report = merge(data, new, out, recent_from=2)
+    older = [index for index in report.added if index < 2]
+    assert len(older) < len(report.added)
+    assert read_recent_mark(out) == report.num_base + len(older)
+    assert [read_recent_mark(path) for path in (new, tmp_path / "absent.parquet")] == [None, None]
+    merge(data.model_copy(update={"path": str(out)}), new, again)
+    assert read_recent_mark(again) is None  # the mark of the base does not describe the new file
 
 
 @pytest.mark.parametrize("form", FORMS)
