@@ -37,7 +37,7 @@ from slipway.loop.journal import Cycle, LoopStep, StepName
 from slipway.loop.label_keys import keys_that_stand_out
 from slipway.loop.machine import CandidateFacts, LoopFacts, NextStep, next_step
 from slipway.loop.steps import DONE
-from slipway.loop.triggers import confirmed_drift
+from slipway.loop.triggers import confirmed_drift, moved_further, settled_span
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.reference_comparison import ReferenceAnswers
 from slipway.reports.evaluation.slice_scores import RowAnswers
@@ -111,6 +111,7 @@ class SimulatedLoop:
 
     def __init__(self, plan: StreamPlan, seed: int) -> None:
         self.plan, self.random, self.end = plan, np.random.default_rng(seed), Outcome()
+        self.params = PARAMS.model_copy(update={"require_gain": plan.require_gain})
         inputs, targets = draw(self.random, BASE_ROWS, 0.0)
         if plan.shift is seasonal:  # the training data comes from all seasons
             inputs = np.concatenate(
@@ -161,7 +162,14 @@ class SimulatedLoop:
         self.end.alarms += bool(drifted)
         now = day * DAY_S
         self.windows.append(
-            JudgedWindow(f"{self.models[-1].version}/fp32", now, now + WINDOW_S, drifted)
+            JudgedWindow(
+                f"{self.models[-1].version}/fp32",
+                now,
+                now + WINDOW_S,
+                drifted,
+                window.to_bytes(),
+                WINDOW_S,
+            )
         )
         keys = self.random.integers(len(KEYS), size=WINDOW_ROWS)
         is_wrong = (keys == len(KEYS) - 1) & (self.random.random(WINDOW_ROWS) < self.plan.wrong)
@@ -189,7 +197,7 @@ class SimulatedLoop:
         """Take steps until one has to wait, as `slipway loop` does."""
         while True:
             last = self._last()
-            step = next_step(last, self._facts(last, day), PARAMS)
+            step = next_step(last, self._facts(last, day), self.params)
             if step.action == "wait":
                 return
             number = last.number if last and last.is_open else (last.number if last else 0) + 1
@@ -229,7 +237,7 @@ class SimulatedLoop:
         is_open = last is not None and last.is_open
         version = self.models[-1].version
         since = last.steps[-1].time if last else 0.0
-        drift = self._drift(since)
+        drift = None if is_open else self._new_drift(last, labels, since)
         if is_open and last:
             since = last.detail("triggered")["since"]
             if last.has("requested") and not last.has("decided"):
@@ -238,7 +246,7 @@ class SimulatedLoop:
         num_labels = int((own.answered * DAY_S >= since).sum())
         return LoopFacts(
             now=day * DAY_S,
-            reasons=(drift[0],) if drift and not is_open else (),
+            reasons=(drift[0],) if drift else (),
             num_labels=num_labels,
             served=version,
             candidate=self._candidate_facts(last, day),
@@ -247,9 +255,29 @@ class SimulatedLoop:
     def _numbers_of_refused(self) -> list[int]:
         return [KEYS.index(key) for key in self.refused]
 
-    def _drift(self, since: float) -> tuple[str, float] | None:
+    def _own_windows(self) -> list[JudgedWindow]:
         version = f"{self.models[-1].version}/fp32"
-        return confirmed_drift([one for one in self.windows if one.model == version], since)
+        return [one for one in self.windows if one.model == version]
+
+    def _drift(self, since: float) -> tuple[str, float] | None:
+        return confirmed_drift(self._own_windows(), since)
+
+    def _new_drift(
+        self, last: Cycle | None, labels: LabelledRows, since: float
+    ) -> tuple[str, float] | None:
+        usable = (labels.model == len(self.models)) & ~np.isin(
+            labels.key, self._numbers_of_refused()
+        )
+        answered = labels.answered[usable] * DAY_S
+
+        def num_labels(begin: float, end: float | None) -> int:
+            arrived = answered + self.plan.delay_days * DAY_S
+            return int(((answered >= begin) & ((end is None) | (arrived <= (end or 0.0)))).sum())
+
+        windows = self._own_windows()
+        if span := settled_span(last, self.models[-1].version, num_labels):
+            windows = moved_further(windows, lambda model: self.reference, span)
+        return confirmed_drift(windows, since)
 
     def _decide(self, last: Cycle, day: float) -> None:
         """Approve a pending request one day after it was made."""
@@ -351,7 +379,7 @@ class SimulatedLoop:
         )
         self.refused |= {record.key for record in found.contradicted}
         self.end.named |= self.refused
-        outcome, why = comparing.judge(found, "passed", PARAMS)
+        outcome, why = comparing.judge(found, "passed", self.params)
         return {"outcome": outcome, "why": why}
 
 

@@ -31,6 +31,7 @@ class StreamPlan:
     delay_days: float = 0.0  # from an answer to its label
     wrong: float = 0.0  # fraction of the last key's labels that are wrong
     decides: bool = True  # True: a person approves each request after a day
+    require_gain: bool = True  # `loop.require_gain`
 
 
 SHIFT = 5.0  # standard deviations
@@ -56,6 +57,7 @@ PLANS = (
     StreamPlan("slow drift from day 15 to 30", slow(30)),
     StreamPlan("slow drift from day 15 to 45", slow(45)),
     StreamPlan("slow drift from day 15 to 60", slow(60)),
+    StreamPlan("the same, without `require_gain`", slow(60), require_gain=False),
     StreamPlan("seasonal, by week and day", seasonal),
     StreamPlan("sudden shift, labels 7 days late", sudden, 7.0),
     StreamPlan("clean, one key with 30 % wrong labels", wrong=0.3),

@@ -103,6 +103,24 @@ class Window:
         """Sum of the confidences of all rows; 0 for numeric answers."""
         return float(self._numbers[self._layout.confidence]) / FIXED_POINT
 
+    def as_reference(self) -> Reference:
+        """Return the reference of these rows, with the same bins.
+
+        It has no joint reference and no quality reference, which need the rows themselves.
+        """
+        features = [
+            feature.model_copy(
+                update={"rows": self.num_rows, "counts": self.counts(column).tolist()}
+            )
+            for column, feature in enumerate(self.reference.features)
+        ]
+        inputs, answers = self.reference.inputs, self.reference.answers
+        num_inputs, rows = len(inputs.features), {"rows": self.num_rows}
+        return Reference(
+            inputs.model_copy(update=rows | {"features": features[:num_inputs], "joint": None}),
+            answers.model_copy(update=rows | {"features": features[num_inputs:], "quality": None}),
+        )
+
     def to_bytes(self) -> bytes:
         """Serialise the window: the reference's fingerprint, then 8 bytes for each number."""
         return _MAGIC + self.reference.fingerprint + self._numbers.astype("<i8").tobytes()

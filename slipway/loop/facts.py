@@ -5,17 +5,25 @@ Only reads. slipway/loop/machine.py chooses the step from the facts, slipway/loo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.config.loop import LoopParams
 from slipway.config.params import Params
+from slipway.drift.reference import Reference, read_reference
 from slipway.export.release import BUNDLE
 from slipway.loop.journal import FOLDER, JOURNAL, Cycle, LoopError, read_journal
 from slipway.loop.label_keys import KeyRecord, key_name, suspicious_keys
 from slipway.loop.machine import CandidateFacts, LoopFacts
-from slipway.loop.triggers import confirmed_drift, enough_labels, missed_objective
+from slipway.loop.triggers import (
+    confirmed_drift,
+    enough_labels,
+    missed_objective,
+    moved_further,
+    settled_span,
+)
 from slipway.serving.rollout.evidence import total
 from slipway.serving.rollout.records.database import read_recorded
 from slipway.serving.rollout.records.entries import Entry
@@ -25,6 +33,7 @@ from slipway.serving.rollout.store import settings_of
 from slipway.serving.settings import Settings
 from slipway.traffic.monitoring_records import (
     JoinedLabel,
+    JudgedWindow,
     read_joined_labels,
     read_judged_windows,
 )
@@ -81,7 +90,7 @@ class ObservedProject:
         since = last.detail("triggered")["since"] if last and is_open else _begin(last)
         return LoopFacts(
             now=now,
-            reasons=() if is_open else self._reasons(bundle, labels, since),
+            reasons=() if is_open else self._reasons(bundle, labels, last, since),
             num_labels=sum(label.answered >= since for label in labels),
             served=bundle.version,
             candidate=self.candidate_facts(last) if last and is_open else CandidateFacts(),
@@ -104,15 +113,43 @@ class ObservedProject:
         return [*found.values(), *suspicious_keys(rest, self.loop.trusted_keys)]
 
     def _reasons(
-        self, bundle: LoadedBundle, labels: Sequence[JoinedLabel], since: float
+        self,
+        bundle: LoadedBundle,
+        labels: Sequence[JoinedLabel],
+        last: Cycle | None,
+        since: float,
     ) -> tuple[str, ...]:
         triggers, found = self.loop.triggers, []
-        if triggers.drift and (drift := self.drift(bundle.version, since)):
+        if triggers.drift and (drift := self._new_drift(bundle, labels, last, since)):
             found.append(drift[0])
         if triggers.objective is not None:
             found.append(missed_objective(bundle.manifest, labels, triggers.objective))
         found.append(enough_labels(sum(one.joined > since for one in labels), self.loop))
         return tuple(reason for reason in found if reason)
+
+    def _new_drift(
+        self,
+        bundle: LoadedBundle,
+        labels: Sequence[JoinedLabel],
+        last: Cycle | None,
+        since: float,
+    ) -> tuple[str, float] | None:
+        """Return confirmed drift that no cycle has shown to be harmless, like `confirmed_drift`."""
+
+        def num_labels(begin: float, end: float | None) -> int:
+            return sum(
+                label.answered >= begin and (end is None or label.joined <= end) for label in labels
+            )
+
+        def reference_of(model: str) -> Reference:
+            found = read_reference(bundle, model.partition("/")[2])
+            assert found is not None  # else there were no windows
+            return found
+
+        windows: Sequence[JudgedWindow] = read_judged_windows(self.settings.state, bundle.version)
+        if span := settled_span(last, bundle.version, num_labels):
+            windows = moved_further(windows, cache(reference_of), span)
+        return confirmed_drift(windows, since)
 
     def drift(self, version: str, since: float) -> tuple[str, float] | None:
         return confirmed_drift(read_judged_windows(self.settings.state, version), since)

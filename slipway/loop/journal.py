@@ -56,6 +56,10 @@ class Cycle:
         """Return the detail of a finished step."""
         return next(step.detail for step in reversed(self.steps) if step.what == what)
 
+    def time_of(self, what: StepName) -> float:
+        """Return the time at which a finished step was recorded, in seconds since 1970."""
+        return next(step.time for step in reversed(self.steps) if step.what == what)
+
     @property
     def is_open(self) -> bool:
         return not self.has("ended")

@@ -123,6 +123,8 @@ class JudgedWindow:
     opened: float
     closed: float
     drifted_features: frozenset[str]  # empty for a clean window
+    content: bytes = b""  # its counts (slipway/drift/window.py)
+    seconds: float = 0.0  # its duration, which decides its share of the false alarms
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def read_judged_windows(state: Path, version: str) -> list[JudgedWindow]:
     """Return the judged windows of a model, the oldest first."""
     with open_records(state) as connection:
         rows = connection.execute(
-            "SELECT model, opened, closed, judgement FROM windows "
+            "SELECT model, opened, closed, judgement, content FROM windows "
             "WHERE model LIKE ? || '/%' AND drifted IS NOT NULL ORDER BY closed, id",
             (version,),
         ).fetchall()
@@ -183,9 +185,12 @@ def read_judged_windows(state: Path, version: str) -> list[JudgedWindow]:
             model,
             opened,
             closed,
-            frozenset(one["name"] for one in json.loads(judgement)["features"] if one["drifted"]),
+            frozenset(one["name"] for one in judgement["features"] if one["drifted"]),
+            content,
+            judgement["seconds"],
         )
-        for model, opened, closed, judgement in rows
+        for model, opened, closed, text, content in rows
+        for judgement in (json.loads(text),)
     ]
 
 

@@ -1,6 +1,7 @@
 """The closed loop on a real table, service and training: from labels to a promoted model.
 
-The training starts from the served weights, and a person approves.
+The training starts from the served weights, and a person approves. Some of the labelled rows are
+copies of test rows, which would leak into the training.
 """
 
 import csv
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from slipway.artifacts.bundle import load_bundle
@@ -25,6 +27,7 @@ pytestmark = [pytest.mark.nightly(seconds=300), pytest.mark.timeout(1800)]
 SETTINGS = {"SLIPWAY_STATE": "state", "SLIPWAY_REQUEST_LOG_DIRECTORY": "log"}
 PREFIX = " ".join(f"{name}={value}" for name, value in SETTINGS.items())
 BATCH = 16  # rows of a request
+OTHER = {"yes": "no", "no": "yes"}
 LOOP = SECTION | {
     "triggers": {"drift": False, "objective": None, "new_labels": 100},
     "start": "served",
@@ -77,6 +80,27 @@ def last_cycle(project: Project) -> Cycle:
     return cycles(read_journal(project.path / "state/loop" / JOURNAL))[-1]
 
 
+def inputs_of(row: dict[str, Any]) -> tuple[float, float, str]:
+    return float(row["a"]), float(row["b"]), str(row["city"])
+
+
+def split_of_inputs(project: Project, data: str) -> dict[tuple[float, float, str], set[str]]:
+    """Return the splits that hold a row, by its inputs, in the last run on the data at `data`."""
+    path = project.path / data
+    raw = pq.read_table(path).to_pylist() if path.suffix == ".parquet" else list(read_csv(path))
+    rows = pq.read_table(project.path / "data/split/rows.parquet").select(["source", "split"])
+    found: dict[tuple[float, float, str], set[str]] = {}
+    for row in rows.to_pylist():
+        number = int(row["source"].partition(":")[0])
+        found.setdefault(inputs_of(raw[number]), set()).add(row["split"])
+    return found
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def ask(service: str, rows: list[dict[str, Any]]) -> str:
     """Send rows without their labels; return the request id."""
     inputs = [{name: row[name] for name in ("a", "b", "city")} for row in rows]
@@ -103,7 +127,12 @@ def test_labels_lead_to_a_promoted_model_that_started_from_the_served_weights(
     first = load_bundle(project.path / "artifacts/bundle").version
     with project.service(**SETTINGS) as service:
         wait_until_ready(service)
-        rows = list(table(BATCH * 25, seed=2))
+        before = split_of_inputs(project, "data/rows.csv")
+        base = read_csv(project.path / "data/rows.csv")
+        tested = [row for row in base if before.get(inputs_of(row)) == {"test"}][: BATCH // 2]
+        same = [row | {"a": float(row["a"]), "b": float(row["b"])} for row in tested]
+        other = [row | {"bought": OTHER[row["bought"]]} for row in same[: BATCH // 4]]
+        rows = [*table(BATCH * 25, seed=2), *same[BATCH // 4 :], *other]
         for begin in range(0, len(rows), BATCH):
             some = rows[begin : begin + BATCH]
             name = ask(service, some)
@@ -130,6 +159,17 @@ def test_labels_lead_to_a_promoted_model_that_started_from_the_served_weights(
         compared = cycle.detail("compared")["comparison"]
         assert compared["recent"]["difference"]["rows"] >= 20
         assert compared["latest"]["difference"]["rows"] >= 20
+        # Collected copies of test rows are in no other split, whatever label they came with.
+        merged = cycle.detail("merged")
+        assert merged["conflicts"] == len(other)
+        after = split_of_inputs(project, merged["path"])
+        assert all(len(splits) == 1 for splits in after.values())
+        assert {inputs_of(row) for row in other}.isdisjoint(after)  # refused, with a reason
+        kept = {inputs for inputs, splits in before.items() if splits == {"test"}}
+        kept -= {inputs_of(row) for row in other}
+        assert all(after[inputs] == {"test"} for inputs in kept)
+        leaks = json.loads((project.path / "reports/split.json").read_bytes())["leaks"]
+        assert leaks["rows"] == 0
         version = cycle.detail("requested")["version"]
         assert served_version(service) == first != version
 

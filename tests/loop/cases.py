@@ -36,10 +36,12 @@ def loop_params(**changes: Any) -> LoopParams:
     return LoopParams.model_validate({**SECTION, **changes})
 
 
-def write_steps(folder: Path, steps: dict[str, dict[str, Any]], cycle: int = 1) -> Cycle:
+def write_steps(
+    folder: Path, steps: dict[str, dict[str, Any]], cycle: int = 1, now: float = 1000.0
+) -> Cycle:
     """Append steps by name to the journal in `folder`; return their cycle."""
     for what, detail in steps.items():
-        append_step(folder / JOURNAL, cycle, what, detail, now=1000.0)  # type: ignore[arg-type]
+        append_step(folder / JOURNAL, cycle, what, detail, now)  # type: ignore[arg-type]
     return cycles(read_journal(folder / JOURNAL))[-1]
 
 

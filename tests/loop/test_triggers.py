@@ -1,15 +1,25 @@
 """Triggers: drift that a later window confirms, quality below its objective, enough labels."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from slipway.artifacts.bundle import Bundle
 from slipway.config.sections import Gate
-from slipway.loop.triggers import confirmed_drift, enough_labels, missed_objective
+from slipway.drift.reference import Reference
+from slipway.drift.verdict import judge
+from slipway.loop.triggers import (
+    confirmed_drift,
+    enough_labels,
+    missed_objective,
+    moved_further,
+    settled_span,
+)
 from slipway.traffic.monitoring_records import JoinedLabel, JudgedWindow
-from tests.loop.cases import SECTION, loop_params
+from tests.drift.populations import Population, reference_of, window_of
+from tests.loop.cases import SECTION, loop_params, write_steps
 from tests.small_bundle import write_small_bundle
 
 
@@ -47,6 +57,66 @@ def test_drift_windows_from_before_the_last_cycle_do_not_count() -> None:
         100.0,
     )
     assert confirmed_drift(windows("a", "a", "a"), after=101.0) is None
+
+
+SHIFTS = Population(), Population(shift=0.8), Population(shift=1.6)
+BASE, MOVED, FURTHER = range(3)
+
+
+def judged(reference: Reference, *populations: int) -> list[JudgedWindow]:
+    """Hourly windows of 300 rows, with the verdict of the service."""
+    found = []
+    for place, population in enumerate(populations):
+        rows = SHIFTS[population].draw(np.random.default_rng(place), 300)
+        window = window_of(reference, rows)
+        drifted = {one.name for one in judge(reference, window).features if one.drifted}
+        found.append(
+            JudgedWindow(
+                "v/fp32",
+                3600.0 * place,
+                3600.0 * (place + 1),
+                frozenset(drifted),
+                window.to_bytes(),
+                3600.0,
+            )
+        )
+    return found
+
+
+def test_after_a_cycle_without_a_gain_only_traffic_that_moved_further_is_drift() -> None:
+    reference = reference_of(SHIFTS[BASE].draw(np.random.default_rng(99), 1000))
+    windows = judged(reference, *[MOVED] * 6, *[FURTHER] * 2, *[BASE] * 2)
+    span = windows[0].opened, windows[3].closed
+    stayed, further, back = (windows[begin : begin + 2] for begin in (4, 6, 8))
+    for later, is_drift in ((stayed, False), (further, True), (back, False)):
+        found = moved_further([*windows[:4], *later], lambda model: reference, span)
+        assert [window.opened for window in found] == [window.opened for window in later]
+        assert (confirmed_drift(found, span[1]) is not None) == is_drift
+    # Without stored windows of the span, the first judgement stands.
+    assert confirmed_drift(moved_further(stayed, lambda model: reference, span), span[1])
+
+
+def test_a_cycle_without_a_gain_settles_its_traffic_until_labels_have_doubled(
+    tmp_path: Path,
+) -> None:
+    def span(known: int, version: str = "v", outcome: str = "no_gain", since: float = 400.0) -> Any:
+        steps: dict[str, Any] = {
+            "triggered": {"since": since, "served": "v"},
+            "collected": {},
+            "ended": {"outcome": outcome},
+        }
+        cycle = write_steps(tmp_path / f"{known}-{version}-{outcome}-{since}", steps)
+        return settled_span(cycle, version, lambda begin, end: known if end is None else 100)
+
+    assert span(199) == (400.0, 1000.0)
+    settled_otherwise = [
+        span(200),
+        span(199, version="w"),
+        span(199, outcome="promoted"),
+        span(199, since=0.0),
+        settled_span(None, "v", lambda begin, end: 0),
+    ]
+    assert settled_otherwise == [None] * 5
 
 
 def labels(num_right: int, num_wrong: int) -> list[JoinedLabel]:
