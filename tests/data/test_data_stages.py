@@ -11,15 +11,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from slipway.data.augmentation.plan import open_augmented
+from slipway.data.merge.new_rows import MergeReport
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.system import files
 from tests import warm_starts
-from tests.data.pictures import picture, write_folder
+from tests.data.pictures import IMAGE_TYPE, picture, write_folder
 from tests.project_params import of_kind
 
 ROOT = Path(__file__).parents[2]
@@ -338,6 +340,18 @@ def test_an_archive_with_bad_members_stops_clean_with_an_error_that_names_all(
     assert "'../../evil.png': a path that leads out" in errors
     assert (tmp_path / ".work/archives/refused.txt").read_text().count("\n") == 2
     assert not list(tmp_path.parent.rglob("evil.png"))
+
+
+def test_clean_reports_the_first_recent_row_of_merged_data(tmp_path: Path) -> None:
+    images = pa.array(
+        [{"bytes": picture(seed, size_px=16), "path": None} for seed in range(40)], IMAGE_TYPE
+    )
+    mark = MergeReport(num_base=30, added=[*range(10)]).recent_mark(4)
+    merged = pa.table({"image": images, "label": ["cat", "dog"] * 20})
+    pq.write_table(merged.replace_schema_metadata(mark), tmp_path / "next.parquet")
+    prepare(tmp_path, tmp_path / "next.parquet")
+    ended(tmp_path, "clean")
+    assert json.loads((tmp_path / "reports/clean.json").read_bytes())["recent_from"] == 34
 
 
 def test_clean_and_split_use_split_folders_as_the_given_split(tmp_path: Path) -> None:
