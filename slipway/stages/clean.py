@@ -42,10 +42,12 @@ def run(params: Params) -> None:
         write_table(folder / "rows.parquet", result.cleaned.rows, ROWS)
         write_table(folder / "quarantine.parquet", result.cleaned.quarantine, QUARANTINE)
         result.write(folder)
-    mark = read_recent_mark(Path(params.data.path)) if params.data.path else None
-    report = result.report().model_copy(update={"recent_from": mark})
+    report = result.report()
     pictures = pictures_of(report, data, params.clean.max_pixels) if kind.has_pixels else {}
-    files.write_json(REPORT, report.model_dump(mode="json", exclude_none=True))
+    content = report.model_dump(mode="json", exclude_none=True)
+    if params.data.path and (mark := read_recent_mark(Path(params.data.path))) is not None:
+        content["recent_from"] = mark  # for the drift reference of `export`
+    files.write_json(REPORT, content)
     files.write_text(PAGE, clean_page(report, pictures))
     files.write_text(COLUMNS, result.columns_yaml)
     print(result.cleaned.summary(REPORT, PAGE) + result.notes(COLUMNS) + _hints(report.hints))

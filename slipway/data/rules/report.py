@@ -118,8 +118,6 @@ class CleanReport(Contract):
     clusters: Clusters | None = None  # null for tables, and unless near duplicates are flagged
     texts: TextProfile | None = None  # null without texts
     excerpts: dict[str, str] = Field(default_factory=dict)  # of the texts in examples, by source
-    # Number of the first row, from 0, that describes the present traffic; null: all rows do.
-    recent_from: NonNegativeInt | None = None
 
 
 @dataclass(frozen=True)
