@@ -44,6 +44,7 @@ class Round(Contract):
     processor_ms: float  # processor time of all threads of the trainer, without loader processes
     queued_ms: float  # time that the trainer's threads waited for a free core, summed
     row_length: float  # mean length of the inputs' second axis, such as tokens with padding
+    gpu_peak_bytes: int = 0  # most memory of tensors on the GPU so far; 0 on a CPU
 
 
 class RoundRequest(Contract):
@@ -87,6 +88,7 @@ class Clock:
             processor_ms=(self._last_processor - self._processor_begin) * scale,
             queued_ms=(queued_seconds() - self._queued_begin) * scale,
             row_length=row_length,
+            gpu_peak_bytes=torch.cuda.max_memory_allocated(),
         )
 
 

@@ -228,7 +228,8 @@ def _rule_count(findings: pa.Table, rule: str, count: int, meaning: str) -> Rule
         own = pa.Table.from_batches([batch]).filter(pc.equal(batch["rule"], rule))
         own = own.append_column("number", row_numbers(own["source"]))
         both = own if first is None else pa.concat_tables([first, own])
-        first = both.take(pc.select_k_unstable(both, MAX_EXAMPLES, keys))
+        if both.num_rows:  # pyarrow before 26 fails on an empty table
+            first = both.take(pc.select_k_unstable(both, MAX_EXAMPLES, keys))
     rows = first.to_pylist() if first else []
     examples = [Example(source=row["source"], detail=row["detail"]) for row in rows]
     return RuleCount(count=count, severity=rows[0]["severity"], meaning=meaning, examples=examples)

@@ -51,6 +51,8 @@ class Cleaned:
 
     def _named_refused(self) -> str:
         """List the first refused samples with their rules; duplicates come last."""
+        if not self.quarantine.num_rows:  # pyarrow before 26 fails on an empty table
+            return ""
         order = [("severity", "descending"), ("source", "ascending")]
         first = pc.select_k_unstable(self.quarantine, _MAX_SHOWN, order).to_numpy()
         rows = take_rows(self.quarantine, first.astype(np.int64)).to_pylist()

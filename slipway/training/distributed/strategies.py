@@ -357,6 +357,9 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
         assert isinstance(network, Network)
         if self.zero_stage_3 and network.mapped:
             self._divide(network, network.mapped)
+            # DeepSpeed moves no part of a model whose weights are divided already.
+            for buffer in model.buffers():
+                buffer.data = buffer.data.to(self.root_device)
         return super()._setup_model_and_optimizer(model, optimizer, lr_scheduler)
 
     def _divide(self, network: Network, mapped: MappedWeights) -> None:
