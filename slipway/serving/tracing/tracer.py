@@ -53,6 +53,21 @@ class _Traced(NamedTuple):
         return 1 + len(self.exchange.trace.times) // 2
 
 
+class _HashedOnce(Resource):
+    """A copy of a resource that keeps its hash.
+
+    The exporter hashes the resource of every span. Each time, the SDK would encode all attributes
+    as JSON, which took a quarter of the time of an export.
+    """
+
+    def __init__(self, resource: Resource) -> None:
+        super().__init__(resource.attributes, resource.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 class Tracer:
     """One worker's traces. `count` gets each outcome: exported, dropped or failed.
 
@@ -74,7 +89,7 @@ class Tracer:
         version = installed_version()
         own = {"service.name": "slipway", "service.version": version}
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence over our own attributes.
-        self._resource = Resource.create(own).merge(OTELResourceDetector().detect())
+        self._resource = _HashedOnce(Resource.create(own).merge(OTELResourceDetector().detect()))
         self._scope = InstrumentationScope("slipway", version)
         self._outbox: Outbox[_Traced] = Outbox(
             "slipway-tracing", self._export, MAX_WAITING, gather_s=GATHER_S
