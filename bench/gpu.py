@@ -380,11 +380,21 @@ def gpu_tests(machine: Machine) -> Iterator[str]:
 
 def ladder(machine: Machine) -> Iterator[str]:
     """Run the ladder's rows of the expensive function, which writes its own results file."""
+    return _other_bench(machine, "ladder", "ladder_denoised", "--only", "denoised")
+
+
+def overhead(machine: Machine) -> Iterator[str]:
+    """Compare a training step with a hand-written loop, which writes its own results file."""
+    return _other_bench(machine, "training_overhead", "training_overhead_gpu")
+
+
+def _other_bench(machine: Machine, name: str, result: str, *options: str) -> Iterator[str]:
+    """Run a bench that measures a GPU if it finds one; yield the table of its results file."""
     if not machine.on_gpu:
-        yield "not executed: its rows on the CPU are in ladder.md."
+        yield f"not executed: its rows on the CPU are in {name}.md."
         return
-    subprocess.run([sys.executable, "-m", "bench.ladder", "--only", "denoised"], check=True)
-    lines = (ROOT / "bench/results/ladder_denoised.md").read_text().splitlines()
+    subprocess.run([sys.executable, "-m", f"bench.{name}", *options], check=True)
+    lines = (ROOT / f"bench/results/{result}.md").read_text().splitlines()
     yield from (line for line in lines if line.startswith("|"))
 
 
@@ -393,6 +403,7 @@ PARTS = {
     "certificate": Part("Certificate of the digits", 240, certified),
     "service": Part("The digits' service under load", 60, service),
     "ladder": Part("The ladder", 240, ladder),
+    "overhead": Part("A training step beside a hand-written loop", 120, overhead),
     "transformer": Part("A transformer with 1.0e9 parameters", 270, transformer),
     "tests": Part("Tests that need a GPU", 330, gpu_tests),
     "strategies": Part("Strategies in half precision", 100, strategies),

@@ -40,7 +40,8 @@ from tests.packed_rows import packed_rows
 from tests.project_params import PROJECT, augment_params
 
 SCRATCH = Path(".work/bench/training_overhead")
-RESULT = Path("bench/results/training_overhead.md")
+ON_GPU = torch.cuda.is_available()
+RESULT = Path(f"bench/results/training_overhead{'_gpu' if ON_GPU else ''}.md")
 NUM_ROUNDS = 15
 NUM_WARM_UP = 3  # rounds
 ROUND_SECONDS = 0.7
@@ -55,12 +56,16 @@ class Case:
     channels: int
     num_classes: int
     batch_size: int
+    network_arguments: dict[str, Any] = field(default_factory=dict)  # to change
 
 
 CASES = (
     Case("demo: 16 px, grey, batches of 128", 16, 1, 10, 128),
     Case("CIFAR-10: 32 px, RGB, batches of 128", 32, 3, 10, 128),
 )
+# The networks of params.yaml keep a GPU waiting for the processor.
+RESNET_18 = {"width": 64, "blocks": [2, 2, 2, 2]}
+ON_GPU_ONLY = (Case("ResNet-18 on 32 px, RGB, batches of 512", 32, 3, 10, 512, RESNET_18),)
 
 
 def write_store(case: Case, folder: Path) -> None:
@@ -102,7 +107,7 @@ def write_store(case: Case, folder: Path) -> None:
 
 def prepare_case(case: Case) -> tuple[Job, Network]:
     """Return the job of the project's own params on this case."""
-    folder = SCRATCH / f"{case.size_px}px"
+    folder = SCRATCH / f"{case.size_px}px-{case.batch_size}"
     write_store(case, folder)
     nothing = folder / "nothing"
     paths = Paths(
@@ -118,7 +123,12 @@ def prepare_case(case: Case) -> tuple[Job, Network]:
         Path(),
     )
     params = PROJECT.train.model_copy(
-        update={"batch_size": case.batch_size, "strategy": "single", "devices": 1}
+        update={
+            "batch_size": case.batch_size,
+            "network_arguments": PROJECT.train.network_arguments | case.network_arguments,
+            "strategy": "single",
+            "devices": 1,
+        }
     )
     return prepare(7, params, paths)
 
@@ -263,7 +273,7 @@ def main() -> None:
     ]
     columns += ["by processor time", "lowest and highest"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for case in CASES:
+    for case in CASES + ON_GPU_ONLY * ON_GPU:
         lines.append(line(case, measure(case)))
         print(lines[-1], flush=True)
     text, versions = "\n".join(lines), conditions("torch", "pytorch-lightning")
