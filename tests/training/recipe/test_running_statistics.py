@@ -1,10 +1,9 @@
 """Every one of two real ranks validates with BatchNorm statistics averaged over both."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import STDOUT
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,10 @@ from torch import distributed
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import build_network
 from slipway.training.recipe.weight_average import WeightAverage, average_running_statistics
+from tests import warm_starts
 from tests.project_params import PROJECT
 from tests.training.conftest import ROOT, spec
+from tests.training.real_runs import environment
 
 pytestmark = pytest.mark.process
 VALUES = (1.0, 2.5)  # of the running means and variances, by rank
@@ -52,34 +53,29 @@ def for_the_average(network: Any) -> None:
     ("average", "expected"),
     [
         (directly, [1.75, 1.75]),
-        pytest.param(in_validation, [1.75, 1.75], marks=pytest.mark.nightly(seconds=17)),
-        pytest.param(for_the_average, [1.75, 1.75], marks=pytest.mark.nightly(seconds=17)),
-        pytest.param(nothing, [1.0, 2.5], marks=pytest.mark.nightly(seconds=14)),
+        (in_validation, [1.75, 1.75]),
+        (for_the_average, [1.75, 1.75]),
+        (nothing, [1.0, 2.5]),
     ],
 )
 def test_every_rank_validates_with_the_mean_statistics_of_all_ranks(
     average: Any, expected: list[float], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += [
-        "-m",
-        "tests.training.recipe.test_running_statistics",
-        average.__name__,
-        str(tmp_path),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    module = "tests.training.recipe.test_running_statistics"
+    variables = {**environment(), "OMP_NUM_THREADS": "1"}
+    commands = [[module, average.__name__, str(tmp_path), rank] for rank in ("0", "1")]
+    ranks = [warm_starts.start(command, ROOT, variables, STDOUT) for command in commands]
+    for rank in ranks:
+        with rank:
+            assert rank.wait(120) == 0, rank.stdout and rank.stdout.read()
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert [set(values) for values in found] == [{value} for value in expected]
 
 
-def main(average: str, folder: str) -> None:
+def main(average: str, folder: str, rank: int) -> None:
     """Run one rank: set the statistics to its value, average them, and write the result."""
-    distributed.init_process_group("gloo")
-    rank = distributed.get_rank()
+    store = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     network = build_network(spec())
     statistics = [
         value
@@ -96,4 +92,4 @@ def main(average: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:3], int(sys.argv[3]))
