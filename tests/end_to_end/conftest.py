@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.end_to_end.project import (
     Project,
@@ -70,12 +71,26 @@ def _write_table(project: Project) -> None:
     project.keep_own_keys()
     project.set_params(
         {
+            "train": {"epochs": 12},
             "evaluate": {"slices": ["alcohol", "hue"], "slice_min_rows": 5},
+            "export": {"variants": ["fp32", "fp16", "int8"], "max_batch_size": 8},
+            "compile": {"optimal_batch_size": 8},
             "verify": {"timing_rounds": 5},
         }
     )
 
 
+def _reproduce(project: Project) -> str:
+    return project.shell("dvc repro")
+
+
+def _run_and_commit(project: Project) -> str:
+    """Run all stages, and let DVC record them as after `dvc repro`."""
+    stages = yaml.safe_load((project.path / "dvc.yaml").read_text())["stages"]
+    return project.run_stages(stages) + project.shell("dvc commit --force")
+
+
+RUNNERS = {"finished": _reproduce, "finished_table": _run_and_commit}
 WRITERS = {
     "finished": _write_pictures,
     "finished_table": _write_table,
@@ -86,7 +101,7 @@ WRITERS = {
 def both_finished(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Project]:
-    """The projects that the selected tests use, after `dvc repro`.
+    """The projects that the selected tests use, after all stages.
 
     They run in parallel, because each keeps mostly one core busy.
     """
@@ -97,7 +112,7 @@ def both_finished(
     for name, project in projects.items():
         WRITERS[name](project)
     with ThreadPoolExecutor() as threads:
-        said = list(threads.map(lambda project: project.shell("dvc repro"), projects.values()))
+        said = list(threads.map(lambda name: RUNNERS[name](projects[name]), projects))
     for project, log in zip(projects.values(), said, strict=True):
         (project.path / ".work" / "repro.log").write_text(log)
     return projects
@@ -111,7 +126,7 @@ def finished(both_finished: dict[str, Project]) -> Project:
 
 @pytest.fixture(scope="session")
 def finished_table(both_finished: dict[str, Project]) -> Project:
-    """A copy of the checkout after `dvc repro` on the embedded table with the params of a page."""
+    """A copy of the checkout after all stages on the embedded table with the params of a page."""
     return both_finished["finished_table"]
 
 

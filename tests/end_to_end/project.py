@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,14 @@ from tests.project_params import of_kind
 SHAPES = ("circle", "cross", "ring", "square")
 NUM_IMAGES = 64
 START_TIMEOUT_S = 60.0
+RUN_STAGES = """\
+import runpy
+import sys
+
+sys.path[0] = ""
+for stage in sys.argv[1:]:
+    runpy.run_module(f"slipway.stages.{stage}", run_name="__main__", alter_sys=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,11 @@ class Project:
             f"{line} ended with {answer.returncode}:\n{answer.stdout}"
         )
         return answer.stdout
+
+    def run_stages(self, stages: Iterable[str]) -> str:
+        """Run stages in one process, which imports torch only once; return what they printed."""
+        (self.path / ".work/run_stages.py").write_text(RUN_STAGES)
+        return self.shell(f"python .work/run_stages.py {' '.join(stages)}")
 
     def environment(self) -> dict[str, str]:
         """The caller's variables, with a home that must stay empty and an author for commits.

@@ -38,13 +38,6 @@ PARAMS: dict[str, dict[str, Any]] = {
     "export": {"variants": ["fp32"], "max_batch_size": 8},
     "compile": {"variant": "fp32", "optimal_batch_size": 8},
 }
-RUN_STAGES = """\
-import runpy
-import sys
-
-for stage in sys.argv[1:]:
-    runpy.run_module(f"slipway.stages.{stage}", run_name="__main__", alter_sys=True)
-"""
 
 
 @dataclass(frozen=True)
@@ -68,9 +61,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> SeriesProject:
     (project.path / "data/series.jsonl").write_text(text)
     project.set_params(PARAMS)
     (project.path / "dvc.lock").unlink(missing_ok=True)  # of a run in this checkout
-    # One process for all stages, because each would import torch for itself.
-    (project.path / "run_stages.py").write_text(RUN_STAGES)
-    project.shell(f"python run_stages.py {' '.join(STAGES)}")
+    project.run_stages(STAGES)
     return project
 
 

@@ -92,4 +92,5 @@ def main(average: str, folder: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], int(sys.argv[3]))
+    _, name, directory, number = sys.argv
+    main(name, directory, int(number))
