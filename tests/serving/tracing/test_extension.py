@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from slipway.serving.http.responses import Refusal
-from slipway.serving.http.routes import Exchange, RequestTrace
+from slipway.serving.http.routes import Exchange, RequestTrace, is_sampled
 from slipway.serving.settings import SettingsError
 from slipway.serving.tracing import tracer as tracer_module
 from slipway.serving.tracing.tracer import Tracer
@@ -154,6 +154,9 @@ def test_caller_decides_if_its_own_trace_is_sampled_and_the_rate_about_new_trace
     headers, exporter = traced(0.25, *(exchange(number) for number in range(1000)))
     spans = [span for span in exporter.get_finished_spans() if span.parent is None]
     assert 180 < len(spans) < 320
+    ids = {f"id-{number}" for number in range(1000)}  # those of the access log's sample, too
+    drawn = {span.attributes["slipway.request_id"] for span in spans if span.attributes}
+    assert drawn == {name for name in ids if is_sampled(name, 0.25)}
     own = [header for header in headers if header]
     assert all(header.endswith("-01") for header in own)
     assert len({header.split("-")[1] for header in own}) == len(own) == len(spans)
