@@ -10,9 +10,8 @@ from functools import cache
 from typing import Any
 
 import yaml
-from ruamel.yaml import YAML
 
-from slipway.config.params import Params, parse_params
+from slipway.config.params import Params, parse_params, parse_yaml
 from slipway.system.assets import asset
 
 _WIDTH = 100
@@ -60,7 +59,7 @@ def template_text() -> str:
 
 def template_content() -> dict[str, Any]:
     """Return the content of the default params.yaml, as a copy that the caller may change."""
-    content: dict[str, Any] = YAML(typ="safe", pure=True).load(template_text())
+    content: dict[str, Any] = parse_yaml(template_text().encode(), "params.yaml")
     return content
 
 
