@@ -286,7 +286,7 @@ def transformer(machine: Machine) -> Iterator[str]:
     from slipway.planning.memory_plan import device_memory
     from slipway.planning.resource_plan import make_plan
     from slipway.profiling.measured_run import MeasuredRun, ProfiledProject
-    from slipway.training.distributed.strategies import this_host
+    from slipway.training.distributed.placement import this_host
     from slipway.training.job import PROJECT_PATHS
 
     width, layers = machine.size(2048, 64), machine.size(20, 2)

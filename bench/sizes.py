@@ -23,7 +23,7 @@ from slipway.planning.step_memory import parameter_counts
 from slipway.project.new_project import create_project, plan_project
 from slipway.reports.console import size
 from slipway.system import files
-from slipway.training.distributed.strategies import this_host
+from slipway.training.distributed.placement import this_host
 from slipway.training.job import PROJECT_PATHS
 from slipway.training.telemetry.costs import folder_bytes
 

@@ -34,12 +34,7 @@ from slipway.system.errors import ParamsError, SlipwayError, UnavailableError
 from slipway.training.batches.batches import StepShape
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.pipeline import blocks_of_stage
-from slipway.training.distributed.strategies import (
-    Placement,
-    TrainingHost,
-    auto_precision,
-    place,
-)
+from slipway.training.distributed.placement import Placement, TrainingHost, auto_precision, place
 from slipway.training.job import check_division, step_shape
 from slipway.training.networks.blocks import check_blocks, parallel_blocks
 from slipway.training.networks.divided_layers import narrow, parallel_layers

@@ -18,7 +18,7 @@ from torch import nn
 from slipway.config.sections import Offload, TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.pipeline import blocks_of_stage, weights_of_stage
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.networks.divided_layers import can_share, narrow
 from slipway.training.networks.networks import Network

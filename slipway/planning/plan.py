@@ -26,7 +26,7 @@ from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import UnavailableError
 from slipway.training.checkpoints.fingerprint import take_fingerprint
-from slipway.training.distributed.strategies import Placement, this_host
+from slipway.training.distributed.placement import Placement, this_host
 from slipway.training.job import PROJECT_PATHS, Paths
 from slipway.training.networks.networks import Network
 from slipway.training.telemetry.costs import Costs, read_costs

@@ -13,7 +13,7 @@ from slipway.config.sections import TrainParams
 from slipway.reports.console import size
 from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError
-from slipway.training.distributed.strategies import Placement, TrainingHost, place
+from slipway.training.distributed.placement import Placement, TrainingHost, place
 
 _SHARED_MEMORY = Path("/dev/shm")
 _BATCHES_PER_WORKER = 2  # torch's loader prefetches that many

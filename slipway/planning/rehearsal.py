@@ -17,7 +17,7 @@ from slipway.config.sections import TrainParams
 from slipway.system.errors import TrainingError
 from slipway.training.assembly import prepare_process, training_batches, training_module
 from slipway.training.batches.batches import Batch, StepShape
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 from slipway.training.job import TrainingData, network_spec
 from slipway.training.networks.initialization import initial_network
 

@@ -24,7 +24,7 @@ from slipway.planning.rehearsal import Rehearsal
 from slipway.system.errors import SlipwayError
 from slipway.system.memory import free_bytes, own_bytes
 from slipway.training.batches.batches import StepShape
-from slipway.training.distributed.strategies import Placement, TrainingHost
+from slipway.training.distributed.placement import Placement, TrainingHost
 from slipway.training.job import (
     Paths,
     TrainingData,

@@ -28,7 +28,7 @@ from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import TrainingError, UnavailableError
 from slipway.system.memory import own_bytes
 from slipway.training.batches.batches import StepShape, cut_step
-from slipway.training.distributed.strategies import Placement, place, this_host
+from slipway.training.distributed.placement import Placement, place, this_host
 from slipway.training.job import PROJECT_PATHS, Paths, TrainingData, network_spec, open_data
 from slipway.training.networks.networks import build_network
 

@@ -70,7 +70,7 @@ def machine_mistakes(params: Params) -> list[str]:
     from slipway.planning.plan_checks import Findings, check_deepspeed, check_placement
     from slipway.training.distributed.execution import check_execution
     from slipway.training.distributed.launchers import RELAUNCH
-    from slipway.training.distributed.strategies import this_host
+    from slipway.training.distributed.placement import this_host
     from slipway.training.job import step_shape
 
     if os.environ.get(RELAUNCH, "").strip():

@@ -15,7 +15,7 @@ from slipway.profiling.forecast import MIN_GAIN, Facts, best_num_workers, expect
 from slipway.profiling.report import Bottleneck, SettingsProposal, TrialResult
 from slipway.profiling.step_times import Part
 from slipway.training.distributed.execution import missing_compiler
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from slipway.profiling.timed_run import POLL_S, RunRequest
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import TrainingError, UnavailableError
-from slipway.training.distributed.strategies import Placement, place, this_host
+from slipway.training.distributed.placement import Placement, place, this_host
 
 COMMAND = (sys.executable, "-m", "slipway.profiling.timed_run")
 _MIN_STEPS, _MAX_STEPS, _ROUND_MS = 3, 50, 1000

@@ -16,7 +16,7 @@ from slipway.profiling.measured_run import ProfiledProject
 from slipway.profiling.report import Utilisation, spread
 from slipway.profiling.step_times import Round
 from slipway.system.cores import num_cores
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 from slipway.training.job import network_spec, open_data
 from slipway.training.networks.networks import build_network
 

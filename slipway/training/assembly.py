@@ -23,12 +23,8 @@ from slipway.training.batches.batches import (
 )
 from slipway.training.batches.shuffled_blocks import BlockShuffle, block_shuffle
 from slipway.training.distributed.execution import apply_execution
-from slipway.training.distributed.strategies import (
-    Placement,
-    actual_setup,
-    check_actual,
-    trainer_arguments,
-)
+from slipway.training.distributed.placement import Placement
+from slipway.training.distributed.strategies import actual_setup, check_actual, trainer_arguments
 from slipway.training.job import TrainingData, own_threads
 from slipway.training.module import PipelinedModule, TrainingModule
 from slipway.training.networks.frozen_parts import FreezeCallback

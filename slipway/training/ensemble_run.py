@@ -27,7 +27,7 @@ from slipway.system.errors import DataError, IntegrityError, SchemaError
 from slipway.training.batches.row_selection import select
 from slipway.training.batches.soft_answers import Distillation, SoftAnswers, read_soft_answers
 from slipway.training.checkpoints.fingerprint import take_fingerprint
-from slipway.training.distributed.strategies import TrainingHost, place, requested_setup
+from slipway.training.distributed.placement import TrainingHost, place, requested_setup
 from slipway.training.ensembles.measure import ValidationMeasure
 from slipway.training.ensembles.soup import greedy_soup
 from slipway.training.ensembles.stack import refuse_leak, stack_folds, stacked_weights

@@ -29,8 +29,8 @@ from slipway.training.checkpoints.checkpoints import Checkpoint, CheckpointStore
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.pipeline import check_stages
+from slipway.training.distributed.placement import Placement, place, this_host
 from slipway.training.distributed.processes import is_first_process
-from slipway.training.distributed.strategies import Placement, place, this_host
 from slipway.training.networks.blocks import check_blocks
 from slipway.training.networks.divided_layers import check_layers
 from slipway.training.networks.encoders import read_config

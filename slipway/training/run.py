@@ -35,6 +35,7 @@ from slipway.training.checkpoints.checkpoints import Checkpoint, TrainingPositio
 from slipway.training.checkpoints.consolidation import consolidated_weights
 from slipway.training.checkpoints.resumption import Resumption
 from slipway.training.distributed.faults import report_bus_errors
+from slipway.training.distributed.placement import requested_setup
 from slipway.training.distributed.processes import (
     disable_lightning_signals,
     end_with_parent,
@@ -51,7 +52,6 @@ from slipway.training.distributed.stop_signals import (
     pause_epoch,
     requeue,
 )
-from slipway.training.distributed.strategies import requested_setup
 from slipway.training.job import Job, Paths, count_parameters, prepare
 from slipway.training.networks.encoders import merged
 from slipway.training.networks.networks import (

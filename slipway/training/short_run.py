@@ -24,8 +24,8 @@ from slipway.training.batches.batches import (
     cut_step,
     training_loader,
 )
+from slipway.training.distributed.placement import Placement, TrainingHost, this_host
 from slipway.training.distributed.processes import disable_lightning_signals
-from slipway.training.distributed.strategies import Placement, TrainingHost, this_host
 from slipway.training.job import TrainingData
 from slipway.training.module import TrainingModule
 from slipway.training.networks.networks import Network

@@ -19,7 +19,7 @@ from slipway.planning.rehearsal import Rehearsal
 from slipway.planning.step_memory import trace_step
 from slipway.system.memory import own_bytes
 from slipway.training.batches.batches import StepShape
-from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.job import TrainingData, network_spec
 from slipway.training.networks.networks import build_network
 from slipway.training.telemetry.telemetry import peak_bytes

@@ -27,7 +27,7 @@ from slipway.planning.memory_plan import (
 from slipway.planning.plan import describe
 from slipway.planning.resource_plan import ResourcePlan, make_plan, process_bytes
 from slipway.planning.step_memory import StepMemory, trace_step
-from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.job import PROJECT_PATHS
 from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.networks.networks import Network, build_network

@@ -15,7 +15,7 @@ from slipway.config.sections import TrainParams
 from slipway.preflight.project import check_project, repository_mistakes
 from slipway.preflight.training import needs_the_machine
 from slipway.system.errors import ParamsError, UnavailableError
-from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.distributed.placement import TrainingHost, place
 from tests.conftest import ROOT
 from tests.end_to_end.project import Project, copy_checkout
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture

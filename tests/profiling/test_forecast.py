@@ -10,7 +10,7 @@ from slipway.profiling.candidates import find_bottleneck, trial_candidates
 from slipway.profiling.forecast import Facts, best_num_workers, expected_step_ms
 from slipway.profiling.loader_times import LoaderTimes
 from slipway.profiling.step_times import PARTS, Clock, Part
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 from tests.project_params import PROJECT
 
 WAITING = {0: 80.0, 1: 80.0, 2: 40.0, 4: 20.0}

@@ -8,7 +8,7 @@ import torch
 from slipway.planning.step_memory import step_flop
 from slipway.profiling.step_times import PARTS, Round
 from slipway.profiling.utilisation import matrix_rate, matrix_rates, utilisation
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 from tests.project_params import PROJECT
 from tests.training.networks.test_text_networks import TOKENS, network
 

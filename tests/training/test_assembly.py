@@ -10,7 +10,7 @@ import torch
 
 from slipway.training.assembly import step_arguments
 from slipway.training.batches.batches import cut_step
-from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.distributed.placement import TrainingHost, place
 from tests.project_params import PROJECT
 
 NO_GPU = TrainingHost(num_gpus=0, has_bfloat16=True, launch=None)

@@ -9,7 +9,7 @@ import pytest
 
 from slipway.data.engine.randomness import id_keys
 from slipway.system.cores import num_cores
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 from slipway.training.job import LeftOut, can_have, open_data, own_threads
 from slipway.training.networks.networks import RunSegment, read_model_manifest
 from tests.training.conftest import write_project

@@ -13,7 +13,8 @@ import pytest
 from slipway.system import files
 from slipway.training import assembly
 from slipway.training import run as training
-from slipway.training.distributed.strategies import Placement, trainer_arguments
+from slipway.training.distributed.placement import Placement
+from slipway.training.distributed.strategies import trainer_arguments
 from slipway.training.networks.networks import load_network, read_model_manifest
 from slipway.training.telemetry.progress import memory_notes, without_effect
 from tests.project_params import PROJECT

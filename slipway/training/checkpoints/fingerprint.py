@@ -16,7 +16,7 @@ from slipway.config.sections import TrainParams
 from slipway.kinds.code_digest import stage_files
 from slipway.system import files
 from slipway.system.contract import Contract
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 
 # Params of the section train that change neither the rows nor the steps.
 HOW_IT_RUNS = frozenset(

@@ -12,7 +12,7 @@ from torch import nn
 from slipway.config.sections import TrainParams
 from slipway.kinds.registry import Task, kind_of
 from slipway.system.errors import ParamsError, UnavailableError
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 
 
 def check_execution(params: TrainParams, placement: Placement, task: Task) -> None:

@@ -22,7 +22,7 @@ from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
 from slipway.metrics.scores import Resampling
 from slipway.reports.console import number, size, text_table
 from slipway.system import files
-from slipway.training.distributed.strategies import place, requested_setup
+from slipway.training.distributed.placement import place, requested_setup
 from slipway.training.job import TrainingData, count_parameters
 from slipway.training.networks.networks import (
     Network,

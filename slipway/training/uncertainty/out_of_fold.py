@@ -25,7 +25,7 @@ from slipway.system.errors import SchemaError
 from slipway.training.augmentation.offline_copies import original_rows
 from slipway.training.batches.row_selection import select
 from slipway.training.checkpoints.fingerprint import take_fingerprint
-from slipway.training.distributed.strategies import Placement, place, requested_setup
+from slipway.training.distributed.placement import Placement, place, requested_setup
 from slipway.training.job import (
     TrainingData,
     network_spec,

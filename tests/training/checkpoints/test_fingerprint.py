@@ -7,7 +7,7 @@ from slipway.config.params import load_params
 from slipway.system import files
 from slipway.system.errors import IntegrityError
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
-from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.distributed.placement import TrainingHost, place
 
 
 def _take(project: Path, seed: int = 7, **train: Any) -> Fingerprint:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slipway.system.errors import ParamsError
-from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.job import step_shape
 from slipway.training.networks.networks import load_network, read_model_manifest
 from tests.project_params import PROJECT

@@ -11,7 +11,7 @@ import torch
 from slipway.config.sections import TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.execution import apply_execution, check_execution
-from slipway.training.distributed.strategies import Placement
+from slipway.training.distributed.placement import Placement
 from slipway.training.networks.networks import build_network
 from tests.project_params import PROJECT
 from tests.training.conftest import spec, write_project

@@ -9,7 +9,7 @@ import torch
 
 from slipway.system.errors import ParamsError
 from slipway.training.distributed.pipeline import check_stages
-from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.job import step_shape
 from slipway.training.networks.networks import load_network, read_model_manifest
 from tests.project_params import PROJECT

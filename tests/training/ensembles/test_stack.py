@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from slipway.data.store.packed import PackedSplit, TargetScale
 from slipway.system.errors import TrainingError
 from slipway.training.batches.row_selection import select
-from slipway.training.distributed.strategies import TrainingHost, place, requested_setup
+from slipway.training.distributed.placement import TrainingHost, place, requested_setup
 from slipway.training.ensembles.measure import ValidationMeasure
 from slipway.training.ensembles.stack import refuse_leak, stack_folds, stacked_weights
 from slipway.training.job import TrainingData, network_spec, placed

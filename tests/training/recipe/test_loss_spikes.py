@@ -9,7 +9,7 @@ import pytest
 from slipway.data.store import packed
 from slipway.system.errors import ParamsError, TrainingError
 from slipway.training.distributed.execution import check_execution
-from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.module import TrainingModule
 from slipway.training.recipe.loss_spikes import LossWindow
 from tests.project_params import PROJECT

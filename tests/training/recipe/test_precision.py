@@ -7,7 +7,8 @@ import torch
 from pytorch_lightning.strategies import DDPStrategy
 
 from slipway.training.assembly import prepare_process
-from slipway.training.distributed.strategies import Placement, PrecisionName, trainer_arguments
+from slipway.training.distributed.placement import Placement, PrecisionName
+from slipway.training.distributed.strategies import trainer_arguments
 from slipway.training.networks.networks import Network, build_network
 from slipway.training.recipe.precision import adapt_to_half
 from tests.project_params import PROJECT

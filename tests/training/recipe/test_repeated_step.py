@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from slipway.system.errors import ParamsError, TrainingError
 from slipway.training.distributed.execution import check_execution
-from slipway.training.distributed.strategies import TrainingHost, place
+from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.recipe.repeated_step import check_equal_bits, check_equal_weights
 from tests.project_params import PROJECT
 from tests.training.recipe.test_nonfinite import _fit, _module

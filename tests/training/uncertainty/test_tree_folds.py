@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slipway.training.distributed.strategies import TrainingHost, place, requested_setup
+from slipway.training.distributed.placement import TrainingHost, place, requested_setup
 from slipway.training.job import placed
 from slipway.training.uncertainty.out_of_fold import FoldTraining, predict_out_of_fold
 from tests.training.trees.fitted import ROWS, packed, tree_params
