@@ -34,7 +34,7 @@ import yaml
 from bench.conditions import conditions
 from slipway.artifacts.certificate import read_certificate
 from slipway.config.sections import Offload
-from slipway.profiling.utilisation import matrix_rate
+from slipway.profiling.utilisation import flop_of_step, matrix_rate
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation.record import read_metrics
 from slipway.system import files
@@ -289,7 +289,7 @@ def transformer(machine: Machine) -> Iterator[str]:
     from slipway.training.distributed.placement import this_host
     from slipway.training.job import PROJECT_PATHS
 
-    width, layers = machine.size(2048, 64), machine.size(20, 2)
+    width, layers = machine.size(2048, 64), machine.size(30, 2)
     project = SCRATCH / "transformer"
     table = SCRATCH / "sentences.csv"
     files.write_text(table, "text,label\n" + "\n".join(_sentences(600)) + "\n")
@@ -322,18 +322,17 @@ def transformer(machine: Machine) -> Iterator[str]:
         project,
         project / "scratch",
     )
-    # 6 FLOP for each parameter and position: forward and backward (Kaplan et al. 2020).
-    flop = 6 * 12 * layers * width**2 * batch * 512 / 4
-    yield f"{12 * layers * width**2:,} parameters in blocks, batches of {batch} texts.\n"
+    paths = replace(PROJECT_PATHS, packed=profiled.packed, augmented=profiled.augmented)
+    plan = make_plan(profiled.params, paths, this_host(), 0)
+    assert plan.network is not None
+    assert plan.memory is not None
+    yield f"{plan.network.num_parameters:,} weights, batches of {batch} texts.\n"
     yield "| Strategy | Offload | Step | TFLOP/s | Planned | Allocated at most |"
     yield "|---|---|---|---|---|---|"
-    paths = replace(PROJECT_PATHS, packed=profiled.packed, augmented=profiled.augmented)
-    memory = make_plan(profiled.params, paths, this_host(), 0).memory
-    assert memory is not None
     for strategy, offload in LARGE[: machine.size(99, 1)]:
         changed: dict[str, Any] = {"strategy": strategy, "offload": offload}
         planned = device_memory(
-            memory.traces, strategy, "bf16-mixed", 1, on_gpu=machine.on_gpu, offload=offload
+            plan.memory.traces, strategy, "bf16-mixed", 1, on_gpu=machine.on_gpu, offload=offload
         )
         try:
             with MeasuredRun(profiled, f"{strategy} {offload}", **changed) as run:
@@ -343,6 +342,7 @@ def transformer(machine: Machine) -> Iterator[str]:
             yield f"| {strategy} | {offload or 'none'} | {_in_a_line(error)} | | | |"
             continue
         step = statistics.median(each.step_ms for each in rounds)
+        flop = flop_of_step(profiled, rounds)
         peak = rounds[-1].gpu_peak_bytes
         yield (
             f"| {strategy} | {offload or 'none'} | {step:,.0f} ms "
