@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from slipway.config.params import parse_params, value_at
 from slipway.data.augmentation.plan import NEUTRAL
-from slipway.data.rules.class_names import listed_variants, variants
+from slipway.data.rules.class_names import listed_variants, misspellings, variants
 from slipway.data.tables.cells import GOOD, typed_column
 from slipway.data.tables.hints import written_as
 from slipway.data.tables.target_copies import ColumnScore, best_score
@@ -131,6 +131,7 @@ class _Draft:
     content: dict[str, Any] = field(default_factory=template_content)
     reasons: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    learned: dict[str, int] = field(default_factory=dict)  # rows of each class that is trained
 
     @property
     def kind(self) -> TaskKind:
@@ -233,6 +234,7 @@ class _Draft:
         return {name: round(number * factor) for name, number in counts.items()}
 
     def _classes(self) -> None:
+        self._missing_labels()
         counts = self.class_counts()
         found = {} if self.choice.label_columns else variants(counts)
         if found:
@@ -244,6 +246,13 @@ class _Draft:
             for name, number in counts.items():
                 joined[found.get(name, name)] += number
             counts = dict(joined)
+        if slips := {} if self.choice.label_columns else misspellings(counts):
+            meant = self.content["data"]["label_map"] | slips
+            self.warnings.append(
+                f"classes that may be misspelt: {listed_variants(slips, counts)}. If they are, "
+                f"set data.label_map to {in_one_line(meant)}"
+            )
+        self.learned = counts
         is_given = bool(self.summary.given or self.choice.roles.split)
         tiny = {n: rows for n, rows in counts.items() if rows < _MIN_CLASS_ROWS and not is_given}
         shown = ", ".join(f"{name!r} ({rows} rows)" for name, rows in list(tiny.items())[:5])
@@ -251,6 +260,7 @@ class _Draft:
         may_leave_out = len(counts) - len(tiny) > 1 and not self.kind.target.several
         if tiny and may_leave_out and num_tiny < allowed * sum(counts.values()):
             kept = [name for name in counts if name not in tiny]
+            self.learned = {name: counts[name] for name in kept}
             self.set("data.classes", kept, f"without {shown}: too few rows for three splits")
             self.warnings.append(
                 f"left out classes with too few rows for train, val and test: {shown}. Add rows, "
@@ -266,6 +276,19 @@ class _Draft:
             self.warnings.append(
                 f"classes with fewer than {_FEW_CLASS_ROWS} rows, whose figures will be rough: "
                 f"{', '.join(few[:5])}{', ...' if len(few) > 5 else ''}"
+            )
+
+    def _missing_labels(self) -> None:
+        target, allowed = self.choice.target, self.content["clean"]["max_bad_fraction"]
+        if target is None or self.choice.label_columns or not target.missing_fraction:
+            return
+        text = f"{target.name!r} has no value in {target.missing_fraction:.1%} of the rows, which"
+        if target.missing_fraction <= allowed:
+            self.warnings.append(f"{text} `clean` refuses")
+        else:
+            self.warnings.append(
+                f"{text} is more than clean.max_bad_fraction, {allowed:.0%}. The run will stop "
+                "there: remove these rows, or raise it"
             )
 
     # Rows ----------------------------------------------------------------------------------------
@@ -298,7 +321,7 @@ class _Draft:
         if self.kind.target.several:
             gate: ProposedGate = label_gate(self._set_counts(), num_test)
         elif self.kind.target.has_classes:
-            gate = class_gate(self.class_counts(), num_test)
+            gate = class_gate(self.learned, num_test)
             if gate.metric == "balanced_accuracy":
                 self.set("train.class_weights", "balanced", "so that rare classes count")
         else:

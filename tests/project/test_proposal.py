@@ -215,6 +215,34 @@ def test_init_proposes_to_merge_spellings_of_one_class(tmp_path: Path) -> None:
     assert table(tmp_path, f"x,label\n{rows}").params["data"]["label_map"] == {"Cat": "cat"}
 
 
+def test_baseline_of_the_gate_counts_spellings_of_one_class_once(tmp_path: Path) -> None:
+    rows = "".join(
+        f"{i % 7},{'Yes' if i % 90 == 0 else 'yes' if i % 9 == 0 else 'no'}\n" for i in range(900)
+    )
+    proposal = table(tmp_path, "x,label\n" + rows)
+    assert proposal.params["data"]["label_map"] == {"Yes": "yes"}
+    assert "the majority class alone has 0.500" in proposal.reasons["evaluate.gates"]
+
+
+def test_init_warns_of_a_class_that_may_be_misspelt(tmp_path: Path) -> None:
+    rows = "".join(
+        f"{i % 7},{'noo' if i % 90 == 0 else 'yes' if i % 3 else 'no'}\n" for i in range(900)
+    )
+    found = " ".join(table(tmp_path, "x,label\n" + rows).warnings)
+    assert "classes that may be misspelt: 'noo' (10 rows) and 'no' (290)" in found
+    assert "data.label_map to {noo: 'no'}" in found
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [(50, "2.0% of the rows, which `clean` refuses"), (5, "20.0% of the")]
+)
+def test_init_warns_of_rows_without_a_label(every: int, expected: str, tmp_path: Path) -> None:
+    rows = "".join(f"{i % 7},{'' if i % every == 0 else 'ab'[i % 2]}\n" for i in range(400))
+    found = " ".join(table(tmp_path, "x,label\n" + rows).warnings)
+    assert f"'label' has no value in {expected}" in found
+    assert ("The run will stop there" in found) == (every == 5)
+
+
 def test_init_warns_of_too_few_test_rows_for_a_gate(tmp_path: Path) -> None:
     rows = "\n".join(f"{n * 37 % 101},{n * 7.3 % 11:.3f}" for n in range(12))
     proposal = table(tmp_path, f"x,y\n{rows}")

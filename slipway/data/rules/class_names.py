@@ -1,8 +1,9 @@
 """Finds class names that are spellings of the same word.
 
-Spellings differ in case, spaces, hyphens or Unicode form.
+Spellings differ in case, spaces, hyphens or Unicode form. Misspellings differ in a letter or two.
 """
 
+import difflib
 import re
 import unicodedata
 from collections import defaultdict
@@ -12,6 +13,8 @@ from slipway.config.mistakes import as_yaml
 
 _IMBALANCE = 10  # times as many rows in the largest class as in the smallest
 _MAX_SHOWN = 5
+_RARE_ROWS = 20  # a class with as many rows is no slip of the keyboard
+_ALIKE = 0.8  # least ratio of `difflib`: "noo" and "no" have it, "cat" and "car" do not
 
 
 def variants(counts: Mapping[str, int]) -> dict[str, str]:
@@ -30,6 +33,21 @@ def variants(counts: Mapping[str, int]) -> dict[str, str]:
     return meant
 
 
+def misspellings(counts: Mapping[str, int]) -> dict[str, str]:
+    """Map each rare name without digits to the most similar one, if that has ten times its rows.
+
+    `counts` is the number of rows by class.
+    """
+    meant = {}
+    for name, rows in counts.items():
+        if rows >= _RARE_ROWS or any(map(str.isdigit, name)):
+            continue
+        larger = [other for other in counts if counts[other] >= _IMBALANCE * rows]
+        if near := difflib.get_close_matches(name, larger, 1, _ALIKE):
+            meant[name] = near[0]
+    return meant
+
+
 def class_hints(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list[str]:
     """Return hints on classes that are probably the same, and on imbalance.
 
@@ -43,6 +61,13 @@ def class_hints(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list
         hints.append(
             f"classes that differ only in spelling: {shown}. If they are one, put this under data "
             f"in params.yaml:\n  label_map: {as_yaml(mapped | found)}"
+        )
+    joined = {name: rows for name, rows in counts.items() if name not in found}
+    if slips := misspellings(joined):
+        mapped = {name: slips.get(meant, meant) for name, meant in label_map.items()}
+        hints.append(
+            f"classes that may be misspelt: {listed_variants(slips, counts)}. If they are, put "
+            f"this under data in params.yaml:\n  label_map: {as_yaml(mapped | found | slips)}"
         )
     largest, smallest = (
         max(counts, key=lambda name: counts[name]),

@@ -1,6 +1,6 @@
 import yaml
 
-from slipway.data.rules.class_names import class_hints, variants
+from slipway.data.rules.class_names import class_hints, misspellings, variants
 
 
 def test_spellings_of_one_word_are_mapped_to_the_most_frequent_one() -> None:
@@ -33,3 +33,13 @@ def test_the_proposed_label_map_maps_each_name_to_its_final_spelling() -> None:
     (hint,) = class_hints({"Cat": 4, "cat": 5}, {"kat": "Cat"})
     pasted = yaml.safe_load(hint.partition("params.yaml:\n")[2])
     assert pasted == {"label_map": {"kat": "cat", "Cat": "cat"}}
+
+
+def test_a_rare_name_close_to_a_frequent_one_may_be_misspelt() -> None:
+    counts = {"setosa": 300, "setossa": 2, "virginica": 250, "class 1": 400, "class 2": 3}
+    assert misspellings(counts) == {"setossa": "setosa"}
+    assert misspellings({"setosa": 300, "setossa": 40}) == {}
+    hint = class_hints({"no": 90, "noo": 3, "No": 2}, {})[1]
+    assert hint.startswith("classes that may be misspelt: 'noo' (3 rows) and 'no' (90)")
+    pasted = yaml.safe_load(hint.partition("params.yaml:\n")[2])
+    assert pasted == {"label_map": {"No": "no", "noo": "no"}}
