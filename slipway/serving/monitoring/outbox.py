@@ -132,7 +132,7 @@ class Forwarder:
     def _work(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._closing.wait(min(MAX_WAIT_S, DELIVER_S * 2**self._failures))
+            is_last = self._closing.wait(min(MAX_WAIT_S, DELIVER_S * 2 ** min(self._failures, 9)))
             try:
                 self.work_once()
             except LockedError:

@@ -101,6 +101,18 @@ def test_full_outbox_refuses_labels_and_drops_the_oldest_predictions(
         assert (result.joined, result.duplicate) == (False, False)
 
 
+def test_feedback_is_delivered_again_after_days_without_the_database(
+    service: Callable[[str, str], Service],
+) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    one = service("one", NOBODY)
+    one.predict("a")
+    one.forwarder._failures = 10_000  # in a row, two in a minute
+    one.forwarder._closing.set()
+    one.forwarder._work()  # the pause before the next attempt is no number that is too large
+    assert one.forwarder._failures == 10_001
+
+
 def test_error_for_an_invalid_database_address_hides_its_password() -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     for wrong in ("postgresql://me:secret@host/x?no=1", "user=me password=secret x"):

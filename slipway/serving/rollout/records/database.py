@@ -165,8 +165,7 @@ def apply(
         after = after.changed(revision=stored.revision + 1)
         _store(connection, after)
         new = [event for event in after.events if event.number > stored.num_events]
-        last = last_entry(connection)
-        drafts = drafts_of(folder, after, new, last.stable if last else None)
+        drafts = drafts_of(folder, after, new, _stable(connection, stored))
         append(connection, [(f"event-{draft['event']}", draft) for draft in drafts])
     return after, waiting
 
@@ -242,6 +241,19 @@ def last_entry(connection: SqlConnection, service: str | None = None) -> Entry |
         f"SELECT line FROM history {condition} ORDER BY number DESC LIMIT 1", values
     ).fetchone()
     return Entry.model_validate_json(row[0]) if row else None
+
+
+def _stable(connection: SqlConnection, rollout: Rollout) -> Served | None:
+    """Return the model that the services serve, as the history describes it.
+
+    The entry of a service's start may join late, and then names an older model. Only SLIPWAY_BUNDLE
+    is described by such entries.
+    """
+    condition = "WHERE service = ''" if rollout.stable else ""
+    row = connection.execute(
+        f"SELECT line FROM history {condition} ORDER BY number DESC LIMIT 1"
+    ).fetchone()
+    return Entry.model_validate_json(row[0]).stable if row else None
 
 
 def append(connection: SqlConnection, drafts: Sequence[tuple[str, Draft]]) -> None:

@@ -26,6 +26,7 @@ from slipway.serving.rollout.records.model_files import (
     fetch,
     models_of,
     publish,
+    published_folders,
     remove_unnamed,
 )
 from slipway.serving.rollout.reports import write_others
@@ -85,7 +86,6 @@ class Follower:
         self._url = url
         self._database = SharedDatabase(url, TABLES, ROLLOUT)
         self._was_seen = False
-        self._published: set[str] = set()  # folders of the models that are in the database
         self._last_event = read_rollout(state).num_events
         self._tidied = time.monotonic()
         self._failures = 0  # failed rounds in a row
@@ -103,7 +103,7 @@ class Follower:
     def _work(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._closing.wait(min(_MAX_WAIT_S, FOLLOW_S * 2**self._failures))
+            is_last = self._closing.wait(min(_MAX_WAIT_S, FOLLOW_S * 2 ** min(self._failures, 9)))
             try:
                 self.work_once()
             except LockedError:
@@ -133,9 +133,10 @@ class Follower:
             with self._database.transaction(_LIMIT_S) as connection:
                 rollout, waiting = apply(connection, self._state, lambda now: now)
                 others = exchange_reports(connection, self._state, rollout, was_seen=self._was_seen)
+                published = published_folders(connection)
             self._was_seen = True
             write_others(self._state, others)
-            self._publish_missing(rollout)
+            self._publish_missing(rollout, published)
             self._require_newer(rollout)
             _fetch_missing(self._url, self._state, rollout, is_locked=False)
             settle(self._state, rollout, waiting)
@@ -144,12 +145,12 @@ class Follower:
                 remove_unnamed(self._url, rollout)
                 self._tidied = time.monotonic()
 
-    def _publish_missing(self, rollout: Rollout) -> None:
+    def _publish_missing(self, rollout: Rollout, published: set[str]) -> None:
         """Upload the state's models that only this service has, such as older ones."""
+        missing = missing_models(self._state, rollout) | published
         for model in models_of(rollout):
-            if model.folder not in self._published:
+            if model.folder not in missing:
                 publish(self._url, self._state, model)
-                self._published.add(model.folder)
 
     def _require_newer(self, rollout: Rollout) -> None:
         own = read_rollout(self._state)

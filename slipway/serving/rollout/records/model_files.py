@@ -13,6 +13,7 @@ from slipway.serving.rollout.records.database import database_time, shared_trans
 from slipway.serving.rollout.state import Model, Rollout, RolloutError
 from slipway.serving.rollout.store import copy_folder, rehearsal_mark
 from slipway.system import files
+from slipway.traffic.postgres import SqlConnection
 
 _PART_BYTES = 4 << 20
 _UNNAMED_S = 3600.0  # an unnamed model stays so long: a command may be about to name it
@@ -25,30 +26,51 @@ def models_of(rollout: Rollout) -> list[Model]:
     return list({model.folder: model for model in named if model}.values())
 
 
+def published_folders(connection: SqlConnection) -> set[str]:
+    """Return the folders of the models that the database has."""
+    return {folder for (folder,) in connection.execute("SELECT folder FROM models").fetchall()}
+
+
 def publish(url: str, state: Path, model: Model) -> None:
     """Upload the copy of a model, unless the database has it or this service does not."""
-    place = copy_folder(state, model)
+    place, mark = copy_folder(state, model), rehearsal_mark(state, model)
     with shared_transaction(url) as connection:
-        query = "SELECT 1 FROM models WHERE folder = ?"
-        if connection.execute(query, (model.folder,)).fetchone() or not place.exists():
-            return
-    mark, digests = rehearsal_mark(state, model), {}
-    for path in sorted(place.rglob("*")):
-        if not path.is_file() or path == mark:
-            continue
-        digest = digests[path.relative_to(place).as_posix()] = files.sha256_file(path)
-        with path.open("rb") as file:
-            for part, content in enumerate(iter(lambda: file.read(_PART_BYTES), b"")):
-                with shared_transaction(url) as connection:  # short, so that others take turns
-                    connection.execute(
-                        "INSERT INTO parts VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-                        (digest, part, content),
-                    )
-    with shared_transaction(url) as connection:
-        connection.execute(
-            "INSERT INTO models VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-            (model.folder, database_time(connection), json.dumps(digests)),
-        )
+        # The new time keeps the model until the state names it.
+        is_known = connection.execute(
+            "UPDATE models SET added = ? WHERE folder = ? RETURNING folder",
+            (database_time(connection), model.folder),
+        ).fetchone()
+    if is_known or not place.exists():
+        return
+    paths = [path for path in sorted(place.rglob("*")) if path.is_file() and path != mark]
+    digests = {path: files.sha256_file(path) for path in paths}
+    named = {path.relative_to(place).as_posix(): digest for path, digest in digests.items()}
+    is_listed = False
+    while not is_listed:  # meanwhile another service may remove a file that an older model had
+        for path, digest in digests.items():
+            _upload(url, path, digest)
+        with shared_transaction(url) as connection:
+            counted = connection.execute("SELECT sha256, count(*) FROM parts GROUP BY sha256")
+            found = dict(counted.fetchall())
+            is_listed = all(
+                found.get(digest, 0) == -(-path.stat().st_size // _PART_BYTES)
+                for path, digest in digests.items()
+            )
+            if is_listed:
+                connection.execute(
+                    "INSERT INTO models VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                    (model.folder, database_time(connection), json.dumps(named)),
+                )
+
+
+def _upload(url: str, path: Path, digest: str) -> None:
+    with path.open("rb") as file:
+        for part, content in enumerate(iter(lambda: file.read(_PART_BYTES), b"")):
+            with shared_transaction(url) as connection:  # short, so that others take turns
+                connection.execute(
+                    "INSERT INTO parts VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                    (digest, part, content),
+                )
 
 
 def fetch(url: str, state: Path, model: Model) -> None:
@@ -69,10 +91,26 @@ def fetch(url: str, state: Path, model: Model) -> None:
             if not path.resolve().is_relative_to(folder.resolve()):
                 raise RolloutError(f"model {model.version} has the file {name!r}, outside of it.")
             path.parent.mkdir(parents=True, exist_ok=True)
-            _fetch_file(url, path, digest, f"{name} of model {model.version}")
+            found = _fetch_file(url, path, digest)
+            if found != digest:
+                _discard(url, model, digest)
+                raise RolloutError(
+                    f"{name} of model {model.version} in SLIPWAY_DATABASE_URL has the SHA-256 "
+                    f"{found}, expected {digest}: it was changed, and is discarded. A running "
+                    "service with this model uploads it again; otherwise propose the model again "
+                    "from its bundle."
+                )
 
 
-def _fetch_file(url: str, path: Path, digest: str, what: str) -> None:
+def _discard(url: str, model: Model, digest: str) -> None:
+    """Remove a damaged file and the entry of its model, so that it can be uploaded again."""
+    with shared_transaction(url) as connection:
+        connection.execute("DELETE FROM models WHERE folder = ?", (model.folder,))
+        connection.execute("DELETE FROM parts WHERE sha256 = ?", (digest,))
+
+
+def _fetch_file(url: str, path: Path, digest: str) -> str:
+    """Write the parts of a file to `path`. Returns the SHA-256 of its content."""
     found = hashlib.sha256()
     with path.open("wb") as file:
         for part in range(1 << 31):
@@ -84,11 +122,7 @@ def _fetch_file(url: str, path: Path, digest: str, what: str) -> None:
                 break
             found.update(row[0])
             file.write(row[0])
-    if found.hexdigest() != digest:
-        raise RolloutError(
-            f"{what} in SLIPWAY_DATABASE_URL has the SHA-256 {found.hexdigest()}, expected "
-            f"{digest}: it was changed. Propose the model again from its bundle."
-        )
+    return found.hexdigest()
 
 
 def remove_unnamed(url: str, rollout: Rollout) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from slipway.serving.rollout.history import change_rollout, record_served, retur
 from slipway.serving.rollout.records.database import (
     WAITING,
     add_waiting,
+    apply,
     read_recorded,
     read_waiting,
     service_name,
@@ -33,7 +35,7 @@ from slipway.serving.rollout.reports import (
 from slipway.serving.rollout.state import EMPTY, Model, Rollout, RolloutError, read_rollout
 from slipway.serving.rollout.store import copy_folder
 from slipway.system.errors import UnavailableError
-from slipway.traffic.postgres import DATABASE_URL
+from slipway.traffic.postgres import DATABASE_URL, SqlConnection
 from tests.serving.monitoring.postgres import Postgres, cluster, filled, small_cluster
 
 VERSION = "0123456789ab"
@@ -98,10 +100,18 @@ def postgres() -> Iterator[Postgres]:
         yield found
 
 
-def write_copy(state: Path, model: Model) -> Path:
+@pytest.fixture
+def empty(postgres: Postgres) -> Postgres:
+    """The database without the rollouts of other tests."""
+    with shared_transaction(postgres.url) as connection:
+        connection.execute("DROP SCHEMA slipway_rollout CASCADE")
+    return postgres
+
+
+def write_copy(state: Path, model: Model, size: int = 1000) -> Path:
     place = copy_folder(state, model)
     (place / "bundle").mkdir(parents=True)
-    (place / "bundle/model.onnx").write_bytes(os.urandom(5 << 20))  # two parts
+    (place / "bundle/model.onnx").write_bytes(os.urandom(size))
     (place / "certificate.json").write_text("{}")
     (place / "tried").touch()
     return place
@@ -122,6 +132,18 @@ def change_at_once(services: list[Service], changes_each: int) -> None:
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     main(list(arguments))
     return capsys.readouterr().out
+
+
+def test_service_follows_again_after_days_without_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    monkeypatch.setenv(DATABASE_URL, "postgresql://nobody@127.0.0.1:1/none")
+    follower = Service(tmp_path / "one").follower
+    follower._failures = 10_000  # in a row, two in a minute
+    follower._closing.set()
+    follower._work()  # the pause before the next attempt is no number that is too large
+    assert follower._failures == 10_001
 
 
 @pytest.mark.process
@@ -238,7 +260,7 @@ def test_services_fetch_a_models_files_only_if_they_are_unchanged(
     tmp_path: Path, postgres: Postgres
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    copy = write_copy(first, OTHER)
+    copy = write_copy(first, OTHER, 5 << 20)  # two parts
     with pytest.raises(RolloutError, match="has no files of model dddddddddddd"):
         fetch(postgres.url, second, OTHER)
     publish(postgres.url, first, OTHER)
@@ -262,6 +284,69 @@ def test_services_fetch_a_models_files_only_if_they_are_unchanged(
         connection.execute("UPDATE models SET added = 0")
     remove_unnamed(postgres.url, EMPTY)
     assert postgres.fetch(parts) == [(0,)]
+
+
+@pytest.mark.process
+def test_models_are_uploaded_again_if_their_files_are_removed_or_changed(
+    tmp_path: Path, empty: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATABASE_URL, empty.url)
+    first = Service(tmp_path / "first")
+    old, new = (write_copy(first.state, model) for model in (OTHER, NEW))
+    publish(empty.url, first.state, OTHER)
+    with shared_transaction(empty.url) as connection:
+        connection.execute("UPDATE models SET added = 0")
+    # Both have one file in common. Another service removes the older model meanwhile.
+    (new / "bundle/model.onnx").write_bytes((old / "bundle/model.onnx").read_bytes())
+    calls = list[str]()
+
+    def removing(url: str) -> AbstractContextManager[SqlConnection]:
+        calls.append(url)
+        if len(calls) == 3:  # after the query and the first file
+            with shared_transaction(url) as connection:
+                connection.execute("DELETE FROM models WHERE added = 0")
+                connection.execute("DELETE FROM parts")
+        return shared_transaction(url)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{publish.__module__}.shared_transaction", removing)
+        publish(empty.url, first.state, NEW)
+    fetch(empty.url, tmp_path / "second", NEW)
+
+    # A running service replaces a changed file of a model that the state names.
+    change_rollout(first.state, with_canary)
+    with shared_transaction(empty.url) as connection:
+        connection.execute("UPDATE parts SET content = ? WHERE length(content) > 2", (b"x",))
+    with pytest.raises(RolloutError, match="uploads it again"):
+        fetch(empty.url, tmp_path / "third", NEW)
+    first.follows()
+    fetch(empty.url, tmp_path / "third", NEW)
+
+    # A model that a command is about to name stays, however old its upload is.
+    with shared_transaction(empty.url) as connection:
+        connection.execute("UPDATE models SET added = 0")
+    publish(empty.url, first.state, NEW)
+    remove_unnamed(empty.url, EMPTY)
+    fetch(empty.url, tmp_path / "fourth", NEW)
+
+
+@pytest.mark.process
+def test_start_that_joins_late_does_not_change_the_stable_model_of_later_events(
+    tmp_path: Path, empty: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATABASE_URL, empty.url)
+    first, second = (Service(tmp_path / name) for name in ("first", "second"))
+    second.starts()  # the entry waits
+    write_copy(first.state, NEW)
+    change_rollout(first.state, with_canary)
+    change_rollout(first.state, lambda now: now.ended("promoted", "better"))
+    with shared_transaction(empty.url) as connection:
+        apply(connection, second.state, lambda now: now)
+    change_rollout(first.state, refused("later"))
+    entries = read_recorded(first.state).entries
+    assert [one.what for one in entries] == ["proposed", "promoted", "started", "refused"]
+    stable = [one.stable.version for one in entries if one.stable]
+    assert stable == [NEW.version, VERSION, NEW.version]
 
 
 def change_often(service: Service) -> None:
