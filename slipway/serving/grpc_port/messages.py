@@ -62,7 +62,7 @@ def http_body(request: service_pb2.ModelInferRequest) -> tuple[bytes, int]:
             field="inputs.contents",
         )
     head: dict[str, Any] = {
-        "parameters": {"binary_data_output": True, **_parameters(request.parameters)},
+        "parameters": {**_parameters(request.parameters), "binary_data_output": True},
         "inputs": [
             {
                 "name": tensor.name,
@@ -79,7 +79,7 @@ def http_body(request: service_pb2.ModelInferRequest) -> tuple[bytes, int]:
         head["outputs"] = [
             {
                 "name": output.name,
-                "parameters": {"binary_data": True, **_parameters(output.parameters)},
+                "parameters": {**_parameters(output.parameters), "binary_data": True},
             }
             for output in request.outputs
         ]

@@ -1,6 +1,7 @@
 """The Open Inference Protocol over gRPC: Triton's client, limits, and malformed messages."""
 
 import asyncio
+import json
 import random
 import re
 import struct
@@ -327,6 +328,16 @@ def test_tensor_contents_that_do_not_fit_their_datatype_are_refused(
     getattr(tensor.contents, field).extend(values)
     with pytest.raises(Refusal, match=words):
         http_body(request)
+
+
+@pytest.mark.unit
+def test_grpc_call_cannot_ask_for_outputs_as_json() -> None:
+    asked = service_pb2.ModelInferRequest()
+    asked.parameters["binary_data_output"].bool_param = False
+    asked.outputs.add(name="probabilities").parameters["binary_data"].bool_param = False
+    head = json.loads(http_body(asked)[0])
+    assert head["parameters"] == {"binary_data_output": True}
+    assert head["outputs"] == [{"name": "probabilities", "parameters": {"binary_data": True}}]
 
 
 @pytest.mark.unit
