@@ -141,7 +141,7 @@ class LoopProject(ObservedProject):
             "answered": (place / "answered.json").as_posix(),
             "sha256": files.sha256_file(out),
             "rows": len(collected.items),
-            "recent_from": keys.count("") if since else None,  # without drift all rows describe it
+            "recent_from": keys.count("") if since else None,  # without drift, as in the base data
             "left_out": dict(collected.left_out),
             "labels_of_refused_keys": len(every) - len(labels),
             "refused_keys": [record.model_dump() for record in refused],

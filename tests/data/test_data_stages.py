@@ -346,7 +346,7 @@ def test_clean_reports_the_first_recent_row_of_merged_data(tmp_path: Path) -> No
     images = pa.array(
         [{"bytes": picture(seed, size_px=16), "path": None} for seed in range(40)], IMAGE_TYPE
     )
-    mark = MergeReport(num_base=30, added=[*range(10)]).recent_mark(4)
+    mark = MergeReport(num_base=30, added=[*range(10)]).recent_mark(4, tmp_path)
     merged = pa.table({"image": images, "label": ["cat", "dog"] * 20})
     pq.write_table(merged.replace_schema_metadata(mark), tmp_path / "next.parquet")
     prepare(tmp_path, tmp_path / "next.parquet")

@@ -52,7 +52,8 @@ def merge(data: DataParams, new: Path, out: Path, recent_from: int | None = None
 
     Args:
         recent_from: the rows of `new` from this index on describe the present traffic. The drift
-            reference of a model that is trained on `out` is made of them; None: of all rows.
+            reference of a model that is trained on `out` is made of them. None: all rows of `new`,
+            and those of `data.path` from its own first recent row on; without one, all rows.
     """
     if data.sources is not None:
         raise DataError(

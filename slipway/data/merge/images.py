@@ -91,7 +91,7 @@ def merge_images(
         for source in (base_rows(), added_rows()):
             while batch := list(islice(source, _BATCH_ROWS)):
                 writer.write_table(pa.Table.from_pylist(batch, schema))
-        writer.add_key_value_metadata(report.recent_mark(recent_from))
+        writer.add_key_value_metadata(report.recent_mark(recent_from, Path(data.path)))
     return report
 
 

@@ -26,15 +26,19 @@ class MergeReport:
     conflicts: list[str] = field(default_factory=list)  # base rows with another label: both stay
     omitted: list[str] = field(default_factory=list)  # parts of the base data that are not written
 
-    def recent_mark(self, recent_from: int | None) -> dict[bytes, bytes]:
-        """Return the metadata of the merged file; empty for None.
+    def recent_mark(self, recent_from: int | None, base: Path) -> dict[bytes, bytes]:
+        """Return the metadata of the merged file; empty without a first recent row.
 
-        `recent_from` is the index of the first recent row among the new rows, the older ones first.
+        Args:
+            recent_from: the index of the first recent row among the new rows, the older ones first;
+                None: the new rows continue those that the mark of `base` calls recent.
+            base: the file of the base rows.
         """
         if recent_from is None:
-            return {}
-        first = self.num_base + sum(index < recent_from for index in self.added)
-        return {_RECENT: str(first).encode()}
+            first = read_recent_mark(base)
+        else:
+            first = self.num_base + sum(index < recent_from for index in self.added)
+        return {} if first is None else {_RECENT: str(first).encode()}
 
 
 def read_recent_mark(path: Path) -> int | None:

@@ -86,7 +86,7 @@ def merge_tables(
     columns[COLLECTED] = pa.array([*was_collected, *[True] * len(added.indices)])
     report.omitted += [f"row {number} of {data.path}: {what}" for number, what in base.malformed]
     with files.new_file(out, files.PRIVATE) as file:
-        mark = report.recent_mark(recent_from)
+        mark = report.recent_mark(recent_from, Path(data.path))
         pq.write_table(pa.table(columns).replace_schema_metadata(mark or None), file)
     return report
 
