@@ -38,7 +38,7 @@ class Server:
         """Return the process id of the first worker."""
         return self.workers()[0]
 
-    def wait(self, path: str = "/readyz", status: int = 200, seconds: float = 30) -> float:
+    def wait(self, path: str = "/readyz", status: int = 200, seconds: float = 60) -> float:
         """Wait until `path` responds with `status`. Returns the seconds."""
         started = time.monotonic()
         while time.monotonic() - started < seconds:

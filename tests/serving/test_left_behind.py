@@ -31,7 +31,7 @@ def form(*images: bytes) -> bytes:
 async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
     """Return the objects of Slipway's code in reference cycles that `work` leaves behind."""
     gc.collect()
-    gc.freeze()  # what other tests hold is not searched again
+    gc.freeze()  # what other tests hold is not searched again, here and in later tests
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -45,7 +45,6 @@ async def found_after(work: Callable[[], Awaitable[Any]]) -> list[str]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
-        gc.unfreeze()
         gc.enable()
 
 
