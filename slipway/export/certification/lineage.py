@@ -10,9 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from slipway.artifacts.bundle import DataSource, Lineage
+from slipway.config.params import parse_yaml
 from slipway.runtimes.cpu_int8 import int8_instructions
 from slipway.runtimes.runtime import describe_session, this_machine, why_unavailable
 from slipway.system import files
@@ -109,7 +108,11 @@ def _raw_data(stages: dict[str, Any], params: dict[str, Any]) -> DataSource | No
 def _locked_stages(lock: Path) -> dict[str, Any]:
     if not lock.exists():
         return {}
-    content = yaml.safe_load(lock.read_text())
+    try:
+        # DVC writes YAML 1.2, in which the class names yes and no are words without quotes.
+        content = parse_yaml(lock.read_bytes(), lock.name)
+    except ValueError as error:
+        raise SchemaError(f"{error} Restore {lock} with git, or remove it.") from error
     if not isinstance(content, dict) or not isinstance(content.get("stages"), dict):
         raise SchemaError(
             f"{lock} has no stages, expected the file that dvc writes. "
