@@ -5,9 +5,8 @@ export BASH_ENV := $(CURDIR)/env.sh
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 TESTS ?= tests
-# One process more than cores: some tests wait for a socket or a disk.
+# One process more than cores: some tests wait for a socket, a disk or a process.
 ON_EVERY_CORE = --numprocesses $$(($$(nproc) + 1)) --dist loadfile
-BY_TWO = --numprocesses 2 --dist loadfile # each of these tests starts processes of its own
 
 .PHONY: install
 install: ## build the private environment in .venv
@@ -34,7 +33,7 @@ ladder: install ## measure what each step from a naive training to ZeRO-2 gains 
 .PHONY: test
 test: install ## run the unit and process tiers of the tests: every rule, with real processes
 	python -m pytest -m unit $(ON_EVERY_CORE) $(TESTS)
-	python -m pytest -m process $(BY_TWO) $(TESTS)
+	python -m pytest -m process $(ON_EVERY_CORE) $(TESTS)
 
 .PHONY: nightly
 nightly: install ## run the nightly tier: further cases, load, measured times; about an hour
