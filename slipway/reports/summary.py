@@ -13,7 +13,7 @@ from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Certificate, read_certificate
 from slipway.artifacts.gates import not_passed
 from slipway.config.command import run_stage
-from slipway.kinds.registry import kind_of
+from slipway.kinds.registry import are_trees, kind_of
 from slipway.reports.console import baseline_cells, interval, number, text_table
 from slipway.reports.evaluation.record import read_metrics
 from slipway.system.errors import CertificateError, GateMissedError, SchemaError
@@ -51,7 +51,7 @@ def summary(root: Path) -> str:
         f"model {bundle.version}, {bundle.manifest.task}, {certificate.status}, "
         f"gates {certificate.gates}",
         _rows(root),
-        _metrics(root, bundle),
+        _metrics(root, bundle, certificate),
         *_hints(root, bundle.manifest.lineage.params.get("train") or {}),
     ]
     if not not_passed(certificate.gate_results):
@@ -103,7 +103,7 @@ def _hints(root: Path, train: Mapping[str, Any]) -> list[str]:
     rows, hints = {name: split["rows"] for name, split in splits.items()}, []
     epochs, batch = train.get("epochs", 0), train.get("batch_size", 0)
     steps = epochs * (rows["train"] // batch) if batch else 0
-    if 0 < steps < _FEW_STEPS:
+    if 0 < steps < _FEW_STEPS and not are_trees(train.get("network", "")):
         hints.append(
             f"  {steps} optimizer steps in {epochs} epochs are few: below about {_FEW_STEPS} a "
             "network\n  rarely ends its learning. Raise train.epochs, or lower train.batch_size."
@@ -122,10 +122,11 @@ def _hints(root: Path, train: Mapping[str, Any]) -> list[str]:
     return ["\n".join(["hints", *hints])] if hints else []
 
 
-def _metrics(root: Path, bundle: LoadedBundle) -> str:
+def _metrics(root: Path, bundle: LoadedBundle, certificate: Certificate) -> str:
     target, baseline = kind_of(bundle.manifest.task).target, bundle.manifest.baseline
     metrics = read_metrics(root / "metrics/evaluate.json")
-    shown = {name: metrics[name] for name in target.summary_metrics}
+    gated = [gate.name for gate in certificate.gate_results if gate.name in metrics]
+    shown = {name: metrics[name] for name in (*target.summary_metrics, *gated)}
     rows = [
         [
             name,

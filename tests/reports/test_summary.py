@@ -179,6 +179,36 @@ def test_summary_hints_at_too_few_optimizer_steps(tmp_path: Path) -> None:
     assert "hints" not in summary(tmp_path)
 
 
+def test_summary_has_no_hint_at_optimizer_steps_for_trees(tmp_path: Path) -> None:
+    train = {"network": "lightgbm", "epochs": 4, "batch_size": 128}
+    write_run(tmp_path, "image_classification", HOPS, train=train)
+    assert "hints" not in summary(tmp_path)
+
+
+def test_summary_shows_each_metric_with_a_gate(tmp_path: Path) -> None:
+    gates = [
+        GateResult(
+            name=name,
+            key=f"evaluate.gates.{name}",
+            where="",
+            is_of_slice=False,
+            min=0.1,
+            max=None,
+            measured=metric(0.4351),
+            remark="",
+        )
+        for name in ("balanced_accuracy", "my_own")
+    ]
+    write_run(tmp_path, "image_classification", HOPS, gates)
+    path = tmp_path / "metrics/evaluate.json"
+    measured = json.loads(path.read_text())["metrics"]
+    measured.append({"name": "balanced_accuracy", **metric(0.4351).model_dump()})
+    files.write_json(path, {"metrics": measured})
+    text = summary(tmp_path)
+    assert "balanced_accuracy  0.4351" in text
+    assert "my_own" not in text
+
+
 def test_summary_hints_at_too_few_test_rows(tmp_path: Path) -> None:
     write_run(tmp_path, "image_classification", HOPS)
     splits = {"splits": {"train": {"rows": 90}, "val": {"rows": 20}, "test": {"rows": 19}}}
