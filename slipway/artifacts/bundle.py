@@ -294,7 +294,7 @@ def load_bundle(root: Path) -> LoadedBundle:
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(
             f"{path} is missing: {root} is not a bundle. "
-            "Run `dvc repro`, or point SLIPWAY_BUNDLE at one."
+            "Run `slipway run`, or point SLIPWAY_BUNDLE at one."
         ) from None
     manifest = parse_record(
         Bundle, path, payload, BundleError, "Run `dvc repro export`, or copy the bundle again."

@@ -228,7 +228,7 @@ def _require_gates(certificate: Certificate, version: str) -> None:
     raise GateMissedError(
         f"model {version} did not pass its quality gates ({certificate.gates}): {shown}{more}. "
         "It may be shadowed, replayed and compared, but not served, canaried, released or packed. "
-        "Train a better model, or change the gate in params.yaml, then run `dvc repro`."
+        "Train a better model, or change the gate in params.yaml, then run `slipway run`."
     )
 
 

@@ -83,7 +83,9 @@ class SkippedBuild(EngineRequest):
     reason: str
 
 
-CPU_ONLY = "meant for the CPU only"  # the end of a reason that no other machine removes
+# Ends of reasons that no other machine removes.
+CPU_ONLY = "meant for the CPU only"
+NO_GRAPH = "the bundle has no such graph"
 
 
 def write_engine(root: Path, plan: bytes, engine_manifest: EngineManifest) -> None:
@@ -120,7 +122,7 @@ def read_engine_manifest(root: Path, digest: str | None = None) -> EngineManifes
     skipped_build = read_skipped_build(root)
     if skipped_build is not None:
         advice = "Run `dvc repro compile` on a machine with a GPU and TensorRT."
-        if skipped_build.reason.endswith(CPU_ONLY):
+        if skipped_build.reason.endswith((CPU_ONLY, NO_GRAPH)):
             advice = "No machine can build one."
         raise UnavailableError(f"{root} holds no engine: {skipped_build.reason}. {advice}")
     path = root / ENGINE_MANIFEST

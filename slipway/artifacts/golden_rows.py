@@ -25,7 +25,7 @@ FILE = "golden_rows.npz"
 _ROUNDING = {"fp32": 1e-5, "fp16": 4 * 2**-11, "int8": 4 * 2**-8}
 _SLACK = 4.0  # a guess: kernels of other providers round in other places
 _FALSE_ALARMS = 1e-3  # fraction of starts refused for flips if rows flip independently
-_ADVICE = "Run the certified files on a machine like the certified one, or run `dvc repro` here."
+_ADVICE = "Run the certified files on a machine like the certified one, or run `slipway run` here."
 
 
 class GoldenBudget(Contract):

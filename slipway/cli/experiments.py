@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def compare(
     elif as_csv:
         click.echo(comparison.csv(), nl=False)
     elif not html:
-        click.echo(comparison.text())
+        click.echo(comparison.text(shutil.get_terminal_size((100, 24)).columns))
 
 
 def _compare_two(names: tuple[str, ...], html: Path | None) -> None:

@@ -10,7 +10,7 @@ from slipway.config.params import read_content, read_yaml, value_at
 from slipway.system.errors import SchemaError
 
 PIPELINE = Path("dvc.yaml")
-RESTORE = "Restore it with git, or remove it and run `dvc repro`."
+RESTORE = "Restore it with git, or remove it and run `slipway run`."
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import csv
 import io
 import re
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ from slipway.system.errors import ParamsError
 
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
 _LONGEST_CAUSE = 200  # characters of a cause in a terminal
+_NARROWEST = 40  # columns of a wrapped line
+_PARAMS = "changed params"
+_NETWORK, _ARGUMENTS = "train.network", "train.network_arguments."
 _MISSING = object()  # stands for the value of a key that an experiment does not have
 
 
@@ -87,24 +91,34 @@ class Comparison:
             return None
         return self.gpu_hour * processes * record.seconds / 3600
 
-    def text(self) -> str:
-        """Return the table for a terminal, followed by one line for each failure."""
+    def text(self, width: int = 100) -> str:
+        """Return the table for a terminal of `width` columns, followed by the failures.
+
+        If the table is wider, the changed params follow it, wrapped.
+        """
         if not self.records:
             return "no experiment; `slipway run` makes one"
         columns, rows = self.cells()
+        table, params = text_table(columns, rows), []
+        if max(map(len, table.splitlines())) > width:
+            place = columns.index(_PARAMS)
+            params = [f"{row[0]}: {row[place]}" for row in rows if row[place]]
+            shown = [row[:place] + row[place + 1 :] for row in (columns, *rows)]
+            table = text_table(shown[0], shown[1:])
         causes = [
-            f"  {record.name} {record.ended}: {shortened(record.reason, _LONGEST_CAUSE)}"
+            f"{record.name} {record.ended}: {shortened(record.reason, _LONGEST_CAUSE)}"
             for record in self.records
             if record.reason
         ]
-        return "\n".join([text_table(columns, rows), *([""] if causes else []), *causes])
+        changed = f"{_PARAMS}:\n{_listed(params, width)}" if params else ""
+        return "\n\n".join(filter(None, [table, changed, _listed(causes, width)]))
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Return (column names, cells of each row)."""
         headlines = {record.results.headline for record in self.records if record.results}
         metric = headlines.pop() if len(headlines) == 1 else "metric"
         columns = [
-            *("name", "started", "status", "changed params", metric, "interval", "baseline"),
+            *("name", "started", "status", _PARAMS, metric, "interval", "baseline"),
             *("log loss", "seconds", "gates", "certificate"),
         ]
         rows = [self._cells(record) for record in self.records]
@@ -121,9 +135,7 @@ class Comparison:
         return columns, rows
 
     def _cells(self, record: ExperimentRecord) -> list[str]:
-        params = " ".join(
-            f"{key}={as_yaml(value)}" for key, value in self.changed_params(record).items()
-        )
+        params = self._changed_in_short(record)
         stage = f" to {record.stage}" if record.stage else ""
         cells = [record.name, _local(record.started), f"{record.ended}{stage}", params]
         results = record.results
@@ -131,7 +143,28 @@ class Comparison:
         cells += [number(found.value), interval(found)] if found else ["", ""]
         cells += [_number(results.baseline), _number(results.log_loss)] if results else ["", ""]
         cells.append("" if record.seconds is None else f"{record.seconds:.0f}")
-        return [*cells, *([results.gates, results.certificate] if results else ["", ""])]
+        return [*cells, *record.verdicts]
+
+    def _changed_in_short(self, record: ExperimentRecord) -> str:
+        """Format the params that differ; a changed network stands for its arguments.
+
+        Arguments that differ between experiments with the same network are named all the same.
+        """
+        changed = self.changed_params(record)
+        network = record.params.get(_NETWORK)
+        same = [other for other in self.every if other.params.get(_NETWORK) == network]
+        of_network = [key for key in changed if key.startswith(_ARGUMENTS)]
+        hidden = [
+            key
+            for key in of_network
+            if _NETWORK in changed and all(other.params.get(key) == changed[key] for other in same)
+        ]
+        words = {key: f"{key}={as_yaml(value)}" for key, value in changed.items()}
+        if len(hidden) > 1:
+            words = {key: text for key, text in words.items() if key not in hidden}
+            others = "other " if len(hidden) < len(of_network) else ""
+            words[_NETWORK] += f" with its {len(hidden)} {others}arguments"
+        return "; ".join(words.values())
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the rows for JSON, with full precision."""
@@ -141,6 +174,7 @@ class Comparison:
                 "started": record.started,
                 "status": record.ended,
                 "cause": record.reason,
+                "ended_at": record.ended_at,
                 "stage": record.stage,
                 "seconds": record.seconds,
                 "cost": self.cost(record),
@@ -295,6 +329,22 @@ def _equal(value: Any, expected: str) -> bool:
         return float(value) == float(expected)
     except (TypeError, ValueError):
         return False
+
+
+def _listed(lines: Sequence[str], width: int) -> str:
+    """Wrap each line to `width` columns, with an indent."""
+    wrapped = [
+        textwrap.wrap(
+            line,
+            max(width, _NARROWEST),
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines
+    ]
+    return "\n".join(line for found in wrapped for line in found)
 
 
 def _number(value: float | None) -> str:

@@ -46,7 +46,7 @@ def _results(comparison: Comparison) -> Html:
                 "" if results.baseline is None else number(results.baseline),
                 "" if results.log_loss is None else number(results.log_loss),
                 "" if record.seconds is None else f"{record.seconds:.0f}",
-                ", ".join(filter(None, [results.gates, results.certificate])),
+                ", ".join(filter(None, record.verdicts)),
             ]
         )
         is_bad = results.gates in ("missed", "unjudged")

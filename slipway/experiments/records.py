@@ -55,6 +55,7 @@ class ExperimentRecord(Contract):
     seconds: float | None  # null while it runs, or if it was killed
     status: Literal["running", "done", "failed", "interrupted", "stopped"]
     cause: str  # of a failure or an interruption
+    ended_at: str = ""  # stage of a failure or an interruption; "" if unknown
     stage: str | None  # the last requested stage; null if all were requested
     params: dict[str, Any]  # values by key, such as "train.epochs"
     results: Results | None
@@ -77,6 +78,16 @@ class ExperimentRecord(Contract):
         if self.ended != self.status:
             return "killed; run the same command again to go on"
         return " ".join(self.cause.split())
+
+    @property
+    def verdicts(self) -> tuple[str, str]:
+        """The verdict of the gates and the status of the certificate, for a table.
+
+        A failed or interrupted run names its stage instead, such as ("failed at export", "").
+        """
+        if self.ended in ("failed", "interrupted"):
+            return f"{self.ended} at {self.ended_at}" if self.ended_at else self.ended, ""
+        return (self.results.gates, self.results.certificate) if self.results else ("", "")
 
 
 def read_records() -> list[ExperimentRecord]:

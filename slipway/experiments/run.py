@@ -157,6 +157,7 @@ def _reproduce(name: str, stage: str | None, *, is_quiet: bool) -> ExperimentRec
             "seconds": round(time.monotonic() - started, 1),
             "status": end.status,
             "cause": end.cause,
+            "ended_at": end.stage,
             "results": results,
         }
     )
@@ -212,7 +213,7 @@ def commit_hint(record: ExperimentRecord) -> str:
 class _End:
     status: str
     cause: str = ""
-    stage: str = ""  # that failed
+    stage: str = ""  # of a failure or an interruption
 
 
 def _end(reproduction: Reproduction, params: dict[str, Any]) -> _End:

@@ -61,7 +61,7 @@ def read_report(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise SchemaError(f"{path} is missing. Run `dvc repro`.") from None
+        raise SchemaError(f"{path} is missing. Run `slipway run`.") from None
     except ValueError as error:
         raise SchemaError(f"{path} is not JSON: {error}. Run `dvc repro --force`.") from error
     if not isinstance(content, dict):

@@ -201,5 +201,5 @@ def find_bundle(path: Path) -> Path:
     found = "is not a folder" if not path.is_dir() else "holds no model"
     raise BundleError(
         f"{str(path)!r} {found}: expected a project whose stages ran, its `artifacts`, or a bundle "
-        f"with its {MANIFEST}. Run `dvc repro`, or correct the path."
+        f"with its {MANIFEST}. Run `slipway run`, or correct the path."
     )

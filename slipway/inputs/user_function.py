@@ -52,7 +52,7 @@ def load(function: str, sha256: str) -> ImageFunction:
     if found != sha256:
         raise IntegrityError(
             f"the code of {function} has the SHA-256 {found[:16]}..., expected {sha256[:16]}...: "
-            "it changed since it was used. Restore that code, or run `dvc repro` with the new code."
+            "it changed since it was used. Restore that code, or use the new code: `slipway run`."
         )
     package = module.partition(".")[0]
     if _loaded.setdefault(package, sha256) != sha256:

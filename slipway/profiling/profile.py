@@ -293,7 +293,7 @@ def _apply(proposal: SettingsProposal, gain: float) -> None:
         )
     propose(PARAMS, proposal.changes, apply=True)
     print(
-        f"changed {PARAMS}: {', '.join(proposal.changes)}. `dvc repro` trains from the start, "
+        f"changed {PARAMS}: {', '.join(proposal.changes)}. `slipway run` trains from the start, "
         "because the settings differ."
     )
 

@@ -40,7 +40,7 @@ def main(root: Path) -> None:
             f"model {bundle.version} did not pass {len(failed)} of "
             f"{len(certificate.gate_results)} quality gates, so the service is not ready with it:\n"
             f"{lines}\nreports/evaluate.html shows where it goes wrong. Train a better model, "
-            "or change the gate in params.yaml, then run `dvc repro`."
+            "or change the gate in params.yaml, then run `slipway run`."
         )
 
 
@@ -65,7 +65,7 @@ def _read(root: Path) -> tuple[LoadedBundle, Certificate]:
     if certificate.bundle_digest != bundle.digest:
         raise CertificateError(
             f"the certificate is for bundle {certificate.bundle_digest[:12]}, "
-            f"artifacts/bundle is {bundle.version}. Run `dvc repro`."
+            f"artifacts/bundle is {bundle.version}. Run `slipway run`."
         )
     return bundle, certificate
 
@@ -86,7 +86,7 @@ def _entries(path: Path, *keys: str) -> list[Any]:
         content = json.loads(path.read_text())
         return [content[key] for key in keys]
     except FileNotFoundError:
-        raise SchemaError(f"{path} is missing. Run `dvc repro`.") from None
+        raise SchemaError(f"{path} is missing. Run `slipway run`.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise SchemaError(
             f"{path} has no {', '.join(map(repr, keys))} ({error!r}). "

@@ -76,7 +76,7 @@ def rebuild_engine(
     if bundle.manifest.golden_rows is None:
         raise UnavailableError(
             "the bundle has no golden rows to certify an engine on. "
-            "Set export.golden_rows, and run `dvc repro`."
+            "Set export.golden_rows, and run `slipway run`."
         )
     reason = why_unavailable("tensorrt")
     if reason:

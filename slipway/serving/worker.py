@@ -197,7 +197,7 @@ class ModelWorker:
         if other := other_version(model.certificate.versions):
             logger.warning(
                 "model %s was certified with Slipway %s, this is %s; it is served, but certify it "
-                "again: dvc repro",
+                "again: slipway run",
                 model.version,
                 other,
                 installed_version(),

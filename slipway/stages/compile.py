@@ -12,6 +12,7 @@ from slipway.artifacts.bundle import LoadedBundle, Precision, load_bundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import (
     CPU_ONLY,
+    NO_GRAPH,
     EngineRequest,
     Profile,
     write_skipped_build,
@@ -63,7 +64,7 @@ def _why_no_graph(variant: str, bundle: LoadedBundle) -> str | None:
     """Return why no graph of the bundle can be built by TensorRT; None if one can."""
     models, left_out = bundle.manifest.models, bundle.manifest.left_out
     if variant not in models and variant in left_out:
-        return left_out[variant]
+        return f"{left_out[variant]}; {NO_GRAPH}"
     if variant in models and "tensorrt" not in models[variant].meant_for:
         return f"TensorRT cannot run the graph {variant}, which is {CPU_ONLY}"
     return None

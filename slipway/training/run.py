@@ -262,7 +262,7 @@ def write_model(job: Job) -> None:
         raise TrainingError(
             "after the last epoch the newest intact checkpoint is of epoch "
             f"{last.epoch if last else 0}: {'; '.join(problems)}. "
-            "Run `dvc repro` again; it resumes from there."
+            "Run `slipway run` again; it resumes from there."
         )
     weights = consolidated_weights(job.store.state(TrainingPosition(last.kept_epoch, 0)))
     trained = _network_with(job.spec, weights)

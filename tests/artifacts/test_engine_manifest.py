@@ -5,6 +5,7 @@ import pytest
 
 from slipway.artifacts.engine_manifest import (
     CPU_ONLY,
+    NO_GRAPH,
     EngineRequest,
     Profile,
     check_machine,
@@ -131,6 +132,9 @@ def test_error_for_a_graph_for_the_cpu_only_proposes_no_other_machine(tmp_path: 
         tmp_path, REQUEST, f"TensorRT cannot run the graph fp32, which is {CPU_ONLY}"
     )
     with pytest.raises(UnavailableError, match=r"for the CPU only\. No machine can build one\.$"):
+        read_engine_manifest(tmp_path)
+    write_skipped_build(tmp_path, REQUEST, f"the graph has trees; {NO_GRAPH}")
+    with pytest.raises(UnavailableError, match=r"no such graph\. No machine can build one\.$"):
         read_engine_manifest(tmp_path)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from slipway.experiments.comparison import Comparison
 from slipway.experiments.page import comparison_page
+from slipway.experiments.records import ExperimentRecord
 from slipway.system.errors import ParamsError
 from tests.experiments.records import record, results
 
@@ -59,10 +60,11 @@ def test_a_failed_experiment_stays_with_its_cause() -> None:
 
 def test_a_long_cause_is_shortened_in_its_middle_because_it_ends_with_the_remedy() -> None:
     long = record("long", status="failed", cause=f"no rows {'x' * 999}. Lower it.", results=None)
-    line = Comparison([long], [long]).text().splitlines()[-1]
-    assert "no rows x" in line
-    assert line.endswith("Lower it.")
-    assert len(line) < 250
+    table_and_cause = " ".join(Comparison([long], [long]).text().split())
+    cause = table_and_cause.partition("long failed: ")[2]
+    assert cause.startswith("no rows x")
+    assert cause.endswith("Lower it.")
+    assert len(cause) < 250
 
 
 def test_a_run_whose_process_is_gone_is_shown_as_interrupted() -> None:
@@ -102,6 +104,45 @@ def test_sorting_by_a_param_puts_the_least_first_unless_it_is_reversed() -> None
 def test_an_unknown_column_or_condition_is_refused_with_an_example(condition: str) -> None:
     with pytest.raises(ParamsError, match=r"did you mean|expected KEY|a key of params\.yaml"):
         COMPARISON.filtered([condition])
+
+
+def of_network(name: str, network: str, arguments: dict[str, int]) -> ExperimentRecord:
+    values = {f"train.network_arguments.{key}": value for key, value in arguments.items()}
+    return record(name, params={"train.network": network, **values, "train.epochs": len(name)})
+
+
+def test_a_changed_network_stands_for_its_arguments_and_all_lines_fit_the_terminal() -> None:
+    tabm = of_network("tabm", "tabm", {"num_blocks": 2, "width": 128})
+    trees = {f"setting_{number}_of_trees": number for number in range(9)}
+    small = of_network("small", "lightgbm", trees | {"num_leaves": 31})
+    large = of_network("largest", "lightgbm", trees | {"num_leaves": 63})
+    text = Comparison([tabm, small], [tabm, small]).text(width=120)
+    assert "tabm: train.network='tabm' with its 2 arguments; train.epochs=4" in text
+    assert "train.network_arguments" not in text
+    three = Comparison([tabm, small, large], [tabm, small, large])
+    said = " ".join(three.text(width=120).split())
+    assert "small: train.network='lightgbm' with its 9 other arguments; " in said
+    assert "train.epochs=5; train.network_arguments.num_leaves=31 " in said
+    two = Comparison([small, large], [small, large])
+    assert "with its" not in two.text()
+    assert max(map(len, three.text(width=120).splitlines())) <= 120
+    assert three.entries()[1]["params"]["train.network_arguments.setting_8_of_trees"] == 8
+
+
+def test_a_table_that_fits_the_terminal_has_the_changed_params_as_a_column() -> None:
+    assert "changed params:" in COMPARISON.text(width=100)
+    wide = COMPARISON.text(width=200)
+    assert "changed params:" not in wide
+    assert "changed params" in wide.splitlines()[0]
+
+
+def test_a_failed_run_names_its_stage_in_place_of_the_verdict_of_gates() -> None:
+    failed = record("failed", status="failed", ended_at="export", results=results(certificate=""))
+    older = record("older", status="failed", results=results())
+    both = Comparison([failed, older], [failed, older])
+    assert [row[-2:] for row in both.cells()[1]] == [["failed at export", ""], ["failed", ""]]
+    assert "failed at export" in comparison_page(both)
+    assert both.entries()[0]["ended_at"] == "export"
 
 
 def test_csv_has_a_column_for_each_changed_param() -> None:

@@ -1,6 +1,7 @@
 """The screen after a run: what it shows, and that it refuses what is missing or does not fit."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -244,6 +245,7 @@ def test_summary_exits_with_1_on_a_failed_gate_and_names_value_limit_and_key(
         "(evaluate.gates.f1_macro in params.yaml)" in said
     )
     assert "1 of 2 quality gates" in said
+    assert "change the gate in params.yaml, then run `slipway run`" in said
 
 
 def test_summary_exits_with_0_if_every_gate_passed(
@@ -291,7 +293,7 @@ def test_summary_names_a_missing_file_and_the_command_that_writes_it(
     with pytest.raises(error) as caught:
         summary(tmp_path)
     assert missing in str(caught.value)
-    assert "dvc repro" in str(caught.value)
+    assert re.search("Run `(slipway run|dvc repro [a-z-]+)", str(caught.value))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"read": 1}'])
@@ -307,5 +309,5 @@ def test_a_certificate_of_another_bundle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "artifacts/bundle/bundle.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"max_batch_size": 9}))
-    with pytest.raises(CertificateError, match="dvc repro"):
+    with pytest.raises(CertificateError, match="slipway run"):
         summary(tmp_path)

@@ -68,7 +68,7 @@ def test_service_with_a_missed_gate_is_not_ready_and_gives_the_remedy(
     assert said[0].startswith(f"model {version} did not pass its quality gates ({verdict})")
     assert failed.text in said[0]
     assert "f1_macro" not in said[0]
-    assert "change the gate in params.yaml, then run `dvc repro`" in said[0]
+    assert "change the gate in params.yaml, then run `slipway run`" in said[0]
 
 
 @pytest.mark.parametrize("gates", [[], [gate()]], ids=["none", "passed"])

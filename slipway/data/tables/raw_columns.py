@@ -111,7 +111,7 @@ def _raw_columns(
     if num_changed:
         raise IntegrityError(
             f"{data.path!r} changed since it was cleaned: {num_changed} rows are gone or differ. "
-            "Put it back, or run `dvc repro`."
+            "Put it back, or run `slipway run`."
         )
     return {name: raw.columns[name] for name in names}, rows
 

@@ -148,7 +148,7 @@ def read_json_rows(
         raise IntegrityError(
             f"{data.path!r} changed since it was cleaned: {len(numbers) - len(rows)} rows and "
             f"{len(missing)} columns ({', '.join(missing)}) are gone. "
-            "Put it back, or run `dvc repro`."
+            "Put it back, or run `slipway run`."
         )
     columns = [(column, typed_column(raw.columns[column.name], column.kind)) for column in types]
     digests, _ = row_digests(identified_columns(raw), rows)

@@ -45,7 +45,7 @@ def raw_rows(
         raise IntegrityError(
             f"{data.path!r} changed since it was cleaned: {len(numbers) - len(rows)} rows and "
             f"{len(missing)} columns ({', '.join(missing)}) are gone. "
-            "Put it back, or run `dvc repro`."
+            "Put it back, or run `slipway run`."
         )
     digests, _ = row_digests(identified_columns(raw), rows)
     for row, digest in zip(rows.tolist(), digests, strict=True):

@@ -18,7 +18,7 @@ class RawRowPositions:
         if position is None or self._ids[position] != row_id:
             raise IntegrityError(
                 f"{source} changed since it was packed. "
-                "Run `dvc repro`, which starts at the changed data."
+                "Run `slipway run`, which starts at the changed data."
             )
         return position
 
@@ -27,5 +27,5 @@ class RawRowPositions:
         if self._missing:
             raise IntegrityError(
                 f"{len(self._missing)} test rows are gone from the raw data, "
-                f"the first is {min(self._missing)}. Run `dvc repro`."
+                f"the first is {min(self._missing)}. Run `slipway run`."
             )

@@ -84,7 +84,7 @@ def refuse_changed(digests: Mapping[str, str], bundle: LoadedBundle) -> None:
     if changed:
         raise IntegrityError(
             f"{', '.join(changed)} changed since bundle {bundle.version} was made from it. "
-            "Run `dvc repro`."
+            "Run `slipway run`."
         )
 
 

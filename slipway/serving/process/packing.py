@@ -53,7 +53,7 @@ def bento_labels(root: Path = ROOT) -> dict[str, str]:
         raise CertificateError(
             f"Slipway {other} made the certificate, and the bento would hold Slipway "
             f"{installed_version()}; expected the same version. Certify the model again with "
-            f"`dvc repro`, or install Slipway {other}."
+            f"`slipway run`, or install Slipway {other}."
         )
     agreeing = [hop.name for hop in certificate.hops if hop.status == "agrees"]
     return {

@@ -276,7 +276,7 @@ def load_encoder(network: Network, folder: Path) -> None:
     if read_tokenizer(folder) != contract.tokenizer:
         raise ParamsError(
             f"train.pretrained is {str(folder)!r}, whose tokenizer is not that of the packed store."
-            f" Set precompute.tokenizer to {str(folder)!r}, and run `dvc repro`."
+            f" Set precompute.tokenizer to {str(folder)!r}, and run `slipway run`."
         )
     if backbone.load_file(folder / WEIGHTS):
         return

@@ -69,7 +69,7 @@ def predict_raw(
         raise TrainingError(
             f"the network predicts NaN or infinity for {wrong.sum()} of {len(answers)} rows, the "
             f"first is row {int(wrong.argmax())}. Its training diverged: lower "
-            "train.learning_rate, then run `dvc repro`."
+            "train.learning_rate, then run `slipway run`."
         )
     return Answers(answers, features)
 
