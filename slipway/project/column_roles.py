@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from slipway.data.engine.label_sets import read_labels
 from slipway.data.engine.rows import SPLITS
-from slipway.data.sources.raw_tables import RawColumn, RawTable
+from slipway.data.sources.raw_tables import RawColumn
 from slipway.data.tables.cells import BAD, GOOD, is_missing, typed_column
 from slipway.data.tables.column_types import ColumnGuess, infer
 from slipway.data.tables.targets import label_of
@@ -162,9 +162,9 @@ class SampledColumn:
         return self.may_be_classes or (self.is_numeric and self.guess.kind != "ignore")
 
 
-def sampled_columns(table: RawTable) -> list[SampledColumn]:
+def sampled_columns(sample: Iterable[RawColumn]) -> list[SampledColumn]:
     """Return the sampled columns with their inferred kinds."""
-    columns = [SampledColumn(raw, infer(raw)) for raw in table.columns.values()]
+    columns = [SampledColumn(raw, infer(raw)) for raw in sample]
     return [_not_an_input(column) if column.holds_lists else column for column in columns]
 
 

@@ -4,7 +4,7 @@ import copy
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,12 @@ import pyarrow as pa
 
 from slipway.config.params import parse_params, value_at
 from slipway.data.augmentation.plan import NEUTRAL
-from slipway.data.rules.class_names import listed_variants, misspellings, variants
+from slipway.data.rules.class_names import (
+    joined_counts,
+    listed_variants,
+    misspellings,
+    variants,
+)
 from slipway.data.tables.cells import GOOD, typed_column
 from slipway.data.tables.hints import written_as
 from slipway.data.tables.target_copies import ColumnScore, best_score
@@ -36,6 +41,8 @@ _MIN_CLASS_ROWS = 7  # with fewer, a class is missing from a split
 _FEW_CLASS_ROWS = 20
 _MUCH_MISSING = 0.4
 _IMBALANCE = 10
+_DATES = "data.date_format"
+_MOST_NAMED = 5  # ignored columns that one warning names
 _TABM = {
     "num_submodels": 16,
     "num_blocks": 2,
@@ -103,11 +110,17 @@ def propose(
     `weights` are used for photographs only. Raises ParamsError for a task or target that does not
     suit the data, DataError if there is nothing to predict.
     """
-    columns = [] if summary.table is None else sampled_columns(summary.table)
-    choice = choose(summary, columns, task, target)
+    columns = [] if summary.table is None else sampled_columns(summary.table.columns.values())
+    notation = _notation(summary, columns)
+    read = notation.reread(columns)
+    choice = choose(summary, read, task, target)
+    if isinstance(choice, TaskChoice) and _DATES not in kind_of(choice.task).settings:
+        # Only tasks of tables have the key; others read ISO 8601 only.
+        read, notation = columns, _Notation()
+        choice = choose(summary, read, task, target)
     if isinstance(choice, Question):
         return ProjectProposal({}, {}, (choice,), notes=summary.notes, data=summary.path)
-    draft = _Draft(summary, choice, columns, weights, machine or this_machine())
+    draft = _Draft(summary, choice, read, weights, machine or this_machine(), notation)
     draft.fill()
     parse_params(copy.deepcopy(draft.content))
     return ProjectProposal(
@@ -119,6 +132,41 @@ def propose(
     )
 
 
+@dataclass(frozen=True)
+class _Notation:
+    """Words for missing cells and formats of dates, which a table's cells need to be read."""
+
+    words: Sequence[str] = ()
+    formats: Mapping[str, str] = field(default_factory=dict)  # by column
+
+    @property
+    def date_format(self) -> str | None:
+        """The format of the first column that needs one; data.date_format takes only one."""
+        return next(iter(self.formats.values()), None)
+
+    def reread(self, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
+        """Return the columns as `clean` reads them if params.yaml has this notation."""
+        if not self.words and not self.formats:
+            return list(columns)
+        words = tuple(word.strip().lower() for word in self.words)
+        return sampled_columns(
+            replace(
+                column.raw,
+                written=column.raw.written._replace(
+                    missing_values=words, date_format=self.date_format
+                ),
+            )
+            for column in columns
+        )
+
+
+def _notation(summary: DataSummary, columns: Sequence[SampledColumn]) -> _Notation:
+    if summary.form != "table" or summary.table is None:
+        return _Notation()
+    data = data_params(summary.path, columns={}, missing_values=[], date_format=None)
+    return _Notation(*written_as(summary.table, [column.guess for column in columns], data))
+
+
 @dataclass
 class _Draft:
     """The params of a new project while they are being proposed, section by section."""
@@ -128,6 +176,7 @@ class _Draft:
     columns: Sequence[SampledColumn]
     weights: Weights | None
     machine: Machine
+    notation: _Notation = field(default_factory=_Notation)
     content: dict[str, Any] = field(default_factory=template_content)
     reasons: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -212,11 +261,11 @@ class _Draft:
             self.set(f"data.{key}", None)
             if column is not None and not (key != "split_column" and summary.given):
                 self.set(f"data.{key}", column.name, reason)
-        if roles.time is None and len(roles.dates) > 1:
-            names = ", ".join(column.name for column in roles.dates)
+        if roles.time is None and roles.dates:
+            names = ", ".join(_with_gaps(column) for column in roles.dates)
             self.warnings.append(
-                f"{names} hold dates. If the model is to predict the future, set data.time_column "
-                "to the one that orders the rows"
+                f"columns of dates: {names}. If the model is to predict the future, set "
+                "data.time_column to the one that orders the rows; rows without it are refused"
             )
         if self.kind.target.has_classes:
             self._classes()
@@ -242,10 +291,7 @@ class _Draft:
             self.warnings.append(
                 f"classes that differ only in spelling are joined: {listed_variants(found, counts)}"
             )
-            joined: Counter[str] = Counter()
-            for name, number in counts.items():
-                joined[found.get(name, name)] += number
-            counts = dict(joined)
+            counts = dict(joined_counts(counts))
         if slips := {} if self.choice.label_columns else misspellings(counts):
             meant = self.content["data"]["label_map"] | slips
             self.warnings.append(
@@ -351,25 +397,60 @@ class _Draft:
         return [c for c in self.columns if c.name not in names and c.guess.kind != "ignore"]
 
     def _table_cells(self) -> None:
-        assert self.summary.table is not None
-        data = data_params(self.summary.path, columns={}, missing_values=[], date_format=None)
-        words, dates = written_as(self.summary.table, [c.guess for c in self.columns], data)
-        if words:
+        if self.notation.words:
+            words = list(self.notation.words)
             self.set("data.missing_values", words, "they occur among numbers or dates")
-        if dates:
-            self.set("data.date_format", dates, "most dates are written so; check day and month")
+        self._date_format()
         for column in self.columns:
             if column.is_free_text and column.guess.kind == "ignore":
                 self.warnings.append(
                     f"{column.name!r} is free text, which tables do not use; a task such as "
                     f"{task_for(TEXTS, self.kind.target)} learns from texts only (--task)"
                 )
+        self._ignored()
         for column in self.inputs():
             if column.missing_fraction >= _MUCH_MISSING:
                 self.warnings.append(
                     f"{column.name!r} has no value in {column.missing_fraction:.0%} of the rows"
                 )
         self.warnings += self._suspected_leaks()
+
+    def _date_format(self) -> None:
+        """Propose the format of dates, and warn of columns in another one."""
+        chosen = self.notation.date_format
+        if chosen is None:
+            return
+        formats = self.notation.formats
+        read = {column.name for column in self.columns if column.guess.kind == "date"}
+        names = ", ".join(repr(name) for name, written in formats.items() if written == chosen)
+        reason = f"the dates of {names} are written so; check day and month"
+        self.set(_DATES, chosen, reason)
+        for name, written in formats.items():
+            if written != chosen and name not in read:
+                self.warnings.append(
+                    f"{name!r} looks like dates in the format {in_one_line(written)}, but "
+                    "data.date_format takes one format: write its dates as ISO 8601 (2026-11-20)"
+                )
+
+    def _ignored(self) -> None:
+        """Name the columns that the model will not read, with the reasons that `clean` gives."""
+        roles, target = self.choice.roles, self.choice.target
+        used = {column.name for column in (*roles.special, *self.choice.label_columns)}
+        used |= set() if target is None else {target.name}
+        found = [
+            f"{column.name!r} ({column.guess.reason})"
+            for column in self.columns
+            if column.guess.kind == "ignore"
+            and column.name not in used
+            and not column.is_free_text
+            and self.notation.formats.get(column.name) in (None, self.notation.date_format)
+        ]
+        if found:
+            more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+            self.warnings.append(
+                f"columns that the model will not read: {', '.join(found[:_MOST_NAMED])}{more}. "
+                "To use one, name its kind in data.columns"
+            )
 
     def _suspected_leaks(self) -> list[str]:
         target = self.choice.target
@@ -481,6 +562,11 @@ class _Draft:
             budgets = self.content["verify"]["max_metric_loss"]
             for variant in budgets:
                 budgets[variant] = 0.01 if variant == "fp16" else 0.05
+
+
+def _with_gaps(column: SampledColumn) -> str:
+    missing = column.missing_fraction
+    return f"{column.name!r}" + (f" ({missing:.1%} of the rows have none)" if missing else "")
 
 
 def _still() -> dict[str, Any]:

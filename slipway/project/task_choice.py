@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from slipway.data.rules.class_names import joined_counts
 from slipway.data.sources.image_tables import missing_column
 from slipway.kinds.inputs import TEXTS
 from slipway.kinds.registry import kind_of, task_for
@@ -87,7 +88,9 @@ def choose(
             f"It has {len(column.counts)} values: {_examples(column)}.",
             tuple(task_for(inputs, kind) for kind in kinds),
         )
-    reason = f"{column.name!r} holds {kinds[0].plural}: {_examples(column)}"
+    is_class = kinds[0].has_classes and not kinds[0].several
+    shown = _examples(column, joined=is_class)
+    reason = f"{column.name!r} holds {kinds[0].plural}: {shown}"
     found = task_for(inputs, kinds[0])
     return TaskChoice(found, reason, column, target_reason, roles, text_columns=texts)
 
@@ -221,7 +224,9 @@ def _holds_text(column: SampledColumn) -> bool:
     return column.raw.stored == "text" and not column.is_numeric and not column.holds_lists
 
 
-def _examples(column: SampledColumn) -> str:
-    most = [name for name, _ in column.counts.most_common(4)]
-    more = ", ..." if len(column.counts) > len(most) else ""
+def _examples(column: SampledColumn, *, joined: bool = False) -> str:
+    """Return the most frequent values; `joined` counts the spellings of one class together."""
+    counts = joined_counts(column.counts) if joined else column.counts
+    most = [name for name, _ in counts.most_common(4)]
+    more = ", ..." if len(counts) > len(most) else ""
     return f"{', '.join(name[:20] for name in most)}{more}"

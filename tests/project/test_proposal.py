@@ -4,6 +4,7 @@ import json
 import shutil
 import zipfile
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,70 @@ def test_init_proposes_pretrained_weights_with_their_licence_for_photographs(
     assert "Apache-2.0" in proposal.reasons["train.pretrained"]
     small = propose(inspect(class_folders(tmp_path)), weights=weights, machine=LAPTOP)
     assert small.params["train"]["network"] == "small_resnet"
+
+
+# Notes on columns ---------------------------------------------------------------------------------
+
+
+def logins(
+    signup: str = "%Y-%m-%d", login: str = "%d.%m.%Y %H:%M", renewal: str = "", gaps: int = 0
+) -> str:
+    """Return a CSV of 120 customers with dates in these formats; "" leaves a column out."""
+    formats = {"signup_date": signup, "last login": login, "renewal": renewal}
+    formats = {name: written for name, written in formats.items() if written}
+    lines = [",".join(("Customer ID", *formats, "age", "churned"))]
+    for row in range(120):
+        moment = datetime(2024, 1, 1) + timedelta(hours=31 * row)
+        dates = [moment.strftime(written) if row >= gaps else "" for written in formats.values()]
+        label = "Yes" if row % 20 == 0 else ("no", "yes")[row % 2]
+        lines.append(",".join((f"C{row:04d}", *dates, str(20 + row % 41), label)))
+    return "\n".join(lines) + "\n"
+
+
+def test_init_names_all_date_columns_and_those_written_in_the_proposed_format(
+    tmp_path: Path,
+) -> None:
+    found = table(tmp_path, logins(), target="churned")
+    assert found.params["data"]["date_format"] == "%d.%m.%Y %H:%M"
+    assert "'last login'" in found.reasons["data.date_format"]
+    assert "'signup_date'" not in found.reasons["data.date_format"]
+    assert found.params["data"]["time_column"] is None
+    (dates,) = (text for text in found.warnings if text.startswith("columns of dates"))
+    assert "'signup_date', 'last login'" in dates
+    assert "set data.time_column" in dates
+
+
+def test_init_proposes_the_only_dates_as_time_column_in_any_format(tmp_path: Path) -> None:
+    found = table(tmp_path, logins(signup=""), target="churned")
+    assert found.params["data"]["time_column"] == "last login"
+    gaps = table(tmp_path, logins(login="", gaps=6), target="churned")
+    assert gaps.params["data"]["time_column"] is None
+    assert "'signup_date' (5.0% of the rows have none)" in "\n".join(gaps.warnings)
+
+
+def test_init_warns_of_dates_in_a_second_format(tmp_path: Path) -> None:
+    found = table(tmp_path, logins(renewal="%d %b %Y"), target="churned")
+    assert found.params["data"]["date_format"] == "%d.%m.%Y %H:%M"
+    (other,) = (text for text in found.warnings if text.startswith("'renewal'"))
+    assert "'%d %b %Y'" in other
+    assert "ISO 8601" in other
+
+
+def test_init_names_the_columns_that_the_model_will_not_read(tmp_path: Path) -> None:
+    (unread,) = (
+        text
+        for text in table(tmp_path, logins(), target="churned").warnings
+        if text.startswith("columns that the model will not read")
+    )
+    assert "'Customer ID' (ids or free text: 120 different values in 120 cells)" in unread
+    assert "age" not in unread
+    assert "login" not in unread
+
+
+def test_reason_for_the_task_lists_classes_after_joining_their_spellings(tmp_path: Path) -> None:
+    found = table(tmp_path, logins(), target="churned")
+    assert found.params["data"]["label_map"] == {"Yes": "yes"}
+    assert found.reasons["data.task"] == "'churned' holds classes: yes, no"
 
 
 # Several labels -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Spellings differ in case, spaces, hyphens or Unicode form. Misspellings differ i
 import difflib
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from slipway.config.mistakes import as_yaml
@@ -31,6 +31,15 @@ def variants(counts: Mapping[str, int]) -> dict[str, str]:
         first = max(names, key=lambda name: counts[name])
         meant |= {name: first for name in names if name != first}
     return meant
+
+
+def joined_counts(counts: Mapping[str, int]) -> Counter[str]:
+    """Return the number of rows by class, with the spellings of `variants` joined."""
+    meant = variants(counts)
+    joined: Counter[str] = Counter()
+    for name, rows in counts.items():
+        joined[meant.get(name, name)] += rows
+    return joined
 
 
 def misspellings(counts: Mapping[str, int]) -> dict[str, str]:

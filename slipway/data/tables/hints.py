@@ -75,16 +75,17 @@ def _special_kinds(data: DataParams) -> dict[str, Kind]:
 
 def written_as(
     raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams
-) -> tuple[list[str], str | None]:
-    """Return `missing_values` and `date_format`, extended so that more cells can be read."""
-    words, formats = list(data.missing_values), data.date_format
+) -> tuple[list[str], dict[str, str]]:
+    """Return `missing_values`, extended, and the format of dates of each column that needs one."""
+    words, formats = list(data.missing_values), {}
     for guess in guesses:
         column = raw.columns[guess.name]
         if column.stored == "text" and guess.name not in data.columns:
             counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:]
             _, tokens, found = _blocked(column, guess, counts, True)
             words += [token for token in tokens if token not in words]
-            formats = formats or found
+            if found is not None:
+                formats[guess.name] = found
     return words, formats
 
 
