@@ -630,7 +630,7 @@ class EvaluateParams(MeasuringParams):
     """Measurements on the test split, and the requirements for a release."""
 
     metrics: list[UserName]  # your own functions, besides the built-in metrics
-    top_k: Positive  # k of top_k_accuracy; without effect for a numeric target or fewer classes
+    top_k: Positive | None  # k of top_k_accuracy; null: no such metric
     gates: Gates  # a model that misses one is neither served nor released
     # Columns of the user's table that also cut the test rows into slices. Class, size, brightness
     # and group are always slices.

@@ -100,7 +100,7 @@ class ClassAnswers:
         """Return the metrics that are undefined on these rows, with the reason."""
         absent = {}
         if top_k is None:
-            absent["top_k_accuracy"] = "no k was given"
+            absent["top_k_accuracy"] = "no k was given (evaluate.top_k)"
         elif top_k >= num_classes:
             absent["top_k_accuracy"] = (
                 f"with {num_classes} classes, the best {top_k} always include the right one"

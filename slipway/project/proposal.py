@@ -370,6 +370,8 @@ class _Draft:
             gate = class_gate(self.learned, num_test)
             if gate.metric == "balanced_accuracy":
                 self.set("train.class_weights", "balanced", "so that rare classes count")
+            if len(self.learned) <= self.content["evaluate"]["top_k"]:
+                self.set("evaluate.top_k", None)  # the best k always include the right class
         else:
             gate = number_gate(num_test)
         bounds = {} if gate.bound is None else {gate.metric: {"min": gate.bound, "max": None}}

@@ -173,6 +173,7 @@ def test_a_run_keeps_its_assignments_and_a_record_even_if_it_fails(
     assert list(rows) == ["run-1", "better", "good"]
     assert rows["run-1"]["cause"].startswith("the loss is not finite")
     assert rows["run-1"]["results"] is None
+    assert rows["run-1"]["ended_at"] == "train"
     assert rows["good"]["results"]["metric"]["value"] == pytest.approx(0.9)
     assert rows["good"]["params"] == {"train.learning_rate": 0.1}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
-from slipway.artifacts.engine_manifest import read_skipped_build
+from slipway.artifacts.engine_manifest import read_engine_manifest, read_skipped_build
 from slipway.config.params import Params
 from slipway.export.bundle_writer import ExportRows, Trained, write_bundle
 from slipway.export.certification.lineage import trace_lineage
@@ -16,7 +16,7 @@ from slipway.kinds.registry import kind_of
 from slipway.runtimes.runtime import open_onnx
 from slipway.stages import compile as compile_stage
 from slipway.system import files
-from slipway.system.errors import EngineError
+from slipway.system.errors import EngineError, UnavailableError
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork
 from slipway.training.uncertainty.calibration import Calibrator
 from tests.export.conftest import QUICK, RESAMPLING
@@ -101,6 +101,8 @@ def test_compile_records_why_trees_have_no_engine_or_refuses(
     skipped = read_skipped_build(Path("artifacts/engine"))
     assert skipped is not None
     assert reason in skipped.reason
+    with pytest.raises(UnavailableError, match=r"\. No machine can build one\.$"):
+        read_engine_manifest(Path("artifacts/engine"))
     with pytest.raises(EngineError, match=r"compile.require is true, but no engine"):
         compile_stage.run(_compiled(variant, require=True))
 

@@ -200,6 +200,14 @@ def test_init_leaves_out_a_class_of_three_rows_with_a_warning(tmp_path: Path) ->
     assert any("'c' (3 rows)" in text for text in proposal.warnings)
 
 
+@pytest.mark.parametrize(("num_classes", "top_k"), [(2, None), (3, None), (4, 3)])
+def test_init_proposes_no_top_k_for_so_few_classes(
+    num_classes: int, top_k: int | None, tmp_path: Path
+) -> None:
+    rows = "\n".join(f"{n * 37 % 101},{'abcd'[n % num_classes]}" for n in range(160))
+    assert table(tmp_path, f"x,label\n{rows}").params["evaluate"]["top_k"] == top_k
+
+
 def test_init_warns_of_a_sparse_column_and_a_copy_of_the_target(tmp_path: Path) -> None:
     rows = "\n".join(
         f"{n * 37 % 101},{'' if n % 2 else n * 7 % 5},{n % 2 * 3.5 + n % 7 / 100},{'ab'[n % 2]}"

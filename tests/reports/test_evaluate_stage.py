@@ -555,6 +555,15 @@ def test_a_gate_on_the_best_k_classes_is_judged(
     assert set(read_metrics(evaluate.METRICS)) == set(CLASS.metrics)
 
 
+def test_without_a_top_k_its_metric_is_absent_and_no_line_mentions_it(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project("image_classification")
+    evaluate.run(params_with("image_classification", {}, top_k=None))
+    assert "top_k" not in capsys.readouterr().out
+    assert set(read_metrics(evaluate.METRICS)) == set(CLASS.metrics) - {"top_k_accuracy"}
+
+
 @pytest.mark.parametrize(
     ("task", "name", "hint"),
     [

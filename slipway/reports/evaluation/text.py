@@ -19,7 +19,7 @@ _VACUOUS = (
 )
 
 
-def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
+def evaluation_text(evaluation: Evaluation, top_k: int | None) -> str:
     """Format headline metrics, warnings, the worst slice and the reference, one per line."""
     task, report = evaluation.task, evaluation.uncertainty
     target, without_leaked = kind_of(task).target, evaluation.without_leaked
@@ -28,6 +28,8 @@ def evaluation_text(evaluation: Evaluation, top_k: int) -> str:
     if target.headline in without_leaked:
         shown[f"{target.headline}_without_leaked"] = without_leaked[target.headline]
     absent = why_absent(task, evaluation.targets, len(evaluation.classes), top_k)
+    if top_k is None:
+        absent.pop("top_k_accuracy", None)  # as requested
     metrics = [_metric(name, shown[name], evaluation.baseline) for name in shown]
     lines = ["; ".join(metrics + [f"no {name}: {reason}" for name, reason in absent.items()])]
     if report and (cost := report.metrics.get("cost")):
