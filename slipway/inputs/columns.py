@@ -30,6 +30,7 @@ from slipway.system.errors import BundleError, CellError
 Kind = Literal["number", "category", "boolean", "date"]
 MAX_CATEGORY_LENGTH = 256
 _SECONDS_PER_DAY = 86400
+_EPOCH = datetime(1970, 1, 1)  # in UTC, as are dates without a zone
 _SHOWN_CATEGORIES = 8
 _BLOCK_ROWS = 1 << 14
 _EXPONENT_FROM = 1e9  # from this number on, examples show whole numbers in short form too
@@ -69,6 +70,14 @@ class Column(ColumnType):
         """True if the user requires the column, or the training data never lacked it."""
         return self.required or not self.takes_missing
 
+    @property
+    def has_times(self) -> bool:
+        """True if the first or the last date of the training rows has a time of day."""
+        # Quantiles between the two are interpolated, so they have one even among whole days.
+        return self.kind == "date" and not all(
+            day.is_integer() for day in (*self.quantiles[:1], *self.quantiles[-1:])
+        )
+
     @cached_property
     def codes(self) -> dict[str, int]:
         """The integer code of each category, from 1. Code 0 stands for missing or unknown."""
@@ -84,6 +93,8 @@ class Column(ColumnType):
             }
         if self.kind == "number":
             return described | {"min": self.min, "max": self.max}
+        if self.kind == "date":
+            return described | {"has_times": self.has_times}
         return described
 
     def example(self) -> Any:
@@ -93,8 +104,9 @@ class Column(ColumnType):
         if self.kind == "boolean":
             return self.fill >= 0.5
         if self.kind == "date":
-            moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=round(self.fill))
-            return moment.date().isoformat()
+            if self.has_times:
+                return (_EPOCH + timedelta(minutes=round(self.fill * 1440))).isoformat()
+            return (_EPOCH + timedelta(days=round(self.fill))).date().isoformat()
         if self.fill.is_integer() and abs(self.fill) < _EXPONENT_FROM:
             return int(self.fill)
         # Few digits, as people write them, unless rounding leaves the bounds.

@@ -85,6 +85,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ]
     columns = [
         column.model_copy(
+            update={"quantiles": [17000.25, 19000.0]} if column.name == "since" else {}
+        )
+        for column in columns
+    ]
+    columns = [
+        column.model_copy(
             update={"categories": [HOSTILE, "b", "c"]} if column.name == "colour" else {}
         )
         for column in columns
@@ -249,6 +255,9 @@ def test_page_builds_a_form_from_the_columns_and_shows_predictions_in_chinese(
             "[...document.querySelectorAll('.field .name')].map((each) => each.innerText)"
         ) == list(example)
         assert await tab.run("document.querySelectorAll('.field .required').length") == 3
+        assert await tab.run(
+            "[document.getElementById('cell-5').type, document.getElementById('cell-5').value]"
+        ) == ["datetime-local", "2019-07-23T00:00"]
         await tab.run("document.getElementById('cell-4').selectedIndex = 1")  # member: true
         await tab.run("document.querySelector('form.form').requestSubmit()")
         await tab.wait_for("document.querySelector('.explanation .bars')")

@@ -161,12 +161,18 @@ const CONTROLS = {
     ]);
   },
   date(column, id) {
-    const control = html("input", { id, type: "date", required: column.required });
-    return {
-      control,
-      read: () => control.value || null,
-      write: (value) => (control.value = (value ?? "").slice(0, 10)),
+    const hasTimes = column.has_times;
+    const control = html("input", {
+      id,
+      type: hasTimes ? "datetime-local" : "date",
+      step: hasTimes ? 1 : null, // seconds
+      required: column.required,
+    });
+    const write = (value) => {
+      const text = (value ?? "").slice(0, hasTimes ? 19 : 10);
+      control.value = hasTimes && text.length === 10 ? `${text}T00:00` : text;
     };
+    return { control, read: () => control.value || null, write };
   },
 };
 
