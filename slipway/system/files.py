@@ -47,7 +47,7 @@ def read_verified(path: Path, sha256: str) -> bytes:
     if found != sha256:
         raise IntegrityError(
             f"{path} was altered: its SHA-256 is {found}, expected {sha256}. "
-            "Run the stage that writes it again (dvc repro)."
+            "Run the stage that writes it again: `slipway run`."
         )
     return payload
 

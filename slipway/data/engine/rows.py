@@ -108,11 +108,13 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         table = pq.read_table(path, partitioning=None)
     except FileNotFoundError:
-        raise SchemaError(f"{path} is missing. Run the stage that writes it (dvc repro).") from None
+        raise SchemaError(
+            f"{path} is missing. Run the stage that writes it: `slipway run`."
+        ) from None
     except pa.ArrowInvalid as error:
         raise SchemaError(
             f"{path} is not a readable Parquet file: {error}. "
-            "Run the stage that writes it again (dvc repro)."
+            "Run the stage that writes it again: `slipway run`."
         ) from error
     _check(path, table.schema, schema)
     return table

@@ -37,7 +37,7 @@ def test_read_table_refuses_a_different_schema(tmp_path: Path) -> None:
 
 
 def test_error_for_a_missing_table_names_the_command_that_writes_it(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match=r"rows\.parquet is missing.*dvc repro"):
+    with pytest.raises(SchemaError, match=r"rows\.parquet is missing.*slipway run"):
         read_table(tmp_path / "rows.parquet", ROWS)
 
 
