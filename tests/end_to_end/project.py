@@ -197,7 +197,8 @@ def wait_until_live(address: str, process: subprocess.Popen[bytes], log: Path) -
 def copy_checkout(target: Path) -> Project:
     """Copy the checkout's tracked and new files and commit them to a new repository.
 
-    This environment is linked as its .venv. Its first stages start sooner if the checkout has
+    Stages that ran in the checkout are not recorded in the copy, or a stage that runs there without
+    DVC would contradict the record. This environment is linked as its .venv. Its first stages start sooner if the checkout has
     compiled code and digests of its modules, such as after `make demo`.
     """
     listing = subprocess.run(
@@ -208,7 +209,7 @@ def copy_checkout(target: Path) -> Project:
         check=True,
     )
     for name in filter(None, listing.stdout.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() and name != "dvc.lock":
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
     # Python compares compiled code by size and time of its source, and the digests are by content.

@@ -60,7 +60,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> SeriesProject:
     text = "\n".join(map(json.dumps, lines))
     (project.path / "data/series.jsonl").write_text(text)
     project.set_params(PARAMS)
-    (project.path / "dvc.lock").unlink(missing_ok=True)  # of a run in this checkout
     project.run_stages(STAGES)
     return project
 

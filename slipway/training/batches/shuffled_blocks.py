@@ -148,9 +148,8 @@ class _Reader:
         self._spans = spans
         self._changed = threading.Condition()
         self._now: frozenset[int] = frozenset()
-        self._unread: dict[
-            int, list[_BlockPart]
-        ] = {}  # by unfinished block, in the order of reading
+        # By unfinished block, in the order of reading.
+        self._unread: dict[int, list[_BlockPart]] = {}
         self._in_work: Counter[int] = Counter()  # parts that threads read now, by block
         self._ready: set[int] = set()
         self._unused: set[int] = set()  # blocks to drop
