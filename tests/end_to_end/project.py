@@ -198,8 +198,8 @@ def copy_checkout(target: Path) -> Project:
     """Copy the checkout's tracked and new files and commit them to a new repository.
 
     Stages that ran in the checkout are not recorded in the copy, or a stage that runs there without
-    DVC would contradict the record. This environment is linked as its .venv. Its first stages start sooner if the checkout has
-    compiled code and digests of its modules, such as after `make demo`.
+    DVC would contradict the record. This environment is linked as its .venv. Its first stages start
+    sooner if the checkout has compiled code and digests of its modules, such as after `make demo`.
     """
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
