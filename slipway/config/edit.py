@@ -16,7 +16,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 
 from slipway.config.mistakes import as_plain_yaml
-from slipway.config.params import Params, no_project, parse_params, parse_yaml
+from slipway.config.params import Params, no_project, parse_params
+from slipway.config.yaml_files import parse_yaml
 from slipway.system import files
 from slipway.system.errors import ParamsError
 

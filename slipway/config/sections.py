@@ -1,6 +1,6 @@
 """The typed sections of `params.yaml`, with units, bounds, and rules between a section's keys.
 
-slipway/config/params.py reads the file and checks the rules between sections.
+slipway/config/contradictions.py checks the rules between sections, params.py reads the file.
 """
 
 import difflib

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.config.params import read_content, read_yaml, value_at
+from slipway.config.params import read_content, value_at
+from slipway.config.yaml_files import read_yaml
 from slipway.system.errors import SchemaError
 
 PIPELINE = Path("dvc.yaml")

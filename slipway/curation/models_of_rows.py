@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from slipway.artifacts.bundle import MANIFEST, load_bundle
-from slipway.config.params import parse_yaml
 from slipway.config.sections import DataParams
+from slipway.config.yaml_files import parse_yaml
 from slipway.data.erasure.request_rows import RequestContents, find_collected
 from slipway.data.erasure.rows import FoundRows, find_group
 from slipway.data.sources.raw_tables import column_names

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.config.params import Params, read_yaml
+from slipway.config.params import Params
+from slipway.config.yaml_files import read_yaml
 from slipway.export.certification.lineage import package_versions
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.kinds.code_digest import untracked_user_code, user_code

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from slipway.config.params import Params, parse_params, parse_yaml
+from slipway.config.params import Params, parse_params
+from slipway.config.yaml_files import parse_yaml
 from slipway.system.assets import asset
 
 _WIDTH = 100

@@ -17,9 +17,10 @@ from typing import IO, Any
 
 from slipway.config.edit import changed_text
 from slipway.config.mistakes import as_yaml
-from slipway.config.params import parse_params, parse_yaml, value_at
+from slipway.config.params import parse_params, value_at
 from slipway.config.search import SearchParams
 from slipway.config.stage_graph import read_pipeline
+from slipway.config.yaml_files import parse_yaml
 from slipway.experiments import repository
 from slipway.experiments.records import (
     ExperimentRecord,

@@ -13,9 +13,9 @@ from typing import IO, Any
 
 from ruamel.yaml import YAML
 
-from slipway.config.params import parse_yaml
 from slipway.config.search import SearchParams
 from slipway.config.stage_graph import Pipeline
+from slipway.config.yaml_files import parse_yaml
 from slipway.experiments import repository
 from slipway.experiments.records import EXPERIMENTS
 from slipway.planning.search_space import Space

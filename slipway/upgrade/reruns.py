@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.config.params import read_yaml, value_at
+from slipway.config.params import value_at
+from slipway.config.yaml_files import read_yaml
 from slipway.kinds.code_digest import CODE_DIGESTS, recall, stage_digest, stage_names
 from slipway.system.errors import SchemaError
 

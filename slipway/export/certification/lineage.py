@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.artifacts.bundle import DataSource, Lineage
-from slipway.config.params import parse_yaml
+from slipway.config.yaml_files import parse_yaml
 from slipway.runtimes.cpu_int8 import int8_instructions
 from slipway.runtimes.runtime import describe_session, this_machine, why_unavailable
 from slipway.system import files
