@@ -38,7 +38,7 @@ from slipway.artifacts.golden_rows import (
 )
 from slipway.artifacts.uncertainty import Calibration
 from slipway.config.sections import ExportParams
-from slipway.data.engine.randomness import uniform
+from slipway.data.engine.randomness import drawn_order
 from slipway.data.store.packed import PackedSplit
 from slipway.export.certification.lineage import package_versions
 from slipway.export.drift_reference import DriftRows, write_drift
@@ -218,8 +218,7 @@ def _write_golden_rows(
     """
     if num_rows == 0:
         return None
-    draw = uniform(seed, 0, split.keys, "canary")
-    rows = np.sort(np.lexsort((split.keys, draw))[:num_rows])
+    rows = np.sort(drawn_order(seed, 0, split.keys, "canary")[:num_rows])
     ids, inputs = [split.ids[row] for row in rows], split.inputs[rows]
     answers = {
         variant: onnx_answers((root / model.file).read_bytes(), inputs, batch_size, variant)

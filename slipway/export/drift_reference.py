@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import DRIFT, ModelFile, OutputContract
 from slipway.artifacts.uncertainty import Answers, Calibration
-from slipway.data.engine.randomness import uniform
+from slipway.data.engine.randomness import drawn_order
 from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.drift.reference import (
     describe_answers,
@@ -40,8 +40,7 @@ def choose_rows(
 
     With `recent_from`, only rows of the data from this number on are chosen.
     """
-    draw = uniform(seed, 0, split.keys, "drift")
-    order = np.lexsort((split.keys, draw))
+    order = drawn_order(seed, 0, split.keys, "drift")
     if recent_from is not None:
         numbers = np.array([int(source.partition(":")[0]) for source in split.sources], np.int64)
         order = order[numbers[order] >= recent_from]

@@ -436,6 +436,11 @@ def _expected(column: Column) -> str:
         return "true or false"
     if column.kind == "date":
         return "a date as ISO 8601 text, such as 2026-11-20 or 2026-11-20T12:00:00Z"
+    return expected_number(column)
+
+
+def expected_number(column: ColumnType) -> str:
+    """Describe the numbers that the bounds of a column allow, for a message."""
     bounds = [f"at least {column.min:g}"] if column.min is not None else []
     bounds += [f"at most {column.max:g}"] if column.max is not None else []
     return " ".join(["a finite number", " and ".join(bounds)]).strip()

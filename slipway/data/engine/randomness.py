@@ -35,7 +35,12 @@ def permutation(seed: int, epoch: int, keys: NDArray[np.uint64]) -> NDArray[np.i
 
     The same keys in another sequence give the same order of samples.
     """
-    return np.lexsort((keys, uniform(seed, epoch, keys, "order")))
+    return drawn_order(seed, epoch, keys, "order")
+
+
+def drawn_order(seed: int, epoch: int, keys: NDArray[np.uint64], stream: str) -> NDArray[np.int64]:
+    """Return the indices (N,) int64 of samples in the random order of one stream."""
+    return np.lexsort((keys, uniform(seed, epoch, keys, stream)))
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -288,6 +288,14 @@ def order_by(*keys: Keys) -> Rows:
     return packed.view(np.int64)
 
 
+def pairs_of(codes: Keys) -> Rows:
+    """Return pairs of row numbers, (P, 2), from codes with the first one in the upper 32 bits."""
+    pairs = scratch_array((len(codes), 2), np.int64)
+    for part in slices(len(codes)):
+        pairs[part] = np.stack([codes[part] >> _32, codes[part] & _LOW_32], axis=1)
+    return pairs
+
+
 def key_slices(
     num_rows: int, keys_of: Callable[[slice], Keys], size: int = _SLICE_ROWS
 ) -> Iterator[slice]:

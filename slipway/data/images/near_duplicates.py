@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from slipway.data.engine.scratch import (
     ScratchSet,
     order_by,
+    pairs_of,
     scratch_array,
     scratch_file,
     slices,
@@ -59,7 +60,7 @@ Codes = NDArray[np.uint64]
 Pairs = NDArray[np.int64]  # (P, 2) row numbers, the smaller first, each pair once
 Images = NDArray[Any]  # (P, 16, 16) float64 or float32, mean 0
 _NONE: Pairs = np.zeros((0, 2), np.int64)
-_32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,7 @@ def _candidates(known: Hashes, max_bits: int) -> Pairs:
         with ThreadPoolExecutor(min(num_cores(), _BANDS)) as threads:
             list(threads.map(search, range(_BANDS)))
         codes = found.ascending()
-    pairs = scratch_array((len(codes), 2), np.int64)
-    for part in slices(len(codes)):
-        pairs[part] = np.stack([codes[part] >> _32, codes[part] & _LOW_32], axis=1)
-    return pairs
+    return pairs_of(codes)
 
 
 class _Band:

@@ -19,12 +19,17 @@ def check_table(data: DataParams) -> None:
     check_column_names(columns_of(data), data)
 
 
-def clean_rows(data: DataParams, clean: CleanParams) -> CleanResult:
-    """Check and compare every row of the table; return the result of cleaning."""
+def check_listed(data: DataParams) -> None:
+    """Compare each stored table with `data.checksums`. Raises DataError if one was altered."""
     if data.checksums:
         listed = read_checksums(Path(data.checksums), data)
         for path in stored_tables(data):
             listed.check_table(path)
+
+
+def clean_rows(data: DataParams, clean: CleanParams) -> CleanResult:
+    """Check and compare every row of the table; return the result of cleaning."""
+    check_listed(data)
     table = clean_table(read_table_of(data), data, clean)
     return CleanResult(
         table.cleaned,

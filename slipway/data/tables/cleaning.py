@@ -48,7 +48,7 @@ from slipway.data.tables.hints import table_hints, written_notes
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.source import first_table, identified_columns, is_out_of_range
 from slipway.data.tables.targets import Annotations, CellTexts, annotate
-from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType
+from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType, expected_number
 from slipway.system.errors import DataError
 
 WRITTEN_ROWS = 1 << 14  # rows written at a time
@@ -235,9 +235,7 @@ def _expected(column: ColumnType) -> str:
             "boolean": "true or false",
             "date": "a date as ISO 8601 text or in data.date_format",
         }[column.kind]
-    bounds = [f"at least {column.min:g}"] if column.min is not None else []
-    bounds += [f"at most {column.max:g}"] if column.max is not None else []
-    return " ".join(["a finite number", " and ".join(bounds)]).strip()
+    return expected_number(column)
 
 
 def _refuse_all_missing(inputs: Sequence[_Input], clean: CleanParams, ledger: Ledger) -> None:
@@ -287,18 +285,34 @@ def _compare(
     ledger: Ledger,
 ) -> tuple[NDArray[np.int64], pa.Table]:
     """Apply the rules for duplicates; return the remaining row numbers by id, and their ROWS."""
+    digests, num_bytes = compare_whole_rows(raw, annotations, ledger)
+    keys = [column.keys for column in inputs]
+    clusters = apply_equal_input_rules(keys, annotations, digests, clean.rules, ledger)
+    order = rows_by_id(digests, ledger)
+    return order, kept_rows(raw, order, digests, clusters, num_bytes, annotations, ledger)
+
+
+def compare_whole_rows(
+    raw: RawTable, annotations: Annotations, ledger: Ledger
+) -> tuple[NDArray[np.uint8], int]:
+    """Refuse the second of two equal rows.
+
+    Returns the digests of the rows, (N, DIGEST_BYTES), and the digested bytes per row.
+    """
     alive = true_rows(ledger.alive)
     found, num_bytes = row_digests(identified_columns(raw), alive)
     digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
     for part in slices(len(alive)):
         digests[alive[part]] = found[part]
     refuse_duplicates(found, alive, ledger, annotations.given_splits)
-    keys = [column.keys for column in inputs]
-    clusters = apply_equal_input_rules(keys, annotations, digests, clean.rules, ledger)
+    return digests, num_bytes
+
+
+def rows_by_id(digests: NDArray[np.uint8], ledger: Ledger) -> NDArray[np.int64]:
+    """Return the numbers of the rows that no rule refuses, in the order of their ids."""
     left = true_rows(ledger.alive)
     words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
-    order = take(left, order_by(*words.T))
-    return order, kept_rows(raw, order, digests, clusters, num_bytes, annotations, ledger)
+    return take(left, order_by(*words.T))
 
 
 def kept_rows(

@@ -101,10 +101,7 @@ class Ledger:
             for part in self._by_row(is_refused=True):
                 by_row = part.group_by("row", use_threads=False)
                 found = by_row.aggregate([("rule", "first"), ("detail", "list")])
-                numbers = self.numbers[found["row"].to_numpy()]
-                details = pc.binary_join(found["detail_list"], "; ")
-                table = pa.table([numbers, found["rule_first"], details], schema=_REFUSED)
-                yield from table.to_batches()
+                yield from self._with_details(found, found["rule_first"])
             others = [
                 {"number": number, "rule": "malformed_row", "detail": detail}
                 for number, detail in sorted(malformed)
@@ -128,12 +125,17 @@ class Ledger:
                 kept = part.filter(pa.array(self.alive[part["row"].to_numpy()]))
                 by_rule = kept.group_by(["row", "rule"], use_threads=False)
                 flags = by_rule.aggregate([("detail", "list")]).sort_by("row")
-                numbers = self.numbers[flags["row"].to_numpy()]
-                details = pc.binary_join(flags["detail_list"], "; ")
-                table = pa.table([numbers, flags["rule"], details], schema=_REFUSED)
-                yield from (self._named(batch, "flag") for batch in table.to_batches())
+                batches = self._with_details(flags, flags["rule"])
+                yield from (self._named(batch, "flag") for batch in batches)
 
         return store_table(batches(), QUARANTINE)
+
+    def _with_details(self, found: pa.Table, rules: pa.ChunkedArray) -> list[pa.RecordBatch]:
+        """Convert grouped verdicts to the schema _REFUSED, with the details of a row joined."""
+        numbers = self.numbers[found["row"].to_numpy()]
+        details = pc.binary_join(found["detail_list"], "; ")
+        batches: list[pa.RecordBatch] = pa.table([numbers, rules, details], _REFUSED).to_batches()
+        return batches
 
     def _named(self, found: pa.RecordBatch, severity: str) -> pa.RecordBatch:
         """Convert rows of the schema _REFUSED to QUARANTINE, with the names of the rows."""

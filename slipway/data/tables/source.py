@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipway.config.sections import DataParams
 from slipway.data.engine.rows import ID_DIGITS
@@ -141,7 +142,22 @@ def read_json_rows(
     `clean` did not accept is null. Raises IntegrityError if a column or a wanted row is missing.
     """
     raw = read_table_of(data)
-    missing = [column.name for column in types if column.name not in raw.columns]
+    rows = wanted_rows(raw, data, [column.name for column in types], wanted)
+    columns = [(column, typed_column(raw.columns[column.name], column.kind)) for column in types]
+    digests, _ = row_digests(identified_columns(raw), rows)
+    for row, digest in zip(rows.tolist(), digests, strict=True):
+        cells = {column.name: json_cell(column, typed, row) for column, typed in columns}
+        yield raw.source(int(raw.numbers[row])), digest.tobytes().hex()[:ID_DIGITS], cells
+
+
+def wanted_rows(
+    raw: RawTable, data: DataParams, names: Sequence[str], wanted: Collection[str]
+) -> NDArray[np.int64]:
+    """Return the positions of the `wanted` sources in the table.
+
+    Raises IntegrityError if one of them, or one of the columns `names`, is missing.
+    """
+    missing = [name for name in names if name not in raw.columns]
     numbers = {int(source.partition(":")[0]) for source in wanted}
     rows = np.flatnonzero(np.isin(raw.numbers, list(numbers)))
     if missing or len(rows) != len(numbers):
@@ -150,11 +166,7 @@ def read_json_rows(
             f"{len(missing)} columns ({', '.join(missing)}) are gone. "
             "Put it back, or run `slipway run`."
         )
-    columns = [(column, typed_column(raw.columns[column.name], column.kind)) for column in types]
-    digests, _ = row_digests(identified_columns(raw), rows)
-    for row, digest in zip(rows.tolist(), digests, strict=True):
-        cells = {column.name: json_cell(column, typed, row) for column, typed in columns}
-        yield raw.source(int(raw.numbers[row])), digest.tobytes().hex()[:ID_DIGITS], cells
+    return rows
 
 
 def raw_rows(

@@ -5,7 +5,6 @@ that networks see, in lower case. The result does not depend on the order of the
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +14,9 @@ from numpy.typing import NDArray
 from slipway.config.sections import Action, CleanParams, DataParams
 from slipway.data.engine.scratch import (
     each_true,
-    scratch_array,
     slices,
     store_table,
     take,
-    true_rows,
 )
 from slipway.data.rules.report import (
     CleanReport,
@@ -30,26 +27,25 @@ from slipway.data.rules.report import (
 )
 from slipway.data.rules.result import Cleaned
 from slipway.data.rules.rules import TEXT_RULES
-from slipway.data.sources.checksums import read_checksums
 from slipway.data.sources.raw_tables import RawTable
-from slipway.data.tables.cells import DIGEST_BYTES, row_digests
-from slipway.data.tables.clean_step import check_table
+from slipway.data.tables.clean_step import check_listed, check_table
 from slipway.data.tables.cleaning import (
     WRITTEN_ROWS,
     check_columns,
+    compare_whole_rows,
     find_outliers,
     kept_rows,
+    rows_by_id,
 )
-from slipway.data.tables.duplicate_rows import apply_equal_input_rules, refuse_duplicates
+from slipway.data.tables.duplicate_rows import apply_equal_input_rules
 from slipway.data.tables.ledger import Ledger
-from slipway.data.tables.source import identified_columns, read_table_of, stored_tables
+from slipway.data.tables.source import read_table_of
 from slipway.data.tables.targets import annotate
 from slipway.data.texts.columns import (
     PERSONAL,
     TextColumn,
     num_characters,
     read_column,
-    rows_by_id,
 )
 from slipway.data.texts.files import text_schema, write_texts
 from slipway.data.texts.near_duplicates import apply_near_duplicate_rule
@@ -71,10 +67,7 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
 
     Raises DataError if the columns do not match the params.
     """
-    if data.checksums:
-        listed = read_checksums(Path(data.checksums), data)
-        for path in stored_tables(data):
-            listed.check_table(path)
+    check_listed(data)
     raw = read_table_of(data)
     check_columns(raw, data)
     ledger = Ledger(raw.numbers, raw.source)
@@ -83,12 +76,7 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
     _apply_rules(columns, clean, ledger)
     find_outliers([], annotations, raw.columns[data.target_columns[0]], clean, ledger)
 
-    alive = true_rows(ledger.alive)
-    found, num_bytes = row_digests(identified_columns(raw), alive)
-    digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
-    for part in slices(len(alive)):
-        digests[alive[part]] = found[part]
-    refuse_duplicates(found, alive, ledger, annotations.given_splits)
+    digests, num_bytes = compare_whole_rows(raw, annotations, ledger)
     keys = [take(column.keys, column.raw.codes) for column in columns]
     clusters = apply_equal_input_rules(keys, annotations, digests, clean.rules, ledger)
     apply_near_duplicate_rule(columns, clusters, digests, annotations, clean, ledger)

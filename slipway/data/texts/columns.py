@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slipway.data.engine.scratch import order_by, scratch_array, slices, take, true_rows
+from slipway.data.engine.scratch import scratch_array, slices, take
 from slipway.data.sources.raw_tables import RawColumn, cell_text
 from slipway.data.sources.text_format import NOT_UTF8
-from slipway.data.tables.ledger import Ledger
 from slipway.data.texts.source import text_cells
 from slipway.inputs.personal_data import IN_WORDS, personal_data
 from slipway.inputs.texts import SEPARATOR, PersonalData, normalised
@@ -117,10 +116,3 @@ def num_characters(columns: Sequence[TextColumn]) -> NDArray[np.int64]:
         for part in slices(len(lengths)):
             lengths[part] += column.lengths[column.raw.codes[part]]
     return lengths
-
-
-def rows_by_id(digests: NDArray[np.uint8], ledger: Ledger) -> NDArray[np.int64]:
-    """Return the numbers of the rows that no rule refuses, in the order of their ids."""
-    left = true_rows(ledger.alive)
-    words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
-    return take(left, order_by(*words.T))

@@ -17,6 +17,7 @@ from slipway.data.engine.scratch import (
     each_true,
     key_slices,
     order_by,
+    pairs_of,
     scratch_array,
     scratch_file,
     slices,
@@ -24,9 +25,10 @@ from slipway.data.engine.scratch import (
     true_rows,
 )
 from slipway.data.images.near_duplicates import DuplicatePairs, cluster_roots
+from slipway.data.tables.cleaning import rows_by_id
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.targets import Annotations
-from slipway.data.texts.columns import TextColumn, joined_texts, num_characters, rows_by_id
+from slipway.data.texts.columns import TextColumn, joined_texts, num_characters
 
 MIN_CHARACTERS = 24  # shorter texts have too few sequences to compare
 _STRICTER = (0.8, 0.9, 0.95, 0.98)  # similarities that divide a cluster of too many texts
@@ -39,7 +41,7 @@ _RANDOM = np.random.default_rng(17)
 _FACTORS = _RANDOM.integers(1 << 31, 1 << 32, _HASHES, dtype=np.uint32) | np.uint32(1)
 _OFFSETS = _RANDOM.integers(0, 1 << 32, _HASHES, dtype=np.uint32)
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
-_32, _LOW_32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
 
 Hashes = NDArray[np.uint32]
 
@@ -61,7 +63,7 @@ def find_similar(
             for candidates in _candidates(known[:, band : band + _BAND]):
                 found.add(_similar(known, candidates, min_similarity))
         codes = found.ascending()
-    pairs = _pairs_of(np.asarray(codes))
+    pairs = pairs_of(np.asarray(codes))
     return DuplicatePairs(pairs, _similarities(known, pairs))
 
 
@@ -130,13 +132,6 @@ def _similar(known: Hashes, pairs: NDArray[np.int64], min_similarity: float) -> 
     """Return a uint64 code for each similar pair: its first text is in the upper 32 bits."""
     chosen = pairs[_similarities(known, pairs) >= min_similarity].astype(np.uint64)
     return (chosen[:, 0] << _32) | chosen[:, 1]
-
-
-def _pairs_of(codes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    pairs = scratch_array((len(codes), 2), np.int64)
-    for part in slices(len(codes)):
-        pairs[part] = np.stack([codes[part] >> _32, codes[part] & _LOW_32], axis=1)
-    return pairs
 
 
 def _similarities(known: Hashes, pairs: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -5,15 +5,13 @@ The id of each row is computed again from the raw file, so a changed file gives 
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from slipway.config.sections import DataParams
 from slipway.data.engine.rows import ID_DIGITS
 from slipway.data.sources.raw_tables import RawColumn, cell_text
 from slipway.data.tables.cells import row_digests
-from slipway.data.tables.source import identified_columns, json_row, read_table_of
+from slipway.data.tables.source import identified_columns, json_row, read_table_of, wanted_rows
 from slipway.inputs.texts import TextContract
-from slipway.system.errors import DataError, IntegrityError
+from slipway.system.errors import DataError
 
 _BLOCK = 1 << 14  # distinct cells that are Python objects at a time
 
@@ -38,15 +36,7 @@ def raw_rows(
     Raises IntegrityError if a column or a wanted row is missing.
     """
     raw = read_table_of(data)
-    missing = [name for name in contract.columns if name not in raw.columns]
-    numbers = {int(source.partition(":")[0]) for source in wanted}
-    rows = np.flatnonzero(np.isin(raw.numbers, list(numbers)))
-    if missing or len(rows) != len(numbers):
-        raise IntegrityError(
-            f"{data.path!r} changed since it was cleaned: {len(numbers) - len(rows)} rows and "
-            f"{len(missing)} columns ({', '.join(missing)}) are gone. "
-            "Put it back, or run `slipway run`."
-        )
+    rows = wanted_rows(raw, data, contract.columns, wanted)
     digests, _ = row_digests(identified_columns(raw), rows)
     for row, digest in zip(rows.tolist(), digests, strict=True):
         cells = {name: _cell(raw.columns[name], row) for name in contract.columns}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract, Precision, Target
 from slipway.artifacts.uncertainty import Answers
-from slipway.data.engine.randomness import uniform
+from slipway.data.engine.randomness import drawn_order
 from slipway.data.store.packed import PackedManifest, open_split
 from slipway.export.graphs.graph import largest_batch
 from slipway.export.graphs.half_precision import kept_in_fp32, to_half
@@ -67,8 +67,7 @@ def quantization_samples(
     choice depends only on the seed and the ids. Images stored larger are resized to the input.
     """
     split, contract = open_split(packed, manifest, "train"), manifest.input
-    draw = uniform(seed, 0, split.keys, "calibration")
-    chosen = np.lexsort((split.keys, draw))[:num_rows]
+    chosen = drawn_order(seed, 0, split.keys, "calibration")[:num_rows]
     rows: NDArray[Any] = split.inputs[np.sort(chosen)]
     if rows.shape[1:] == contract.shape:
         return rows

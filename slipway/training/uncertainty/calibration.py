@@ -21,7 +21,7 @@ from slipway.artifacts.uncertainty import (
     OODThreshold,
 )
 from slipway.config.sections import MeasuringParams
-from slipway.data.engine.randomness import uniform
+from slipway.data.engine.randomness import drawn_order, uniform
 from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.kinds.registry import kind_of
 from slipway.metrics.uncertainty import with_thresholds
@@ -106,8 +106,8 @@ class Calibrator:
     def _training_rows(self, train: PackedSplit) -> Inputs:
         """Select the training rows to which the OOD score is fitted, from seed and row ids."""
         # Another name of the stream would select other rows.
-        draw = uniform(self._seed, 0, train.keys, "outlier score")
-        chosen = np.sort(np.lexsort((train.keys, draw))[:_MAX_TRAINING_ROWS])
+        order = drawn_order(self._seed, 0, train.keys, "outlier score")
+        chosen = np.sort(order[:_MAX_TRAINING_ROWS])
         return select([train], chosen, self._network.spec.input.shape).inputs
 
 
