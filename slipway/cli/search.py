@@ -51,7 +51,8 @@ def search(name: str | None, folds: bool, members: int | None, join: bool, as_js
 
 
 def _search(name: str | None, join: bool) -> object:
-    from slipway.search.run import as_json, conclude, search
+    from slipway.search.console import as_json, conclude
+    from slipway.search.run import search
 
     end = search(name, is_quiet=is_quiet(), is_joint=join)
     conclude(end)

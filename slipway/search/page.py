@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from slipway.search.proposals import TrialOutcome, frozen
 from slipway.search.study import Study
 from slipway.system.errors import MetricError
 
+PAGE = Path("reports/search.html")
 _MOST_SHOWN = 20  # largest number of trials in a chart of intervals
 _WIDTH, _HEIGHT, _TOP, _SIDE = 600, 300, 40, 55
 _FEWEST_CHOICES = 2  # finished trials that make the winner a choice

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from types import FrameType
 from typing import IO, Any
 
 from slipway.config.edit import changed_text
-from slipway.config.mistakes import as_yaml
 from slipway.config.params import parse_params, value_at
 from slipway.config.search import SearchParams
 from slipway.config.stage_graph import read_pipeline
@@ -30,15 +29,13 @@ from slipway.experiments.records import (
     read_records,
     write_record,
 )
-from slipway.planning.search_space import Space, Values, changed_content, read_space
+from slipway.planning.search_space import Space, changed_content, read_space
 from slipway.preflight.project import check_project
-from slipway.reports.console import interval, number
+from slipway.search.console import SearchEnd, introduction, result_text
 from slipway.search.gpus import visible_gpus
 from slipway.search.journal import JobLine, ResultLine
 from slipway.search.locks import Interrupted, held, try_lock
-from slipway.search.optimism import Optimism
-from slipway.search.page import latest_results, optimism_of, search_page
-from slipway.search.proposals import grid_size
+from slipway.search.page import PAGE, optimism_of, search_page
 from slipway.search.study import (
     STUDIES,
     Study,
@@ -63,22 +60,13 @@ from slipway.search.workspace_copy import (
 )
 from slipway.system import files
 from slipway.system.cores import num_cores
-from slipway.system.errors import ParamsError, SlipwayError
+from slipway.system.errors import ParamsError
 
-PARAMS, LOCK, PAGE = Path("params.yaml"), STUDIES / "lock", Path("reports/search.html")
+PARAMS, LOCK = Path("params.yaml"), STUDIES / "lock"
 _SHARED_LOG, _SETUP = STUDIES / "shared.log", STUDIES / "setup.lock"
 _FOLDER_LOCKS = STUDIES / "locks"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SHORT_S = 30.0  # a shorter remaining time is not shown
 _EXAMPLE = "docs/how-to/search.md has one to begin with"
-
-
-@dataclass(frozen=True)
-class SearchEnd:
-    """A finished search, and the optimism of its winner (None if it cannot be measured)."""
-
-    study: Study
-    optimism: Optimism | None
 
 
 def search(name: str | None, *, is_quiet: bool = False, is_joint: bool = False) -> SearchEnd:
@@ -90,7 +78,8 @@ def search(name: str | None, *, is_quiet: bool = False, is_joint: bool = False) 
     run here.
     """
     text, content = read_project()
-    params = parse_params(content).search
+    whole = parse_params(content)
+    params = whole.search
     if params is None:
         raise ParamsError(
             "params.yaml has no section search, expected one with a space, a method and a budget; "
@@ -98,7 +87,6 @@ def search(name: str | None, *, is_quiet: bool = False, is_joint: bool = False) 
         )
     space = read_space(content, params)
     study = run_trials(text, space, params, name, is_quiet=is_quiet, is_joint=is_joint)
-    whole = parse_params(content)
     optimism = optimism_of(study, space, whole.evaluate.top_k, whole.seed)
     files.write_text(PAGE, search_page(study, space, optimism))
     return SearchEnd(study, optimism)
@@ -178,15 +166,18 @@ class _Search:
         for damage in study.journal.damages:
             print(f"warning: {damage}", file=sys.stderr)
         repository.keep_snapshot(study.name, snapshot.tree)
-        self._say(self._introduction())
+        where = " in each process" if self._is_joint else ""
+        self._say(introduction(study, self._space, self._num_workers, where))
         with ThreadPoolExecutor(self._num_workers) as pool:
             try:
                 self._work(snapshot, pool)
             except BaseException:
-                self._stop.set()
+                self._stop.event.set()
                 raise
         if self._stop.number:
-            self._mark_interrupted()
+            for job in self._interrupted:
+                cause = "the search was ended; run `slipway search` again to resume"
+                self._update(job, status="interrupted", cause=cause)
             self._stop.end()
         with held(study.lock):
             for trial in range(study.schedule.num_trials):
@@ -215,7 +206,7 @@ class _Search:
                 if found is None:
                     break
                 claim = _Claim(*found, *_free_folder())
-                self._begin(claim.job)
+                self._update(claim.job, status="running", process=os.getpid(), host=platform.node())
                 future = pool.submit(run_job, snapshot, self._plan(claim), stop)
                 self._running[future] = claim, time.monotonic()
             if self._running:
@@ -251,12 +242,6 @@ class _Search:
             locks=(claim.folder_lock.fileno(), claim.trial_lock.fileno()),
         )
 
-    def _begin(self, job: JobLine) -> None:
-        """Record the trial as running in this process."""
-        before = self._record(job)
-        own = {"process": os.getpid(), "host": platform.node()}
-        write_record(before.model_copy(update={"status": "running", **own}))
-
     def _end(self, future: "Future[JobResult]") -> None:
         """Record the result of a finished job, and release the locks of its trial and folder."""
         claim, started = self._running.pop(future)
@@ -283,7 +268,11 @@ class _Search:
         with held(self._study.lock):
             self._study.add_result(line)
         self._write_result(job, line)
-        self._say(self._describe(job, line))
+        self._say(result_text(self._study, job, line))
+
+    def _update(self, job: JobLine, **changes: Any) -> None:
+        """Change the record of a trial, and write it."""
+        write_record(self._record(job).model_copy(update=changes))
 
     def _record(self, job: JobLine) -> ExperimentRecord:
         """Return the existing record of a trial, or a new one."""
@@ -314,84 +303,17 @@ class _Search:
             score = Validation(
                 name=self._params.metric, epoch=line.epoch, value=line.score, metric=line.metric
             )
-        changes = {
-            "status": line.status,
-            "cause": cause,
-            "seconds": round(self._study.seconds(line.trial), 1),
-            "validation": score,
-        }
-        write_record(self._record(job).model_copy(update=changes))
+        self._update(
+            job,
+            status=line.status,
+            cause=cause,
+            seconds=round(self._study.seconds(line.trial), 1),
+            validation=score,
+        )
 
     def _say(self, text: str) -> None:
         if not self._is_quiet:
             print(text, flush=True)
-
-    def _mark_interrupted(self) -> None:
-        """Record the trials that a signal ended as interrupted; the next search resumes them."""
-        for job in self._interrupted:
-            cause = "the search was ended; run `slipway search` again to resume"
-            changes = {"status": "interrupted", "cause": cause}
-            write_record(self._record(job).model_copy(update=changes))
-
-    def _introduction(self) -> str:
-        params, study = self._params, self._study
-        limits = [
-            f"{value:g} {name}"
-            for name, value in params.budget.model_dump().items()
-            if value is not None
-        ]
-        parts = [
-            f"{study.name}: {params.method} over {', '.join(params.space)}",
-            f"budget {' or '.join(limits)}",
-        ]
-        if params.halving:
-            parts.append(f"rungs after epochs {', '.join(map(str, study.schedule.rungs))}")
-        if params.method == "grid":
-            parts.append(f"a grid of {grid_size(self._space)} points")
-        where = " in each process" if self._is_joint else ""
-        parts.append(f"{self._num_workers} at a time{where}, {study.threads} threads each")
-        done = len(study.schedule.results)
-        if done:
-            parts.append(f"resumes after {done} results")
-        return "; ".join(parts)
-
-    def _describe(self, job: JobLine, line: ResultLine) -> str:
-        """Describe a result and the best result so far."""
-        study, metric = self._study, self._params.metric
-        values = " ".join(f"{key}={as_yaml(value)}" for key, value in job.values.items())
-        head = f"{study.trial_name(job.trial)}  {line.status:<7} epoch {line.epoch:>3}"
-        found = line.cause if line.score is None else f"{metric} {_shown(line)}"
-        best = study.schedule.best()
-        tail = f"; best: {study.trial_name(best.trial)} {_shown(best)}" if best else ""
-        return f"{head}  {line.seconds:.0f} s  {found}  {values}{tail}{self._remaining()}"
-
-    def _remaining(self) -> str:
-        """Describe the remaining time, estimated from the mean seconds of an epoch so far."""
-        schedule, budget = self._study.schedule, self._params.budget
-        results = schedule.results.values()
-        spent = sum(one.seconds for one in results)
-        reached: dict[int, int] = {}
-        for one in results:
-            reached[one.trial] = max(one.epoch, reached.get(one.trial, 0))
-        trained = sum(reached.values())
-        if not trained:
-            return ""
-        estimates = []
-        if budget.trials is not None:
-            estimates.append(spent / len(reached) * (budget.trials - len(reached)))
-        if budget.epochs is not None:
-            estimates.append(spent / trained * (budget.epochs - trained))
-        if budget.minutes is not None:
-            estimates.append(60 * budget.minutes * self._params.workers - spent)
-        left = max(0.0, min(estimates)) / self._params.workers
-        return f"; about {left / 60:.0f} min left" if left >= _SHORT_S else ""
-
-
-def _shown(line: ResultLine) -> str:
-    assert line.score is not None
-    if line.metric is None:
-        return number(line.score)
-    return f"{number(line.metric.value)} {interval(line.metric)}"
 
 
 @dataclass(frozen=True)
@@ -406,11 +328,8 @@ class _Claim:
 
 def _free_folder() -> tuple[str, IO[bytes]]:
     """Lock a folder that no trial uses; return its name and the lock."""
-    for number_of in itertools.count():
-        name = f"worker-{number_of}"
-        if lock := try_lock(_FOLDER_LOCKS / name):
-            return name, lock
-    raise AssertionError
+    names = (f"worker-{number}" for number in itertools.count())
+    return next((name, lock) for name in names if (lock := try_lock(_FOLDER_LOCKS / name)))
 
 
 @dataclass
@@ -419,9 +338,6 @@ class _Stop:
 
     event: threading.Event
     number: int = 0
-
-    def set(self) -> None:
-        self.event.set()
 
     def end(self) -> None:
         """End the process as shells expect after a signal.
@@ -443,7 +359,7 @@ def _signals() -> Iterator[_Stop]:
         if stop.number:
             os._exit(128 + number)
         stop.number = number
-        stop.set()
+        stop.event.set()
 
     before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
@@ -451,58 +367,3 @@ def _signals() -> Iterator[_Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def conclude(end: SearchEnd) -> None:
-    """Print the winner; raises SlipwayError if no trial was trained to its end."""
-    study = end.study
-    best = study.schedule.best()
-    if best is None:
-        failed = [one for one in study.schedule.results.values() if one.status == "failed"]
-        cause = failed[-1].cause if failed else "the budget ended before"
-        raise SlipwayError(
-            f"no trial of {study.name} was trained to its end, expected at least one; {cause}. "
-            "`slipway compare` lists the trials."
-        )
-    print(
-        f"\n{study.name}: the best of {study.schedule.num_trials} trials is "
-        f"{study.trial_name(best.trial)}, {study.schedule.params.metric} {_shown(best)} on the "
-        f"validation rows{_expected(end.optimism)}\n"
-        f"all trials: {PAGE}\nnext: slipway take {study.trial_name(best.trial)}"
-    )
-
-
-def _expected(optimism: Optimism | None) -> str:
-    if optimism is None:
-        return ""
-    return (
-        f"; {number(optimism.expected)} is expected on other rows, because the best of several "
-        "trials looks better than it is"
-    )
-
-
-def as_json(end: SearchEnd) -> Mapping[str, Any]:
-    """Return the search in the form that `--json` prints."""
-    study, schedule = end.study, end.study.schedule
-    best, latest = schedule.best(), latest_results(study)
-    values: dict[int, Values] = {job.trial: job.values for job in schedule.jobs}
-    return {
-        "search": study.name,
-        "metric": schedule.params.metric,
-        "best": study.trial_name(best.trial) if best else None,
-        "expected_on_other_rows": end.optimism.expected if end.optimism else None,
-        "threads": study.threads,
-        "trials": [
-            {
-                "name": study.trial_name(trial),
-                "params": values[trial],
-                "status": line.status,
-                "epochs": line.epoch,
-                "score": line.score,
-                "interval": line.metric.model_dump(mode="json") if line.metric else None,
-                "seconds": round(study.seconds(trial), 1),
-                "cause": line.cause,
-            }
-            for trial, line in latest.items()
-        ],
-    }
