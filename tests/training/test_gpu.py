@@ -176,7 +176,7 @@ def test_the_profile_of_a_gpu_training_attributes_nearly_all_of_a_step_to_comput
     tmp_path: Path,
 ) -> None:
     large = {
-        "width": 512,
+        "width": 768,
         "blocks": [4, 4, 4],
         "dropout": 0.0,
         "stochastic_depth": 0.0,

@@ -9,7 +9,7 @@ losses are finite and the scale can be lowered. A loss spike is skipped in the s
 gradient is replaced by NaN.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,8 +60,9 @@ class NonFiniteGuard:
         # () of the last step before clipping, on the device; None with DeepSpeed
         self.gradient_norm: Tensor | None = None
         self._network, self._params, self._ids = network, params, ids
-        self._buffers: list[Tensor] | None = None  # buffers on the device, known at the first batch
-        self._saved_buffers: list[Tensor] = []
+        # by dtype; known at the first batch, when they are on the device
+        self._buffers: list[list[Tensor]] | None = None
+        self._saved_buffers: list[list[Tensor]] = []
         self._batches: list[BatchLosses] = []
         self._is_finite = True  # the gradient of the last step, without DeepSpeed
         self._scaler = _LossScaler(None)
@@ -86,8 +87,8 @@ class NonFiniteGuard:
         if self._batches:
             return
         if self._buffers is None:
-            self._buffers = list(self._network.buffers())
-            self._saved_buffers = [buffer.clone() for buffer in self._buffers]
+            self._buffers = _by_dtype(self._network.buffers())
+            self._saved_buffers = [[one.clone() for one in group] for group in self._buffers]
         _copy(self._buffers, self._saved_buffers)
 
     def checked_mean(self, losses: Tensor, batch: Batch, num_accumulated: int = 1) -> Tensor:
@@ -263,6 +264,14 @@ def _list_ids(ids: list[str]) -> str:
     return ", ".join(ids[:_MAX_NAMED_IDS]) + more
 
 
-def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
-    if sources:
-        torch._foreach_copy_(targets, sources)
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group tensors of one dtype, which a GPU copies in one kernel; mixed ones it copies singly."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return list(groups.values())
+
+
+def _copy(sources: list[list[Tensor]], targets: list[list[Tensor]]) -> None:
+    for of_dtype, to in zip(sources, targets, strict=True):
+        torch._foreach_copy_(to, of_dtype)
