@@ -32,6 +32,12 @@ PersonalData = Literal["email", "phone", "card"]  # slipway/inputs/personal_data
 TRUNCATED = 0xFF  # a value that is no byte of UTF-8
 SEPARATOR = "\n"  # stands between the columns of a row; a normalised text has none
 _SPACE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
+# White space, control characters, and characters that show nothing by themselves: joiners,
+# marks of direction, tags and the like. The exports for the browser and small machines agree.
+_INVISIBLE = re.compile(
+    "[\\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]*"
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 # Characters of a text that are read, for each byte of a row. It bounds the cost of normalisation,
@@ -367,7 +373,7 @@ def text_faults(row: Mapping[str, Any], contract: TextContract) -> Iterator[Cell
     texts = {name: row.get(name) or "" for name in contract.columns}
     for name, text in texts.items():
         if not isinstance(text, str):
-            found = f"found {str(text)[:80]!r}, expected text"
+            found = f"found {repr(text)[:80]}, expected text"
             yield CellError("type_violation", name, found)
             return
     first = contract.columns[0]
@@ -382,5 +388,5 @@ def text_faults(row: Mapping[str, Any], contract: TextContract) -> Iterator[Cell
 
 
 def is_blank(text: str) -> bool:
-    """Return True for a text of white space and control characters only."""
-    return not text or _SPACE.fullmatch(text) is not None
+    """Return True for a text without a visible character."""
+    return _INVISIBLE.fullmatch(text) is not None

@@ -190,7 +190,9 @@ class ModelWorker:
             actual.variant,
             requested["provider"],
             requested["variant"],
-            "".join(f"; passed over {reason}" for reason in model.selection.passed_over),
+            "".join(
+                f"; passed over {reason.rstrip('.')}" for reason in model.selection.passed_over
+            ),
         )
         from slipway.system.version import installed_version, other_version  # with a model only
 

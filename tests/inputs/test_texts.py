@@ -89,6 +89,7 @@ def test_long_run_of_combining_marks_is_cut_before_unicode_sorts_it() -> None:
         ({}, "missing_value", "text"),
         ({"text": None}, "missing_value", "text"),
         ({"text": " \x00\u3000"}, "missing_value", "text"),
+        ({"text": "\u200b\u200d\ufe0f\U000e0041"}, "missing_value", "text"),
         ({"text": 3}, "type_violation", "text"),
         ({"text": ["a"]}, "type_violation", "text"),
         ({"text": "x" * 101}, "out_of_range", "text"),

@@ -100,8 +100,14 @@ def _reason(
         return f"{wanted} Nothing else is better" + (f". {others}." if others else ".")
     found = figures[chosen]
     return (
-        f"{wanted} {chosen} loses {loss_text(found.metric_loss.value, task)}, "
+        f"{wanted} {chosen} {_change_text(found.metric_loss.value, task)}, "
         f"answers {times_text(found.throughput)} the rows of fp32 per second "
         f"and one row {times_text(found.latency)} as fast, "
         f"in {size(found.bytes)} instead of {size(figures['fp32'].bytes)}."
     )
+
+
+def _change_text(loss: float, task: Task) -> str:
+    """Format a loss, or a gain if it is negative: "loses 0.20 points", "gains 1.49 points"."""
+    lost = loss_text(loss, task)
+    return f"gains {lost.removeprefix('-')}" if lost.startswith("-") else f"loses {lost}"

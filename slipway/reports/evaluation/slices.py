@@ -69,7 +69,8 @@ def built_in_dimensions(
     found = (_of_labels if several else _of_target)(test, manifest.classes)
     if kind_of(manifest.task).input.has_pixels:
         width, height = (_floats(rows[name]) for name in ("width", "height"))
-        found += [by_number("size", width * height, "px"), by_number("aspect", width / height)]
+        found += [by_number("size", width * height, "px")]
+        found.append(by_number("aspect", np.round(width / height, 2)))
         found.append(by_number("brightness", brightness(test.inputs)))
     elif isinstance(manifest.input, TextContract):
         found += _of_texts(test.inputs, manifest.input)

@@ -18,6 +18,7 @@ from slipway.data.rules.report import (
     TargetSummary,
     TextProfile,
 )
+from slipway.reports.console import number
 from slipway.reports.pages.charts import BarGroup, bar_groups, bars
 from slipway.reports.pages.html_page import (
     Html,
@@ -224,7 +225,7 @@ def _classes(classes: Mapping[str, int]) -> Html:
 
 def _target(target: TargetSummary) -> Html:
     names = ("min", "p25", "median", "p75", "max", "mean", "std")
-    numbers = [(name, f"{getattr(target, name):.4g}", "") for name in names]
+    numbers = [(name, number(getattr(target, name)), "") for name in names]
     drawn = bars(target.histogram, target.min, target.max, "target")
     return section("Target", tiles(numbers), drawn)
 
@@ -234,7 +235,7 @@ def _sizes(sizes: Mapping[str, TargetSummary]) -> Html:
         figure(
             bars(found.histogram, found.min, found.max, _SIZES[name]),
             _SIZES[name].capitalize(),
-            f"{found.min:,.4g} to {found.max:,.4g}, median {found.median:,.4g}",
+            f"{number(found.min)} to {number(found.max)}, median {number(found.median)}",
         )
         for name, found in sizes.items()
         if found.min < found.max

@@ -30,11 +30,11 @@ export function tile(title, ...content) {
   return html("div", { class: "card tile" }, html("h3", {}, title), content);
 }
 
-/** A list of [name, value]. Null values are omitted. */
-export function pairs(rows) {
+/** A list of [name, value]. Null values are omitted. Short values leave room: `look` "counts". */
+export function pairs(rows, look = "") {
   return html(
     "dl",
-    { class: "pairs" },
+    { class: `pairs ${look}`.trim() },
     rows
       .filter(Boolean)
       .map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))),

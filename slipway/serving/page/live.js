@@ -115,21 +115,27 @@ export function quantile(before, now, share) {
 }
 
 function countsTile({ traffic }) {
-  const errors = Object.entries(traffic.errors_by_code).slice(0, 6);
+  const errors = Object.entries(traffic.errors_by_code);
   return tile(
     t("live.counts"),
-    pairs([
-      [t("live.predictions"), number(traffic.predictions)],
-      [t("live.queue"), number(traffic.queue_depth)],
-      [t("live.workers"), number(traffic.workers_ready)],
-      ...Object.entries(traffic.requests_by_code).map(([code, count]) => [
-        `HTTP ${code}`,
-        number(count),
-      ]),
-    ]),
+    pairs(
+      [
+        [t("live.predictions"), number(traffic.predictions)],
+        [t("live.queue"), number(traffic.queue_depth)],
+        [t("live.workers"), number(traffic.workers_ready)],
+        ...Object.entries(traffic.requests_by_code).map(([code, count]) => [
+          `HTTP ${code}`,
+          number(count),
+        ]),
+      ],
+      "counts",
+    ),
     errors.length ? html("h4", {}, t("live.errors")) : null,
     errors.length
-      ? pairs(errors.map(([code, count]) => [html("code", {}, code), number(count)]))
+      ? pairs(
+          errors.map(([code, count]) => [html("code", {}, code), number(count)]),
+          "counts",
+        )
       : null,
   );
 }

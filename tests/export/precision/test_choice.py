@@ -132,3 +132,10 @@ def test_the_reason_of_a_choice_states_goal_and_figures() -> None:
         "answers 2.00 times (1.80 to 2.20) the rows of fp32 per "
         "second and one row 1.50 times (1.35 to 1.65) as fast, in 25 B instead of 100 B."
     )
+
+
+def test_the_reason_of_a_choice_calls_a_negative_loss_a_gain() -> None:
+    goal = GoalParams(max_metric_loss=0.005, prefer="fastest")
+    found = {"fp32": FP32, "int8": figures(loss=-0.0149)}
+    reason = choose(found, MEANT_FOR, goal, "image_classification", "cpu", {}).reason
+    assert "int8 gains 1.49 points, answers" in reason

@@ -180,6 +180,18 @@ def test_images_are_cut_by_class_size_aspect_brightness_group_and_flag(
     assert brightness(pixels) == pytest.approx([image.mean() for image in pixels])
 
 
+def test_the_aspect_of_images_is_named_by_two_decimals(packed_manifest: PackedManifest) -> None:
+    rows = split_rows("image_classification")
+    for name, sides in (("width", [160, 400]), ("height", [150, 300])):
+        place = rows.schema.get_field_index(name)
+        column = pa.array([sides[row % 2] for row in range(21)], rows.schema.field(place).type)
+        rows = rows.set_column(place, rows.schema.field(place), column)
+    names = [f"{row:032x}" for row in range(21)]
+    test = packed_split(images(21), targets("image_classification"), names, ["x"] * 21)
+    found = {one.name: one for one in built_in_dimensions(test, packed_manifest, rows)}
+    assert found["aspect"].values == ["1.07", "1.33"]
+
+
 @pytest.mark.parametrize("has_tokens", [False, True], ids=["bytes", "tokens"])
 def test_texts_are_cut_by_length_and_script(
     packed_manifest: PackedManifest, *, has_tokens: bool

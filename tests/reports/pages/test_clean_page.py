@@ -123,6 +123,10 @@ def test_the_clean_page_has_histograms_of_the_sizes_of_images(tmp_path: Path) ->
     assert (found.sizes["width"].min, found.sizes["width"].max) == (40, 60)
     assert sum(found.sizes["bytes"].histogram) == 3
     assert clean_page(found, {}).count("<svg") == 3
+    large = found.sizes["width"].model_copy(update={"median": 23456.0, "max": 42620.0})
+    assert "40 to 42,620, median 23,460" in clean_page(
+        found.model_copy(update={"sizes": {"width": large}}), {}
+    )
     same = found.sizes["width"].model_copy(update={"max": 40.0})
     text = clean_page(found.model_copy(update={"sizes": {"width": same}}), {})
     assert "All rows have 40 pixels of width." in text

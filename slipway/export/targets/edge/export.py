@@ -321,7 +321,8 @@ def _expected_fields(
         yield "interval", interval and list(interval)
         return
     inside = calibration.prediction_sets(outputs)
-    yield "prediction_set", [name for name, own in zip(labels, inside, strict=True) if own]
+    best_first = np.argsort(-outputs, kind="stable").tolist()
+    yield "prediction_set", [labels[place] for place in best_first if inside[place]]
     if calibration.thresholds is not None and calibration.decision is None:
         given = given_labels(outputs, calibration.thresholds)
         yield "labels", [name for name, own in zip(labels, given, strict=True) if own]

@@ -33,6 +33,10 @@ MAX_UINT16 = 65535
 MAX_CATEGORY_LENGTH = 256
 SECONDS_PER_DAY = 86400
 SPACE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
+INVISIBLE = re.compile(
+    "[\\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]*"
+)
 SURROGATE = re.compile("[\ud800-\udfff]")
 SEPARATOR = "\n"  # between the columns of a row of texts
 TRUNCATED = 0xFF  # the last byte of a text that was cut
@@ -46,11 +50,16 @@ class InputError(Exception):
 
 def pixels_of(payload: bytes, contract: Mapping[str, Any]) -> NDArray[np.uint8]:
     """Decode a PNG or JPEG to (size_px, size_px, channels) uint8."""
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # the contract's own limit is checked
     try:
-        image: Any = Image.open(io.BytesIO(payload), formats=FORMATS)
+        try:
+            image: Any = Image.open(io.BytesIO(payload), formats=FORMATS)
+        except UnidentifiedImageError:
+            raise InputError(
+                "found no readable image, expected a whole PNG or JPEG. Save it as one."
+            ) from None
         if image.width * image.height > contract["max_pixels"]:
             raise InputError(
                 f"found {image.width}x{image.height} pixels, expected at most "
@@ -182,8 +191,8 @@ def text_of(row: Mapping[str, Any], contract: Mapping[str, Any]) -> str:
     cells = {name: row.get(name) or "" for name in columns}
     for name, cell in cells.items():
         if not isinstance(cell, str):
-            raise InputError(f"{name}: found {str(cell)[:80]!r}, expected text. Correct it.")
-    if not any(_joined(cell) for cell in cells.values()):
+            raise InputError(f"{name}: found {repr(cell)[:80]}, expected text. Correct it.")
+    if all(map(INVISIBLE.fullmatch, cells.values())):
         raise InputError(f"{columns[0]}: found no text, expected a visible character. Write one.")
     length, most = sum(map(len, cells.values())), contract["max_characters"]
     if most is not None and length > most:
@@ -384,12 +393,13 @@ class ExportedModel:
             given = [place if place in given else 1 - place]
         least = min(np.float32(conformal or 0), outputs.max())
         inside = [place for place in range(len(labels)) if outputs[place] >= least]
+        best_first = sorted({*inside, *given}, key=lambda place: (-outputs[place], place))
         chosen = [labels[place] for place in given]
         several = thresholds is not None and decision is None
         return {
             **({"labels": chosen} if several else {"label": chosen[0]}),
             "probabilities": dict(zip(labels, map(float, outputs), strict=True)),
-            "prediction_set": [labels[place] for place in sorted({*inside, *given})],
+            "prediction_set": [labels[place] for place in best_first],
             **ood,
         }
 

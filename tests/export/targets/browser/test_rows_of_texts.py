@@ -54,6 +54,7 @@ def test_page_reads_and_refuses_the_same_hostile_texts_as_training(tmp_path: Pat
     bad: list[dict[str, Any]] = [
         {},
         {"text": " \n\x85"},
+        {"text": "\u200b \ufeff"},
         {"text": 3},
         {"other": "x"},
         {"text": "é" * 1001},

@@ -105,7 +105,7 @@ def test_script_predicts_files_and_names_those_that_it_cannot_read(tmp_path: Pat
     assert done.returncode == 1
     good, bad, gone = done.stdout.splitlines()
     assert '"label": ' in good
-    assert "found no readable image" in bad
+    assert "found no readable image, expected a whole PNG or JPEG. Save it as one." in bad
     assert "No such file" in gone
 
 

@@ -110,7 +110,8 @@ def test_script_encodes_hostile_texts_and_pairs_as_training_does(
 
 
 @pytest.mark.parametrize(
-    "row", [{}, {"text": " \n"}, {"text": 3}, {"other": "x"}, {"text": "a" * 1001}]
+    "row",
+    [{}, {"text": " \n"}, {"text": "\u200b"}, {"text": 3}, {"other": "x"}, {"text": "a" * 1001}],
 )
 def test_script_refuses_the_same_texts_as_the_service_with_fault_expectation_and_fix(
     row: dict[str, Any],

@@ -10,6 +10,9 @@
     "[\\0-\\x20\\x7f-\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+",
     "g",
   );
+  // Characters that show nothing by themselves, such as joiners and marks of direction.
+  const INVISIBLE =
+    /[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\u{e0000}-\u{e01ef}]+/gu;
   const joined = (text) => text.replace(SPACE, " ").replace(/^ | $/g, "");
   const first = (text, most) =>
     text.length > most ? Array.from(text).slice(0, most).join("") : text;
@@ -283,7 +286,7 @@
           "Correct it.",
       );
     }
-    if (!cells.some(joined)) {
+    if (!cells.some((cell) => joined(cell.replace(INVISIBLE, "")))) {
       throw new Error(
         `${columns[0]}: the text is missing or blank; expected a visible character. Write one.`,
       );
