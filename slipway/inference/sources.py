@@ -23,14 +23,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from slipway.data.sources.image_tables import (
-    NOT_AN_OBJECT,
-    TABLE_ENDINGS,
-    TABLES,
-    is_jsonl,
-    json_record,
-)
-from slipway.data.sources.raw_tables import cells_of, csv_header
+from slipway.data.sources.formats.csv_files import csv_header
+from slipway.data.sources.formats.json_lines import NOT_AN_OBJECT, cells_of, is_jsonl, json_record
+from slipway.data.sources.image_tables import TABLE_ENDINGS, TABLES
 from slipway.data.sources.shards import parquet_errors, table_files
 from slipway.data.sources.text_folders import read_text_file
 from slipway.data.sources.text_format import TextFormat, as_utf8, is_utf8, remedy

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from slipway.data.sources import excel
 from slipway.data.sources.archive_members import CHUNK_BYTES, DAMAGE, Member, read_members
 from slipway.data.sources.archives import name_problem
+from slipway.data.sources.formats import excel
 from slipway.data.sources.image_tables import is_table_file
 from slipway.data.sources.samples import is_skipped, visible_entries
 from slipway.data.sources.shards import is_parquet

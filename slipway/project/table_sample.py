@@ -16,17 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipway.data.sources.csv_start import START_CHARACTERS, find_csv_start
-from slipway.data.sources.image_tables import is_jsonl
-from slipway.data.sources.raw_tables import (
-    RawTable,
-    join_tables,
-    read_raw_table,
-    stored_column,
-    without_lists,
-)
+from slipway.data.sources.formats.csv_files import START_CHARACTERS, find_csv_start
+from slipway.data.sources.formats.json_lines import is_jsonl
+from slipway.data.sources.raw_tables import RawTable, join_tables, read_raw_table, stored_column
 from slipway.data.sources.shards import is_parquet, parquet_errors
-from slipway.data.sources.text_format import TextFormat, as_utf8
+from slipway.data.sources.text_format import TextFormat, as_utf8, without_lists
 
 _SAMPLE_BYTES = 4_000_000  # bytes read of a text file; more would leave scratch files
 _PIECES = 16

@@ -24,14 +24,9 @@ from numpy.typing import NDArray
 from slipway.config.sections import DataParams
 from slipway.data.sources.annotations import annotation_text
 from slipway.data.sources.archives import is_archive
-from slipway.data.sources.csv_start import find_csv_start
-from slipway.data.sources.image_tables import (
-    FILE_NAME,
-    image_cell,
-    is_jsonl,
-    json_record,
-    missing_column,
-)
+from slipway.data.sources.formats.csv_files import find_csv_start
+from slipway.data.sources.formats.json_lines import is_jsonl, json_record
+from slipway.data.sources.image_tables import FILE_NAME, image_cell, missing_column
 from slipway.data.sources.joined import source_names
 from slipway.data.sources.shards import is_parquet, parquet_errors, table_files
 from slipway.data.sources.sources import each_source, find_layout

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from slipway.config.sections import DataParams
-from slipway.data.sources import excel
 from slipway.data.sources.archive_members import (
     CHUNK_BYTES,
     DAMAGE,
@@ -27,6 +26,7 @@ from slipway.data.sources.archive_members import (
     read_members,
     too_large,
 )
+from slipway.data.sources.formats import excel
 from slipway.data.sources.joined import source_names
 from slipway.data.sources.samples import visible_entries
 from slipway.kinds.registry import kind_of

@@ -7,7 +7,6 @@ the Hugging Face `imagefolder`, the column `file_name` names the image.
 import csv
 import difflib
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -18,20 +17,24 @@ import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
 from slipway.data.sources.annotations import annotate
-from slipway.data.sources.csv_start import START_CHARACTERS, find_csv_start
+from slipway.data.sources.formats.csv_files import csv_start, find_csv_start
+from slipway.data.sources.formats.json_lines import (
+    JSON_LINES,
+    NOT_AN_OBJECT,
+    is_jsonl,
+    json_columns,
+    json_records,
+)
 from slipway.data.sources.samples import GIVEN_SPLIT, Fault, RawSample, link_fault
 from slipway.data.sources.shards import PARQUET, is_parquet, parquet_errors
-from slipway.data.sources.text_format import as_utf8, is_utf8, remedy
+from slipway.data.sources.text_format import is_utf8, remedy
 from slipway.system.errors import DataError
 
-JSON_LINES = (".jsonl", ".ndjson")
 TABLES = (*PARQUET, ".csv", *JSON_LINES)
 TABLE_ENDINGS = "a .csv, .parquet or .jsonl file"
 METADATA = "metadata"  # the stem of the table of a Hugging Face imagefolder
 FILE_NAME = "file_name"  # column with the names of images
-NOT_AN_OBJECT = "the line is not a JSON object of UTF-8 text"
 _BATCH_ROWS = 64
-_BLOCK_LINES, _BLOCK_CHARACTERS = 1 << 12, 1 << 22  # parsed JSON in memory
 _MAX_SHOWN, _SHOWN_CHARACTERS = 3, 60
 _BUFFER_BYTES = 1 << 20  # read a Parquet file by pages, not by whole row groups
 _IS_TEXT = (
@@ -64,11 +67,6 @@ class TablePart(NamedTuple):
 def is_table_file(name: str) -> bool:
     """Return True if a file's name ends like that of a table."""
     return Path(name).suffix.lower() in TABLES
-
-
-def is_jsonl(path: Path) -> bool:
-    """Return True if a file's name ends like that of a file of JSON lines."""
-    return path.suffix.lower() in JSON_LINES
 
 
 def is_metadata(path: Path) -> bool:
@@ -148,7 +146,7 @@ def _check_image_type(path: Path, column: str, found: pa.DataType) -> None:
 
 def _csv_rows(path: Path, data: DataParams) -> Iterator[_Row]:
     encoding = "utf-8-sig" if is_utf8(data.encoding) else data.encoding
-    num_lines, _, delimiter = find_csv_start(_start_of(path, data.encoding))
+    num_lines, _, delimiter = find_csv_start(csv_start(path, data.encoding).decode())
     with path.open(newline="", encoding=encoding) as file:
         lines = itertools.islice(file, num_lines, None)
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -172,19 +170,11 @@ def _csv_rows(path: Path, data: DataParams) -> Iterator[_Row]:
             ) from error
 
 
-def _start_of(path: Path, encoding: str) -> str:
-    with path.open("rb") as binary:
-        start = binary.read(START_CHARACTERS)
-    if len(start) == START_CHARACTERS:  # the last line may be incomplete
-        start = start[: start.rfind(b"\n") + 1] or start
-    return as_utf8(path, start, encoding).decode()
-
-
 def skipped_comments(path: Path, encoding: str) -> str:
     """Return a text on the comments above a CSV's header, for the error of a missing column."""
     if path.suffix.lower() != ".csv":
         return ""
-    text = _start_of(path, encoding)
+    text = csv_start(path, encoding).decode()
     number = find_csv_start(text).num_lines
     lines = [line for line in text.split("\n")[:number] if line.startswith("#")]
     if not lines:
@@ -203,49 +193,6 @@ def _jsonl_rows(path: Path, data: DataParams) -> Iterator[_Row]:
             yield NOT_AN_OBJECT
         else:
             yield {name: record.get(name) for name in columns}
-
-
-def json_columns(path: Path) -> list[str]:
-    """Return every key in the objects of a file of JSON lines, in order of appearance."""
-    return list(dict.fromkeys(name for record in json_records(path) for name in record or ()))
-
-
-def json_records(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yield the JSON object on each line of a file that is not empty.
-
-    Yields None for a line that is no JSON object, is nested too deeply, or contains text that is
-    not UTF-8.
-    """
-    return itertools.chain.from_iterable(json_blocks(path))
-
-
-def json_blocks(path: Path) -> Iterator[list[dict[str, Any] | None]]:
-    """Yield lists of JSON objects, as `json_records` does one at a time."""
-    block: list[dict[str, Any] | None] = []
-    num_characters = 0
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-        for line in file:
-            if not line.strip():
-                continue
-            block.append(json_record(line))
-            num_characters += len(line)
-            if len(block) == _BLOCK_LINES or num_characters >= _BLOCK_CHARACTERS:
-                yield block
-                block, num_characters = [], 0
-    if block:
-        yield block
-
-
-def json_record(line: str) -> dict[str, Any] | None:
-    """Return the JSON object on a line, or None if it is unusable as in `json_records`."""
-    try:
-        line.encode()  # fails if the bytes are not UTF-8
-        record = json.loads(line)
-        if "\\u" in line:  # an escape may be half a character, which UTF-8 cannot encode
-            json.dumps(record, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def special_columns(data: DataParams) -> dict[str, str]:

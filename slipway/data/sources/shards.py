@@ -1,16 +1,20 @@
-"""Finds Parquet files and folders of shards with one schema, as the Hugging Face hub writes them.
+"""Finds and reads Parquet files, and folders of shards with one schema, as the hub writes them.
 
 The name of a shard may give the split of its rows: `train-00000-of-00002.parquet`.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from slipway.data.engine.scratch import store_table
+from slipway.data.sources.samples import GIVEN_SPLIT
+from slipway.data.sources.text_format import TextFormat, is_list, list_texts
 from slipway.system.errors import DataError
 
 _SPLIT_OF = {
@@ -33,6 +37,9 @@ _PARQUET_FAULTS = (
 )
 READ_ORDER = ("test", "val", "train")  # the first of equal rows is kept, so test stays complete
 MAX_SHOWN = 5
+_BLOCK_BYTES = 1 << 22
+_BLOCK_ROWS = 1 << 12
+_BUFFER_BYTES = 1 << 20  # read at once from a Parquet file, in place of whole row groups
 
 
 def named_split(name: str) -> str | None:
@@ -167,3 +174,82 @@ def listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:MAX_SHOWN])
     num_others = len(names) - MAX_SHOWN
     return f"{shown} and {num_others} more" if num_others > 0 else shown
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise DataError if two columns of a file have one name."""
+    twice = [f"{name!r} {count} times" for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{str(path)!r} has the column {', '.join(twice)}, expected each name once. "
+            "Rename or remove the others."
+        )
+
+
+def read_parquet(path: Path, only: Collection[str] | None, written: TextFormat) -> pa.Table:
+    """Read a Parquet file, or the shards of a folder one after the other.
+
+    Shards whose names give splits also get the column GIVEN_SPLIT.
+    """
+    paths = table_files(path)
+    splits = shard_splits(paths)
+    wanted = None if only is None else [name for name in only if not splits or name != GIVEN_SPLIT]
+    tables = [_read_parquet_file(part, wanted, written) for part in paths]
+    table = pa.concat_tables(tables, promote_options="permissive")
+    if not splits or (only is not None and GIVEN_SPLIT not in only):
+        return table
+    chunks = [
+        pa.array([splits.get(part)] * rows.num_rows, pa.string())
+        for part, rows in zip(paths, tables, strict=True)
+    ]
+    others = [name for name in table.column_names if name != GIVEN_SPLIT]
+    return table.select(others).append_column(GIVEN_SPLIT, pa.chunked_array(chunks))
+
+
+def _read_parquet_file(path: Path, wanted: list[str] | None, written: TextFormat) -> pa.Table:
+    """Read the `wanted` columns, converted by `_plain_cells`, in batches if the file is large."""
+    file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+    names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
+    check_names(path, names)
+    metadata = file.metadata
+    groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
+    num_bytes = sum(group.total_byte_size for group in groups)
+    rows_of_a_block = _BLOCK_BYTES * metadata.num_rows // max(1, num_bytes)
+    size = min(max(1, rows_of_a_block), _BLOCK_ROWS)
+    fields = pa.schema([file.schema_arrow.field(name) for name in names])
+    empty = pa.RecordBatch.from_pylist([], fields)
+    schema, num_rows = _plain_cells(empty, written).schema, 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal num_rows
+        for batch in file.iter_batches(size, columns=wanted, use_threads=False):
+            batch.validate(full=True)  # a damaged file may contain invalid text
+            num_rows += batch.num_rows
+            yield _plain_cells(batch, written)
+
+    is_large = num_bytes > _BLOCK_BYTES
+    table = (store_table if is_large else pa.Table.from_batches)(batches(), schema)
+    if num_rows != metadata.num_rows:  # pyarrow does not compare the numbers of rows
+        declared = metadata.num_rows
+        raise pa.ArrowInvalid(f"it has {num_rows} rows, but its metadata declares {declared}")
+    return table
+
+
+def _plain_cells(batch: pa.RecordBatch, written: TextFormat) -> pa.RecordBatch:
+    """Convert text of any Arrow type to `pa.string()`, and lists to JSON text.
+
+    Lists are converted only in columns that may hold them, see `TextFormat.takes_lists`.
+    """
+    names = batch.schema.names
+    columns = zip(names, batch.columns, strict=True)
+    return pa.record_batch(
+        [_plain(cells, written.takes_lists(name)) for name, cells in columns], names
+    )
+
+
+def _plain(cells: pa.Array, takes_lists: bool) -> pa.Array:
+    if pa.types.is_dictionary(cells.type):
+        return _plain(cells.cast(cells.type.value_type), takes_lists)
+    if pa.types.is_large_string(cells.type) or pa.types.is_string_view(cells.type):
+        return cells.cast(pa.string())
+    return list_texts(cells.to_pylist()) if takes_lists and is_list(cells.type) else cells

@@ -2,10 +2,13 @@
 
 import codecs
 import itertools
+import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
 
 from slipway.config.sections import DataParams
 from slipway.kinds.registry import kind_of
@@ -44,6 +47,25 @@ class TextFormat(NamedTuple):
 
 
 USUAL_FORMAT = TextFormat()
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return True for the Arrow types of lists."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def without_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert a column of lists to JSON text; return any other column unchanged."""
+    return pa.chunked_array([list_texts(column.to_pylist())]) if is_list(column.type) else column
+
+
+def list_texts(cells: Sequence[Any]) -> pa.Array:
+    """Return each list as JSON text, and each other cell as plain text."""
+    texts = [
+        json.dumps(cell, ensure_ascii=False) if isinstance(cell, list) else cell for cell in cells
+    ]
+    return pa.array([cell if cell is None else str(cell) for cell in texts], pa.string())
 
 
 def is_utf8(encoding: str) -> bool:

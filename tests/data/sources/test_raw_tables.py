@@ -9,7 +9,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from slipway.data.sources import image_tables, raw_tables
+from slipway.data.sources import raw_tables, shards
+from slipway.data.sources.formats import json_lines
 from slipway.data.sources.raw_tables import RawColumn, read_raw_table
 from slipway.data.sources.text_format import TextFormat
 from slipway.system.errors import DataError
@@ -202,7 +203,7 @@ def test_json_lines_read_in_several_blocks_equal_those_read_in_one_block(
     (tmp_path / "t.jsonl").write_text("\n\n".join(lines))
     written = TextFormat(list_columns=None if in_lists else frozenset())
     whole = read_raw_table(tmp_path / "t.jsonl", written=written)
-    monkeypatch.setattr(image_tables, "_BLOCK_LINES", 2)
+    monkeypatch.setattr(json_lines, "_BLOCK_LINES", 2)
     parts = read_raw_table(tmp_path / "t.jsonl", written=written)
     assert list(parts.columns) == list(whole.columns) == [*both]
     for name, column in whole.columns.items():
@@ -234,7 +235,8 @@ def test_a_parquet_file_of_many_row_groups_gives_the_same_columns_as_one_row_gro
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=30)
     written = TextFormat(list_columns=frozenset(["lists"]))
     small = read_raw_table(tmp_path / "t.parquet", written=written)
-    monkeypatch.setattr(raw_tables, "_BLOCK_BYTES", 500)
+    for module in (raw_tables, shards):
+        monkeypatch.setattr(module, "_BLOCK_BYTES", 500)
     large = read_raw_table(tmp_path / "t.parquet", written=written)
     for name, column in small.columns.items():
         assert cells(large.columns[name]) == cells(column), name
@@ -247,7 +249,7 @@ def test_invalid_text_in_a_later_row_group_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(raw_tables, "_BLOCK_BYTES", 500)
+    monkeypatch.setattr(shards, "_BLOCK_BYTES", 500)
     texts = pa.array([b"good text"] * 200 + [b"bad \xff"]).view(pa.string())
     pq.write_table(pa.table({"text": texts}), tmp_path / "t.parquet", row_group_size=50)
     with pytest.raises(DataError, match="not a readable Parquet file"):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipway.config.sections import DataParams
-from slipway.data.sources.image_tables import NOT_AN_OBJECT
+from slipway.data.sources.formats.json_lines import NOT_AN_OBJECT
 from slipway.data.sources.samples import Fault, RawSample
 from slipway.data.sources.sources import count_samples, read_samples, skipped_text
 from slipway.data.tables.source import find_table

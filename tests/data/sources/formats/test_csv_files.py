@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.data.sources.csv_start import find_csv_start
+from slipway.data.sources.formats.csv_files import find_csv_start
 from slipway.data.sources.raw_tables import column_names, read_raw_table
 from tests.data.raw_files import write_csv
 

@@ -1,0 +1,1 @@
+"""Reads the files of each format that are no Parquet: CSV, JSON lines, Excel workbooks."""
