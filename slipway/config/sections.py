@@ -644,6 +644,9 @@ class EvaluateParams(MeasuringParams):
     def problems(self) -> Iterator[str]:
         yield from _named_twice("slices", self.slices)
         yield from _named_twice("metrics", self.metric_names)
+        for name, gates in (("gates", self.gates), ("slice_gates", self.slice_gates)):
+            if self.top_k is None and "top_k_accuracy" in gates:
+                yield f"{name} names top_k_accuracy, which needs top_k, but top_k is null"
 
     @property
     def metric_names(self) -> list[str]:

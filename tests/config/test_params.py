@@ -448,6 +448,13 @@ def test_default_params_yaml_is_valid() -> None:
             {"evaluate__slice_gates": {"log_loss": {"min": None, "max": -1.0}}},
             "slice_gates.log_loss requires max -1, but it is never below",
         ),
+        (
+            {
+                "evaluate__top_k": None,
+                "evaluate__gates": {"top_k_accuracy": {"min": 0.9, "max": None}},
+            },
+            "gates names top_k_accuracy, which needs top_k, but top_k is null",
+        ),
         ({"export__variants": ["fp32", "fp16", "fp16"]}, "variants names 'fp16' more than once"),
     ],
 )

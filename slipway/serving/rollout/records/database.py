@@ -56,6 +56,7 @@ CREATE TABLE IF NOT EXISTS models (
 CREATE TABLE IF NOT EXISTS parts (
     sha256 TEXT NOT NULL, part INTEGER NOT NULL, content BYTEA NOT NULL, PRIMARY KEY (sha256, part)
 );
+CREATE TABLE IF NOT EXISTS uploads (sha256 TEXT PRIMARY KEY, seen REAL NOT NULL);
 """
 WAITING = "rollout.waiting.json"
 _NAME = "service.name"

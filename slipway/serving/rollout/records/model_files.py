@@ -61,12 +61,19 @@ def publish(url: str, state: Path, model: Model) -> None:
                     "INSERT INTO models VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
                     (model.folder, database_time(connection), json.dumps(named)),
                 )
+                for digest in digests.values():
+                    connection.execute("DELETE FROM uploads WHERE sha256 = ?", (digest,))
 
 
 def _upload(url: str, path: Path, digest: str) -> None:
     with path.open("rb") as file:
         for part, content in enumerate(iter(lambda: file.read(_PART_BYTES), b"")):
             with shared_transaction(url) as connection:  # short, so that others take turns
+                connection.execute(
+                    "INSERT INTO uploads VALUES (?, ?) "
+                    "ON CONFLICT (sha256) DO UPDATE SET seen = excluded.seen",
+                    (digest, database_time(connection)),
+                )
                 connection.execute(
                     "INSERT INTO parts VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
                     (digest, part, content),
@@ -126,7 +133,7 @@ def _fetch_file(url: str, path: Path, digest: str) -> str:
 
 
 def remove_unnamed(url: str, rollout: Rollout) -> None:
-    """Remove from the database the models that the rollout does not name."""
+    """Remove the models that the rollout does not name, and files whose upload was cut off."""
     with shared_transaction(url) as connection:
         now, kept, gone = database_time(connection), set[str](), set[str]()
         for folder, added, text in connection.execute("SELECT * FROM models").fetchall():
@@ -136,5 +143,9 @@ def remove_unnamed(url: str, rollout: Rollout) -> None:
             else:
                 gone.update(digests)
                 connection.execute("DELETE FROM models WHERE folder = ?", (folder,))
+        cut_off = connection.execute(
+            "DELETE FROM uploads WHERE seen < ? RETURNING sha256", (now - _UNNAMED_S,)
+        )
+        gone.update(digest for (digest,) in cut_off.fetchall())
         for digest in gone - kept:
             connection.execute("DELETE FROM parts WHERE sha256 = ?", (digest,))

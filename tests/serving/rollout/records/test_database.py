@@ -287,6 +287,36 @@ def test_services_fetch_a_models_files_only_if_they_are_unchanged(
 
 
 @pytest.mark.process
+def test_files_of_an_upload_that_was_cut_off_are_removed_after_an_hour(
+    tmp_path: Path, empty: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_copy(tmp_path, OTHER, 5 << 20)  # two parts
+    opened = 0
+
+    def ending(url: str) -> AbstractContextManager[SqlConnection]:
+        nonlocal opened
+        opened += 1
+        if opened == 3:  # after the query and the first part
+            raise KeyboardInterrupt
+        return shared_transaction(url)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{publish.__module__}.shared_transaction", ending)
+        with pytest.raises(KeyboardInterrupt):
+            publish(empty.url, tmp_path, OTHER)
+    parts = "SELECT count(*) FROM slipway_rollout.parts"
+    remove_unnamed(empty.url, EMPTY)  # young: the upload may go on
+    assert empty.fetch(parts) == [(1,)]
+    with shared_transaction(empty.url) as connection:
+        connection.execute("UPDATE uploads SET seen = seen - 3601")
+    remove_unnamed(empty.url, EMPTY)
+    assert empty.fetch(parts) == [(0,)]
+    publish(empty.url, tmp_path, OTHER)
+    assert empty.fetch("SELECT count(*) FROM slipway_rollout.uploads") == [(0,)]
+    fetch(empty.url, tmp_path / "second", OTHER)
+
+
+@pytest.mark.process
 def test_models_are_uploaded_again_if_their_files_are_removed_or_changed(
     tmp_path: Path, empty: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
