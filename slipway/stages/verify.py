@@ -41,8 +41,9 @@ SERVICE_LOG = Path(".work/verify/service.log")
 def run(params: Params) -> None:
     """Run every hop, write the certificate, and fail if it is refused."""
     from slipway.export.certification import verdict
-    from slipway.export.certification.comparison import HopComparison, read_test_rows
+    from slipway.export.certification.comparison import HopComparison
     from slipway.export.certification.hops import HopRunner
+    from slipway.export.certification.measurement import read_test_rows
     from slipway.reports.pages.verify_page import HopAnswers, verify_page
     from slipway.training.networks.networks import (
         load_network,

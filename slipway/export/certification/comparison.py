@@ -6,24 +6,25 @@ by row with those of the first hop; the paired interval of a change shows how mu
 other test rows.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
-from slipway.artifacts.certificate import BatchCheck, Execution, Hop, HopBounds
-from slipway.artifacts.golden_rows import Thresholds
-from slipway.artifacts.uncertainty import Calibration, flipped_rows, given_labels, leads
-from slipway.data.store.packed import Inputs, open_split, read_manifest
-from slipway.kinds.registry import Task, kind_of
+from slipway.artifacts.certificate import Execution, Hop, HopBounds
+from slipway.export.certification.measurement import (
+    Distances,
+    Measurement,
+    TestRows,
+    flips,
+    measure_distances,
+)
+from slipway.kinds.registry import kind_of
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure, why_absent
-from slipway.metrics.uncertainty import ood_fraction, score_rank
-from slipway.system.errors import MetricError, SchemaError
+from slipway.metrics.uncertainty import ood_fraction
+from slipway.system.errors import MetricError
 
 _PER_CLASS = "f1_macro"  # the headline hides what happens to a rare class
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
@@ -44,74 +45,6 @@ _NOT_MEASURED: dict[str, Any] = {
     "latency_ms": None,
     "rows_per_second": None,
 }
-
-
-@dataclass(frozen=True)
-class TestRows:
-    """The test rows that every hop predicts, with their ids and targets."""
-
-    __test__ = False  # keeps pytest from collecting it
-
-    task: Task
-    classes: list[str]  # classes in the order of the network's columns; empty for a numeric target
-    ids: list[str]
-    sources: list[str]
-    inputs: Inputs  # (rows, ...) as the network takes them
-    targets: NDArray[Any]  # (rows,) class index, or the number itself; (rows, labels) 0 or 1
-
-
-def read_test_rows(packed: Path, classes: list[str]) -> TestRows:
-    """Read the test split and check its digests.
-
-    Raises:
-        SchemaError: the network was trained with classes other than `classes`.
-    """
-    manifest = read_manifest(packed)
-    if manifest.classes != classes:
-        raise SchemaError(
-            f"{packed} has the classes {manifest.classes}, expected the network's {classes}. "
-            "Run `dvc repro train`."
-        )
-    split = open_split(packed, manifest, "test", verify=True)
-    return TestRows(manifest.task, classes, split.ids, split.sources, split.inputs, split.targets)
-
-
-@dataclass(frozen=True)
-class BatchAnswers:
-    """The predictions of one way to run the model, computed in batches of `batch_size` rows.
-
-    They are those of the first `len(outputs)` test rows.
-    """
-
-    batch_size: int
-    outputs: NDArray[np.float32]  # the same as in `Measurement`
-    scores: NDArray[np.float32] | None = None
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A hop's predictions, their noise, and its speed.
-
-    The noise is the difference of a runtime's predictions between batch sizes, as on a GPU in fp16.
-    """
-
-    actual: Execution
-    outputs: NDArray[np.float32]  # (rows, classes) probabilities or (rows, 1) values
-    latency_ms: float  # median for one row
-    rows_per_second: float
-    batch_noise: float = 0.0
-    scores: NDArray[np.float32] | None = None  # (rows,) OOD scores
-    score_noise: float = 0.0
-    # The largest batch size comes last; its answers are `outputs`. Empty over HTTP, where requests
-    # make the batches.
-    batches: tuple[BatchAnswers, ...] = ()
-    # Has the OOD threshold and those of labels; without it no row is flagged.
-    calibration: Calibration | None = None
-
-    @property
-    def thresholds(self) -> Sequence[float] | None:
-        """The thresholds of the labels; None if the calibration has none."""
-        return self.calibration.thresholds if self.calibration else None
 
 
 @dataclass(frozen=True)
@@ -183,7 +116,7 @@ class HopComparison:
 
         metric, problems = self._metric(measured)
         changes = self._changes(measured) if metric else {}
-        distances = self._distances(measured, expected)
+        distances = measure_distances(measured, expected, self.rows.ids)
         bounds = self._bounds(expected, tolerance, before.outliers)
         problems += _changed_execution(requested, measured.actual)
         problems += _difference_problems(distances, bounds, tolerance.noise)
@@ -191,7 +124,7 @@ class HopComparison:
 
         losses = self._losses(before.metric, metric, changes, tolerance)
         # A single changed row costs a rare class more than its share.
-        is_one_row = self._num_changed(measured) == 1
+        is_one_row = self._has_changed_one_row(measured)
         beyond_budget = [loss.problem() for loss in losses if loss.is_proven and not is_one_row]
         beyond_budget += _outlier_problems(self._outliers(measured), bounds)
 
@@ -205,15 +138,8 @@ class HopComparison:
         compared = {
             "reference": before.name,
             "allowed": bounds,
-            "max_difference": _finite(distances.worst.largest),
-            "mean_difference": _finite(distances.main.mean),
-            "max_score_difference": None if distances.score is None else _finite(distances.score),
-            "score_rank": distances.rank,
-            "flipped": list(distances.leads),
-            "worst_row": distances.worst.worst_row,
-            "batches": distances.checks(),
             "metric_changes": changes,
-        }
+        } | distances.fields()
         return self._hop(name, status, reasons, requested, measured, metric, compared)
 
     def _hop(
@@ -255,11 +181,10 @@ class HopComparison:
             return None, [str(error).rstrip(".")]
         return measured[name], []
 
-    def _num_changed(self, measured: Measurement) -> int | None:
-        """Return the number of rows whose label differs from the first hop's; None for values."""
-        if self._origin is None or not self._target.has_classes:
-            return None
-        return len(_flips(measured, self._origin))
+    def _has_changed_one_row(self, measured: Measurement) -> bool:
+        """Return True if the label of exactly one row differs from the first hop's."""
+        origin = self._origin if self._target.has_classes else None
+        return origin is not None and len(flips(measured, origin)) == 1
 
     def _changes(self, measured: Measurement) -> dict[str, Metric]:
         """Return the change of each metric since the first hop, paired by row."""
@@ -275,8 +200,9 @@ class HopComparison:
     def _change(self, metric: str, before: Measurement, after: Measurement) -> Metric:
         confidence, num_rows = self._resampling.confidence, len(before.outputs)
         decides = metric in (self._target.headline, _PER_CLASS) and self._target.has_classes
+        same_labels = decides and not len(flips(after, before))
         # In every resample; drawing them takes seconds.
-        if not len(_flips(after, before)) if decides else _are_equal(before, after):
+        if same_labels or np.array_equal(before.outputs, after.outputs):
             return Metric(value=0.0, low=0.0, high=0.0, confidence=confidence, rows=num_rows)
         found = paired_difference(
             self.rows.task,
@@ -295,40 +221,6 @@ class HopComparison:
             rows=found.rows,
         )
 
-    def _distances(self, found: Measurement, expected: Measurement) -> "_Distances":
-        both = found.thresholds, expected.thresholds
-        runs = [
-            self._distance(run.outputs, expected.outputs, run.batch_size, both)
-            for run in found.batches
-        ]
-        main = runs[-1] if runs else self._distance(found.outputs, expected.outputs, None, both)
-        if found.scores is None or expected.scores is None:
-            return _Distances(main, runs, None, None)
-        scores = [found.scores, *(run.scores for run in found.batches if run.scores is not None)]
-        largest = max(float(_differences(part, expected.scores).max()) for part in scores)
-        return _Distances(main, runs, largest, score_rank(found.scores, expected.scores))
-
-    def _distance(
-        self,
-        found: NDArray[np.float32],
-        expected: NDArray[np.float32],
-        batch_size: int | None,
-        thresholds: Thresholds,
-    ) -> "_Distance":
-        differences = _differences(found, expected)
-        expected = expected[: len(found)]
-        flipped = flipped_rows(found, expected, thresholds)
-        lost = lost_leads(found[flipped], expected[flipped], thresholds)
-        leads = {self.rows.ids[row]: lead for row, lead in zip(flipped, lost.tolist(), strict=True)}
-        return _Distance(
-            largest=float(differences.max()),
-            mean=float(differences.mean()),
-            leads=leads,
-            worst_row=self.rows.ids[int(differences.max(axis=1).argmax())],
-            rows=len(found),
-            batch_size=batch_size,
-        )
-
     def _outliers(self, measured: Measurement) -> Metric | None:
         """Return the fraction of rows flagged as OOD, with its interval.
 
@@ -344,7 +236,9 @@ class HopComparison:
     ) -> HopBounds:
         max_difference = max_score_difference = max_outliers = None
         if tolerance.max_difference is not None:
-            scale = 1.0 if self._target.has_classes else _scale(expected.outputs)
+            scale = (
+                1.0 if self._target.has_classes else max(1.0, float(np.abs(expected.outputs).max()))
+            )
             score_scale = 1.0 if expected.scores is None else max(1.0, float(expected.scores.max()))
             max_difference = tolerance.max_difference * scale + tolerance.noise
             max_score_difference = tolerance.max_difference * score_scale + tolerance.score_noise
@@ -380,48 +274,6 @@ class HopComparison:
         return [
             _MetricLoss(what, -accuracy.value, -accuracy.high, row, *limits),
             _MetricLoss(what_per_class, -per_class.value, -per_class.high, row, *limits),
-        ]
-
-
-@dataclass(frozen=True)
-class _Distance:
-    """Difference between the predictions of two hops at one batch size."""
-
-    largest: float
-    mean: float
-    leads: dict[str, float]  # for each flipped row, the lead of its best probability before
-    worst_row: str
-    rows: int
-    batch_size: int | None  # None if requests make the batches
-
-
-@dataclass(frozen=True)
-class _Distances:
-    """Differences between two hops at every measured batch size."""
-
-    main: _Distance
-    runs: list[_Distance]
-    score: float | None  # the largest difference of an OOD score; None if none were measured
-    rank: float | None  # the same as `Hop.score_rank`
-
-    @property
-    def worst(self) -> _Distance:
-        return max([self.main, *self.runs], key=lambda run: run.largest)
-
-    @property
-    def leads(self) -> dict[str, float]:
-        return {row: lead for run in [self.main, *self.runs] for row, lead in run.leads.items()}
-
-    def checks(self) -> list[BatchCheck]:
-        return [
-            BatchCheck(
-                batch_size=run.batch_size,
-                rows=run.rows,
-                max_difference=_finite(run.largest),
-                flipped=len(run.leads),
-            )
-            for run in self.runs
-            if run.batch_size is not None
         ]
 
 
@@ -491,7 +343,7 @@ def _changed_execution(requested: Execution, actual: Execution) -> list[str]:
     ]
 
 
-def _difference_problems(distances: _Distances, bounds: HopBounds, noise: float) -> list[str]:
+def _difference_problems(distances: Distances, bounds: HopBounds, noise: float) -> list[str]:
     if bounds.max_difference is None:
         return []
     problems, worst = [], distances.worst
@@ -530,56 +382,12 @@ def _outlier_problems(found: Metric | None, bounds: HopBounds) -> list[str]:
     ]
 
 
-def _flips(found: Measurement, expected: Measurement) -> NDArray[np.int64]:
-    """Return the positions of the rows whose labels differ between `found` and `expected`."""
-    both = found.thresholds, expected.thresholds
-    return flipped_rows(found.outputs, expected.outputs, both)
-
-
-def lost_leads(
-    found: NDArray[np.float32], expected: NDArray[np.float32], thresholds: Thresholds
-) -> NDArray[np.float64]:
-    """Return the margin of each row's expected label before it changed, (rows,).
-
-    For classes it is the lead of the most probable class. For several labels it is the largest
-    distance of a flipped label's probability from its threshold; 0 if no label flipped.
-    """
-    now, before = thresholds
-    if now is None or before is None:
-        return leads(expected, None) if len(expected) else np.zeros(0)
-    is_flipped = given_labels(found, now) != given_labels(expected, before)
-    distances = np.abs(expected - np.asarray(before, np.float64))
-    return np.asarray(np.where(is_flipped, distances, 0.0).max(axis=1, initial=0.0))
-
-
-def _are_equal(before: Measurement, after: Measurement) -> bool:
-    return bool((before.outputs == after.outputs).all())
-
-
 def _is_another_model(found: Measurement, expected: Measurement) -> bool:
     """Return True if the difference is too large for rounding, as between two different models.
 
     Then most labels changed, or the values are further from the reference than a constant would be.
     """
     if found.outputs.shape[1] > 1:
-        return len(_flips(found, expected)) > 0.5 * len(found.outputs)
+        return len(flips(found, expected)) > 0.5 * len(found.outputs)
     errors = found.outputs.astype(np.float64) - expected.outputs
     return bool((errors**2).mean() > expected.outputs.astype(np.float64).var())
-
-
-def _differences(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return absolute differences from the first rows of `expected`, with infinity for NaN.
-
-    A NaN would pass every comparison with a bound.
-    """
-    differences = np.abs(found.astype(np.float64) - expected[: len(found)])
-    return np.where(np.isfinite(differences), differences, np.inf)
-
-
-def _scale(values: NDArray[np.float32]) -> float:
-    return max(1.0, float(np.abs(values).max()))
-
-
-def _finite(value: float) -> float | None:
-    """Return `value`, or None if it is infinite, because JSON has no infinity."""
-    return value if np.isfinite(value) else None

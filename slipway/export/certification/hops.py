@@ -23,15 +23,8 @@ from slipway.artifacts.engine_manifest import read_engine_manifest, read_request
 from slipway.artifacts.uncertainty import Answers
 from slipway.config.sections import VerifyParams
 from slipway.data.store.packed import Inputs
-from slipway.export.certification.comparison import (
-    BatchAnswers,
-    HopComparison,
-    Measurement,
-    TestRows,
-    Tolerance,
-    failed,
-    not_executed,
-)
+from slipway.export.certification.comparison import HopComparison, Tolerance, failed, not_executed
+from slipway.export.certification.measurement import BatchAnswers, Measurement, TestRows
 from slipway.export.certification.timings import repeated_rows, seconds_of
 from slipway.export.graphs.graph import torch_answers
 from slipway.export.graphs.variants import PRECISION

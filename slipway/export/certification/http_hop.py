@@ -22,7 +22,7 @@ from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.predictions import prediction_columns
 from slipway.config.sections import DataParams
-from slipway.export.certification.comparison import Measurement, TestRows
+from slipway.export.certification.measurement import Measurement, TestRows
 from slipway.export.certification.raw_rows import RawRowPositions
 from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import input_kind

@@ -14,16 +14,11 @@ from typing import Literal
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.config.sections import VerifyParams
-from slipway.export.certification.comparison import (
-    HopComparison,
-    Measurement,
-    Tolerance,
-    failed,
-    not_executed,
-)
+from slipway.export.certification.comparison import HopComparison, Tolerance, failed, not_executed
 from slipway.export.certification.grpc_hop import GrpcClient, why_no_grpc
 from slipway.export.certification.hops import Measured
 from slipway.export.certification.http_hop import RowPayload, ServiceClient
+from slipway.export.certification.measurement import Measurement
 from slipway.export.certification.service_process import free_port, running_service
 from slipway.system.errors import ParityError, UnavailableError
 

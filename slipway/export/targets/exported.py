@@ -38,13 +38,9 @@ from slipway.artifacts.certificate import (
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.config.params import load_params
 from slipway.data.sources.archives import ArchiveLimits, unpacked
-from slipway.export.certification.comparison import (
-    HopComparison,
-    Measurement,
-    Tolerance,
-    read_test_rows,
-)
+from slipway.export.certification.comparison import HopComparison, Tolerance
 from slipway.export.certification.http_hop import RowPayload, raw_payloads
+from slipway.export.certification.measurement import Measurement, read_test_rows
 from slipway.inputs.contract import InputContract
 from slipway.inputs.texts import TextContract
 from slipway.metrics.scores import Resampling

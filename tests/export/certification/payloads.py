@@ -5,8 +5,8 @@ from typing import Any
 
 from slipway.data.sources.samples import RawSample, image_id
 from slipway.data.tables.source import json_row
-from slipway.export.certification.comparison import TestRows
 from slipway.export.certification.http_hop import RowPayload, payloads_of
+from slipway.export.certification.measurement import TestRows
 
 
 def original_payloads(samples: Iterable[RawSample], rows: TestRows) -> Iterator[RowPayload]:

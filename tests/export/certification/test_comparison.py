@@ -7,16 +7,9 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.artifacts.uncertainty import Answers
-from slipway.export.certification.comparison import (
-    BatchAnswers,
-    HopComparison,
-    Measurement,
-    TestRows,
-    Tolerance,
-    failed,
-    not_executed,
-)
+from slipway.export.certification.comparison import HopComparison, Tolerance, failed, not_executed
 from slipway.export.certification.hops import batch_noise, in_order_of, in_small_batches
+from slipway.export.certification.measurement import BatchAnswers, Measurement, TestRows
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling
 from slipway.system.errors import BundleError

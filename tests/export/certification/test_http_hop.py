@@ -13,11 +13,11 @@ import pytest
 from slipway.artifacts.bundle import LoadedBundle, load_bundle, write_manifest
 from slipway.artifacts.certificate import Execution
 from slipway.data.sources.samples import Fault, RawSample
-from slipway.export.certification.comparison import TestRows
 from slipway.export.certification.http_hop import (
     RowPayload,
     ServiceClient,
 )
+from slipway.export.certification.measurement import TestRows
 from slipway.system.errors import IntegrityError, ParityError
 from tests.calibrations import CALIBRATION, described
 from tests.export.certification.payloads import original_payloads, row_payloads

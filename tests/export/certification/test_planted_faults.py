@@ -18,8 +18,9 @@ from slipway.artifacts.certificate import Execution, first_fault
 from slipway.artifacts.engine_manifest import ENGINE_MANIFEST, Profile, write_engine
 from slipway.artifacts.uncertainty import Answers
 from slipway.config.params import Params
-from slipway.export.certification.comparison import HopComparison, read_test_rows
+from slipway.export.certification.comparison import HopComparison
 from slipway.export.certification.hops import HopRunner, Measured
+from slipway.export.certification.measurement import read_test_rows
 from slipway.export.certification.verdict import make_certificate, raise_if_refused
 from slipway.export.graphs.variants import fp16_graph
 from slipway.runtimes.runtime import open_onnx

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop, first_fault
 from slipway.config.params import Params
-from slipway.export.certification.comparison import HopComparison, Measurement, TestRows
+from slipway.export.certification.comparison import HopComparison
 from slipway.export.certification.http_hop import RowPayload
+from slipway.export.certification.measurement import Measurement, TestRows
 from slipway.export.certification.service_hop import ServiceHop
 from slipway.export.certification.service_process import serve_command
 from slipway.export.certification.verdict import make_certificate, raise_if_refused

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.config.params import Params
-from slipway.export.certification.comparison import HopComparison, Measurement, TestRows, failed
+from slipway.export.certification.comparison import HopComparison, failed
 from slipway.export.certification.http_hop import RowPayload
+from slipway.export.certification.measurement import Measurement, TestRows
 from slipway.export.certification.service_hop import ServiceHop, not_tried
 from slipway.metrics.scores import Resampling
 from tests.calibrations import described

@@ -11,7 +11,8 @@ from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution, Hop
 from slipway.config.params import Params
 from slipway.data.tables.source import read_json_rows
-from slipway.export.certification.comparison import HopComparison, Measurement, TestRows
+from slipway.export.certification.comparison import HopComparison
+from slipway.export.certification.measurement import Measurement, TestRows
 from slipway.export.certification.service_hop import ServiceHop
 from slipway.export.certification.service_process import serve_command
 from slipway.inputs.columns import encode_rows, read_row

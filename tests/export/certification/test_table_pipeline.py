@@ -18,8 +18,9 @@ from slipway.config.params import Params, parse_params
 from slipway.data.augmentation.plan import plan_from_params, write_plan
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.export.bundle_writer import ExportRows, Trained
-from slipway.export.certification.comparison import HopComparison, read_test_rows
+from slipway.export.certification.comparison import HopComparison
 from slipway.export.certification.hops import HopRunner
+from slipway.export.certification.measurement import read_test_rows
 from slipway.export.certification.verdict import make_certificate
 from slipway.export.graphs.graph import check_graph, export_graph, prove_parity
 from slipway.export.graphs.half_precision import kept_in_fp32

@@ -11,9 +11,10 @@ from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import first_fault
 from slipway.config.params import Params
 from slipway.export.bundle_writer import ExportRows, Pruned, write_bundle
-from slipway.export.certification.comparison import HopComparison, read_test_rows
+from slipway.export.certification.comparison import HopComparison
 from slipway.export.certification.hops import HopRunner
 from slipway.export.certification.lineage import trace_lineage
+from slipway.export.certification.measurement import read_test_rows
 from slipway.export.certification.verdict import make_certificate
 from slipway.export.graphs.quantization import CPU, StaticQuantizer, dynamic_graph, prepare
 from slipway.export.graphs.variants import OF_PRUNED

@@ -13,8 +13,9 @@ from PIL import Image
 
 from slipway.artifacts.bundle import OutputContract
 from slipway.artifacts.certificate import read_certificate
-from slipway.export.certification.comparison import HopComparison, TestRows
+from slipway.export.certification.comparison import HopComparison
 from slipway.export.certification.http_hop import RowPayload
+from slipway.export.certification.measurement import TestRows
 from slipway.export.targets.exported import CertifiedRows, ExportSource
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes

@@ -8,14 +8,8 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.certificate import Certificate, Execution, Hop, HopBounds
-from slipway.export.certification.comparison import (
-    BatchAnswers,
-    HopComparison,
-    Measurement,
-    TestRows,
-    Tolerance,
-    not_executed,
-)
+from slipway.export.certification.comparison import HopComparison, Tolerance, not_executed
+from slipway.export.certification.measurement import BatchAnswers, Measurement, TestRows
 from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import Resampling
