@@ -70,7 +70,7 @@ TABLE_RULES = _ANNOTATION_RULES | {
     "near_duplicate": "the same inputs; they stay in one split, or one of them is kept",
 }
 TEXT_RULES = _ANNOTATION_RULES | {
-    "missing_value": "no text, or only white space and control characters",
+    "missing_value": "no text, or only white space, control and invisible characters",
     "type_violation": "bytes that are invalid in data.encoding, or a list or bytes instead of text",
     "too_short": "fewer characters than clean.min_characters",
     "too_long": "more characters than clean.max_characters",

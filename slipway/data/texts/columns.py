@@ -14,7 +14,7 @@ from slipway.data.sources.raw_tables import RawColumn, cell_text
 from slipway.data.sources.text_format import NOT_UTF8
 from slipway.data.texts.source import text_cells
 from slipway.inputs.personal_data import IN_WORDS, personal_data
-from slipway.inputs.texts import SEPARATOR, PersonalData, normalised
+from slipway.inputs.texts import SEPARATOR, PersonalData, is_blank, normalised
 
 BLOCK_ROWS = 1 << 12  # rows whose texts are in memory at once
 PERSONAL: tuple[PersonalData, ...] = tuple(IN_WORDS)
@@ -43,7 +43,7 @@ class TextColumn:
     """
 
     raw: RawColumn
-    lengths: NDArray[np.int64]  # (U + 1,) characters of the normalised text
+    lengths: NDArray[np.int64]  # (U + 1,) characters of the normalised text; 0 if none shows
     keys: NDArray[np.int64]  # (U + 1,) equal for texts that differ in case and white space only
     is_bad: NDArray[np.bool_]  # (U + 1,)
     has_control: NDArray[np.bool_]  # (U + 1,)
@@ -71,7 +71,7 @@ def read_column(raw: RawColumn) -> TextColumn:
         each[:] = 0
     for code, cell in enumerate(text_cells(raw)):
         text = normalised(cell)
-        lengths[code] = len(text)
+        lengths[code] = 0 if is_blank(text) else len(text)
         keys[code] = _key(text)
         is_bad[code] = NOT_UTF8 in cell
         has_control[code] = _CONTROL.search(cell) is not None

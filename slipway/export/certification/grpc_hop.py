@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import LoadedBundle
 from slipway.export.certification.http_hop import Predictions, RowPayload, ServiceClient
+from slipway.export.certification.service_process import ANSWER_DEADLINE_S
 from slipway.kinds.registry import input_kind
 from slipway.system.errors import ParityError
 
 PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "tritonclient")
 _MODEL = "slipway"
-_TIMEOUT_S = 30.0
 _BYTES = "BYTES"
 
 
@@ -88,7 +88,7 @@ class GrpcClient(ServiceClient):
         from tritonclient.utils import InferenceServerException
 
         try:
-            return method(model_name=_MODEL, client_timeout=_TIMEOUT_S, **arguments)
+            return method(model_name=_MODEL, client_timeout=ANSWER_DEADLINE_S, **arguments)
         except InferenceServerException as error:
             raise ParityError(f"{what}: the service gave no answer over gRPC ({error}).") from error
 

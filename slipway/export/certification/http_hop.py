@@ -24,11 +24,13 @@ from slipway.artifacts.predictions import prediction_columns
 from slipway.config.sections import DataParams
 from slipway.export.certification.measurement import Measurement, TestRows
 from slipway.export.certification.raw_rows import RawRowPositions
+from slipway.export.certification.service_process import ANSWER_DEADLINE_S
 from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import input_kind
 from slipway.system.errors import ParityError
 
 _CONNECTIONS = 8
+_CONNECT_S = 30.0
 _CHUNK_ROWS = 256  # payloads held in memory at a time
 _REQUEST_ROWS = (1, 2, 7, 64)  # rows of a table per request, in turn; the default limit is 1024
 _JSON = "application/json"
@@ -84,8 +86,9 @@ class ServiceClient:
     backend: Literal["http", "grpc"] = "http"
 
     def __init__(self, url: str, bundle: LoadedBundle, classes: list[str]) -> None:
+        waits = httpx.Timeout(ANSWER_DEADLINE_S, connect=_CONNECT_S)
         limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
-        self._client = httpx.Client(base_url=url, trust_env=False, timeout=30.0, limits=limits)
+        self._client = httpx.Client(base_url=url, trust_env=False, timeout=waits, limits=limits)
         self.bundle = bundle
         self._classes = classes
         self.calibration = bundle.manifest.calibration

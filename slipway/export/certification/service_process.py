@@ -1,6 +1,6 @@
 """Starts the service as a child process, as an operator would, on a free port of 127.0.0.1.
 
-It runs with default settings and the given files; SLIPWAY_ variables of the caller do not reach it.
+It runs with SETTINGS and the given settings; SLIPWAY_ variables of the caller do not reach it.
 If it is not ready in time, the error shows the end of its log.
 """
 
@@ -20,6 +20,14 @@ from slipway.system.errors import UnavailableError
 
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
+ANSWER_DEADLINE_S = 600.0
+# The service has no other clients, so it need not drain. It refuses no row because the model, or a
+# busy machine, is slow: a certificate is about answers, not about load.
+SETTINGS = {
+    "SLIPWAY_DRAIN_S": "0",
+    "SLIPWAY_MAX_WAIT_S": f"{ANSWER_DEADLINE_S:g}",
+    "SLIPWAY_REQUEST_TIMEOUT_S": f"{ANSWER_DEADLINE_S:g}",
+}
 _LOG_LINES = 15
 
 
@@ -41,8 +49,7 @@ def running_service(
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")
     }
-    # The service has no other clients, so it need not drain.
-    environment = inherited | {"SLIPWAY_DRAIN_S": "0"} | settings
+    environment = inherited | SETTINGS | settings
     log.parent.mkdir(parents=True, exist_ok=True)
     dies_with_parent = [sys.executable, "-m", "slipway.system.parent_death", str(os.getpid())]
     with log.open("wb") as output:

@@ -51,10 +51,11 @@ def test_each_text_rule_refuses_its_row_with_a_detail_of_found_and_expected(tmp_
         ("bad", "x" * 51),
         (None, "a text without a class"),
         ("bad", "garbled \ufffd bytes"),
+        ("bad", "\u200b\ufeff"),
     ]
     found = result(tmp_path, rows, min_characters=3, max_characters=50)
     assert {source: rule for source, (rule, _) in refused(found).items()} == {
-        **dict.fromkeys((5, 6, 7), "missing_value"),
+        **dict.fromkeys((5, 6, 7, 12), "missing_value"),
         8: "too_short",
         9: "too_long",
         10: "missing_label",

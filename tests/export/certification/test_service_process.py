@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from slipway.export.certification import service_process
-from slipway.export.certification.service_process import running_service
+from slipway.export.certification.service_process import SETTINGS, running_service
+from slipway.serving.http.responses import Refusal
+from slipway.serving.models.admission import Admission
+from slipway.serving.settings import Settings
 from slipway.system.errors import UnavailableError
 from tests import plain_http
 
@@ -71,6 +74,20 @@ def test_only_the_given_settings_reach_the_service(
     monkeypatch.setenv("SLIPWAY_FOREIGN", "from the caller's shell")
     with running_service(command(tmp_path), {"SLIPWAY_MINE": "mine"}, tmp_path / "log") as url:
         assert plain_http.get(f"{url}/").text.split()[1:] == ["mine", "None"]
+
+
+@pytest.mark.unit
+def test_the_service_of_verify_refuses_no_row_of_a_model_that_takes_a_second_for_each() -> None:
+    def send_everything(max_wait_s: float) -> None:
+        admission = Admission(1000, max_wait_s, 1, shed=lambda _: None)
+        for _ in range(10):
+            admission.ran(1, 1.0)
+        for size in (1, 2, 7, 64) * 2:  # the rows of the requests that are sent at the same time
+            admission.enter(size)
+
+    send_everything(float(SETTINGS["SLIPWAY_MAX_WAIT_S"]))
+    with pytest.raises(Refusal):
+        send_everything(Settings().max_wait_s)
 
 
 def test_a_service_that_exits_at_once_is_refused_with_its_last_output(tmp_path: Path) -> None:
