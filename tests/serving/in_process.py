@@ -18,7 +18,7 @@ from slipway.serving.extensions import EXTENSIONS, SECTIONS
 from slipway.serving.http.responses import ERRORS
 from slipway.serving.http.routes import find_route
 from slipway.serving.models.live_model import LiveModel
-from slipway.serving.rollout.canary import Canary
+from slipway.serving.rollout.candidate.canary import Canary
 from slipway.serving.rollout.reconciler import RolloutReconciler
 from slipway.serving.settings import Settings, read_settings
 from slipway.serving.worker import ModelWorker

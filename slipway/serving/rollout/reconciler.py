@@ -11,49 +11,34 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-from prometheus_client import Counter, Gauge
-from pydantic import Field
-
-from slipway.predictor.loader import read_certified
-from slipway.serving.metrics.service_metrics import ServiceMetrics
 from slipway.serving.models.live_model import LiveModel
 from slipway.serving.models.loader import load_model
-from slipway.serving.models.model import ServedModel
-from slipway.serving.rollout.canary import Canary, SeenIds
-from slipway.serving.rollout.comparison import explained_disagreement, require_successor
+from slipway.serving.rollout.candidate.trial import Trial
 from slipway.serving.rollout.decision import decide
-from slipway.serving.rollout.evidence import SHADOWED, Evidence
+from slipway.serving.rollout.evidence import Evidence
 from slipway.serving.rollout.history import change_rollout, record_served, return_alone
+from slipway.serving.rollout.metrics import RolloutMetrics
 from slipway.serving.rollout.records.follower import Follower, follow
 from slipway.serving.rollout.reports import (
-    Phase,
     Report,
     describe,
     process_started,
     read_reports,
     remove_old_reports,
-    seen_ids_path,
     write_report,
 )
-from slipway.serving.rollout.shadow import Shadow, lower_priority
 from slipway.serving.rollout.state import (
     EMPTY,
     FILE,
-    OUTCOMES,
-    Candidate,
-    Event,
     Model,
     Rollout,
     name_of,
     read_rollout,
 )
 from slipway.serving.rollout.store import prune_unless_locked, settings_of
-from slipway.serving.settings import Settings, SettingsSection
+from slipway.serving.settings import Settings
 from slipway.serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError, UnavailableError
 from slipway.system.malloc import return_memory_to_os
@@ -63,70 +48,6 @@ logger = logging.getLogger("bentoml.slipway")
 
 POLL_S = 0.25
 _REPORT_S = 1.0  # least time between two reports that differ only in counts
-
-
-class RolloutSettings(SettingsSection):
-    """Settings of rollouts: the share of requests that are copied to a shadowing candidate."""
-
-    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # requests copied to a candidate
-
-
-class RolloutMetrics:
-    """Metrics of rollouts, shadowed requests, and a canary's share."""
-
-    def __init__(self, metrics: ServiceMetrics) -> None:
-        registry = metrics.registry
-        metrics.add_slots("candidate", "shadow")
-        metrics.add_fault_parts("rollout")
-        self._metrics = metrics
-        swaps = Counter(
-            "slipway_swaps",
-            "Rollouts, by outcome.",
-            ["outcome"],
-            registry=registry,
-        )
-        shadowed = Counter(
-            "slipway_shadow",
-            "Requests copied to a candidate, by outcome.",
-            ["outcome"],
-            registry=registry,
-        )
-        self._swaps: dict[str, Counter] = {what: swaps.labels(what) for what in OUTCOMES}
-        self._shadowed = {outcome: shadowed.labels(outcome) for outcome in SHADOWED}
-        self.candidate_share = Gauge(
-            "slipway_candidate_share",
-            "Share of the requests that a canary answers.",
-            multiprocess_mode="livemax",
-            registry=registry,
-        )
-
-    def log(self, event: Event) -> None:
-        """Log an event of a rollout, and count its outcome. Called in only one of the workers."""
-        if event.what in self._swaps:
-            self._swaps[event.what].inc()
-        level = logging.ERROR if event.what in ("refused", "rolled_back") else logging.INFO
-        what = event.what.replace("_", " ")
-        logger.log(level, "rollout: model %s %s: %s", event.model, what, event.reason)
-
-    def shadowed(self, outcome: str) -> None:
-        """Count a shadowed request by its outcome. Thread-safe."""
-        self._shadowed[outcome].inc()
-        if outcome in ("agrees", "differs"):
-            self._metrics.answer("shadow")
-
-
-@dataclass
-class _Trial:
-    """The candidate in this worker: its phase, its model and its evidence."""
-
-    candidate: Candidate
-    phase: Phase = "preparing"
-    reason: str = ""
-    disagreement: float = 1.0
-    live: LiveModel | None = None
-    shadow: Shadow | None = None
-    seen_ids: SeenIds | None = None  # request ids that a canary has seen
-    evidence: Evidence = field(default_factory=Evidence)
 
 
 def follow_at_start(state: Path) -> None:
@@ -145,15 +66,13 @@ class RolloutReconciler:
         self._metrics = RolloutMetrics(worker.metrics)
         self._settings = worker.settings
         self._state_folder = worker.settings.state
-        self._shadow_share = worker.settings.section(RolloutSettings).shadow_share
-        self._canary: Canary | None = None
         self._rollout = EMPTY
         self._stamp: tuple[int, int] | None = None
         self._stable: Model | None = None  # the model that is served
         self._initial_revision = -1  # revision of the first load; -1: the state could not be read
         self._problem = ""
         self._failed_revision = -1  # revision at which the stable model last failed to load
-        self._trial: _Trial | None = None
+        self._trial: Trial | None = None
         self._reported: Report | None = None
         self._reported_at = 0.0
         self._writing = threading.Lock()
@@ -220,18 +139,9 @@ class RolloutReconciler:
                 )
 
     def note_wrong(self, model_version: str) -> None:
-        """Count a wrong prediction of `model_version`, shown by feedback. Any thread may call it.
-
-        Feedback counts with the candidate's current share, not with that at the time of the
-        request. The current share is at least as large, which favours the candidate.
-        """
-        trial, canary, stable = self._trial, self._canary, self._worker.model
-        if trial is None or trial.live is None or canary is None or stable is None:
-            return
-        if canary.share and model_version in (trial.live.model.version, stable.version):
-            trial.evidence.event(
-                "quality", canary.share, of_candidate=model_version != stable.version
-            )
+        """Count a wrong prediction of `model_version` for the trial. Any thread may call it."""
+        if trial := self._trial:
+            trial.note_wrong(model_version)
 
     def status(self) -> dict[str, object]:
         """Return the status for the page and `GET /rollout`. Reads files: call it on a thread."""
@@ -365,7 +275,8 @@ class RolloutReconciler:
             )
             return
         self._stable, self._problem = wanted, ""
-        self._route_to(None)
+        if self._trial:
+            self._trial.stop_routing()
         await self._worker.take_over(live)
         del live
         await asyncio.to_thread(return_memory_to_os)
@@ -374,8 +285,7 @@ class RolloutReconciler:
         """Return the loaded stable model. A canary that was promoted is already in memory."""
         trial = self._trial
         is_warm = trial and trial.candidate.mode != "shadow" and trial.candidate.model == wanted
-        if trial and trial.live and is_warm:
-            live, trial.live = trial.live, None
+        if trial and is_warm and (live := trial.take_live()):
             return live
         settings = settings_of(self._settings, wanted)
         return self._worker.make_live(await asyncio.to_thread(load_model, settings), "stable")
@@ -388,100 +298,18 @@ class RolloutReconciler:
         if candidate is None:
             return
         if trial is None:
-            await self._prepare(candidate)
+            self._trial = trial = Trial(candidate, self._worker, self._metrics, self._state_folder)
+            # Should it kill this process, the report names the candidate.
+            await asyncio.to_thread(self._report_changes)
+            await trial.prepare()
         elif trial.phase == "prepared":
-            self._route(trial, candidate)
-
-    async def _prepare(self, candidate: Candidate) -> None:
-        self._trial = trial = _Trial(candidate)
-        # Should it kill this process, the report names the candidate.
-        await asyncio.to_thread(self._report_changes)
-        try:
-            model = await self._load(candidate)
-            stable = self._worker.model
-            if stable and not candidate.returns:
-                require_successor(model.bundle.manifest, stable.bundle.manifest, candidate.allowed)
-            if candidate.allowed.disagreement:
-                trial.disagreement = candidate.allowed.disagreement
-            elif stable:
-                trial.disagreement = explained_disagreement(
-                    model.bundle.manifest, stable.bundle.manifest
-                )
-            if candidate.mode == "canary":
-                path = seen_ids_path(self._state_folder, candidate.id)
-                trial.seen_ids = await asyncio.to_thread(SeenIds, path, candidate.salt)
-            trial.live = self._worker.make_live(model, "candidate")
-        except SlipwayError as error:
-            trial.phase, trial.reason = "refused", str(error)
-        except Exception as error:
-            trial.phase, trial.reason = "refused", f"{type(error).__name__}: {error}"
-            logger.exception("rollout: cannot load candidate %s; refusing it", candidate.name)
-        else:
-            trial.phase = "prepared"
-            self._route(trial, candidate)
-
-    async def _load(self, candidate: Candidate) -> ServedModel:
-        settings = settings_of(self._settings, candidate.model)
-        is_shadow = candidate.mode == "shadow"
-        if is_shadow:
-            # With one thread ONNX Runtime computes on the calling thread, which has low priority.
-            settings = settings.model_copy(update={"num_threads": 1})
-        executor = ThreadPoolExecutor(
-            1, thread_name_prefix="slipway-rollout", initializer=lower_priority
-        )
-        try:
-            certified = await asyncio.get_running_loop().run_in_executor(
-                executor,
-                lambda: read_certified(
-                    settings.bundle,
-                    settings.certificate,
-                    accept_draft=False,
-                    accept_missed_gates=is_shadow,
-                ),
-            )
-        finally:
-            executor.shutdown(wait=False)
-        # At normal priority, which the threads of ONNX Runtime inherit from their creator.
-        return await asyncio.to_thread(load_model, settings, certified)
-
-    def _route(self, trial: _Trial, candidate: Candidate) -> None:
-        """Route requests (canary) or copies of requests (shadow) to the candidate, by its share."""
-        trial.candidate = candidate
-        if candidate.phase != "running" or trial.live is None:
-            return
-        if trial.shadow is None and self._shadow_share:
-            trial.shadow = Shadow(
-                trial.live,
-                self._shadow_share,
-                candidate.salt,
-                candidate.allowed.difference,
-                trial.evidence,
-                self._metrics.shadowed,
-            )
-            self._worker.observers.add(trial.shadow)
-        if trial.seen_ids:
-            canary = self._canary or Canary(
-                trial.live, trial.evidence, candidate.salt, trial.seen_ids
-            )
-            canary.share, canary.slow_s = candidate.share, candidate.slow_s
-            self._route_to(canary)
-            self._metrics.candidate_share.set(candidate.share)
-
-    def _route_to(self, canary: Canary | None) -> None:
-        self._canary = self._worker.router = canary
+            trial.route(candidate)
 
     async def _drop(self) -> None:
-        """Send the candidate no more requests, wait for those in flight, and free it."""
+        """End the trial of the candidate in this worker."""
         trial, self._trial = self._trial, None
-        self._route_to(None)
-        self._metrics.candidate_share.set(0)
-        if trial and trial.shadow:
-            self._worker.observers.remove(trial.shadow)
-            await asyncio.to_thread(trial.shadow.close)
-        if trial and trial.live:
-            await trial.live.retire()
-            trial.live = None
-            await asyncio.to_thread(return_memory_to_os)
+        if trial:
+            await trial.close()
 
     def _report(self, *, stopped: bool = False) -> Report:
         trial, model = self._trial, self._worker.model

@@ -14,7 +14,7 @@ from slipway.serving.http.responses import Refusal
 from slipway.serving.models.live_model import LiveModel
 from slipway.serving.models.loader import load_model
 from slipway.serving.requests import decoding, rows
-from slipway.serving.rollout.canary import Canary, SeenIds
+from slipway.serving.rollout.candidate.canary import Canary, SeenIds
 from slipway.serving.rollout.evidence import Evidence
 from tests.serving.bundles import CONTRACT, picture
 from tests.serving.conftest import MakeSettings

@@ -10,7 +10,7 @@ import pytest
 
 from slipway.artifacts.bundle import load_bundle
 from slipway.serving.rollout import commands
-from slipway.serving.rollout.canary import is_chosen
+from slipway.serving.rollout.candidate.canary import is_chosen
 from slipway.serving.rollout.state import RolloutError, RolloutPlan, read_rollout
 from slipway.serving.worker import ModelWorker
 from tests.conftest import ROOT
@@ -254,7 +254,7 @@ def test_a_busy_shadow_drops_copies_and_delays_no_request(
 ) -> None:
     settings = make_settings(shadow_share=1.0)
     release = asyncio.Event()
-    monkeypatch.setattr("slipway.serving.rollout.shadow.MAX_WAITING", 2)
+    monkeypatch.setattr("slipway.serving.rollout.candidate.shadow.MAX_WAITING", 2)
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", write_candidate(certified / "new", scaled_classifier(2)))

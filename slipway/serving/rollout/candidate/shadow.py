@@ -25,7 +25,7 @@ from slipway.predictor.model import InvalidAnswerError
 from slipway.serving.http.responses import Refusal
 from slipway.serving.models.live_model import LiveModel
 from slipway.serving.models.observers import Answered, Noted, id_of, model_of
-from slipway.serving.rollout.canary import is_chosen
+from slipway.serving.rollout.candidate.canary import is_chosen
 from slipway.serving.rollout.evidence import Evidence
 from slipway.traffic.request_log import REPLAYED
 

@@ -12,7 +12,7 @@ import pytest
 from slipway.artifacts.bundle import load_bundle
 from slipway.serving.http.responses import Refusal
 from slipway.serving.models.live_model import LiveModel
-from slipway.serving.rollout.canary import Canary, SeenIds, is_chosen
+from slipway.serving.rollout.candidate.canary import Canary, SeenIds, is_chosen
 from slipway.serving.rollout.evidence import Counts, Evidence
 from slipway.serving.rollout.reports import FOLDER
 from slipway.serving.rollout.state import Allowed, RolloutPlan, read_rollout
