@@ -28,7 +28,7 @@ from slipway.serving.monitoring.database import Database
 from slipway.serving.monitoring.feedback import read_feedback
 from slipway.serving.monitoring.outbox import deliver
 from slipway.serving.page.site import POLICY
-from slipway.system.arguments import CommandParser
+from slipway.system.arguments import CommandParser, fraction, whole_number
 from slipway.system.errors import IntegrityError, SlipwayError, UnavailableError
 from slipway.traffic.collect import add_service_paths
 from slipway.traffic.label_queue import QUEUE, LabelQueue, QueuedRow, choose
@@ -343,34 +343,28 @@ def _parser() -> CommandParser:
         "them. See docs/how-to/label.md.",
     )
     parser.add_argument(
-        "--choose", type=_count, default=0, metavar="N", help="add N rows to the queue first"
+        "--choose",
+        type=whole_number(1_000_000),
+        default=0,
+        metavar="N",
+        help="add N rows to the queue first",
     )
     parser.add_argument(
         "--random-fraction",
-        type=_fraction,
+        type=fraction,
         default=0.2,
         metavar="F",
         help="of these, drawn at random: only their labels measure the quality (default: 0.2)",
     )
     parser.add_argument(
-        "--opinions", type=_count, default=1, metavar="N", help="people for each row (default: 1)"
+        "--opinions",
+        type=whole_number(1_000_000),
+        default=1,
+        metavar="N",
+        help="people for each row (default: 1)",
     )
     parser.add_argument("--by", default=getpass.getuser(), metavar="NAME", help="who labels")
     parser.add_argument("--port", type=int, default=8765, help="of the page (default: 8765)")
     parser.add_argument("--no-page", action="store_true", help="only choose")
     add_service_paths(parser, "--request-log", "--state", "--bundle")
     return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-def _fraction(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise ValueError(text)
-    return number

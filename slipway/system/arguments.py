@@ -1,6 +1,7 @@
 """Parser for commands with arguments of their own. Its errors name the expected usage."""
 
 import argparse
+from collections.abc import Callable
 from typing import NoReturn
 
 _TOO_MUCH = 1e6
@@ -24,4 +25,28 @@ def positive_number(text: str) -> float:
         value = 0.0
     if not 0 < value < _TOO_MUCH:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0 and below 1e6")
+    return value
+
+
+def whole_number(most: int) -> Callable[[str], int]:
+    """Return a parser of a whole number from 1 to `most`, which raises ArgumentTypeError."""
+
+    def parse(text: str) -> int:
+        value = int(text) if text.isdecimal() else 0
+        if not 1 <= value <= most:
+            fault = f"found {text!r}, expected a whole number from 1 to {most:,}"
+            raise argparse.ArgumentTypeError(fault)
+        return value
+
+    return parse
+
+
+def fraction(text: str) -> float:
+    """Parse a number from 0 to 1. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to 1")
     return value

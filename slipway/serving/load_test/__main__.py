@@ -25,7 +25,7 @@ from slipway.serving.load_test.trial_service import require_answered, running, s
 from slipway.serving.load_test.tuner import Goal, Tuner
 from slipway.serving.settings import ROOT, Settings, read_settings
 from slipway.system import files
-from slipway.system.arguments import CommandParser, positive_number
+from slipway.system.arguments import CommandParser, positive_number, whole_number
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.cores import num_cores
 
@@ -127,7 +127,7 @@ def _parser() -> CommandParser:
     )
     load.add_argument(
         "--connections",
-        type=_count,
+        type=whole_number(10_000),
         default=_CONNECTIONS,
         metavar="N",
         help="closed loop: callers that wait for their answers; default: 32",
@@ -150,13 +150,6 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--apply", action="store_true", help=f"write the settings into {APPLIED}")
     return parser
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 10_000:
-        raise ValueError(text)
-    return value
 
 
 if __name__ == "__main__":

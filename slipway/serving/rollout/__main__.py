@@ -149,10 +149,19 @@ def _plan(options: argparse.Namespace) -> RolloutPlan:
 
 
 def _percentages(text: str) -> tuple[float, ...]:
-    shares = tuple(float(part) / 100 for part in text.split(","))
-    if not all(0 < share <= 1 for share in shares):
-        raise ValueError(text)
-    return shares
+    try:
+        percent = [float(part) for part in text.split(",")]
+    except ValueError:
+        percent = []
+    is_rising = percent == sorted(set(percent))
+    # Several steps of at most 1 % are fractions, as params.yaml has them: 0.5,1 means 50,100.
+    if not percent or not is_rising or not 0 < percent[0] <= percent[-1] <= 100:
+        fault = "expected rising percentages above 0 and at most 100"
+    elif len(percent) > 1 and percent[-1] <= 1:
+        fault = "whose last step is 1 % or less, expected percentages, not fractions"
+    else:
+        return tuple(each / 100 for each in percent)
+    raise argparse.ArgumentTypeError(f"found {text!r}, {fault}, such as 1,5,25,50,100")
 
 
 def _parser() -> CommandParser:

@@ -138,9 +138,10 @@ def test_options_of_the_command_reach_the_proposed_candidate(
         steps=(0.025, 0.5), hold_s=0.0, hold_requests=7, slow_s=0.02
     )
     assert proposed[1]["allowed"].disagreement == 0.2
-    with pytest.raises(SystemExit):
-        main(["canary", str(bundle), "--steps", "0,50"])
-    capsys.readouterr()
+    for steps in ("0,50", "abc", "50,20", "50,101", "0.5,1.0"):
+        with pytest.raises(SystemExit):
+            main(["canary", str(bundle), "--steps", steps])
+        assert re.search(f"found '{steps}', .*expected .*percentages", capsys.readouterr().err)
     main(["status"])
     output, remarks = capsys.readouterr()
     status = json.loads(output)
