@@ -9,27 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from slipway.config.params import parse_params, value_at
 from slipway.data.augmentation.plan import NEUTRAL
 from slipway.data.rules.class_names import (
     joined_counts,
     listed_variants,
-    misspellings,
     variants,
 )
-from slipway.data.tables.cells import GOOD, typed_column
+from slipway.data.tables.cells import typed_column
 from slipway.data.tables.hints import written_as
-from slipway.data.tables.target_copies import ColumnScore, best_score
-from slipway.inputs.columns import Kind
 from slipway.kinds.inputs import TEXTS
 from slipway.kinds.registry import TaskKind, kind_of, settings_of_kinds, task_for
-from slipway.project import recipe
+from slipway.project import findings, recipe
 from slipway.project.column_roles import SampledColumn, sampled_columns
 from slipway.project.gate import ProposedGate, class_gate, label_gate, number_gate
 from slipway.project.inspection import data_params
-from slipway.project.machine import Machine, this_machine
 from slipway.project.params_text import in_one_line, template_content
 from slipway.project.pretrained import Weights
 from slipway.project.summary import DataSummary
@@ -38,11 +33,7 @@ from slipway.project.task_choice import Question, TaskChoice, choose
 _WIDTH = 100  # width of a terminal
 _SMALL = 5_000  # rows, below which the classes are cut at exact fractions
 _MIN_CLASS_ROWS = 7  # with fewer, a class is missing from a split
-_FEW_CLASS_ROWS = 20
-_MUCH_MISSING = 0.4
-_IMBALANCE = 10
 _DATES = "data.date_format"
-_MOST_NAMED = 5  # ignored columns that one warning names
 _TABM = {
     "num_submodels": 16,
     "num_blocks": 2,
@@ -103,7 +94,7 @@ def propose(
     target: str | None = None,
     *,
     weights: Weights | None = None,
-    machine: Machine | None = None,
+    machine: recipe.Machine | None = None,
 ) -> ProjectProposal:
     """Return complete params for the data, or the question to answer first.
 
@@ -120,7 +111,7 @@ def propose(
         choice = choose(summary, read, task, target)
     if isinstance(choice, Question):
         return ProjectProposal({}, {}, (choice,), notes=summary.notes, data=summary.path)
-    draft = _Draft(summary, choice, read, weights, machine or this_machine(), notation)
+    draft = _Draft(summary, choice, read, weights, machine or recipe.this_machine(), notation)
     draft.fill()
     parse_params(copy.deepcopy(draft.content))
     return ProjectProposal(
@@ -175,7 +166,7 @@ class _Draft:
     choice: TaskChoice
     columns: Sequence[SampledColumn]
     weights: Weights | None
-    machine: Machine
+    machine: recipe.Machine
     notation: _Notation = field(default_factory=_Notation)
     content: dict[str, Any] = field(default_factory=template_content)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -213,11 +204,8 @@ class _Draft:
 
     def set(self, key: str, value: Any, reason: str = "") -> None:
         """Set "section.key". A key with a reason is listed among those to review first."""
-        *sections, name = key.split(".")
-        section = self.content
-        for part in sections:
-            section = section[part]
-        section[name] = value
+        section, _, name = key.rpartition(".")
+        value_at(self.content, section)[name] = value
         if reason:
             self.reasons[key] = reason
 
@@ -230,10 +218,8 @@ class _Draft:
         """Remove the keys that only other kinds of task have, and add those of this kind."""
         own = self.kind.settings
         for key, value in settings_of_kinds().items():
-            *sections, name = key.split(".")
-            section = self.content
-            for part in sections:
-                section = section[part]
+            place, _, name = key.rpartition(".")
+            section = value_at(self.content, place)
             if key in own:
                 section.setdefault(name, copy.deepcopy(value))
             else:
@@ -261,12 +247,8 @@ class _Draft:
             self.set(f"data.{key}", None)
             if column is not None and not (key != "split_column" and summary.given):
                 self.set(f"data.{key}", column.name, reason)
-        if roles.time is None and roles.dates:
-            names = ", ".join(_with_gaps(column) for column in roles.dates)
-            self.warnings.append(
-                f"columns of dates: {names}. If the model is to predict the future, set "
-                "data.time_column to the one that orders the rows; rows without it are refused"
-            )
+        if roles.time is None:
+            self.warnings += findings.date_columns(roles.dates)
         if self.kind.target.has_classes:
             self._classes()
 
@@ -283,28 +265,25 @@ class _Draft:
         return {name: round(number * factor) for name, number in counts.items()}
 
     def _classes(self) -> None:
-        self._missing_labels()
-        counts = self.class_counts()
-        found = {} if self.choice.label_columns else variants(counts)
+        allowed = self.content["clean"]["max_bad_fraction"]
+        counts, joins = self.class_counts(), not self.choice.label_columns
+        if self.choice.target is not None and joins:
+            self.warnings += findings.missing_labels(self.choice.target, allowed)
+        found = variants(counts) if joins else {}
         if found:
             self.set("data.label_map", found, "spellings of one class")
             self.warnings.append(
                 f"classes that differ only in spelling are joined: {listed_variants(found, counts)}"
             )
             counts = dict(joined_counts(counts))
-        if slips := {} if self.choice.label_columns else misspellings(counts):
-            meant = self.content["data"]["label_map"] | slips
-            self.warnings.append(
-                f"classes that may be misspelt: {listed_variants(slips, counts)}. If they are, "
-                f"set data.label_map to {in_one_line(meant)}"
-            )
+        if joins:
+            self.warnings += findings.misspelt(counts, self.content["data"]["label_map"])
         self.learned = counts
         is_given = bool(self.summary.given or self.choice.roles.split)
         tiny = {n: rows for n, rows in counts.items() if rows < _MIN_CLASS_ROWS and not is_given}
         shown = ", ".join(f"{name!r} ({rows} rows)" for name, rows in list(tiny.items())[:5])
-        num_tiny, allowed = sum(tiny.values()), self.content["clean"]["max_bad_fraction"]
         may_leave_out = len(counts) - len(tiny) > 1 and not self.kind.target.several
-        if tiny and may_leave_out and num_tiny < allowed * sum(counts.values()):
+        if tiny and may_leave_out and sum(tiny.values()) < allowed * sum(counts.values()):
             kept = [name for name in counts if name not in tiny]
             self.learned = {name: counts[name] for name in kept}
             self.set("data.classes", kept, f"without {shown}: too few rows for three splits")
@@ -317,25 +296,7 @@ class _Draft:
                 f"classes with too few rows for train, val and test: {shown}. The run will stop "
                 "there: add rows, or join classes with data.label_map"
             )
-        few = [f"{n!r} ({rows})" for n, rows in counts.items() if n not in tiny and rows < 20]
-        if few:
-            self.warnings.append(
-                f"classes with fewer than {_FEW_CLASS_ROWS} rows, whose figures will be rough: "
-                f"{', '.join(few[:5])}{', ...' if len(few) > 5 else ''}"
-            )
-
-    def _missing_labels(self) -> None:
-        target, allowed = self.choice.target, self.content["clean"]["max_bad_fraction"]
-        if target is None or self.choice.label_columns or not target.missing_fraction:
-            return
-        text = f"{target.name!r} has no value in {target.missing_fraction:.1%} of the rows, which"
-        if target.missing_fraction <= allowed:
-            self.warnings.append(f"{text} `clean` refuses")
-        else:
-            self.warnings.append(
-                f"{text} is more than clean.max_bad_fraction, {allowed:.0%}. The run will stop "
-                "there: remove these rows, or raise it"
-            )
+        self.warnings += findings.small_classes({n: counts[n] for n in counts if n not in tiny})
 
     # Rows ----------------------------------------------------------------------------------------
 
@@ -343,8 +304,7 @@ class _Draft:
         if self.summary.given:
             found = ", ".join(f"{n:,} {name}" for name, n in self.summary.given.items())
             self.set("data.split_folders", "auto", f"the names give the split: {found}")
-        is_small = self.summary.num_rows < _SMALL
-        self.set("split.assignment", "exact" if is_small else "stable")
+        self.set("split.assignment", "exact" if self.summary.num_rows < _SMALL else "stable")
 
     def rows_of(self, split: str) -> int:
         """Return the expected rows of train, val or test."""
@@ -402,80 +362,22 @@ class _Draft:
         if self.notation.words:
             words = list(self.notation.words)
             self.set("data.missing_values", words, "they occur among numbers or dates")
-        self._date_format()
-        for column in self.columns:
-            if column.is_free_text and column.guess.kind == "ignore":
-                self.warnings.append(
-                    f"{column.name!r} is free text, which tables do not use; a task such as "
-                    f"{task_for(TEXTS, self.kind.target)} learns from texts only (--task)"
-                )
-        self._ignored()
-        for column in self.inputs():
-            if column.missing_fraction >= _MUCH_MISSING:
-                self.warnings.append(
-                    f"{column.name!r} has no value in {column.missing_fraction:.0%} of the rows"
-                )
-        self.warnings += self._suspected_leaks()
-
-    def _date_format(self) -> None:
-        """Propose the format of dates, and warn of columns in another one."""
-        chosen = self.notation.date_format
-        if chosen is None:
-            return
-        formats = self.notation.formats
-        read = {column.name for column in self.columns if column.guess.kind == "date"}
-        names = ", ".join(repr(name) for name, written in formats.items() if written == chosen)
-        reason = f"the dates of {names} are written so; check day and month"
-        self.set(_DATES, chosen, reason)
-        for name, written in formats.items():
-            if written != chosen and name not in read:
-                self.warnings.append(
-                    f"{name!r} looks like dates in the format {in_one_line(written)}, but "
-                    "data.date_format takes one format: write its dates as ISO 8601 (2026-11-20)"
-                )
-
-    def _ignored(self) -> None:
-        """Name the columns that the model will not read, with the reasons that `clean` gives."""
-        roles, target = self.choice.roles, self.choice.target
-        used = {column.name for column in (*roles.special, *self.choice.label_columns)}
-        used |= set() if target is None else {target.name}
-        found = [
-            f"{column.name!r} ({column.guess.reason})"
-            for column in self.columns
-            if column.guess.kind == "ignore"
-            and column.name not in used
-            and not column.is_free_text
-            and self.notation.formats.get(column.name) in (None, self.notation.date_format)
+        formats, chosen = self.notation.formats, self.notation.date_format
+        if chosen is not None:
+            names = ", ".join(repr(name) for name, written in formats.items() if written == chosen)
+            self.set(_DATES, chosen, f"the dates of {names} are written so; check day and month")
+        used = [*self.choice.roles.special, *self.choice.label_columns, self.choice.target]
+        others = {name: written for name, written in formats.items() if written != chosen}
+        rest = {column.name for column in used if column is not None} | others.keys()
+        inputs, target, of_classes = self.inputs(), self.choice.target, self.kind.target.has_classes
+        self.warnings += [
+            *findings.other_dates(self.columns, others),
+            *findings.free_texts(self.columns, task_for(TEXTS, self.kind.target)),
+            *findings.unread(self.columns, rest),
+            *findings.mostly_missing(inputs),
         ]
-        if found:
-            more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-            self.warnings.append(
-                f"columns that the model will not read: {', '.join(found[:_MOST_NAMED])}{more}. "
-                "To use one, name its kind in data.columns"
-            )
-
-    def _suspected_leaks(self) -> list[str]:
-        target = self.choice.target
-        assert target is not None
-        if self.choice.label_columns:
-            return []
-        of_classes = self.kind.target.has_classes
-        kind: Kind = "category" if of_classes else "number"
-        typed = typed_column(target.raw, kind)
-        present = typed.cell_states == GOOD
-        targets = typed.keys.astype(float) if of_classes else np.asarray(typed.cells, float)
-        found = []
-        for column in self.inputs():
-            guess = column.guess.kind
-            cells = typed_column(column.raw, "category" if guess == "ignore" else guess)
-            values = pa.array(cells.cells[present], from_pandas=True)
-            if guess == "category":
-                values = pa.array([cell or None for cell in values.to_pylist()], pa.string())
-            best = best_score(pa.chunked_array([values]), targets[present], of_classes=of_classes)
-            score = None if best is None else ColumnScore(column.name, *best)
-            if score is not None and score.is_suspicious(of_classes=of_classes):
-                found.append(f"suspected leak: {score.in_words(of_classes=of_classes)}")
-        return found
+        if target is not None and not self.choice.label_columns:
+            self.warnings += findings.suspected_leaks(inputs, target, of_classes=of_classes)
 
     def _table_recipe(self) -> None:
         num_train = self.rows_of("train")
@@ -495,8 +397,7 @@ class _Draft:
 
     def _text_recipe(self) -> None:
         texts = self.choice.text_columns
-        names = [column.name for column in texts]
-        self.set("data.text_columns", names, "free text")
+        self.set("data.text_columns", [column.name for column in texts], "free text")
         self.set_all(recipe.text_values([column.raw for column in texts]))
         self._length(recipe.text_length(self.rows_of("train")))
         self.set("train.learning_rate", 0.003, "usual for this network")
@@ -558,17 +459,12 @@ class _Draft:
     def _outputs(self) -> None:
         """Remove variants that need a GPU if there is none; loosen the bounds of numeric errors."""
         if not self.machine.has_gpu:
-            variants = [v for v in self.content["export"]["variants"] if v != "int8_tensorrt"]
-            self.set("export.variants", variants)
+            variants = self.content["export"]["variants"]
+            self.set("export.variants", [one for one in variants if one != "int8_tensorrt"])
         if not self.kind.target.has_classes:
             budgets = self.content["verify"]["max_metric_loss"]
             for variant in budgets:
                 budgets[variant] = 0.01 if variant == "fp16" else 0.05
-
-
-def _with_gaps(column: SampledColumn) -> str:
-    missing = column.missing_fraction
-    return f"{column.name!r}" + (f" ({missing:.1%} of the rows have none)" if missing else "")
 
 
 def _still() -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,17 +16,20 @@ from slipway.config.params import value_at
 from slipway.data.sources.raw_tables import RawColumn
 from slipway.kinds.registry import are_trees, kind_of
 from slipway.kinds.targets import UNBOUNDED_METRICS
-from slipway.project.machine import Machine
 from slipway.project.pretrained import Weights
 from slipway.project.summary import ImageSample
+from slipway.runtimes.runtime import why_no_cuda_driver
+from slipway.system.cores import num_cores
 
 Values = dict[str, tuple[Any, str]]  # value and reason by key
 MIN_STEPS = 300
 SMALL_PX = 64  # up to here images keep their size
 _PHOTOGRAPH_PX = {"scratch": 64, "pretrained": 160, "gpu": 224}
 _MIN_PX = 16
-_WIDE_ASPECT = 1.2
 _TRAINING_SECONDS = {"cpu": 100.0, "gpu": 900.0}
+_FLOPS_PER_CORE = 30e9  # speed of a convolution in float32, beside some other load
+_FLOPS_OF_GPU = 4e12
+_FASTER_BF16 = 2.0  # factor with AMX
 _TRAINING = 3  # operations forward and backward over those forward
 _RESNET18_FLOPS = 3.6e9 / 224**2  # per pixel, forward
 _SMALL_RESNET_FLOPS = 92e3 / 32**2  # per pixel and squared width, forward
@@ -47,6 +52,34 @@ _TREES_PAGE = "docs/how-to/trees.md"
 _SEARCH_TRIALS, _SEARCH_REDUCTION, _SEARCH_RUNGS = 12, 3, 9
 _WIDTH_STEP = 16  # step between widths of small_resnet
 _SIDES = re.compile(r"(^|[^a-z])(left|right)([^a-z]|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine: its number of cores, GPU, and AMX, by which bfloat16 is fast on the CPU."""
+
+    cores: int
+    has_gpu: bool
+    has_amx: bool
+
+    @property
+    def flops(self) -> float:
+        """Operations per second in training, as a rule of thumb."""
+        if self.has_gpu:
+            return _FLOPS_OF_GPU
+        return self.cores * _FLOPS_PER_CORE * (_FASTER_BF16 if self.has_amx else 1)
+
+    def __str__(self) -> str:
+        if self.has_gpu:
+            return "the GPU of this machine"
+        return f"{self.cores} core{'s' * (self.cores > 1)} without a GPU"
+
+
+def this_machine() -> Machine:
+    """Return facts about this machine, without importing torch."""
+    information = Path("/proc/cpuinfo")
+    has_amx = information.exists() and "amx_bf16" in information.read_text(errors="replace")
+    return Machine(num_cores(), why_no_cuda_driver() is None, has_amx)
 
 
 class Length(NamedTuple):

@@ -11,9 +11,9 @@ import pytest
 
 from slipway.config.params import parse_params
 from slipway.project.inspection import inspect
-from slipway.project.machine import Machine
 from slipway.project.pretrained import Weights
 from slipway.project.proposal import ProjectProposal, propose
+from slipway.project.recipe import Machine
 from slipway.project.table_sample import encoding_of
 from slipway.system.errors import DataError, ParamsError
 from tests.project.shapes import SHAPES, class_folders, wine, wine_rows

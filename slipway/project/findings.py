@@ -1,0 +1,134 @@
+"""Finds in sampled data what the user should look at, such as rare classes and suspected leaks.
+
+Each function yields warnings in words.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from slipway.data.rules.class_names import listed_variants, misspellings
+from slipway.data.tables.cells import GOOD, typed_column
+from slipway.data.tables.target_copies import ColumnScore, best_score
+from slipway.inputs.columns import Kind
+from slipway.project.column_roles import SampledColumn
+from slipway.project.params_text import in_one_line
+
+_FEW_CLASS_ROWS = 20
+_MUCH_MISSING = 0.4
+_MOST_NAMED = 5  # columns or classes that one warning names
+
+
+def date_columns(columns: Sequence[SampledColumn]) -> Iterator[str]:
+    """Warn of dates, if none of them orders the rows."""
+    names = ", ".join(
+        f"{column.name!r}"
+        + (
+            f" ({missing:.1%} of the rows have none)"
+            if (missing := column.missing_fraction)
+            else ""
+        )
+        for column in columns
+    )
+    if names:
+        yield (
+            f"columns of dates: {names}. If the model is to predict the future, set "
+            "data.time_column to the one that orders the rows; rows without it are refused"
+        )
+
+
+def missing_labels(target: SampledColumn, allowed: float) -> Iterator[str]:
+    """Warn of rows without a label. `allowed` is the fraction of bad rows that `clean` accepts."""
+    if not target.missing_fraction:
+        return
+    text = f"{target.name!r} has no value in {target.missing_fraction:.1%} of the rows, which"
+    if target.missing_fraction <= allowed:
+        yield f"{text} `clean` refuses"
+    else:
+        yield (
+            f"{text} is more than clean.max_bad_fraction, {allowed:.0%}. The run will stop "
+            "there: remove these rows, or raise it"
+        )
+
+
+def misspelt(counts: Mapping[str, int], label_map: Mapping[str, str]) -> Iterator[str]:
+    """Warn of classes whose names resemble those of larger classes."""
+    if slips := misspellings(counts):
+        yield (
+            f"classes that may be misspelt: {listed_variants(slips, counts)}. If they are, "
+            f"set data.label_map to {in_one_line({**label_map, **slips})}"
+        )
+
+
+def small_classes(counts: Mapping[str, int]) -> Iterator[str]:
+    """Warn of classes whose metrics will be rough."""
+    few = [f"{name!r} ({rows})" for name, rows in counts.items() if rows < _FEW_CLASS_ROWS]
+    if few:
+        yield (
+            f"classes with fewer than {_FEW_CLASS_ROWS} rows, whose figures will be rough: "
+            f"{', '.join(few[:_MOST_NAMED])}{', ...' if len(few) > _MOST_NAMED else ''}"
+        )
+
+
+def other_dates(columns: Sequence[SampledColumn], formats: Mapping[str, str]) -> Iterator[str]:
+    """Warn of dates in `formats`, by column, that params.yaml cannot name as well."""
+    read = {column.name for column in columns if column.guess.kind == "date"}
+    for name, written in formats.items():
+        if name not in read:
+            yield (
+                f"{name!r} looks like dates in the format {in_one_line(written)}, but "
+                "data.date_format takes one format: write its dates as ISO 8601 (2026-11-20)"
+            )
+
+
+def free_texts(columns: Sequence[SampledColumn], task: str) -> Iterator[str]:
+    """Warn of texts that a table's task ignores; `task` would learn from them."""
+    for column in columns:
+        if column.is_free_text and column.guess.kind == "ignore":
+            yield (
+                f"{column.name!r} is free text, which tables do not use; a task such as "
+                f"{task} learns from texts only (--task)"
+            )
+
+
+def unread(columns: Sequence[SampledColumn], others: Collection[str]) -> Iterator[str]:
+    """Warn of columns that the model will not read, with reasons; not of texts and `others`."""
+    found = [
+        f"{column.name!r} ({column.guess.reason})"
+        for column in columns
+        if column.guess.kind == "ignore" and not column.is_free_text and column.name not in others
+    ]
+    if found:
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        yield (
+            f"columns that the model will not read: {', '.join(found[:_MOST_NAMED])}{more}. "
+            "To use one, name its kind in data.columns"
+        )
+
+
+def mostly_missing(inputs: Sequence[SampledColumn]) -> Iterator[str]:
+    """Warn of inputs that many rows lack."""
+    for column in inputs:
+        if column.missing_fraction >= _MUCH_MISSING:
+            yield f"{column.name!r} has no value in {column.missing_fraction:.0%} of the rows"
+
+
+def suspected_leaks(
+    inputs: Sequence[SampledColumn], target: SampledColumn, *, of_classes: bool
+) -> Iterator[str]:
+    """Warn of inputs that alone predict the target nearly without error."""
+    kind: Kind = "category" if of_classes else "number"
+    typed = typed_column(target.raw, kind)
+    present = typed.cell_states == GOOD
+    targets = typed.keys.astype(float) if of_classes else np.asarray(typed.cells, float)
+    for column in inputs:
+        guess = column.guess.kind
+        cells = typed_column(column.raw, "category" if guess == "ignore" else guess)
+        values = pa.array(cells.cells[present], from_pandas=True)
+        if guess == "category":
+            values = pa.array([cell or None for cell in values.to_pylist()], pa.string())
+        best = best_score(pa.chunked_array([values]), targets[present], of_classes=of_classes)
+        score = None if best is None else ColumnScore(column.name, *best)
+        if score is not None and score.is_suspicious(of_classes=of_classes):
+            yield f"suspected leak: {score.in_words(of_classes=of_classes)}"
