@@ -357,18 +357,18 @@ class ModelWorker:
             logger.exception("request %s: model %s failed", request_id, model.version)
             message = "the model failed on this batch; the log of the service has the details"
             raise Refusal("model_failed", message) from error
+        queued, begun, ended = submission.queued, submission.begun, submission.ended
         if reader:
-            self._decoded(submission.read_seconds)
-        self._queued(submission.queue_seconds)
-        self.metrics.waited(submission.queue_seconds)
-        self._inferred(submission.infer_seconds)
+            self._decoded(submission.read_ended - submission.read_started)
+        self._queued(begun - queued)
+        self.metrics.waited(begun - queued)
+        self._inferred(ended - begun)
         self.metrics.answer(live.slot)
         if trace is not None:
             trace.num_rows = len(answers)
             if reader:
-                trace.times[2:] = submission.times()
-            else:
-                trace.times[4:] = submission.times()[2:]
+                trace.times += (submission.read_started, submission.read_ended)
+            trace.times += (queued, begun, begun, ended)
         if self.observers.all:
             self.observers.note(
                 (request_id, payload, is_list, submission.inputs, model, rows, answers)
@@ -386,7 +386,7 @@ class ModelWorker:
         ended = perf_counter()
         self._decoded(ended - started)
         if trace is not None:
-            trace.times[2:] = (started, ended)
+            trace.times += (started, ended)
         return decoded
 
     def require_live(self) -> LiveModel:

@@ -69,7 +69,8 @@ class BackgroundRows:
         """
         submission = self._batcher.submit(rows)
         try:
-            return await submission.answer, submission.infer_seconds
+            answer = await submission.answer
+            return answer, submission.ended - submission.begun
         except Refusal as refusal:  # evicted from the queue
             raise predictions_first(*refusal.headers) from None
         except Exception as error:

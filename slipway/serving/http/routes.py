@@ -37,8 +37,8 @@ class RequestTrace:
     """The stages, model and number of rows of one request, recorded if an extension samples it."""
 
     # Begin and end of the first stages of STAGES, those that took place, in perf_counter seconds.
-    # Extensions keep it for a while, and one list costs half of what a pair for each stage would.
-    times: list[float] = field(default_factory=list)
+    # Extensions keep it for a while, and one tuple costs half of what a pair for each stage would.
+    times: tuple[float, ...] = ()
     model_version: str | None = None  # version of the model that answered, or failed to answer
     num_rows: int | None = None  # number of answered rows
     trace_id: str | None = None  # id of the distributed trace, set by an extension

@@ -32,21 +32,23 @@ Row = TypeVar("Row")  # the answer to one row
 class Submission(Generic[Row]):
     """The rows of one request in the batcher's queue.
 
-    `answer` is a future: await it for the results, or cancel it to drop rows that still wait.
+    `answer` is a future: await it for the results, or cancel it to drop rows that still wait. The
+    moments are perf_counter seconds, 0 before they come. Rows that were decoded before they were
+    queued are read in no time.
     """
 
     __slots__ = (
         "_read",
-        "_read_started",
         "_rows",
-        "_started",
         "answer",
-        "infer_seconds",
+        "begun",
+        "ended",
         "inputs",
         "num_rows",
         "num_taken",
-        "queue_seconds",
-        "read_seconds",
+        "queued",
+        "read_ended",
+        "read_started",
     )
 
     def __init__(
@@ -60,42 +62,25 @@ class Submission(Generic[Row]):
         self.inputs: NDArray[Any] = _UNREAD  # (rows, ...) once a batch takes some of them
         self.answer = answer
         self.num_taken = 0  # rows that are, or were, in a batch
-        self.read_seconds = 0.0  # 0 if the rows were decoded before they were queued
-        self.queue_seconds = 0.0  # time until its first batch began
-        self.infer_seconds = 0.0  # time from then on; the rows may need several batches
-        self._read_started = 0.0
+        self.queued = perf_counter()
+        self.read_started = self.read_ended = 0.0
+        self.begun = 0.0  # begin of its first batch
+        self.ended = 0.0  # end of its last batch: the rows may need several
         self._rows: Sequence[Row] = ()  # answers so far
-        self._started = perf_counter()  # start of the request, later that of its first batch
 
     def read(self) -> None:
-        started = self._read_started = perf_counter()
+        self.read_started = perf_counter()
         try:
             self.inputs = self._read()
             if len(self.inputs) != self.num_rows:
                 raise RuntimeError(f"found {len(self.inputs)} rows, expected {self.num_rows}")
         except Exception as error:
             self.answer.set_exception(error)
-        self.read_seconds = perf_counter() - started
-
-    def times(self) -> tuple[float, float, float, float, float, float]:
-        """Return begin and end of decoding, of its time in the queue, and of its batches.
-
-        They are perf_counter seconds. Those of decoding are 0 if the rows were decoded before. Call
-        it after the request was completed.
-        """
-        read, begun = self._read_started, self._started
-        return (
-            read,
-            read + self.read_seconds,
-            begun - self.queue_seconds,
-            begun,
-            begun,
-            begun + self.infer_seconds,
-        )
+        self.read_ended = perf_counter()
 
     def waited(self) -> float:
         """Return the seconds in the queue so far. Call it before the first batch takes a row."""
-        return perf_counter() - self._started
+        return perf_counter() - self.queued
 
     def has(self, rows: Sequence[Row], first: int, started: float, ended: float) -> None:
         """Add the results of the rows from position `first` on.
@@ -105,11 +90,11 @@ class Submission(Generic[Row]):
         if first:
             rows = [*self._rows, *rows]
         else:
-            self.queue_seconds, self._started = started - self._started, started
+            self.begun = started
         if len(rows) < self.num_rows:
             self._rows = rows
         elif not self.answer.done():
-            self.infer_seconds = ended - self._started
+            self.ended = ended
             self.answer.set_result(rows)
 
 

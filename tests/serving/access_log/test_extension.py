@@ -152,7 +152,7 @@ def test_a_fault_outside_the_sample_is_logged_without_stages_model_and_rows(
 
 
 def test_access_log_line_is_valid_json_for_any_texts() -> None:
-    trace = RequestTrace([1.0, 1.5, 1.25, 1.5], None, None, "0af7")
+    trace = RequestTrace((1.0, 1.5, 1.25, 1.5), None, None, "0af7")
     exchange = Exchange("id", 'GE"T', "/100%s", None, "e\\", "k\n", 1.0, 3.0, trace)
     line = json.loads(extension.encode_line(exchange, 0.25))
     texts = [line[name] for name in ("method", "route", "status", "error", "key", "trace_id")]

@@ -103,7 +103,7 @@ def test_collector_receives_spans_of_a_request_and_its_stages(
 
 
 def exchange(number: int = 0, status: int = 200) -> Exchange:
-    trace = RequestTrace([1.0, 1.5, 1.5, 2.0], "version", 1)
+    trace = RequestTrace((1.0, 1.5, 1.5, 2.0), "version", 1)
     return Exchange(f"id-{number}", "POST", "/predict", status, None, None, 1.0, 2.0, trace)
 
 
