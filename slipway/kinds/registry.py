@@ -1,6 +1,7 @@
 """The registry of task kinds: to add a kind, add one record to `KINDS`."""
 
 import difflib
+import functools
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -65,14 +66,13 @@ def input_kinds() -> dict[str, InputKind]:
     return {kind.input.name: kind.input for kind in KINDS.values()}
 
 
+@functools.cache  # each request needs it; unknown names are not cached
 def input_kind(name: str) -> InputKind:
     """Return a kind of input by its name; ParamsError lists the known kinds if there is none."""
-    for kind in KINDS.values():  # quicker than to build a dictionary for each request
-        if kind.input.name == name:
-            return kind.input
-    raise ParamsError(
-        f"unknown kind of input {name!r}, expected one of {', '.join(input_kinds())}."
-    )
+    kinds = input_kinds()
+    if name not in kinds:
+        raise ParamsError(f"unknown kind of input {name!r}, expected one of {', '.join(kinds)}.")
+    return kinds[name]
 
 
 def are_trees(network: str) -> bool:

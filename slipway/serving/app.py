@@ -53,6 +53,8 @@ class Application:
         self._worker = worker
         self._check = worker.caller_check
         port = port or ("main" if worker.settings.admin_port else "only")
+        # A body that is slightly too large is read after the response; a far larger one is not.
+        self._max_drained_bytes = 4 * worker.settings.max_body_bytes
         self._max_drain_s = min(DRAIN_S, worker.settings.request_timeout_s / 4)
         self._drain_queue = DrainQueue(worker.settings.max_connections, 2 * self._max_drain_s)
         self._all_routes = all_routes(worker)  # routes of every port
@@ -141,16 +143,14 @@ class Application:
             return
         is_read = body.is_complete or body.is_drained
         is_owed = not is_read and _has_body(headers) and b"expect" not in headers
-        # A body that is slightly too large is read after the response; a far larger one is not.
-        max_drained = 4 * self._worker.settings.max_body_bytes
-        if is_owed and not 0 < _declared_bytes(headers) <= max_drained:
+        if is_owed and not 0 < _declared_bytes(headers) <= self._max_drained_bytes:
             response = _closing(response)
         await send_response(
             response, request_id, send, with_body=method != "HEAD", is_last=not is_owed
         )
         if is_owed:
             # Closing before the caller has sent its body would discard the response.
-            await body.drain(max_drained, self._max_drain_s)
+            await body.drain(self._max_drained_bytes, self._max_drain_s)
             await send({"type": "http.response.body", "body": b""})
 
     def _require_known_address(self, scope: Scope) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -128,7 +128,9 @@ class AnswerTransport:
     (RFC 9112, section 9.6); this class lingers instead.
     """
 
-    def __init__(self, transport: Any, may_linger: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, may_linger: Callable[[], bool] = lambda: False
+    ) -> None:
         self._transport = transport
         self._may_linger = may_linger
         self._unsent = b""
@@ -162,7 +164,7 @@ class AnswerTransport:
             self.write(b"")
 
     def is_closing(self) -> bool:
-        return bool(self.is_lingering or self._transport.is_closing())
+        return self.is_lingering or self._transport.is_closing()
 
     def close(self) -> None:
         self.send()
@@ -210,7 +212,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeouts of a new connection, or refuse it if there are too many."""
-        answers = AnswerTransport(transport, self._limits.may_linger)
+        answers = AnswerTransport(cast(asyncio.Transport, transport), self._limits.may_linger)
         super().connection_made(answers)  # type: ignore[arg-type]
         answers.hold_head()
         if not self._limits.add(self):

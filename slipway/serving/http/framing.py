@@ -6,6 +6,8 @@ cover the rest, also for other releases of the parser.
 """
 
 import re
+from functools import lru_cache
+from itertools import chain
 
 from starlette.types import Scope
 
@@ -59,7 +61,7 @@ def checked_headers(scope: Scope) -> Headers:
             )
     if length is not None and not length.strip().isdigit():
         raise _malformed("the content-length is not a number")
-    if b"host" in values and not HOST.fullmatch(values[b"host"]):
+    if b"host" in values and not _is_host(values[b"host"]):
         raise _malformed("the Host header is neither a name nor an address, with or without a port")
     has_body = coding is not None or length is not None
     if has_body and b"upgrade" in values and _asks_for_upgrade(headers):
@@ -75,6 +77,11 @@ def _asks_for_upgrade(headers: list[tuple[bytes, bytes]]) -> bool:
     return b"upgrade" in (option.strip() for option in values.lower().split(b","))
 
 
+@lru_cache(256)  # bounded, because callers choose the header
+def _is_host(value: bytes) -> bool:
+    return HOST.fullmatch(value) is not None
+
+
 def headers_too_large() -> Refusal:
     message = f"path and headers are larger than the limit of {MAX_HEAD_BYTES} bytes"
     return Refusal("headers_too_large", message)
@@ -87,10 +94,7 @@ def _require_limits(num_url_bytes: int, headers: list[tuple[bytes, bytes]]) -> N
     if len(headers) > MAX_HEADERS:
         message = f"there are more headers than the limit of {MAX_HEADERS}"
         raise Refusal("headers_too_large", message)
-    num_bytes = num_url_bytes
-    for name, value in headers:
-        num_bytes += len(name) + len(value)
-    if num_bytes > MAX_HEAD_BYTES:
+    if num_url_bytes + sum(map(len, chain.from_iterable(headers))) > MAX_HEAD_BYTES:
         raise headers_too_large()
 
 

@@ -186,11 +186,12 @@ def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, by
     own = [
         (b"content-type", response.content_type.encode("latin-1")),
         (b"content-length", b"%d" % len(response.body)),
-        *((name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers),
     ]
-    if response.headers:
-        return security_headers(own, request_id)
-    return [*own, *_SECURITY_HEADERS, (b"x-request-id", request_id.encode("latin-1"))]
+    if not response.headers:
+        return [*own, *_SECURITY_HEADERS, (b"x-request-id", request_id.encode("latin-1"))]
+    for name, value in response.headers:
+        own.append((name.encode("latin-1"), value.encode("latin-1")))
+    return security_headers(own, request_id)
 
 
 def security_headers(own: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:

@@ -44,6 +44,7 @@ FLUSH_S = 0.05  # maximum age of an unwritten count
 # Each bound is a series per label and worker: few for the stages, more for the whole prediction,
 # whose percentiles are shown.
 _STAGE_SECONDS = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.25, 1.0)
+_OK = HTTPStatus.OK.value  # looking up the member takes 0.2 µs
 _DURATION = "slipway_prediction_duration_seconds"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _QUEUE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -100,6 +101,7 @@ class ServiceMetrics:
             stage: self._add(HistogramTally(stages.labels(stage), _STAGE_SECONDS))
             for stage in STAGES
         }
+        self._read, self._encoded = self.stage("read"), self.stage("encode")
         self._seconds = self._histogram(_DURATION, "Duration of a prediction.", _SECONDS)
         self._exemplars: dict[float, Exemplar] = {}  # by the upper bound of the bucket
         self.waited = self._histogram(
@@ -154,7 +156,7 @@ class ServiceMetrics:
 
     def answered(self, route: str, status: int, seconds: float = 0.0) -> None:
         """Count a response. `route` is a key of the routes, never the path that a caller sent."""
-        if status != HTTPStatus.OK and route.endswith(PREDICTION_ROUTES):
+        if status != _OK and route.endswith(PREDICTION_ROUTES):
             self._failed_seconds.total += seconds
         count = self._answered.get((route, status))
         if count is None:
@@ -217,8 +219,8 @@ class ServiceMetrics:
     def predicted(self, seconds: float, *, read_s: float, encode_s: float) -> None:
         """Record the seconds of a whole prediction, and of its stages `read` and `encode`."""
         self._seconds.observe(seconds)
-        self._stages["read"].observe(read_s)
-        self._stages["encode"].observe(encode_s)
+        self._read(read_s)
+        self._encoded(encode_s)
 
     def batch(self, num_rows: int, fill: float) -> None:
         """Record the rows of a batch. `fill` is its fraction of the largest batch, in (0, 1]."""

@@ -44,6 +44,13 @@ def set_up_worker_process(worker: ModelWorker) -> None:
     set_switch_interval()
     release_freed_pages()
     drain_on_sigterm(worker)
+    silence_libraries()
+
+
+def silence_libraries() -> None:
+    """Turn off the log lines of libraries about single requests."""
+    # uvicorn would prepare a line for each request, which BentoML's level then discards.
+    logging.getLogger("uvicorn.access").propagate = False
     # The form parser logs a warning for every malformed form.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 

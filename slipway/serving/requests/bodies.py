@@ -234,7 +234,8 @@ def _receiver(request: Request, max_bytes: int) -> Receive:
     Raises Refusal if the headers declare a body that is unreadable, too large or endless.
     """
     encoding = request.headers.get(b"content-encoding", b"identity").strip().lower()
-    if encoding not in (b"", b"identity", *_WINDOW_BITS):
+    is_compressed = encoding in _WINDOW_BITS
+    if not is_compressed and encoding not in (b"", b"identity"):
         found = encoding.decode("latin-1")[:80]
         raise Refusal(
             "unsupported_media_type",
@@ -243,9 +244,7 @@ def _receiver(request: Request, max_bytes: int) -> Receive:
             headers=(("accept-encoding", "gzip, deflate"),),
         )
     _require_length(request.headers, max_bytes)
-    if encoding in _WINDOW_BITS:
-        return _Inflater(request.body, encoding, max_bytes)
-    return request.body
+    return _Inflater(request.body, encoding, max_bytes) if is_compressed else request.body
 
 
 def _require_length(headers: Headers, max_bytes: int) -> None:

@@ -1,7 +1,8 @@
 """The payload of one request before decoding: encoded images, or rows as JSON."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from slipway.kinds.registry import input_kind
 from slipway.serving.http.routes import Request
@@ -28,20 +29,22 @@ class Payload:
         return encode_images(self.items)
 
 
-ReceivePayload = Callable[[Request, int, int, Callable[[], None]], Awaitable[Callable[[], Payload]]]
+ReceivePayload = Callable[
+    [Request, int, int, Callable[[], None]], Coroutine[Any, Any, Callable[[], Payload]]
+]
 
 
-async def receive_payload(
+def receive_payload(
     request: Request,
     max_bytes: int,
     max_items: int,
     kind: str,
     require_room: Callable[[], None],
-) -> Callable[[], Payload]:
-    """Read a body for a model with this kind of input. Returns a function that parses it, once.
+) -> Coroutine[Any, Any, Callable[[], Payload]]:
+    """Read a body for a model with this kind of input. Awaits a function that parses it, once.
 
     `require_room` is called before the body is awaited, and may raise Refusal. Raises Refusal for
     another kind of input, and ClientDisconnectedError if the client disconnected.
     """
     receive: ReceivePayload = input_kind(kind).load_part("receive")
-    return await receive(request, max_bytes, max_items, require_room)
+    return receive(request, max_bytes, max_items, require_room)

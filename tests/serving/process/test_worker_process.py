@@ -1,14 +1,23 @@
 """Garbage collection skips long-lived objects, and threads switch quickly."""
 
 import asyncio
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from slipway.serving.models.model import ServedModel
-from slipway.serving.process.worker_process import SWITCH_INTERVAL_S, set_switch_interval
+from slipway.serving.process.worker_process import (
+    SWITCH_INTERVAL_S,
+    set_switch_interval,
+    silence_libraries,
+)
 from slipway.serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import full_worker
@@ -75,6 +84,22 @@ def test_set_switch_interval_sets_the_interpreters_interval() -> None:
         assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
     finally:
         sys.setswitchinterval(before)
+
+
+def test_connections_prepare_no_line_for_uvicorns_own_access_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError
+
+    async def has_access_log() -> bool:
+        return HttpToolsProtocol(config, ServerState(), {}).access_log
+
+    monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)
+    config = uvicorn.Config(application, log_config=None)
+    assert asyncio.run(has_access_log())
+    silence_libraries()
+    assert not asyncio.run(has_access_log())
 
 
 def test_settle_runs_once_between_loading_and_the_first_request(
