@@ -14,6 +14,7 @@ A key alone cannot make a gain then.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,34 +83,40 @@ def compare_models(
     confidence = resampling.confidence
     one_sided = replace(resampling, confidence=max(2 * confidence - 1, confidence / 2))
 
-    def on(
-        rows: NDArray[np.bool_], resampling: Resampling = resampling
-    ) -> ReferenceComparison | None:
-        if (rows & ~served.refused).sum() < MIN_ROWS:
-            return None
-        part = replace(
-            served,
-            refused=served.refused[rows],
-            outputs=served.outputs[rows],
-            known=None if served.known is None else served.known[rows],
-        )
-        own = replace(candidate, targets=candidate.targets[rows], outputs=candidate.outputs[rows])
-        return compare(own, part, resampling)
-
+    on = partial(_compare_on, served, candidate)
     others = present if len(present) > 1 else []
     errors = candidate.losses[is_recent]
     return CandidateComparison(
-        old=on(is_old),
-        recent=on(is_recent),
+        old=on(is_old, resampling),
+        recent=on(is_recent, resampling),
         keys={name: int((names == name).sum()) for name in present},
         without={name: on(is_recent & (names != name), one_sided) for name in others},
-        latest=on(is_latest),
+        latest=on(is_latest, resampling),
         latest_without={name: on(is_latest & (names != name), one_sided) for name in others},
         refused=list(refused),
         contradicted=keys_that_stand_out(
             errors, list(names[is_recent]), [0.0] * len(errors), trusted
         ),
     )
+
+
+def _compare_on(
+    served: ReferenceAnswers,
+    candidate: RowAnswers,
+    rows: NDArray[np.bool_],
+    resampling: Resampling,
+) -> ReferenceComparison | None:
+    """Compare two models on some rows, (N,) bool; None if these are too few."""
+    if (rows & ~served.refused).sum() < MIN_ROWS:
+        return None
+    part = replace(
+        served,
+        refused=served.refused[rows],
+        outputs=served.outputs[rows],
+        known=None if served.known is None else served.known[rows],
+    )
+    own = replace(candidate, targets=candidate.targets[rows], outputs=candidate.outputs[rows])
+    return compare(own, part, resampling)
 
 
 def judge(

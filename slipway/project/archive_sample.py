@@ -36,12 +36,28 @@ def sample_archive(path: Path, folder: Path) -> ArchiveSample:
     if path.suffix.lower() == excel.ENDING:
         excel.write_sheet(path, folder / "sheet.jsonl", _MOST_RATIO * path.stat().st_size)
         return ArchiveSample(folder, Counter({".": 1}), ())
-    begin, num_bytes, notes = time.monotonic(), 0, []
+    num_files, notes = _unpack_some(path, folder)
+    entries = visible_entries(folder)
+    # The stages do the same.
+    root = Path(entries[0].path) if len(entries) == 1 and entries[0].is_dir() else folder
+    top = str(root.relative_to(folder))
+    below = Counter(
+        {
+            str(PurePosixPath(place).relative_to(top)): count
+            for place, count in num_files.items()
+            if PurePosixPath(place).is_relative_to(top)
+        }
+    )
+    return ArchiveSample(root, below, notes)
+
+
+def _unpack_some(path: Path, folder: Path) -> tuple[Counter[str], tuple[str, ...]]:
+    """Unpack all tables and some files of each folder; return the files by folder, and remarks."""
+    begin, num_bytes = time.monotonic(), 0
     num_files: Counter[str] = Counter()
     for member in read_members(path, _MOST_MEMBERS, _MOST_RATIO * path.stat().st_size):
         if time.monotonic() - begin > _MOST_SECONDS:
-            notes.append(f"looked at the first {num_files.total():,} files of the archive")
-            break
+            return num_files, (f"looked at the first {num_files.total():,} files of the archive",)
         inside = PurePosixPath(member.name)
         if member.is_folder or any(map(is_skipped, inside.parts)):
             continue
@@ -54,19 +70,7 @@ def sample_archive(path: Path, folder: Path) -> ArchiveSample:
         is_table = is_table_file(inside.name)
         if is_table or (num_files[place] <= _FILES_PER_FOLDER and num_bytes < _MOST_BYTES):
             num_bytes += _write(member, folder / inside)
-    root = folder
-    entries = visible_entries(folder)
-    while len(entries) == 1 and entries[0].is_dir() and root == folder:  # the stages do the same
-        root = Path(entries[0].path)
-    top = str(root.relative_to(folder))
-    below = Counter(
-        {
-            str(PurePosixPath(place).relative_to(top)): count
-            for place, count in num_files.items()
-            if PurePosixPath(place).is_relative_to(top)
-        }
-    )
-    return ArchiveSample(root, below, tuple(notes))
+    return num_files, ()
 
 
 def _write(member: Member, target: Path) -> int:

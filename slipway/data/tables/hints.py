@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,13 +47,12 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
         column = raw.columns[guess.name]
         if column.stored != "text" or guess.name in data.columns:
             continue
-        counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:]
-        is_input = guess.name not in special
+        counts, is_input = _rows_of_cells(column), guess.name not in special
         if is_input or guess.kind != "category":
-            text, tokens, found = _blocked(column, guess, counts, is_input)
-            hints += [text] if text else []
-            words += [token for token in tokens if token not in words]
-            formats = formats or found
+            found = _blocked(column, guess, counts, is_input)
+            hints += [found.hint] if found.hint else []
+            words += [word for word in found.words if word not in words]
+            formats = formats or found.date_format
         hints += _codes_hint(column, guess, counts) if is_input else []
         hints += _spelling_hint(column, guess, counts)
     lines = ""
@@ -81,12 +81,16 @@ def written_as(
     for guess in guesses:
         column = raw.columns[guess.name]
         if column.stored == "text" and guess.name not in data.columns:
-            counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:]
-            _, tokens, found = _blocked(column, guess, counts, True)
-            words += [token for token in tokens if token not in words]
-            if found is not None:
-                formats[guess.name] = found
+            found = _blocked(column, guess, _rows_of_cells(column), True)
+            words += [word for word in found.words if word not in words]
+            if found.date_format is not None:
+                formats[guess.name] = found.date_format
     return words, formats
+
+
+def _rows_of_cells(column: RawColumn) -> NDArray[np.int64]:
+    """Return the number of rows of each distinct cell, (U,)."""
+    return np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:]
 
 
 def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:
@@ -107,15 +111,19 @@ def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:
     ]
 
 
+class _Blocked(NamedTuple):
+    """The cells that prevent a column from being numbers or dates."""
+
+    hint: str = ""
+    words: Sequence[str] = ()  # cells that may stand for a missing value
+    date_format: str | None = None
+
+
 def _blocked(
     raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64], is_input: bool
-) -> tuple[str, list[str], str | None]:
-    """Find the cells that prevent a column from being numbers or dates.
-
-    Returns a hint, the cells that may stand for a missing value, and a format of dates.
-    """
+) -> _Blocked:
     if guess.kind == "boolean":
-        return "", [], None
+        return _Blocked()
     states = {kind: typed_column(raw, kind).states[:-1] for kind in _KINDS}
     present = int(counts[states["number"] != MISSING].sum())
     kind = max(_KINDS, key=lambda kind: int(counts[states[kind] == GOOD].sum()))
@@ -124,39 +132,44 @@ def _blocked(
         return _other_dates(raw, states["date"] == BAD, counts, present)
     bad = np.flatnonzero(states[kind] == BAD)
     if not len(bad):
-        return "", [], None
+        return _Blocked()
     bad = bad[np.argsort(-counts[bad], kind="stable")]
     cells = [(str(raw.values[int(index)]), int(counts[index])) for index in bad[:_MAX_TOKENS]]
     shown = [f"{cell[:_MAX_CHARACTERS]!r} ({num})" for cell, num in cells[:_MAX_SHOWN]]
     rest = f" and {len(bad) - _MAX_SHOWN} more" if len(bad) > _MAX_SHOWN else ""
-    is_word = [
-        len(cell) <= _MAX_CHARACTERS and not any(map(str.isdigit, cell)) for cell, _ in cells
+    words = [
+        cell
+        for cell, _ in cells
+        if len(cell) <= _MAX_CHARACTERS and not any(map(str.isdigit, cell))
     ]
-    words = [cell for (cell, _), chosen in zip(cells, is_word, strict=True) if chosen]
     text = (
         f"column {raw.name!r}, {'no input' if guess.kind == 'ignore' else f'a {guess.kind}'}: "
         f"{num_good} of {present} cells are {kind}s. The others are {', '.join(shown)}{rest}"
     )
     if not is_input:  # such a row is refused, whatever the cell means
-        return text, [], None
+        return _Blocked(text)
     if len(bad) > len(words) and guess.kind != kind:
-        entry = {"kind": kind, "min": None, "max": None, "required": False}
         text += (
             ". To read it all the same, correct them, or put this under data.columns in "
-            "params.yaml, with clean.rules.type_violation: flag\n"
-            f"  {as_yaml({raw.name: entry})[1:-1]}"
+            f"params.yaml, with clean.rules.type_violation: flag\n  {_entry(raw.name, kind)}"
         )
-    return text, words if len(bad) <= _MAX_TOKENS else [], None
+    return _Blocked(text, words if len(bad) <= _MAX_TOKENS else ())
+
+
+def _entry(name: str, kind: Kind) -> str:
+    """Return the lines of `data.columns` that set the kind of a column."""
+    entry = {"kind": kind, "min": None, "max": None, "required": False}
+    return as_yaml({name: entry})[1:-1]
 
 
 def _other_dates(
     raw: RawColumn, is_bad: NDArray[np.bool_], counts: NDArray[np.int64], present: int
-) -> tuple[str, list[str], str | None]:
+) -> _Blocked:
     """Return the format in which most of the cells are dates, or None."""
     is_like = pc.match_substring_regex(raw.values, _LOOKS_LIKE_A_DATE)
     likely = is_bad & is_like.to_numpy(zero_copy_only=False)
     if counts[likely].sum() < _MIN_FRACTION * present:
-        return "", [], None
+        return _Blocked()
     places = np.flatnonzero(likely)[:_MOST_CELLS]
     tried = replace(raw, values=raw.values.take(pa.array(places)))
     num_rows = {
@@ -164,7 +177,7 @@ def _other_dates(
     }
     most = max(num_rows.values())
     if not most:
-        return "", [], None
+        return _Blocked()
     best = [name for name, num in num_rows.items() if num == most]
     example = raw.values[int(places[0])].as_py()
     doubt = f" They fit {' and '.join(best)} alike: choose the right one." if best[1:] else ""
@@ -173,7 +186,7 @@ def _other_dates(
         f"column {raw.name!r}: {least}{most} of {present} cells are dates such as {example!r}."
         f"{doubt}"
     )
-    return text, [], best[0]
+    return _Blocked(text, date_format=best[0])
 
 
 def _codes_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]) -> list[str]:
@@ -184,11 +197,10 @@ def _codes_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]) -
     if not found.any():
         return []
     example = raw.values[int(np.argmax(found))].as_py()
-    entry = {"kind": "category", "min": None, "max": None, "required": False}
     return [
         f"column {raw.name!r}: {counts[found].sum()} cells have leading zeros, which a number "
         f"loses: {example!r} is {int(example)}. For codes, put this under data.columns in "
-        f"params.yaml:\n  {as_yaml({raw.name: entry})[1:-1]}"
+        f"params.yaml:\n  {_entry(raw.name, 'category')}"
     ]
 
 

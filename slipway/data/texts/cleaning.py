@@ -91,16 +91,14 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
     lengths = num_characters(columns)
 
     def report() -> CleanReport:
-        summaries = _summaries(raw, columns)
-        is_flag = clean.rules.near_duplicate == "flag"
-        clusters = summarise_clusters(rows) if is_flag else None
+        has_clusters = clean.rules.near_duplicate == "flag"
         found = clean_report(
             cleaned,
             TEXT_RULES,
             data,
             clean,
-            summaries,
-            clusters,
+            _summaries(raw, columns),
+            summarise_clusters(rows) if has_clusters else None,
             passage_hints(profile),
             profile,
             take(lengths, order),
@@ -119,33 +117,32 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
 def _apply_rules(columns: Sequence[TextColumn], clean: CleanParams, ledger: Ledger) -> None:
     rules = clean.rules
     for column in columns:
-        codes = column.raw.codes
-        bad, control = take(column.is_bad, codes), take(column.has_control, codes)
-        expected = "text in data.encoding"
-        ledger.apply_to_cells(rules.type_violation, column.raw, bad, "type_violation", expected)
-        expected = "no control characters"
-        ledger.apply_to_cells(
-            rules.control_characters, column.raw, control, "control_characters", expected
-        )
-        expected = "letters in data.encoding"
-        garbled, mixed = take(column.is_garbled, codes), take(column.is_mixed, codes)
-        ledger.apply_to_cells(rules.garbled, column.raw, garbled, "garbled", expected)
-        expected = "each word in one script"
-        ledger.apply_to_cells(rules.mixed_script, column.raw, mixed, "mixed_script", expected)
+        for rule, is_broken, expected in (
+            ("type_violation", column.is_bad, "text in data.encoding"),
+            ("control_characters", column.has_control, "no control characters"),
+            ("garbled", column.is_garbled, "letters in data.encoding"),
+            ("mixed_script", column.is_mixed, "each word in one script"),
+        ):
+            broken = take(is_broken, column.raw.codes)
+            ledger.apply_to_cells(getattr(rules, rule), column.raw, broken, rule, expected)
         _apply_personal_rule(column, rules.personal_data, ledger)
+    _apply_length_rules(columns, clean, ledger)
+
+
+def _apply_length_rules(columns: Sequence[TextColumn], clean: CleanParams, ledger: Ledger) -> None:
     lengths = num_characters(columns)
     names = " and ".join(column.raw.name for column in columns)
     empty = ((row, f"{names}: no text") for row in each_true(lengths == 0))
     ledger.apply("refuse", "missing_value", empty)
     least, most = clean.min_characters, clean.max_characters
-    for action, rule, broken, expected in (
-        (rules.too_short, "too_short", (lengths > 0) & (lengths < least), f"at least {least}"),
-        (rules.too_long, "too_long", lengths > most, f"at most {most}"),
+    for rule, broken, expected in (
+        ("too_short", (lengths > 0) & (lengths < least), f"at least {least}"),
+        ("too_long", lengths > most, f"at most {most}"),
     ):
         details = (
             (row, f"{lengths[row]:,} characters, expected {expected}") for row in each_true(broken)
         )
-        ledger.apply(action, rule, details)
+        ledger.apply(getattr(clean.rules, rule), rule, details)
 
 
 def _apply_personal_rule(column: TextColumn, action: Action, ledger: Ledger) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.config.sections import CleanParams
+from slipway.config.sections import Action, CleanParams
 from slipway.data.engine.scratch import (
     ScratchSet,
     each_true,
@@ -160,17 +160,45 @@ def apply_near_duplicate_rule(
     action = clean.rules.near_duplicate
     if action is None:
         return
+    compared = _compared_rows(columns, clusters, digests, ledger)
+    found = find_similar(
+        len(compared),
+        lambda part: joined_texts(columns, compared[part]),
+        clean.near_duplicate_similarity,
+    )
+    rows, pairs = _paired_rows(compared, found)
+    _flag_near_conflicts(rows, pairs.pairs, annotations, ledger)
+    roots = cluster_roots(pairs, len(rows), int(ledger.alive.sum()), _STRICTER)
+    _report_clusters(action, rows, pairs.pairs, roots, ledger)
+    if action == "refuse":
+        return
+    clusters[rows[roots >= 0]] = rows[roots[roots >= 0]]
+    for part in slices(len(clusters)):  # equal texts follow the one that was compared
+        own = clusters[part]
+        clusters[part] = np.where(own < 0, own, clusters[own])
+
+
+def _compared_rows(
+    columns: Sequence[TextColumn],
+    clusters: NDArray[np.int64],
+    digests: NDArray[np.uint8],
+    ledger: Ledger,
+) -> NDArray[np.int64]:
+    """Return the rows to compare, by id: one row of equal texts, and no short texts."""
     rows = rows_by_id(digests, ledger)
     lengths = num_characters(columns)
     is_compared = scratch_array((len(rows),), np.bool_)
     for part in slices(len(rows)):
         own = rows[part]
-        is_single = (clusters[own] < 0) | (clusters[own] == own)  # one row of equal texts
+        is_single = (clusters[own] < 0) | (clusters[own] == own)
         is_compared[part] = is_single & (lengths[own] >= MIN_CHARACTERS)
-    rows = take(rows, true_rows(is_compared))
-    found = find_similar(
-        len(rows), lambda part: joined_texts(columns, rows[part]), clean.near_duplicate_similarity
-    )
+    return take(rows, true_rows(is_compared))
+
+
+def _paired_rows(
+    rows: NDArray[np.int64], found: DuplicatePairs
+) -> tuple[NDArray[np.int64], DuplicatePairs]:
+    """Return the rows that belong to a pair, and the pairs as indices of these rows."""
     is_paired = scratch_array((len(rows),), np.bool_)
     is_paired[:] = False
     for part in slices(len(found.pairs)):
@@ -179,11 +207,20 @@ def apply_near_duplicate_rule(
     pairs = scratch_array(found.pairs.shape, np.int64)
     for part in slices(len(pairs)):
         pairs[part] = np.searchsorted(places, found.pairs[part])
-    rows = take(rows, places)
-    _flag_near_conflicts(rows, pairs, annotations, ledger)
-    roots = cluster_roots(
-        DuplicatePairs(pairs, found.correlations), len(rows), int(ledger.alive.sum()), _STRICTER
-    )
+    return take(rows, places), DuplicatePairs(pairs, found.correlations)
+
+
+def _report_clusters(
+    action: Action,
+    rows: NDArray[np.int64],
+    pairs: NDArray[np.int64],
+    roots: NDArray[np.int64],
+    ledger: Ledger,
+) -> None:
+    """Apply the action to the rows of clusters; to all but the first of each if they are refused.
+
+    The detail of a row names the text that it resembles.
+    """
     like = np.where(roots < 0, 0, roots)
     within = pairs[roots[pairs[:, 0]] == roots[pairs[:, 1]]][::-1]  # the first one is written last
     like[within[:, 0]] = within[:, 1]
@@ -194,12 +231,6 @@ def apply_near_duplicate_rule(
         for place in each_true(is_named)
     )
     ledger.apply(action, "near_duplicate", details)
-    if action == "refuse":
-        return
-    clusters[rows[roots >= 0]] = rows[roots[roots >= 0]]
-    for part in slices(len(clusters)):  # equal texts follow the one that was compared
-        own = clusters[part]
-        clusters[part] = np.where(own < 0, own, clusters[own])
 
 
 def _flag_near_conflicts(
