@@ -68,13 +68,23 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state = {
         index: {
-            key: divided_like(value, weights[index]) if _has_shape(value) else value
+            key: _state_like(value, weights[index]) if _has_shape(value) else value
             for key, value in values.items()
         }
         for index, values in saved["state"].items()
         if weights[index].numel()  # otherwise another process holds the weight
     }
     optimizer.load_state_dict({**saved, "state": state})
+
+
+@torch.no_grad()
+def _state_like(value: Tensor, weight: Tensor) -> Tensor:
+    """Divide the whole tensor `value` as `weight`, in the memory layout of `weight`."""
+    # torch's fused kernels on the CPU read weights and states in the order of memory. Weights in
+    # `channels_last` have an order of their own, which not all strategies save.
+    state = torch.empty_like(weight, dtype=value.dtype, requires_grad=False)
+    local(state).copy_(local(divided_like(value, weight)))
+    return state
 
 
 def _has_shape(value: Any) -> bool:

@@ -1,11 +1,13 @@
 """Tests of weight decay, optimizers and learning-rate schedules."""
 
+import copy
 import itertools
 from typing import Any
 
 import pytest
 import torch
 
+from slipway.training.distributed.shards import load_optimizer
 from slipway.training.networks.networks import build_network
 from slipway.training.recipe.optimizers import learning_rate_schedule, optimizer_and_schedule
 from tests.project_params import PROJECT
@@ -147,6 +149,21 @@ def test_a_fused_optimizer_resumes_from_and_into_one_that_is_not(
     assert {bool(group["fused"]) for group in second.param_groups} == {not was_fused}
     for found, value in zip(_steps(second, 6), expected, strict=True):
         torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_restored_state_has_the_memory_layout_of_its_weight() -> None:
+    # A fused kernel on the CPU pairs weights and states in the order of memory.
+    torch.manual_seed(1)
+    plain = torch.nn.Parameter(torch.randn(4, 3, 2, 2))
+    last = torch.nn.Parameter(plain.detach().to(memory_format=torch.channels_last))
+    saved = torch.optim.AdamW([plain], lr=0.1)
+    _steps(saved, 3)
+    fused = torch.optim.AdamW([last], lr=0.1, fused=True)
+    last.data.copy_(plain.data)
+    load_optimizer(fused, copy.deepcopy(saved.state_dict()))
+    _steps(saved, 2)
+    assert fused.state[last]["exp_avg"].stride() == last.stride() != plain.stride()
+    torch.testing.assert_close(*_steps(fused, 2), plain.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_fused_optimizer_changes_no_weight_without_a_gradient() -> None:
