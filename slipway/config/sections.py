@@ -370,9 +370,6 @@ class AugmentParams(ParamsSection):
                 yield f"{name} is {found}, a fraction of the image, expected at most 1"
 
 
-_WHY_NOT_ZERO_3 = "no process has whole weights there. Use deepspeed_stage_2"
-
-
 def _belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[str]:
     """Return messages for values that `choice` of `key` needs and all other choices refuse."""
     if chosen == choice:
@@ -494,11 +491,11 @@ class TrainParams(ParamsSection):
                 f"log_histograms_every_epochs is {self.log_histograms_every_epochs}, but strategy "
                 "is 'pipeline': the first process has only its own weights. Use null"
             )
-        if self.strategy == "deepspeed_stage_3":
-            for key in ("ema_decay", "l1", "freeze_epochs"):
-                if value := getattr(self, key):
-                    chosen = f"strategy is {self.strategy!r}"
-                    yield f"{key} is {value:g}, but {chosen}: {_WHY_NOT_ZERO_3}"
+        if self.strategy == "deepspeed_stage_3" and self.l1:
+            yield (
+                f"l1 is {self.l1:g}, but strategy is 'deepspeed_stage_3': no process has whole "
+                "weights there. Use deepspeed_stage_2"
+            )
 
     def _problems_of_choices(self) -> Iterator[str]:
         """Yield messages for values that no choice uses, and for missing values that one needs."""

@@ -395,10 +395,6 @@ def test_default_params_yaml_is_valid() -> None:
             "early_stopping_patience: 10 # is 30, which epochs 30 cannot exhaust",
         ),
         (
-            {"train__strategy": "deepspeed_stage_3", "train__ema_decay": 0.9},
-            "ema_decay is 0.9, but strategy is 'deepspeed_stage_3'",
-        ),
-        (
             {"train__strategy": "deepspeed_stage_3", "train__l1": 0.1},
             "l1 is 0.1, but strategy is 'deepspeed_stage_3'",
         ),

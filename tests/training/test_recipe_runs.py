@@ -95,11 +95,10 @@ def test_a_killed_training_ends_with_the_weights_of_an_uninterrupted_one(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("placed", [{}, {"strategy": "fsdp", "devices": 2}], ids=["auto", "fsdp"])
-def test_frozen_parts_and_pretrained_weights_survive_a_kill(
-    tmp_path: Path, placed: dict[str, Any]
-) -> None:
-    settings = {"freeze_epochs": 2, "unfreeze_epochs": 2, "epochs": 5, "ema_decay": 0.9, **placed}
+@pytest.mark.parametrize("strategy", ["auto", "fsdp", "deepspeed_stage_3"])
+def test_frozen_parts_and_pretrained_weights_survive_a_kill(tmp_path: Path, strategy: str) -> None:
+    settings: dict[str, Any] = {"freeze_epochs": 2, "unfreeze_epochs": 2, "epochs": 5}
+    settings |= {"ema_decay": 0.9, "strategy": strategy, "devices": 1 if strategy == "auto" else 2}
     whole, killed = (_pretrained(tmp_path / name, **settings) for name in ("whole", "killed"))
     done = run_training(whole)
     assert done.returncode == 0, done.stderr
@@ -117,6 +116,7 @@ def test_frozen_parts_and_pretrained_weights_survive_a_kill(
         pytest.param("fsdp", "32-true", marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_1", "32-true", marks=pytest.mark.nightly),
         ("deepspeed_stage_2", "bf16-mixed"),
+        pytest.param("deepspeed_stage_3", "32-true", marks=pytest.mark.nightly),
     ],
 )
 def test_a_frozen_backbone_keeps_its_weights_and_statistics(
@@ -151,7 +151,7 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_stage_3"])
 def test_weights_outside_the_frozen_parts_change_in_training(tmp_path: Path, strategy: str) -> None:
     project = _pretrained(tmp_path, freeze_epochs=1, epochs=2, strategy=strategy, devices=2)
     done = run_training(project)

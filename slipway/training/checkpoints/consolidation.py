@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipway.training.recipe.weight_average import averaged_weights
+from slipway.training.recipe.weight_average import AVERAGE_KEY, averaged_weights
 
 _PREFIX = "network."  # prefix of the weights inside the Lightning module
 _SHARDS = "checkpoint"  # the folder in which DeepSpeed writes its shards
@@ -115,6 +115,8 @@ def _from_shards(folder: Path) -> ConsolidatedState:
                 optimizer[name][key] = whole[name].clone()
     saved = _load_shard(Path(model_files[0]))
     rest = {key: saved[key] for key in ("lr_schedulers", "callbacks", "guard")}
+    if average := averaged_weights(folder.parent):
+        rest["callbacks"][AVERAGE_KEY]["values"] = average
     return ConsolidatedState(weights, optimizer, rest)
 
 

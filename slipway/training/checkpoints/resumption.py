@@ -22,7 +22,7 @@ from slipway.training.checkpoints.consolidation import (
     network_weights,
 )
 from slipway.training.checkpoints.rank_state import check_names, restore_rank_state
-from slipway.training.distributed.shards import load_optimizer
+from slipway.training.distributed.shards import load_optimizer, zero_part
 from slipway.training.networks.networks import Network, RunSegment
 from slipway.training.recipe.weight_average import WeightAverage
 
@@ -258,17 +258,9 @@ def _restore_partition(
 ) -> None:
     from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
 
-    safe_set_local_fp32_param(parameter, _partition(master, parameter))
+    safe_set_local_fp32_param(parameter, zero_part(master, parameter))
     for key, value in states.items():
-        safe_set_local_optimizer_state(parameter, _partition(value, parameter), key)
-
-
-def _partition(value: Tensor, parameter: Any) -> Tensor:
-    """Return this rank's flat part of a weight, padded with zeros as ZeRO-3 pads it."""
-    size, rank = parameter.ds_tensor.ds_numel, torch.distributed.get_rank()
-    flat = torch.zeros(size * torch.distributed.get_world_size())
-    flat[: value.numel()] = value.flatten()
-    return flat[rank * size : (rank + 1) * size]
+        safe_set_local_optimizer_state(parameter, zero_part(value, parameter), key)
 
 
 def _restore_schedule(trainer: pl.Trainer, saved: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
@@ -89,3 +89,16 @@ def _state_like(value: Tensor, weight: Tensor) -> Tensor:
 
 def _has_shape(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0
+
+
+def zero_part(value: Tensor, weight: Any) -> Tensor:
+    """Return this rank's flat part of the whole tensor `value`, as ZeRO-3 has divided `weight`.
+
+    Zeros pad the part of the last rank. A `value` that is a part already is returned.
+    """
+    size, rank = weight.ds_tensor.ds_numel, distributed.get_rank()
+    if value.shape == (size,) != weight.ds_shape:
+        return value
+    flat = value.new_zeros(size * distributed.get_world_size())
+    flat[: value.numel()] = value.flatten()
+    return flat[rank * size : (rank + 1) * size].clone()

@@ -36,7 +36,7 @@ EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
         pytest.param("fsdp", "bf16-mixed", 0.9, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_1", "bf16-mixed", None, marks=pytest.mark.nightly),
         pytest.param("deepspeed_stage_2", "16-mixed", 0.9, marks=pytest.mark.nightly),
-        pytest.param("deepspeed_stage_3", "bf16-mixed", None, marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_3", "bf16-mixed", 0.9, marks=pytest.mark.nightly),
     ],
 )
 def test_two_processes_killed_within_an_epoch_end_with_the_same_weights(
@@ -175,6 +175,7 @@ def test_a_training_of_two_processes_resumes_under_each_strategy_in_turn(
         "epochs": 5,
         "warmup_epochs": 1.0,
         "devices": 2,
+        "ema_decay": 0.9,
     }
     whole = write_project(tmp_path / "whole", **settings, strategy="ddp")
     moved = write_project(tmp_path / "moved", **settings, **EVERY_STEP)
