@@ -50,10 +50,13 @@ NUM_CONNECTIONS, NUM_FOURS, WARM_UP_S = 32, 60, 2.0
 PACKAGES = ("bentoml", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "orjson")
 CASES: dict[str, dict[str, object]] = {
     "access log of every request": {"access_log_sampling_rate": 1.0},
-    "access log of 10 %": {"access_log_sampling_rate": 0.1},
+    "access log of 10 %, the default": {"access_log_sampling_rate": 0.1},
     "traces of 1 %, the default": {"tracing_sampling_rate": 0.01},
-    "both, as by default": {"access_log_sampling_rate": 1.0, "tracing_sampling_rate": 0.01},
-    "both, the log of 10 %": {"access_log_sampling_rate": 0.1, "tracing_sampling_rate": 0.01},
+    "both, the log of every request": {
+        "access_log_sampling_rate": 1.0,
+        "tracing_sampling_rate": 0.01,
+    },
+    "both, as by default": {"access_log_sampling_rate": 0.1, "tracing_sampling_rate": 0.01},
 }
 
 

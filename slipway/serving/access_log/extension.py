@@ -35,7 +35,7 @@ class AccessLogSettings(SettingsSection):
     """Folder, sampling rate and retention of the access log."""
 
     access_log_directory: OptionalPath = None  # unset or empty: no access log
-    access_log_sampling_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
+    access_log_sampling_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
     access_log_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20  # folder size, over all workers
     access_log_days: Annotated[float, Field(ge=0, le=36500)] = 0.0  # 0: until the folder is full
 

@@ -20,6 +20,7 @@ from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, put_in_place_of, run
 
 PNG = {"content-type": "image/png"}
+EVERY = {"access_log_sampling_rate": 1.0}
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -38,7 +39,10 @@ def test_access_log_line_has_request_id_key_model_version_and_stage_latencies(
         answer = await client.post("/predict", content=picture(), headers=headers)
         versions.append(answer.json()["model_version"])
 
-    run(make_settings(access_log_directory=tmp_path / "access", keys=tmp_path / "keys"), work)
+    run(
+        make_settings(access_log_directory=tmp_path / "access", keys=tmp_path / "keys", **EVERY),
+        work,
+    )
     (line,) = lines(tmp_path / "access")
     assert datetime.fromisoformat(line.pop("time")).utcoffset() is not None
     parts, total = line.pop("stages_us"), line.pop("total_us")
@@ -71,7 +75,7 @@ def test_access_log_line_of_a_failed_request_has_its_error_code_but_not_the_call
         await client.post("/predict", content=picture(), headers=PNG)
         worker.refused_unread(Refusal("too_many_connections", "too many"), "unread")
 
-    run(make_settings(access_log_directory=tmp_path / "access"), work)
+    run(make_settings(access_log_directory=tmp_path / "access", **EVERY), work)
     found = lines(tmp_path / "access")
     assert [(one["route"], one["status"], one["error"]) for one in found] == [
         ("/predict", 422, "undecodable"),
@@ -97,7 +101,7 @@ def test_access_log_counts_rows_of_predict_and_infer(
         ]
         await client.post("/v2/models/slipway/infer", json={"inputs": inputs})
 
-    run(make_settings(access_log_directory=tmp_path / "access"), work)
+    run(make_settings(access_log_directory=tmp_path / "access", **EVERY), work)
     first, second = lines(tmp_path / "access")
     assert (first["rows"], second["route"]) == (2, "/v2/models/slipway/infer")
 
@@ -112,11 +116,11 @@ def test_access_log_samples_by_request_id_and_always_logs_faults(
             await client.get("/livez", headers={"x-request-id": name})
         worker.refused_unread(Refusal("too_many_connections", "too many"), "fault")
 
-    rate = {"access_log_sampling_rate": 0.3}
-    run(make_settings(access_log_directory=tmp_path / "access", **rate), work)
-    found = [one["request_id"] for one in lines(tmp_path / "access")]
-    assert not is_sampled("fault", 0.0)
-    assert found == [*(name for name in ids if is_sampled(name, 0.3)), "fault"]
+    for rate, settings in ((0.1, {}), (0.3, {"access_log_sampling_rate": 0.3})):
+        run(make_settings(access_log_directory=tmp_path / f"{rate}", **settings), work)
+        found = [one["request_id"] for one in lines(tmp_path / f"{rate}")]
+        assert not is_sampled("fault", rate)
+        assert found == [*(name for name in ids if is_sampled(name, rate)), "fault"]
 
 
 def test_a_fault_outside_the_sample_is_logged_without_stages_model_and_rows(
@@ -178,7 +182,7 @@ def test_the_access_log_refuses_the_folder_of_the_request_log(
         assert worker.hooks["access_log"].on_response is None
 
     folder = tmp_path / "both"
-    run(make_settings(access_log_directory=folder, request_log_directory=folder), work)
+    run(make_settings(access_log_directory=folder, request_log_directory=folder, **EVERY), work)
     assert "give it a folder of its own" in caplog.text
 
 
@@ -197,7 +201,7 @@ def test_access_log_on_a_failing_disk_affects_no_response_and_is_counted(
             while metric(worker, name) < 3:
                 await asyncio.sleep(0.01)
 
-    run(make_settings(access_log_directory=tmp_path / "access"), work)
+    run(make_settings(access_log_directory=tmp_path / "access", **EVERY), work)
 
 
 def test_access_log_drops_and_counts_lines_if_its_queue_is_full(
@@ -210,6 +214,6 @@ def test_access_log_drops_and_counts_lines_if_its_queue_is_full(
             worker.refused_unread(Refusal("not_ready", "not ready"), f"{number:064}")
         assert metric(worker, 'slipway_access_log_lines_total{outcome="dropped"}') == 64
 
-    run(make_settings(access_log_directory=tmp_path / "access"), work)
+    run(make_settings(access_log_directory=tmp_path / "access", **EVERY), work)
     found = [int(one["request_id"]) for one in lines(tmp_path / "access")]
     assert found == [*range(64), 128, 129]

@@ -233,7 +233,11 @@ def test_access_log_line_contains_the_trace_id(make_settings: MakeSettings, tmp_
         worker.refused_unread(Refusal("not_ready", "not ready"), "unread")
 
     run(
-        make_settings(tracing_endpoint="http://127.0.0.1:9", access_log_directory=tmp_path / "log"),
+        make_settings(
+            tracing_endpoint="http://127.0.0.1:9",
+            access_log_directory=tmp_path / "log",
+            access_log_sampling_rate=1.0,
+        ),
         work,
     )
     (segment,) = (tmp_path / "log").iterdir()

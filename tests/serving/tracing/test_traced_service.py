@@ -30,7 +30,11 @@ def test_requests_over_http_and_grpc_are_traced_and_logged(tmp_path: Path) -> No
     with (
         collector() as (url, received),
         ready_service(
-            tmp_path, grpc_port=port, tracing_endpoint=url, access_log_directory=log
+            tmp_path,
+            grpc_port=port,
+            tracing_endpoint=url,
+            access_log_directory=log,
+            access_log_sampling_rate=1.0,
         ) as server,
     ):
         headers = {"content-type": "image/png", "traceparent": OVER_HTTP}
