@@ -7,6 +7,7 @@ no prediction.
 
 import contextlib
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,10 +21,12 @@ from slipway.data.sources.samples import image_id
 from slipway.data.sources.sources import read_samples
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.data.tables.source import columns_of, read_json_rows
+from slipway.data.texts.source import raw_rows
 from slipway.export.certification.raw_rows import RawRowPositions
 from slipway.export.release import read_known_rows
 from slipway.inputs.columns import Cell, ColumnContract, encode_rows, read_row
 from slipway.inputs.images import ImageContract, array_from_bytes, load_transform
+from slipway.inputs.texts import TextContract, encode_texts, read_text
 from slipway.kinds.registry import Task
 from slipway.reports.evaluation.reference_comparison import ReferenceAnswers
 from slipway.runtimes.runtime import open_onnx, why_unavailable
@@ -146,6 +149,9 @@ def _batches(
         yield from _grouped(rows, size, lambda cells: encode_rows(cells, contract))
     elif isinstance(contract, ImageContract):
         yield from _grouped(_images(contract, test, data()), size, np.stack)
+    elif isinstance(contract, TextContract):
+        texts = _texts(contract, test, data(), bundle.root)
+        yield from _grouped(texts, size, lambda batch: encode_texts(batch, contract))
     else:
         raise BundleError(
             f"a reference model that takes {contract.kind} can only be compared on the same "
@@ -168,20 +174,35 @@ def _images(
 def _table_rows(
     contract: ColumnContract, test: PackedSplit, data: DataParams, root: Path
 ) -> Iterator[tuple[int, dict[str, Cell]]]:
-    columns = {column.name for column in contract.columns}
-    missing = columns.difference(columns_of(data))
-    if missing:
-        raise BundleError(
-            f"the reference model in {root} takes the columns {', '.join(sorted(missing))}, "
-            f"which {data.path!r} lacks. "
-            "Set evaluate.reference_model to null until a model of these columns is released."
-        )
+    _require_columns({column.name for column in contract.columns}, data, root)
     positions = RawRowPositions(test.ids, test.sources)
     for source, row_id, row in read_json_rows(data, contract.columns, set(test.sources)):
         position = positions.take(source, row_id)
         with contextlib.suppress(CellError):
             yield position, read_row(row, contract)
     positions.check_all_taken()
+
+
+def _texts(
+    contract: TextContract, test: PackedSplit, data: DataParams, root: Path
+) -> Iterator[tuple[int, str]]:
+    _require_columns(set(contract.columns), data, root)
+    positions = RawRowPositions(test.ids, test.sources)
+    for source, row_id, content in raw_rows(data, contract, set(test.sources)):
+        position = positions.take(source, row_id)
+        with contextlib.suppress(CellError):
+            yield position, read_text(json.loads(content), contract)
+    positions.check_all_taken()
+
+
+def _require_columns(names: set[str], data: DataParams, root: Path) -> None:
+    missing = names.difference(columns_of(data))
+    if missing:
+        raise BundleError(
+            f"the reference model in {root} takes the columns {', '.join(sorted(missing))}, "
+            f"which {data.path!r} lacks. "
+            "Set evaluate.reference_model to null until a model of these columns is released."
+        )
 
 
 def _grouped(

@@ -12,11 +12,13 @@ from slipway.artifacts.golden_rows import FILE as GOLDEN_ROWS
 from slipway.config.sections import DataParams
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.data.tables.source import read_json_rows
+from slipway.data.texts.source import raw_rows
 from slipway.export import release as releasing
 from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.export.release import RELEASED, read_known_rows, release
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
+from slipway.inputs.texts import encode_texts
 from slipway.kinds.registry import kind_of
 from slipway.system import files
 from slipway.system.errors import BundleError, CertificateError, GateMissedError, IntegrityError
@@ -28,6 +30,8 @@ from tests.serving.bundles import (
     CONTRACT,
     LABELS,
     ROW,
+    TEXT_WEIGHTS,
+    TEXTS,
     certify,
     gate,
     picture,
@@ -35,6 +39,7 @@ from tests.serving.bundles import (
     row_classifier,
     row_probabilities,
     table_row,
+    text_classifier,
     with_golden_rows,
     write_bundle,
 )
@@ -190,6 +195,31 @@ def test_error_names_the_reference_models_column_that_the_table_lacks(
         answer_test_rows(
             open_reference(tmp_path / "released", new), test, NOWHERE, new, lambda: data
         )
+
+
+def test_raw_texts_are_encoded_by_the_reference_models_contract_with_refusals_marked(
+    tmp_path: Path,
+) -> None:
+    texts = [f"note {number}" for number in range(30)] + ["x" * 1001]
+    with (tmp_path / "texts.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows(
+            [["text", "label"], *([text, LABELS[0]] for text in texts)],
+        )
+    data = data_params(
+        tmp_path / "texts.csv", "text_classification", "label", text_columns=["text"]
+    )
+    wider = TEXTS.model_copy(update={"max_bytes": 80, "ignored": ["slipway_collected"]})
+    raw = list(raw_rows(data, TEXTS, {str(number) for number in range(31)}))
+    ids, sources = [row_id for _, row_id, _ in raw], [source for source, _, _ in raw]
+    test = packed_split(np.zeros((31, 80), np.uint8), np.zeros(31), ids, sources)
+    write_bundle(tmp_path / "released", text_classifier())
+    new = manifest_like("text_classification", wider)
+    released = open_reference(tmp_path / "released", new)
+    found = answer_test_rows(released, test, NOWHERE, new, lambda: data)
+    assert np.flatnonzero(found.refused).tolist() == [30]
+    logits = encode_texts(texts[:30], TEXTS) @ TEXT_WEIGHTS
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert found.outputs[:30] == pytest.approx(expected[:, ORDER], abs=1e-5)
 
 
 @pytest.mark.parametrize(
