@@ -2,11 +2,16 @@
 
 Callers of the stable model must be able to continue unchanged. An image contract has to be the
 same. A table contract has to accept every column, category and range that the stable one accepts,
-has to ignore the same columns, and may not require new ones. Standardization may differ.
+has to ignore the same columns, and may not require new ones. Standardization may differ. A text
+contract has to read and to ignore the same columns, to accept texts as long, and to mask as much;
+the length that the network sees, and its tokenizer, may differ.
 """
+
+from collections.abc import Collection
 
 from slipway.artifacts.bundle import Bundle
 from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.texts import TextContract
 from slipway.kinds.registry import kind_of
 from slipway.serving.rollout.state import Allowed, RolloutError
 
@@ -48,6 +53,8 @@ def _input_problems(candidate: Bundle, stable: Bundle) -> list[str]:
     after, before = candidate.input, stable.input
     if isinstance(after, ColumnContract) and isinstance(before, ColumnContract):
         return _table_problems(after, before)
+    if isinstance(after, TextContract) and isinstance(before, TextContract):
+        return _text_problems(after, before)
     return [
         f"its input has another {name}: {getattr(after, name)!r}, expected {value!r}"
         for name, value in dict(before).items()
@@ -59,10 +66,7 @@ def _table_problems(after: ColumnContract, before: ColumnContract) -> list[str]:
     new = {column.name: column for column in after.columns}
     old = {column.name: column for column in before.columns}
     problems = [f"it has no column {name!r}" for name in old if name not in after.accepted]
-    for name in before.ignored:
-        if name not in after.ignored:
-            verb = "reads" if name in new else "refuses"
-            problems.append(f"it {verb} the column {name!r}, which the stable model ignores")
+    problems += _ignored_problems(after.ignored, before.ignored, new)
     for name, column in new.items():
         if name in old:
             continue
@@ -72,6 +76,33 @@ def _table_problems(after: ColumnContract, before: ColumnContract) -> list[str]:
         if name in new:
             problems += _column_problems(new[name], old[name])
     return problems
+
+
+def _text_problems(after: TextContract, before: TextContract) -> list[str]:
+    problems = [
+        f"it does not read the column {name!r}"
+        for name in before.columns
+        if name not in after.columns
+    ]
+    problems += _ignored_problems(after.ignored, before.ignored, after.columns)
+    most, before_most = after.max_characters, before.max_characters
+    if most is not None and (before_most is None or most < before_most):
+        problems.append(f"it accepts {most} characters, expected {before_most or 'any number'}")
+    shown = [kind for kind in before.masked if kind not in after.masked]
+    if shown:
+        problems.append(f"it does not mask {', '.join(shown)}, which the stable model masks")
+    return problems
+
+
+def _ignored_problems(
+    after: Collection[str], before: Collection[str], read: Collection[str]
+) -> list[str]:
+    return [
+        f"it {'reads' if name in read else 'refuses'} the column {name!r}, which the stable "
+        "model ignores"
+        for name in before
+        if name not in after
+    ]
 
 
 def _column_problems(new: Column, old: Column) -> list[str]:

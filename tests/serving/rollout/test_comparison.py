@@ -21,9 +21,11 @@ from slipway.system.errors import SlipwayError
 from tests.serving.bundles import (
     COLUMNS,
     LABELS,
+    TEXTS,
     certify,
     column,
     row_classifier,
+    text_classifier,
     with_golden_rows,
     write_bundle,
 )
@@ -233,6 +235,34 @@ def test_a_successor_must_ignore_the_columns_that_the_stable_model_ignores(tmp_p
             ignoring("id"),
             Allowed(),
         )
+
+
+def test_a_successor_of_texts_may_read_more_of_a_text_but_must_accept_the_same_rows(
+    tmp_path: Path,
+) -> None:
+    def of_texts(**changes: Any) -> Any:
+        contract = TEXTS.model_copy(update={"ignored": ["id"], "masked": ["email"]} | changes)
+        return write_bundle(tmp_path, text_classifier()).manifest.model_copy(
+            update={"input": contract}
+        )
+
+    stable = of_texts()
+    for change in (
+        {"ignored": ["id", "slipway_collected"]},
+        {"max_bytes": 128, "max_characters": 2000},
+        {"max_characters": None, "masked": ["email", "phone"]},
+        {"columns": ["text", "title"]},
+    ):
+        require_successor(of_texts(**change), stable, Allowed())
+    for change, reason in [
+        ({"columns": ["title"]}, "it does not read the column 'text'"),
+        ({"columns": ["text", "id"], "ignored": []}, "it reads the column 'id', which the stable"),
+        ({"ignored": []}, "it refuses the column 'id', which the stable model ignores"),
+        ({"max_characters": 999}, "it accepts 999 characters, expected 1000"),
+        ({"masked": ["phone"]}, "it does not mask email, which the stable model masks"),
+    ]:
+        with pytest.raises(RolloutError, match=reason):
+            require_successor(of_texts(**change), stable, Allowed())
 
 
 def test_regression_models_are_compared_by_the_growth_of_the_rmse(tmp_path: Path) -> None:
