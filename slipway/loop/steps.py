@@ -163,7 +163,7 @@ class LoopProject(ObservedProject):
         if not report.added:
             raise LoopError(
                 f"{data.path} has all {report.num_duplicates} collected rows already, expected new "
-                "ones. Wait for further labels."
+                "ones. End the cycle with `slipway loop stop`; the next one collects later labels."
             )
         keys, answered = (
             json.loads(Path(collected[name]).read_bytes()) for name in ("keys", "answered")
