@@ -247,20 +247,22 @@ def test_a_successor_of_texts_may_read_more_of_a_text_but_must_accept_the_same_r
         )
 
     stable = of_texts()
-    for change in (
+    accepted: list[dict[str, Any]] = [
         {"ignored": ["id", "slipway_collected"]},
         {"max_bytes": 128, "max_characters": 2000},
         {"max_characters": None, "masked": ["email", "phone"]},
         {"columns": ["text", "title"]},
-    ):
+    ]
+    for change in accepted:
         require_successor(of_texts(**change), stable, Allowed())
-    for change, reason in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"columns": ["title"]}, "it does not read the column 'text'"),
         ({"columns": ["text", "id"], "ignored": []}, "it reads the column 'id', which the stable"),
         ({"ignored": []}, "it refuses the column 'id', which the stable model ignores"),
         ({"max_characters": 999}, "it accepts 999 characters, expected 1000"),
         ({"masked": ["phone"]}, "it does not mask email, which the stable model masks"),
-    ]:
+    ]
+    for change, reason in refused:
         with pytest.raises(RolloutError, match=reason):
             require_successor(of_texts(**change), stable, Allowed())
 
