@@ -538,6 +538,11 @@ class TrainParams(ParamsSection):
                 f"network is {ENCODER!r}, but pretrained is {as_yaml(self.pretrained)}: expected a "
                 "folder with config.json, model.safetensors and tokenizer.json"
             )
+        yield from self._problems_of_freezing()
+        if mistakes := argument_mistakes(self.network, self.network_arguments):
+            yield mistakes
+
+    def _problems_of_freezing(self) -> Iterator[str]:
         if self.freeze_epochs and self.network_arguments.get("lora_rank") is not None:
             yield (
                 f"freeze_epochs is {self.freeze_epochs}, but network_arguments.lora_rank is set, "
@@ -553,8 +558,6 @@ class TrainParams(ParamsSection):
                 f"unfreeze_epochs is {self.unfreeze_epochs}, but freeze_epochs is 0: "
                 "nothing is frozen"
             )
-        if mistakes := argument_mistakes(self.network, self.network_arguments):
-            yield mistakes
 
 
 class AuditParams(ParamsSection):

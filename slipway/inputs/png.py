@@ -24,7 +24,6 @@ _HEAD = Struct(">16sII5sI")  # signature, width, height, key of _MODES, checksum
 _SIZE = Struct(">16sII")  # the first three of these
 _CHECKED = slice(12, _HEAD.size - 4)  # bytes covered by the checksum
 _CHUNK = Struct(">I4s")  # length and type of a chunk; content and checksum follow
-_END = b"\0\0\0\0IEND" + zlib.crc32(b"IEND").to_bytes(4)  # the last chunk
 # Bit depth, colour type, compression, filter, interlacing -> Pillow's mode.
 _MODES = {b"\x08\0\0\0\0": "L", b"\x08\x02\0\0\0": "RGB"}
 _HARMLESS = {b"gAMA": 4, b"pHYs": 9, b"sRGB": 1}  # lengths of chunks that change no pixel

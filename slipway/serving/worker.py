@@ -33,6 +33,7 @@ from slipway.serving.http.routes import (
 from slipway.serving.metrics.gauges import ProcessMetrics, Sampler
 from slipway.serving.metrics.service_metrics import ServiceMetrics, server_started
 from slipway.serving.models.admission import Admission, Place
+from slipway.serving.models.batching import Submission
 from slipway.serving.models.model import ServedModel
 from slipway.serving.models.observers import Observers
 from slipway.serving.requests.payload import Payload
@@ -313,6 +314,14 @@ class ModelWorker:
             lambda live: self._predict_with(live, place, payload, request_id, trace),
         )
 
+    def _never_ran(self, submission: Submission[Any] | None) -> bool:
+        """Return True if no batch took a failed request; counts the time that it waited."""
+        if submission is None:
+            return True
+        if not submission.num_taken:
+            self.metrics.waited(submission.waited())
+        return not submission.num_taken
+
     async def _predict_with(
         self,
         live: LiveModel,
@@ -341,18 +350,14 @@ class ModelWorker:
                 rows = await submission.answer
             answers = finite_answers(rows)
         except asyncio.CancelledError:
-            if submission is None or not submission.num_taken:
+            if self._never_ran(submission):
                 self.metrics.expired()
-                if submission:
-                    self.metrics.waited(submission.waited())
             raise
         except InvalidAnswerError as error:
             logger.error("request %s: model %s: %s", request_id, model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         except Exception as error:
-            if submission is None or not submission.num_taken:  # not decoded, or shed by admission
-                if submission:
-                    self.metrics.waited(submission.waited())
+            if self._never_ran(submission):  # not decoded, or shed by admission
                 raise
             logger.exception("request %s: model %s failed", request_id, model.version)
             message = "the model failed on this batch; the log of the service has the details"

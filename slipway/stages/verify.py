@@ -3,6 +3,7 @@
 The result is the certificate.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,39 +75,30 @@ def run(params: Params) -> None:
     engine_digest = digests.get((ENGINE / ENGINE_MANIFEST).as_posix())
 
     runner = HopRunner(comparison, bundle, network, params.verify)
-    through_tensorrt = [
+    measured = [
+        runner.torch,
+        *runner.run_onnx(),
         *runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE),
         runner.run_engine(ENGINE, engine_digest),
     ]
-    measured = [runner.torch, *runner.run_onnx(), *through_tensorrt]
     code = verdict.user_code_of(bundle, read_model_manifest(CHECKPOINT).user_code, EVALUATION)
-    draft = verdict.make_certificate(
+    certify = partial(
+        verdict.make_certificate,
         bundle,
-        [hop for hop, _ in measured],
-        digests,
-        gates.results,
+        digests=digests,
+        gates=gates.results,
         user_code=code,
         engine_digest=engine_digest,
-        draft=True,
     )
-    write_certificate(DRAFT, draft)
+    write_certificate(DRAFT, certify([hop for hop, _ in measured], draft=True))
     measured.extend(_run_service(params, comparison, bundle, measured))
 
     hops = [hop for hop, _ in measured]
     if first_fault(hops) is None:  # else the certificate names the hop at fault
         verdict.refuse_changed(digests, bundle)
-    certificate = verdict.make_certificate(
-        bundle,
-        hops,
-        digests,
-        gates.results,
-        user_code=code,
-        engine_digest=engine_digest,
-        draft=False,
-    )
+    certificate = certify(hops, draft=False)
     write_certificate(CERTIFICATE, certificate)
     files.write_json(METRICS, verdict.summarise(certificate))
-    answers = {hop.name: answered.outputs for hop, answered in measured if answered}
     shown = HopAnswers(
         rows.task,
         rows.classes,
@@ -114,7 +106,7 @@ def run(params: Params) -> None:
         rows.sources,
         rows.targets,
         rows.inputs,
-        answers,
+        {hop.name: answered.outputs for hop, answered in measured if answered},
         {hop.name: answered.thresholds for hop, answered in measured if answered},
     )
     files.write_text(PAGE, verify_page(certificate, shown, bundle.manifest.input))

@@ -27,7 +27,6 @@ from slipway.data.rules.report import (
 )
 from slipway.data.rules.result import Cleaned
 from slipway.data.rules.rules import TEXT_RULES
-from slipway.data.sources.raw_tables import RawTable
 from slipway.data.tables.clean_step import check_listed, check_table
 from slipway.data.tables.cleaning import (
     WRITTEN_ROWS,
@@ -97,7 +96,7 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
             TEXT_RULES,
             data,
             clean,
-            _summaries(raw, columns),
+            _summaries(columns),
             summarise_clusters(rows) if has_clusters else None,
             passage_hints(profile),
             profile,
@@ -157,14 +156,13 @@ def _apply_personal_rule(column: TextColumn, action: Action, ledger: Ledger) -> 
     ledger.apply(action, "personal_data", ((row, words[found[row]]) for row in rows))
 
 
-def _summaries(raw: RawTable, columns: Sequence[TextColumn]) -> list[ColumnSummary]:
+def _summaries(columns: Sequence[TextColumn]) -> list[ColumnSummary]:
     found = []
     for column in columns:
         lengths = take(column.lengths, column.raw.codes)
         missing = len(lengths) - int(np.count_nonzero(lengths))
-        longest = lengths.max()
         median = np.median(lengths, overwrite_input=True)
-        note = f"characters: median {median:.0f}, most {longest:,}"
+        note = f"characters: median {median:.0f}, most {lengths.max():,}"
         found.append(ColumnSummary(name=column.raw.name, kind="text", missing=missing, note=note))
     return found
 
