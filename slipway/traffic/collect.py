@@ -125,8 +125,8 @@ def join_command(out: Path) -> str:
 def next_command(manifest: Bundle, out: Path) -> str:
     """Return the command that starts an experiment with the collected rows."""
     data = manifest.lineage.params.get("data", {})
-    absent = [f"-S data.{key}=null" for key in _OPTIONAL_COLUMNS if data.get(key) is not None]
-    return " ".join(["dvc exp run", "-S", shlex.quote(f"data.path={out}"), *absent])
+    absent = [f"data.{key}=null" for key in _OPTIONAL_COLUMNS if data.get(key) is not None]
+    return " ".join(["slipway run", shlex.quote(f"data.path={out}"), *absent])
 
 
 _SERVICE_PATHS: dict[str, tuple[str, Path | None]] = {

@@ -144,7 +144,7 @@ def test_collect_writes_labelled_pictures_once_each_with_wrong_predictions_first
         f"next: slipway dataset merge data/next.parquet --new {tmp_path / 'out.parquet'}\n"
         in printed
     )
-    assert f"these rows only:\n  dvc exp run -S data.path={tmp_path / 'out.parquet'}\n" in printed
+    assert f"these rows only:\n  slipway run data.path={tmp_path / 'out.parquet'}\n" in printed
 
     first = [
         row["image"]["bytes"]
@@ -435,5 +435,5 @@ def test_next_command_sets_columns_missing_from_requests_to_null(
 ) -> None:
     bundle = write_bundle(certified / "bundle", lineage=lineage(group_column="person"))
     assert collecting_command.next_command(bundle.manifest, Path("a b.parquet")) == (
-        "dvc exp run -S 'data.path=a b.parquet' -S data.group_column=null"
+        "slipway run 'data.path=a b.parquet' data.group_column=null"
     )

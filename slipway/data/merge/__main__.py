@@ -101,7 +101,7 @@ def summary(report: MergeReport, data: DataParams, out: Path) -> str:
 def next_command(data: DataParams, out: Path) -> str:
     """Return the `slipway run` command that starts an experiment with the merged rows."""
     changes = merged_params(data, out)
-    return " ".join(["dvc exp run", *(f"-S {shlex.quote(change)}" for change in changes)])
+    return " ".join(["slipway run", *map(shlex.quote, changes)])
 
 
 def merged_params(data: DataParams, out: Path) -> list[str]:

@@ -70,8 +70,8 @@ def _next_data_set(state: Path, request_log: Path | None) -> str:
     commands = [
         collect,
         "slipway dataset merge data/next.parquet",
-        "dvc exp run -S data.path=data/next.parquet",
-        "dvc exp show --only-changed --drop '.*/.*'",
+        "slipway run data.path=data/next.parquet",
+        "slipway compare",
         "slipway release",
     ]
     return (

@@ -233,7 +233,7 @@ def test_merge_keeps_groups_weights_and_splits_and_gives_new_rows_own_groups(
     assert len({sample.group for sample in found[3:]} - {"7", "8", None}) == 2
     assert [sample.weight for sample in found] == [0.5, 2.0, 1.0, 1.0, 1.0]
     assert [sample.given_split for sample in found] == ["train", "val", "test", "train", "train"]
-    assert next_command(data, out) == f"dvc exp run -S data.path={out} -S data.time_column=null"
+    assert next_command(data, out) == f"slipway run data.path={out} data.time_column=null"
 
 
 def test_merge_refuses_data_with_a_split_file_which_cannot_name_new_rows(tmp_path: Path) -> None:
@@ -252,10 +252,7 @@ def test_merge_writes_the_split_of_folders_to_a_column_named_in_the_next_command
         (tmp_path / "old" / place / f"{seed}.png").write_bytes(picture(seed))
     data, out = data_params(tmp_path / "old"), tmp_path / "next.parquet"
     merge(data, collected_images(tmp_path / "a.parquet", {5: "cat"}), out)
-    assert (
-        next_command(data, out)
-        == f"dvc exp run -S data.path={out} -S data.split_column=slipway_split"
-    )
+    assert next_command(data, out) == f"slipway run data.path={out} data.split_column=slipway_split"
     found = read(data, out, split_column="slipway_split")
     assert [(sample.label, sample.given_split) for sample in found] == [
         ("cat", "test"),
@@ -608,7 +605,7 @@ def test_the_merge_command_reads_the_projects_data_even_from_an_archive(
     assert "2 collected rows are in next.parquet" in printed
     assert "1 collected rows were there already" in printed
     assert "1 have another label in the base data, rows cat/4.png: both are kept" in printed
-    assert printed.endswith("next: dvc exp run -S data.path=next.parquet\n")
+    assert printed.endswith("next: slipway run data.path=next.parquet\n")
     with pytest.raises(DataError, match=r"does not end in \.parquet"):
         main(["next.csv"])
 

@@ -205,7 +205,7 @@ def test_drift_alarm_writes_one_proposal_with_commands_and_changes_no_model(
         )
         assert (
             "\nslipway dataset merge data/next.parquet\n"
-            "dvc exp run -S data.path=data/next.parquet\n" in text
+            "slipway run data.path=data/next.parquet\n" in text
         )
         assert worker.require_model().version == version
 
