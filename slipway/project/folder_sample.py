@@ -35,6 +35,7 @@ class FolderSample(NamedTuple):
     files: list[str]  # a sample, one class after the other
     is_exact: bool
     holds_texts: bool
+    empty: list[str]  # names of folders without a file
 
 
 def sample_class_folders(
@@ -51,6 +52,7 @@ def sample_class_folders(
     classes: Counter[str] = Counter()
     given: Counter[str] = Counter()
     files: list[list[str]] = []
+    empty: list[str] = []
     tops = [(root / name, split) for name, split in splits.items()] or [(root, "")]
     places = [(folder, split) for top, split in tops for folder in _subfolders(top)]
     for folder, split in places:
@@ -60,6 +62,7 @@ def sample_class_folders(
         found = list(walk_files(folder))
         number = counted(folder, len(found))
         if not number:
+            empty.append(folder.name)
             continue
         classes[folder.name] += number
         if split:
@@ -84,7 +87,7 @@ def sample_class_folders(
             "table. Save the text of each as a .txt in its place, for example with pdftotext."
         )
     holds_texts = 2 * sum(map(_is_text, sample)) > len(sample)
-    return FolderSample(classes, given, sample, is_exact, holds_texts)
+    return FolderSample(classes, given, sample, is_exact, holds_texts, empty)
 
 
 def _is_text(path: str) -> bool:

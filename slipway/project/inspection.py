@@ -39,6 +39,7 @@ from slipway.project.table_sample import holds_bytes, sample_tables, without
 from slipway.system.errors import DataError
 
 _USUAL_FRACTION = 0.9  # fraction of the cells of a column that are image names
+_MOST_NAMED = 5
 _MOST_GROUPS = 20  # of a Parquet file
 _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy", ".npz")
 
@@ -80,6 +81,10 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
         return _inspect_tables(root, layout.tables)
     _check_has_folders(root)
     found = sample_class_folders(root, layout.folders, counted)
+    notes = [layout.note] if layout.note else []
+    if nothing := [name for name in found.empty if name not in found.classes]:
+        shown = ", ".join(nothing[:_MOST_NAMED]) + ", ..." * (len(nothing) > _MOST_NAMED)
+        notes.append(f"no classes, because the folders are empty: {shown}")
     summary = DataSummary(
         path=root,
         form="text folders" if found.holds_texts else "class folders",
@@ -87,7 +92,7 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
         is_exact=found.is_exact,
         classes=dict(sorted(found.classes.items())),
         given=found.given,
-        notes=(layout.note,) if layout.note else (),
+        notes=tuple(notes),
     )
     if found.holds_texts:
         texts, encoding = sample_texts(found.files)

@@ -125,6 +125,15 @@ def _texts(rows: int) -> str:
     return "label,text\n" + "\n".join(lines)
 
 
+def test_proposal_names_folders_without_files_which_are_no_classes(tmp_path: Path) -> None:
+    for number, (name, text) in enumerate(sentences(60, seed=1)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / f"{number}.txt").write_text(text)
+    (tmp_path / "copied later" / "deeper").mkdir(parents=True)
+    notes = inspect(tmp_path).notes
+    assert notes == ("no classes, because the folders are empty: copied later",)
+
+
 @pytest.mark.parametrize("packed", [None, "zip", "gztar"])
 def test_class_folders_of_texts_become_a_task_of_texts_in_their_encoding(
     tmp_path: Path, packed: str | None
