@@ -1,7 +1,7 @@
 """The HTML page of a search: history, winner and optimism, importances, trials and cost."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from slipway.search.proposals import TrialOutcome, frozen
 from slipway.search.study import Study
 from slipway.system.errors import MetricError
 
+# The positions of the trials on an axis, from 0 to 1, and the labels of its two ends.
+_Axis = tuple[list[float | None], tuple[str, str]]
 PAGE = Path("reports/search.html")
 _MOST_SHOWN = 20  # largest number of trials in a chart of intervals
 _WIDTH, _HEIGHT, _TOP, _SIDE = 600, 300, 40, 55
@@ -233,32 +235,10 @@ def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> H
     logs = [one.key for one in space.dimensions if one.params.log_range]
     places = {name: _places(column, is_log=name in logs) for name, column in axes.items()}
     step = (_WIDTH - 2 * _SIDE) / max(len(axes) - 1, 1)
-    drawn = []
-    is_higher_better = study.schedule.params.direction == "maximize"
-    for row in range(len(scored)):
-        rank = places[study.schedule.params.metric][0][row] or 0.0
-        strength = rank if is_higher_better else 1 - rank
-        points = " ".join(
-            f"{_SIDE + column * step:.1f},{_y(place):.1f}"
-            for column, (found, _) in enumerate(places.values())
-            if (place := found[row]) is not None
-        )
-        drawn.append(
-            f'<polyline class="line first" points="{points}" '
-            f'style="opacity:{0.15 + 0.85 * strength:.2f}"/>'
-        )
-    for column, (short, (_, ends)) in enumerate(
-        zip(_short(list(places)), places.values(), strict=True)
-    ):
-        x = _SIDE + column * step
-        drawn.append(
-            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _TOP}"/>'
-            f'<text x="{x:.1f}" y="{_HEIGHT - _TOP + 16}" text-anchor="middle">'
-            f"{escape(ends[0])}</text>"
-            f'<text x="{x:.1f}" y="{_TOP - 22}" text-anchor="middle">'
-            f"{escape(short)}</text>"
-            f'<text x="{x:.1f}" y="{_TOP - 6}" text-anchor="middle">{escape(ends[1])}</text>'
-        )
+    ranks = [rank or 0.0 for rank in places[study.schedule.params.metric][0]]
+    if study.schedule.params.direction != "maximize":
+        ranks = [1 - rank for rank in ranks]
+    drawn = [*_trial_lines(places.values(), ranks, step), *_axes(places, step)]
     label = f"values of {len(scored)} trials"
     drawing = Html(
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">'
@@ -267,7 +247,36 @@ def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> H
     return section("Values", drawing, paragraph(_LINES, "note"))
 
 
-def _places(column: Sequence[Any], *, is_log: bool) -> tuple[list[float | None], tuple[str, str]]:
+def _trial_lines(axes: Collection[_Axis], ranks: Sequence[float], step: float) -> Iterator[str]:
+    """Draw a line for each trial; the better its rank, from 0 to 1, the darker the line."""
+    for row, rank in enumerate(ranks):
+        points = " ".join(
+            f"{_SIDE + column * step:.1f},{_y(place):.1f}"
+            for column, (found, _) in enumerate(axes)
+            if (place := found[row]) is not None
+        )
+        yield (
+            f'<polyline class="line first" points="{points}" '
+            f'style="opacity:{0.15 + 0.85 * rank:.2f}"/>'
+        )
+
+
+def _axes(axes: Mapping[str, _Axis], step: float) -> Iterator[str]:
+    """Draw a vertical axis for each key, with its name and the labels of its ends."""
+    names = zip(_short(list(axes)), axes.values(), strict=True)
+    for column, (short, (_, ends)) in enumerate(names):
+        x = _SIDE + column * step
+        yield (
+            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _TOP}"/>'
+            f'<text x="{x:.1f}" y="{_HEIGHT - _TOP + 16}" text-anchor="middle">'
+            f"{escape(ends[0])}</text>"
+            f'<text x="{x:.1f}" y="{_TOP - 22}" text-anchor="middle">'
+            f"{escape(short)}</text>"
+            f'<text x="{x:.1f}" y="{_TOP - 6}" text-anchor="middle">{escape(ends[1])}</text>'
+        )
+
+
+def _places(column: Sequence[Any], *, is_log: bool) -> _Axis:
     """Return positions of the values on an axis, from 0 to 1, and the labels of its two ends.
 
     A trial without the key has the position None.

@@ -84,7 +84,12 @@ def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
             splits=manifests,
         )
         write_manifest(folder, manifest)
-    notes = [f"packed {rows.num_rows} texts of at most {contract.max_bytes} bytes"]
+    return _summary(contract, rows.num_rows, num_cut)
+
+
+def _summary(contract: TextContract, num_rows: int, num_cut: int) -> str:
+    """Describe the packed texts for the terminal, and how many of them were cut."""
+    notes = [f"packed {num_rows} texts of at most {contract.max_bytes} bytes"]
     limits = f"precompute.max_text_bytes is {contract.max_bytes}"
     if contract.tokenizer:
         notes[0] += f", as at most {contract.max_tokens} of {contract.vocabulary_size:,} tokens"

@@ -4,7 +4,7 @@ A chart refuses numbers that are not finite instead of leaving them out silently
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -157,13 +157,7 @@ def stacked_bars(bars: Sequence[StackedBar], unit: str) -> Html:
             f"{total:.3g} {escape(unit)}</text>"
         )
     legend_top = _STACK_TOP + len(bars) * (_BAR + _GAP) + 8
-    for index, (name, colour) in enumerate(colours.items()):
-        x = _STACK_LEFT + index % 3 * _LEGEND_COLUMN
-        y = legend_top + index // 3 * _LEGEND_ROW
-        pieces.append(
-            f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{colour}"/>'
-            f'<text x="{x + 18}" y="{y + 10.5}">{escape(name)}</text>'
-        )
+    pieces += _colour_legend(colours, legend_top)
     height = legend_top + math.ceil(len(colours) / 3) * _LEGEND_ROW
     named = zip(bars, totals, strict=True)
     title = escape("; ".join(f"{bar.name} {total:.3g} {unit}" for bar, total in named))
@@ -171,6 +165,17 @@ def stacked_bars(bars: Sequence[StackedBar], unit: str) -> Html:
         f'<svg viewBox="0 0 {_STACK_WIDTH} {height}" style="max-width:44rem" role="img" '
         f'aria-label="{title}">{"".join(pieces)}</svg>'
     )
+
+
+def _colour_legend(colours: Mapping[str, str], top: int) -> Iterator[str]:
+    """Draw the names of the colours, three in a row."""
+    for index, (name, colour) in enumerate(colours.items()):
+        x = _STACK_LEFT + index % 3 * _LEGEND_COLUMN
+        y = top + index // 3 * _LEGEND_ROW
+        yield (
+            f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{colour}"/>'
+            f'<text x="{x + 18}" y="{y + 10.5}">{escape(name)}</text>'
+        )
 
 
 def bar_groups(groups: Sequence[BarGroup], series: Sequence[str], description: str) -> Html:

@@ -157,10 +157,18 @@ def trainer_arguments(
                 broadcast_buffers=False, find_unused_parameters=freezes
             )
         return arguments
+    arguments["strategy"] = _deepspeed_strategy(placement, placement.zero_stage, per_device_batch)
+    arguments["plugins"].append(_DeepSpeedPrecision(placement.precision))
+    return arguments
+
+
+def _deepspeed_strategy(
+    placement: Placement, zero_stage: int, per_device_batch: int
+) -> PortableDeepSpeedStrategy:
     if placement.accelerator == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # read when the strategy imports deepspeed
     strategy = PortableDeepSpeedStrategy(
-        stage=placement.zero_stage,
+        stage=zero_stage,
         logging_batch_size_per_gpu=per_device_batch,
         offload_optimizer=placement.offload is not None,
         offload_parameters=placement.offload == "optimizer_and_parameters",
@@ -168,9 +176,7 @@ def trainer_arguments(
     )
     # DeepSpeed's own Adam is compiled at the first start; torch's fused one needs no compiler.
     strategy.config = {**(strategy.config or {}), "zero_force_ds_cpu_optimizer": False}
-    arguments["strategy"] = strategy
-    arguments["plugins"].append(_DeepSpeedPrecision(placement.precision))
-    return arguments
+    return strategy
 
 
 def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
