@@ -33,7 +33,6 @@ from slipway.serving.http.routes import (
 from slipway.serving.metrics.gauges import ProcessMetrics, Sampler
 from slipway.serving.metrics.service_metrics import ServiceMetrics, server_started
 from slipway.serving.models.admission import Admission, Place
-from slipway.serving.models.batching import Submission
 from slipway.serving.models.model import ServedModel
 from slipway.serving.models.observers import Observers
 from slipway.serving.requests.payload import Payload
@@ -43,6 +42,7 @@ from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError
 
 if TYPE_CHECKING:
+    from slipway.serving.models.batching import Submission
     from slipway.serving.models.live_model import LiveModel
     from slipway.serving.requests.decoding import Decoded
 
