@@ -97,6 +97,8 @@ class Comparison:
         If the table is wider, the changed params follow it, wrapped.
         """
         if not self.records:
+            if self.every:
+                return f"none of the {len(self.every)} experiments meets the filter"
             return "no experiment; `slipway run` makes one"
         columns, rows = self.cells()
         table, params = text_table(columns, rows), []
@@ -205,7 +207,7 @@ class Comparison:
 
     def _condition(self, text: str) -> Callable[[ExperimentRecord], bool]:
         found = _CONDITION.fullmatch(text)
-        if found is None:
+        if found is None or (found[2][0] in "<>" and not found[3]):
             raise ParamsError(
                 f"the filter {text!r} is not understood, expected KEY, one of = != < <= > >=, and "
                 "a value, such as 'train.epochs>5' or status=failed."

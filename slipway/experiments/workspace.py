@@ -13,8 +13,9 @@ from slipway.system.errors import ParamsError
 
 _LONGEST_CAUSE = 400  # characters
 _WORK, _REPORTS = Path(".work"), Path("reports")
-# What others than stages keep in .work: records, downloads, settings and DVC's state.
-_KEPT = ("experiments", "search", "cache", "config", "dvc", "home")
+# What others than stages keep in .work: records, downloads, settings, DVC's state, and the state of
+# the service, with feedback, history and rolled-out models.
+_KEPT = ("experiments", "search", "cache", "config", "dvc", "home", "serving")
 # Keys of params.yaml that may name the user's own files.
 _OF_THE_USER = (
     *("data.path", "data.split_file", "data.checksums"),
@@ -92,7 +93,7 @@ def removable() -> list[Path]:
     """List what `slipway reset` removes: outputs of stages, pages and work in progress.
 
     Never the data or another file that params.yaml names, a file in git, DVC's cache, the records
-    of experiments, and downloads.
+    of experiments, the state of the service, and downloads.
     """
     with alone():  # undoes a killed `slipway take` before anything is listed
         content = read_content()

@@ -86,6 +86,12 @@ def test_a_filter_keeps_the_experiments_that_meet_it(condition: str, kept: list[
     assert names(COMPARISON.filtered([condition])) == kept
 
 
+def test_a_filter_that_nothing_meets_says_so() -> None:
+    assert COMPARISON.filtered(["train.epochs>1000"]).text() == (
+        "none of the 3 experiments meets the filter"
+    )
+
+
 def test_sorting_by_metric_puts_the_best_first_and_rows_without_one_last() -> None:
     assert names(COMPARISON.sorted("metric")) == ["wide", "first", "broken"]
     errors = [
@@ -100,7 +106,7 @@ def test_sorting_by_a_param_puts_the_least_first_unless_it_is_reversed() -> None
     assert names(COMPARISON.sorted("train.epochs", reverse=True))[0] == "wide"
 
 
-@pytest.mark.parametrize("condition", ["train.epoch>3", "epochs", "metrc=1"])
+@pytest.mark.parametrize("condition", ["train.epoch>3", "epochs", "metrc=1", "train.epochs>"])
 def test_an_unknown_column_or_condition_is_refused_with_an_example(condition: str) -> None:
     with pytest.raises(ParamsError, match=r"did you mean|expected KEY|a key of params\.yaml"):
         COMPARISON.filtered([condition])

@@ -200,8 +200,12 @@ def test_a_run_keeps_its_assignments_and_a_record_even_if_it_fails(
 
     edited = (project.path / "params.yaml").read_text() + "# mine\n"
     (project.path / "params.yaml").write_text(edited)
+    history = project.path / ".work/serving/history.jsonl"  # of a service that ran here
+    history.parent.mkdir(parents=True, exist_ok=True)
+    history.write_text("{}\n")
     assert "Add --yes" in project.slipway("reset", code=1)
     project.slipway("reset", "--yes")
+    assert history.exists()
     assert not (project.path / "artifacts/model").exists()
     assert not (project.path / "metrics/evaluate.json").exists()
     assert (project.path / "data/demo/digits.parquet").exists()

@@ -69,7 +69,7 @@ figcaption b { display: block; color: var(--ink); font-weight: 600; }
   border: 1px solid var(--line); border-radius: .5rem; position: relative; }
 .view iframe { width: 400%; height: 400%; border: 0; transform: scale(.25);
   transform-origin: 0 0; pointer-events: none; }
-.view img { width: 100%; height: 100%; object-fit: cover; object-position: 0 0; }
+.view img { width: 100%; height: 100%; object-fit: contain; object-position: 0 0; }
 .view:hover, .view:focus { border-color: var(--mark); }
 .view::after { content: ""; position: absolute; inset: 0; }
 img { display: block; image-rendering: pixelated; }

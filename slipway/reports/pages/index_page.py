@@ -18,7 +18,7 @@ _REPORTS = {
     "clean.html": ("Cleaning", "Refused and flagged rows, and the rule that each broke"),
     "split.html": ("Split", "Rows and classes of train, val and test, and leaks between them"),
     "data.html": ("Data", "Samples of each class and brightness, or a profile of each column"),
-    "augment.png": ("Augmentation", "Training images after each operation"),
+    "augment.png": ("Augmentation", "Training rows after each operation"),
     "label_issues.html": ("Labels", "Rows whose label is probably wrong"),
     "profile.html": ("Profile", "The time of a training step, part by part"),
 }
