@@ -6,7 +6,6 @@ cover the rest, also for other releases of the parser.
 """
 
 import re
-from functools import lru_cache
 from itertools import chain
 
 from starlette.types import Scope
@@ -61,7 +60,7 @@ def checked_headers(scope: Scope) -> Headers:
             )
     if length is not None and not length.strip().isdigit():
         raise _malformed("the content-length is not a number")
-    if b"host" in values and not _is_host(values[b"host"]):
+    if b"host" in values and not HOST.fullmatch(values[b"host"]):
         raise _malformed("the Host header is neither a name nor an address, with or without a port")
     has_body = coding is not None or length is not None
     if has_body and b"upgrade" in values and _asks_for_upgrade(headers):
@@ -75,11 +74,6 @@ def _asks_for_upgrade(headers: list[tuple[bytes, bytes]]) -> bool:
     """Return True if the header `Connection` names Upgrade, as an upgrade requires (RFC 9110)."""
     values = b",".join(value for name, value in headers if name == b"connection")
     return b"upgrade" in (option.strip() for option in values.lower().split(b","))
-
-
-@lru_cache(256)  # bounded, because callers choose the header
-def _is_host(value: bytes) -> bool:
-    return HOST.fullmatch(value) is not None
 
 
 def headers_too_large() -> Refusal:
