@@ -36,8 +36,8 @@ from slipway.config.params import parse_params, read_content
 from slipway.planning.search_space import Values, changed_content, read_space
 from slipway.reports.console import number
 from slipway.search.journal import ResultLine
-from slipway.search.next_job import next_job
 from slipway.search.schedule import Schedule
+from slipway.search.study import next_job
 from slipway.system import files
 from slipway.training.telemetry.curves import read_curves
 from tests import warm_starts
