@@ -13,11 +13,11 @@ from bench.conditions import conditions
 from slipway.system import files
 
 RESULT = Path("bench/results/sharded_plan.md")
-STRATEGIES = ("fsdp", "tensor_parallel", "pipeline")
-SHAPES = [(256, 12, 4), (512, 8, 8), (512, 24, 4), (768, 4, 64), (1024, 6, 8)]
+STRATEGIES = ("ddp", "fsdp", "tensor_parallel", "pipeline")
+SHAPES = [(256, 12, 4), (512, 8, 8), (512, 24, 4), (768, 4, 64), (1024, 6, 8), (1024, 24, 8)]
 CASES = [
     *((strategy, 2, shape) for strategy in STRATEGIES for shape in SHAPES),
-    *((strategy, 4, SHAPES[1]) for strategy in STRATEGIES[1:]),  # two copies
+    *((strategy, 4, SHAPES[1]) for strategy in STRATEGIES[2:]),  # two copies
 ]
 
 

@@ -1,6 +1,7 @@
 """Measures the memory of real steps of a small transformer that two processes divide.
 
-With more processes, each two of them share a copy, except with `fsdp`.
+With more processes, each two of them share a copy, except with `fsdp`. With `ddp` each process has
+the whole transformer.
 `torchrun --nproc_per_node 2 -m tests.planning.measured_shards STRATEGY WIDTH LAYERS ROWS`
 prints as JSON, on rank 0, the bytes that torch's profiler saw allocated at the peak, and the
 plan's.
@@ -15,6 +16,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from slipway.planning.memory_plan import device_memory, trace_all
@@ -54,9 +56,10 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
     losses = RowLosses(built, PROJECT.train)
     texts = torch.randint(1, 200, (rows, 64), dtype=torch.uint8)
     targets = torch.zeros(rows, dtype=torch.int64)
+    answer: Any = built
 
     def gradients() -> None:
-        loss = losses(built(texts), targets).mean()
+        loss = losses(answer(texts), targets).mean()
         built.zero_grad()
         loss.backward()
 
@@ -64,14 +67,14 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         gradients = _pipeline(built, texts, targets, losses, mesh["shared"])
     elif strategy == "tensor_parallel":
         share_layers(built, mesh["shared"])
-    else:
+    elif strategy == "fsdp":
         for module in (*parallel_blocks(built), built):
             fully_shard(module, reshard_after_forward=True)
     optimizer: Any = optimizer_and_schedule(built, PROJECT.train, 1)["optimizer"]
 
     def step() -> None:
         gradients()
-        if world_size > 2 and strategy != "fsdp":
+        if world_size > 2 and strategy in ("tensor_parallel", "pipeline"):
             average_gradients(built, mesh["copies"])
         optimizer.step()
 
@@ -83,6 +86,8 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         # The gradients of the step before: the profiler misses the end of one made outside.
         for weight in built.parameters():
             weight.grad = torch.zeros_like(weight)
+        if strategy == "ddp":  # so that the profiler sees its buckets
+            answer = DistributedDataParallel(built, broadcast_buffers=False)
         # Only one step: it also misses that a thread of gloo frees a buffer.
         step()
     allocated = max(gather_objects(held + peak_of_events(profiler)))

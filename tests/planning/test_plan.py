@@ -262,6 +262,7 @@ def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage(
 @pytest.mark.parametrize(
     ("strategy", "num_processes"),
     [
+        ("ddp", 2),
         ("fsdp", 2),
         ("tensor_parallel", 2),
         ("pipeline", 2),

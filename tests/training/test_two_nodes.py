@@ -14,6 +14,7 @@ from slipway.training.networks.networks import read_model_manifest
 from tests.training.conftest import ROOT, write_project
 from tests.training.real_runs import run_training, weights_digest
 from tests.training.slurm_cluster import slurm, wait_until
+from tests.training.text_projects import write_text_project
 from tests.training.two_nodes import TwoNodes, skip_without, two_nodes
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
@@ -24,6 +25,10 @@ AS_ROOT = {
 }  # without which Open MPI refuses
 DDP = {"strategy": "ddp", "precision": "32-true"}
 ZERO = {"strategy": "deepspeed_stage_2", "precision": "bf16-mixed", "offload": "optimizer"}
+FSDP, TENSOR, STAGES = (
+    {"strategy": strategy, "precision": "32-true"}
+    for strategy in ("fsdp", "tensor_parallel", "pipeline")
+)
 PIPELINE = (
     "stages: {train: {cmd: python -m slipway.stages.train, deps: [data], params: [train], "
     "outs: [artifacts/model]}}\n"
@@ -45,8 +50,14 @@ def _one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
+def _write(root: Path, **train: Any) -> Path:
+    """Write a project of texts for strategies that divide only transformers, else of images."""
+    is_text = train["strategy"] in ("tensor_parallel", "pipeline")
+    return (write_text_project if is_text else write_project)(root, **{"epochs": 3, **train})
+
+
 def _trained_on_one_node(root: Path, **train: Any) -> str:
-    project = write_project(root, devices=2, num_nodes=1, **{"epochs": 3, **train})
+    project = _write(root, devices=2, num_nodes=1, **train)
     done = run_training(project)
     assert done.returncode == 0, done.stderr
     return weights_digest(project)
@@ -54,7 +65,7 @@ def _trained_on_one_node(root: Path, **train: Any) -> str:
 
 def _shared_project(root: Path, **train: Any) -> Path:
     """Write a project with only the stage `train`, the scripts of launch/ and this code."""
-    write_project(root, num_nodes=2, devices=1, **{"epochs": 3, **train})
+    _write(root, num_nodes=2, devices=1, **train)
     shutil.copytree(ROOT / "launch", root / "launch")
     shutil.copy(ROOT / "env.sh", root)
     for name in ("slipway", "transforms"):
@@ -73,16 +84,17 @@ def _trained_on_two_nodes(project: Path) -> str:
     return weights_digest(project)
 
 
-@pytest.mark.nightly(seconds=50)
+@pytest.mark.nightly(seconds=75)
+@pytest.mark.parametrize("settings", [DDP, FSDP, TENSOR, STAGES], ids=lambda each: each["strategy"])
 def test_torchrun_on_two_nodes_trains_the_same_weights_as_on_one_node(
-    nodes: TwoNodes, one_node: dict[str, str], tmp_path: Path
+    nodes: TwoNodes, tmp_path: Path, settings: dict[str, str]
 ) -> None:
-    project = _shared_project(tmp_path, **DDP)
+    project = _shared_project(tmp_path / "two", **settings)
     with nodes.started("node2", ["launch/torchrun.sh", "2", "1", "1", "node1"], project) as second:
         done = nodes.run("node1", ["launch/torchrun.sh", "2", "1", "0", "node1"], project)
         assert done.returncode == 0, done.stdout + done.stderr
         assert second.wait(60) == 0
-    assert _trained_on_two_nodes(project) == one_node["ddp"]
+    assert _trained_on_two_nodes(project) == _trained_on_one_node(tmp_path / "one", **settings)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +103,9 @@ def test_torchrun_on_two_nodes_trains_the_same_weights_as_on_one_node(
         ("mpirun.sh", ("mpirun",), DDP),
         ("deepspeed.sh", ("pdsh",), DDP),
         pytest.param("deepspeed.sh", ("pdsh",), ZERO, marks=pytest.mark.nightly),
+        pytest.param("mpirun.sh", ("mpirun",), TENSOR, marks=pytest.mark.nightly),
+        pytest.param("mpirun.sh", ("mpirun",), FSDP, marks=pytest.mark.nightly),
+        pytest.param("deepspeed.sh", ("pdsh",), STAGES, marks=pytest.mark.nightly),
     ],
 )
 def test_mpirun_and_deepspeed_on_two_nodes_train_the_same_weights_as_on_one_node(
@@ -102,12 +117,15 @@ def test_mpirun_and_deepspeed_on_two_nodes_train_the_same_weights_as_on_one_node
     settings: dict[str, str],
 ) -> None:
     skip_without("ssh", "sshd", *tools)
-    project = _shared_project(tmp_path, **settings)
+    project = _shared_project(tmp_path / "two", **settings)
     with nodes.reachable_by_ssh() as ssh:
         variables = {**AS_ROOT, "PATH": f"{ssh}:{os.environ['PATH']}", "TMPDIR": str(nodes.folder)}
         done = nodes.run("node1", [f"launch/{script}"], project, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert _trained_on_two_nodes(project) == one_node[settings["strategy"]]
+    expected = one_node.get(settings["strategy"]) or _trained_on_one_node(
+        tmp_path / "one", **settings
+    )
+    assert _trained_on_two_nodes(project) == expected
 
 
 @pytest.mark.nightly

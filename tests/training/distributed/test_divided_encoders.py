@@ -32,7 +32,9 @@ NUM_STEPS = 5
 STRATEGIES = ("ddp", "deepspeed_stage_2", "deepspeed_stage_3", "fsdp", "tensor_parallel")
 
 
-def encoder_project(root: Path, lora_rank: int | None = None, **train: Any) -> Path:
+def encoder_project(
+    root: Path, lora_rank: int | None = None, checkpoint_activations: bool = False, **train: Any
+) -> Path:
     """Write a packed store of texts, an encoder folder, and params.yaml."""
     torch.manual_seed(3)
     folder = tiny_encoder(root / "models/tiny", tokenizer=word_piece())
@@ -70,7 +72,7 @@ def encoder_project(root: Path, lora_rank: int | None = None, **train: Any) -> P
         "dropout": 0.0,
         "lora_rank": lora_rank,
         "layer_decay": 1.0 if lora_rank else 0.9,
-        "checkpoint_activations": False,
+        "checkpoint_activations": checkpoint_activations,
     }
     params["train"] |= {
         "network": "encoder",
@@ -145,3 +147,21 @@ def test_a_divided_lora_training_has_the_loss_of_one_process_and_leaves_no_adapt
     assert not [name for name in found if "lora" in name]
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("lora_rank", [None, 4])
+def test_an_encoder_with_activation_checkpoints_and_offload_has_the_loss_of_one_process(
+    tmp_path: Path, lora_rank: int | None
+) -> None:
+    one = encoder_project(tmp_path / "one", lora_rank, strategy="single")
+    two = encoder_project(
+        tmp_path / "two",
+        lora_rank,
+        checkpoint_activations=True,
+        strategy="deepspeed_stage_3",
+        offload="optimizer_and_parameters",
+        devices=2,
+    )
+    np.testing.assert_allclose(trained(two), trained(one), rtol=0, atol=1e-5)
+    actual = read_model_manifest(two / "artifacts/model").actual
+    assert (actual.zero_stage, actual.offload) == (3, "optimizer_and_parameters")
