@@ -87,8 +87,8 @@ def free_texts(columns: Sequence[SampledColumn], task: str) -> Iterator[str]:
     for column in columns:
         if column.is_free_text and column.guess.kind == "ignore":
             yield (
-                f"{column.name!r} is free text, which tables do not use; a task such as "
-                f"{task} learns from texts only (--task)"
+                f"{column.name!r} is free text, which tables do not use. To learn from "
+                f"texts only, start with --task {task}"
             )
 
 

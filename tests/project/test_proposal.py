@@ -105,7 +105,11 @@ def test_init_treats_texts_beside_other_columns_as_a_table_by_default(tmp_path: 
     text = f"label,text,size,age\n{rows}\n"
     proposal = table(tmp_path, text)
     assert proposal.params["data"]["task"] == "table_classification"
-    assert any("'text' is free text" in warning for warning in proposal.warnings)
+    assert any(
+        "'text' is free text, which tables do not use. To learn from texts only, start with --task"
+        in warning
+        for warning in proposal.warnings
+    )
     of_texts = table(tmp_path, text, task="text_classification").params["data"]
     assert of_texts["text_columns"] == ["text"]
 

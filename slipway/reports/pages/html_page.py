@@ -51,6 +51,7 @@ tr:last-child td, .control tr:last-child th { border-bottom: 0; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7rem, 1fr));
   gap: 1.25rem; }
 .tiles + figure, .tiles + svg, .note + .beside { margin-top: 1.25rem; }
+.tiles + p { margin-top: .75rem; }
 .note + .wide, figure + .wide, .wide + .wide, div + .wide, svg + .wide { margin-top: .75rem; }
 .tile b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600;
   font-variant-numeric: tabular-nums;

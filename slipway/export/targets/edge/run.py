@@ -446,8 +446,11 @@ def main() -> int:
     if given.check:
         print(json.dumps({"unsupported": unsupported_operators(HERE / "model.onnx")}))
         return 0
+    paths = list(files_in(given.paths))
+    if not paths:
+        parser.error("found no file, expected files or folders of them. Name some.")
     model, row, failed = ExportedModel(), None, 0
-    for path in files_in(given.paths):
+    for path in paths:
         try:
             row = model.input_of(path.read_bytes())
             answer = model.describe(*model.run(row)) | model.remarks(row)

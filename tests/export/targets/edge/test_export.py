@@ -107,6 +107,11 @@ def test_script_predicts_files_and_names_those_that_it_cannot_read(tmp_path: Pat
     assert '"label": ' in good
     assert "found no readable image, expected a whole PNG or JPEG. Save it as one." in bad
     assert "No such file" in gone
+    (tmp_path / "empty").mkdir()
+    command = [sys.executable, "run.py", "empty"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "found no file, expected files or folders of them. Name some." in done.stderr
 
 
 @pytest.mark.nightly(seconds=60)

@@ -81,7 +81,11 @@
       : 1 - decision.place];
     else if (thresholds) given = shares.map((_, place) => place).filter(reaches);
     const least = Math.min(Math.fround(conformal.threshold || 0), Math.max(...shares));
-    const set = labels.filter((_, place) => shares[place] >= least || given.includes(place));
+    const set = labels
+      .map((_, place) => place)
+      .filter((place) => shares[place] >= least || given.includes(place))
+      .sort((one, other) => shares[other] - shares[one]) // the most probable first
+      .map((place) => labels[place]);
     return { given: given.map((place) => labels[place]), shares, set, isOod };
   }
 
