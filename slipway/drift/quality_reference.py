@@ -7,7 +7,7 @@ variance of a single row.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,24 +90,9 @@ def fit_quality(
     """
     if len(targets) < MIN_ROWS:
         return None
-    metric: QualityMetric
-    quality: NDArray[np.float64]
-    if output.kind == "value":
-        metric, feature, score = "rmse", OUTLIER_SCORE, scores
-        quality = np.square(outputs[:, 0].astype(np.float64) - targets)
-        claimed = np.zeros(len(targets))
-    elif output.kind == "label_probabilities":
-        metric, feature, score = "subset_accuracy", CONFIDENCE, confidence_of_labels(outputs)
-        given = given_labels(outputs, thresholds)
-        quality = np.asarray((given == (targets > 0)).all(axis=1), np.float64)
-        claimed = score.astype(np.float64)
-    elif output.kind == "probabilities":
-        metric, feature, score = "accuracy", CONFIDENCE, outputs.max(axis=1)
-        quality = np.asarray(decided_classes(outputs, thresholds) == targets, np.float64)
-        claimed = score
-    else:
-        assert_never(output.kind)
-
+    metric, feature, score, quality, claimed = _row_quality(
+        output, outputs, scores, targets, thresholds
+    )
     edges = equal_edges(score, _MAX_BINS)
     by_score = _stratum(bins_of(score, edges), len(edges) + 2, quality, claimed, metric)
     noise = float(np.array(by_score.counts) @ np.array(by_score.variances)) / len(targets)
@@ -131,6 +116,38 @@ def fit_quality(
         strata=strata,
         **by_score.model_dump(),
     )
+
+
+class _RowQuality(NamedTuple):
+    """The quality of each row, the quality that the model claims, and the score that sorts rows."""
+
+    metric: QualityMetric
+    feature: str  # name of the score
+    score: Float32
+    quality: NDArray[np.float64]
+    claimed: NDArray[Any]
+
+
+def _row_quality(
+    output: OutputContract,
+    outputs: Float32,
+    scores: Float32,
+    targets: NDArray[Any],
+    thresholds: Sequence[float] | None,
+) -> _RowQuality:
+    if output.kind == "value":
+        errors = np.square(outputs[:, 0].astype(np.float64) - targets)
+        return _RowQuality("rmse", OUTLIER_SCORE, scores, errors, np.zeros(len(targets)))
+    if output.kind == "label_probabilities":
+        score = confidence_of_labels(outputs)
+        is_right = (given_labels(outputs, thresholds) == (targets > 0)).all(axis=1)
+        quality, claimed = np.asarray(is_right, np.float64), score.astype(np.float64)
+        return _RowQuality("subset_accuracy", CONFIDENCE, score, quality, claimed)
+    if output.kind == "probabilities":
+        score = outputs.max(axis=1)
+        quality = np.asarray(decided_classes(outputs, thresholds) == targets, np.float64)
+        return _RowQuality("accuracy", CONFIDENCE, score, quality, score)
+    assert_never(output.kind)
 
 
 def _stratum(

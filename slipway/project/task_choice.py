@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from slipway.data.rules.class_names import joined_counts
 from slipway.data.sources.image_tables import missing_column
-from slipway.kinds.inputs import TEXTS
+from slipway.kinds.inputs import TEXTS, InputKind
 from slipway.kinds.registry import kind_of, task_for
-from slipway.kinds.targets import CLASS, LABELS, NUMBER
+from slipway.kinds.targets import CLASS, LABELS, NUMBER, TargetKind
 from slipway.project.column_roles import Roles, SampledColumn, find_roles, target_kinds
 from slipway.project.summary import DataSummary
 from slipway.system.errors import DataError, ParamsError
@@ -74,6 +74,19 @@ def choose(
     if isinstance(chosen, Question):
         return chosen
     column, target_reason = chosen
+    kind = _target_kind(column, inputs, task)
+    if isinstance(kind, Question):
+        return kind
+    shown = _examples(column, joined=kind.has_classes and not kind.several)
+    reason = f"{column.name!r} holds {kind.plural}: {shown}"
+    found = task_for(inputs, kind)
+    return TaskChoice(found, reason, column, target_reason, roles, text_columns=texts)
+
+
+def _target_kind(
+    column: SampledColumn, inputs: InputKind, task: str | None
+) -> TargetKind | Question:
+    """Return the kind of target that a column holds; a question if it may be several."""
     is_number = column.is_numeric or column.guess.kind == "number"
     if task is not None and not kind_of(task).target.has_classes and not is_number:
         raise ParamsError(
@@ -88,11 +101,7 @@ def choose(
             f"It has {len(column.counts)} values: {_examples(column)}.",
             tuple(task_for(inputs, kind) for kind in kinds),
         )
-    is_class = kinds[0].has_classes and not kinds[0].several
-    shown = _examples(column, joined=is_class)
-    reason = f"{column.name!r} holds {kinds[0].plural}: {shown}"
-    found = task_for(inputs, kinds[0])
-    return TaskChoice(found, reason, column, target_reason, roles, text_columns=texts)
+    return kinds[0]
 
 
 def _several_columns(
