@@ -145,6 +145,8 @@ def _joinable(root: Path) -> tuple[str, ...]:
 
 def _inspect_tables(root: Path, parts: Sequence[TablePart]) -> DataSummary:
     sample = sample_tables([part.path for part in parts])
+    if not any(part.num_rows for part in sample.parts):
+        raise DataError(f"{str(root)!r} has a header but no rows. Add rows.")
     column, images = _images(parts, sample.raw)
     names = [column] if column else []
     rows = [part.num_rows for part in sample.parts]

@@ -163,8 +163,8 @@ def _folders_of_classes(
             f"--task is {asked!r}, but {str(summary.path)!r} has one folder per class, which suits "
             f"{task}. Leave --task out, or name a table with the targets."
         )
-    names = ", ".join(list(summary.classes)[:3])
-    reason = f"{len(summary.classes)} class folders: {names}, ..."
+    names = ", ".join(list(summary.classes)[:3]) + ", ..." * (len(summary.classes) > 3)
+    reason = f"{len(summary.classes)} class folders: {names}"
     return TaskChoice(task, reason, None, "", roles, text_columns=tuple(columns))
 
 

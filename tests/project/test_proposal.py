@@ -129,6 +129,11 @@ def _texts(rows: int) -> str:
     return "label,text\n" + "\n".join(lines)
 
 
+def test_a_table_with_a_header_only_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has a header but no rows\. Add rows\."):
+        table(tmp_path, "text,label\n")
+
+
 def test_proposal_names_folders_without_files_which_are_no_classes(tmp_path: Path) -> None:
     for number, (name, text) in enumerate(sentences(60, seed=1)):
         (tmp_path / name).mkdir(exist_ok=True)

@@ -6,6 +6,7 @@ carries the reason in `problem`.
 """
 
 import bz2
+import contextlib
 import gzip
 import lzma
 import mmap
@@ -33,6 +34,7 @@ _LOOKS = {
 }
 _BLOCK = 512  # block size of a tar
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000  # flags of a zip member
+_UTF8_NAME = 0x0800  # flag of a zip member; without it zipfile reads its name as cp437
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 DAMAGE = (
     zipfile.BadZipFile,
@@ -110,7 +112,15 @@ def _zip_members(path: Path, max_members: int) -> Iterator[Member]:
             def read(info: zipfile.ZipInfo = info) -> IO[bytes]:
                 return archive.open(info)
 
-            yield Member(info.filename, info.is_dir(), info.file_size, _zip_problem(info), read)
+            yield Member(_zip_name(info), info.is_dir(), info.file_size, _zip_problem(info), read)
+
+
+def _zip_name(info: zipfile.ZipInfo) -> str:
+    """Return the name. It may be UTF-8 without the flag that says so, as macOS writes it."""
+    if not info.flag_bits & _UTF8_NAME:
+        with contextlib.suppress(UnicodeError):
+            return info.filename.encode("cp437").decode()
+    return info.filename
 
 
 def _zip_problem(info: zipfile.ZipInfo) -> str | None:

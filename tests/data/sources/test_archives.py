@@ -3,6 +3,7 @@
 import gzip
 import io
 import random
+import re
 import resource
 import shutil
 import stat
@@ -205,6 +206,18 @@ def test_a_backslash_in_a_zip_from_windows_separates_folders(guarded: Path) -> N
         LIMITS,
     )
     assert everything(folder) == {"a/1.png": b"x", "b/2.png": b"y"}
+
+
+def test_utf8_names_in_a_zip_without_the_flag_are_recognized(guarded: Path) -> None:
+    path = guarded.parents[1] / "in.zip"
+    content = bytearray(pack(path, [("Kätzchen/1.png", b"x"), ("猫/2.png", b"y")]).read_bytes())
+    for start, flags in ((b"PK\3\4", 7), (b"PK\1\2", 9)):  # local headers, table of contents
+        for found in re.finditer(re.escape(start), bytes(content)):
+            content[found.start() + flags] &= ~0x08
+    path.write_bytes(content)
+    with zipfile.ZipFile(path) as archive:
+        assert "Kätzchen/1.png" not in archive.namelist()
+    assert everything(unpack(path, guarded, LIMITS)) == {"Kätzchen/1.png": b"x", "猫/2.png": b"y"}
 
 
 def test_a_member_with_a_name_that_is_not_utf8_is_unpacked(guarded: Path) -> None:
