@@ -49,8 +49,10 @@ def set_up_worker_process(worker: ModelWorker) -> None:
 
 def silence_libraries() -> None:
     """Turn off the log lines of libraries about single requests."""
-    # uvicorn would prepare a line for each request, which BentoML's level then discards.
-    logging.getLogger("uvicorn.access").propagate = False
+    # uvicorn prepares a line for each request, even if the level then discards it, as BentoML's
+    # does unless it runs with --debug.
+    access = logging.getLogger("uvicorn.access")
+    access.propagate = access.isEnabledFor(logging.INFO)
     # The form parser logs a warning for every malformed form.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 

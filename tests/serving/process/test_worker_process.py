@@ -86,8 +86,9 @@ def test_set_switch_interval_sets_the_interpreters_interval() -> None:
         sys.setswitchinterval(before)
 
 
-def test_connections_prepare_no_line_for_uvicorns_own_access_log(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_uvicorn_prepares_lines_of_its_access_log_only_if_they_are_printed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: int
 ) -> None:
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError
@@ -95,11 +96,12 @@ def test_connections_prepare_no_line_for_uvicorns_own_access_log(
     async def has_access_log() -> bool:
         return HttpToolsProtocol(config, ServerState(), {}).access_log
 
+    caplog.set_level(level, "uvicorn.access")
     monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)
     config = uvicorn.Config(application, log_config=None)
     assert asyncio.run(has_access_log())
     silence_libraries()
-    assert not asyncio.run(has_access_log())
+    assert asyncio.run(has_access_log()) == (level == logging.INFO)
 
 
 def test_settle_runs_once_between_loading_and_the_first_request(
