@@ -153,6 +153,8 @@ def skipped_text(data: DataParams) -> str:
     layout = find_layout(data)
     roots = [] if layout.tables else layout.class_roots()
     names = [os.path.relpath(path, root) for root in roots for path in skipped_files(root)]
+    if len(names) == 1:
+        return f"\nskipped: 1 hidden file ({names[0]})"
     return f"\nskipped: {len(names)} hidden files ({names[0]}, ...)" if names else ""
 
 

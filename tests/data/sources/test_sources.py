@@ -386,6 +386,8 @@ def test_a_linked_file_outside_the_data_is_refused_unless_dvc_linked_it(
 def test_hidden_files_of_a_folder_are_counted_in_one_line(tmp_path: Path) -> None:
     write_folder(tmp_path, {"cat": [picture(1)]})
     assert skipped_text(data_params(tmp_path)) == ""
+    (tmp_path / ".DS_Store").write_bytes(b"")
+    assert skipped_text(data_params(tmp_path)) == "\nskipped: 1 hidden file (.DS_Store)"
     (tmp_path / "__MACOSX/cat").mkdir(parents=True)
     for name in (".DS_Store", "cat/.thumbs.db", "__MACOSX/cat/0.png"):
         (tmp_path / name).write_bytes(b"")
