@@ -15,6 +15,7 @@ from tests.end_to_end.project import Project, copy_checkout, draw_shapes
 from tests.end_to_end.test_several_labels import run_stages
 from tests.sentences import sentences
 
+SHARING = ("tensor_parallel", "pipeline")  # processes of a copy of a transformer
 TRANSFORMER: dict[str, Any] = {
     "network": "small_transformer",
     "network_arguments": {"width": 32, "num_layers": 2, "num_heads": 4, "patch": 4, "dropout": 0.0},
@@ -45,15 +46,16 @@ def text_project(root: Path) -> Project:
 
 
 @pytest.mark.nightly(seconds=120)
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", "pipeline"])
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_3", *SHARING])
 def test_a_network_trained_in_parts_is_certified(tmp_path: Path, strategy: str) -> None:
-    project = (shapes_project if strategy == "fsdp" else text_project)(tmp_path)
+    shares = strategy in SHARING
+    project = (text_project if shares else shapes_project)(tmp_path)
     project.set_params({"train": {"strategy": strategy, "precision": "32-true", "devices": 2}})
     run_stages(project)
     manifest = project.path / "artifacts/model/model.json"
     model = json.loads(manifest.read_bytes())
     assert (model["actual"]["strategy"], model["actual"]["world_size"]) == (strategy, 2)
-    assert model["actual"]["model_parallel"] == (None if strategy == "fsdp" else 2)
+    assert model["actual"]["model_parallel"] == (2 if shares else None)
     certificate = read_certificate(project.path / "artifacts/certificate.json")
     assert certificate.status == "certified"
     # The file that names the strategy is one that the certificate covers.

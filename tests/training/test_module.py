@@ -18,7 +18,10 @@ SPLIT = split_of(24)
 
 
 def _module(
-    of: NetworkSpec | None = None, mean_weight: float = 1.0, **changes: Any
+    of: NetworkSpec | None = None,
+    mean_weight: float = 1.0,
+    model_parallel: int = 1,
+    **changes: Any,
 ) -> TrainingModule:
     params = load_params(ROOT / "params.yaml").train.model_copy(update=changes)
     torch.manual_seed(0)
@@ -29,6 +32,7 @@ def _module(
         steps_per_epoch=5,
         ids=SPLIT.ids,
         mean_weight=mean_weight,
+        model_parallel=model_parallel,
     )
 
 
@@ -44,6 +48,23 @@ def test_repeating_a_batch_repeats_its_dropout() -> None:
         float(module.training_step(batches[0, index], index).detach()) for index in (0, 0, 1)
     )
     assert first == again != other
+
+
+def test_ranks_that_share_a_copy_of_the_network_draw_the_same_dropout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = _batches()[0, 0]
+
+    def losses(model_parallel: int) -> list[float]:
+        module, found = _module(model_parallel=model_parallel), []
+        for rank in range(4):
+            monkeypatch.setattr(TrainingModule, "global_rank", rank)
+            found.append(float(module.training_step(batch, 0).detach()))
+        return found
+
+    first, second, third, fourth = losses(model_parallel=2)
+    assert first == second != third == fourth
+    assert len(set(losses(model_parallel=1))) == 4
 
 
 def test_dropout_differs_by_batch_epoch_and_rank() -> None:
