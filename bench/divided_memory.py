@@ -2,9 +2,12 @@
 
 `python -m bench.divided_memory` trains a few steps on texts on the CPU, and reads the resident
 memory of every process from /proc. Pages of mapped files do not count, because the system reclaims
-them when it needs memory. The command prints and writes one table.
+them when it needs memory. Before it trains, `slipway plan` predicts the memory of a process. It
+prints one table, and writes it again after each strategy.
 """
 
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -18,8 +21,8 @@ from tests.training.text_projects import write_text_project
 
 RESULT = Path("bench/results/divided_memory.md")
 SCRATCH = Path("tmp/bench/divided_memory")
-SETUPS = (("single", 1), ("fsdp", 2), ("deepspeed_stage_3", 2))
-ARGUMENTS = {"width": 1024, "num_layers": 24, "num_heads": 8, "patch": 4, "dropout": 0.0}
+SETUPS = (("deepspeed_stage_3", 2), ("fsdp", 2), ("single", 1))
+ARGUMENTS = {"width": 1280, "num_layers": 27, "num_heads": 8, "patch": 4, "dropout": 0.0}
 STATE_BYTES = 16  # of a float32 weight, its gradient and the two moments of Adam
 _POLL_SECONDS = 0.05
 
@@ -32,6 +35,7 @@ class Run:
     processes: int
     losses: list[str] = field(default_factory=list)
     num_parameters: int = 0
+    planned_mb: float = 0.0
     # Largest resident memory so far, in MB, by process id
     at_start: dict[int, float] = field(default_factory=dict)
     peak: dict[int, float] = field(default_factory=dict)  # while training, including checkpoints
@@ -44,7 +48,7 @@ class Run:
         state = STATE_BYTES * self.num_parameters / self.processes / 1e6
         return (
             f"| {self.strategy} | {self.processes} | {start:.0f} | {peak:.0f} | {end:.0f} "
-            f"| {whole_mb:.0f} | {state:.0f} | {', '.join(self.losses)} |"
+            f"| {self.planned_mb:.0f} | {whole_mb:.0f} | {state:.0f} | {', '.join(self.losses)} |"
         )
 
 
@@ -72,12 +76,14 @@ def run(run: Run) -> None:
         strategy=run.strategy,
         devices=run.processes,
         network_arguments=ARGUMENTS,
-        epochs=2,
+        epochs=1,  # of three steps
+        warmup_epochs=0.0,
         batch_size=24,
         learning_rate=1e-4,
         keep="last",
         num_workers=0,
     )
+    run.planned_mb = _planned_mb(folder)
     command = [sys.executable, "-u", "-m", "slipway.stages.train"]
     losses = folder / "reports/live/plots/metrics/train/loss.tsv"
     with open(folder / "output", "w") as output:
@@ -86,7 +92,7 @@ def run(run: Run) -> None:
         )
         while process.poll() is None:
             text = (folder / "output").read_text()
-            seen = run.at_end if "epoch 2/2" in text else run.peak
+            seen = run.at_end if "epoch 1/1" in text else run.peak
             seen = seen if "runs as" in text else run.at_start
             try:
                 for pid in _processes(process.pid):
@@ -101,6 +107,17 @@ def run(run: Run) -> None:
         raise RuntimeError(text)
     run.losses = [f"{float(line.split()[1]):.6f}" for line in losses.read_text().splitlines()[1:]]
     run.num_parameters = int(text.partition(" parameters")[0].split()[-1].replace(",", ""))
+    shutil.rmtree(folder)
+
+
+def _planned_mb(folder: Path) -> float:
+    """Return the memory that `slipway plan` predicts for a process of the project."""
+    command = [sys.executable, "-m", "slipway.planning.plan", "--seconds", "0"]
+    done = subprocess.run(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True)
+    found = re.search(r"process +([\d.]+) ([MG])B", done.stdout)
+    if not found:
+        raise RuntimeError(done.stdout)
+    return float(found[1]) * {"M": 1, "G": 1e3}[found[2]]
 
 
 def main() -> None:
@@ -108,27 +125,27 @@ def main() -> None:
     lines = [
         (
             "| Strategy | Processes | Peak before the first step, MB | Peak while it trains, MB "
-            "| Peak while it ends, MB | All weights, MB | State by the formula, MB "
-            "| Loss of each epoch |"
+            "| Peak while it ends, MB | Planned, MB | All weights, MB | State by the formula, MB "
+            "| Loss |"
         ),
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    runs = [Run(*setup) for setup in SETUPS]
-    for each in runs:
+    for setup in SETUPS:
+        each = Run(*setup)
         run(each)
         lines.append(each.line(4 * each.num_parameters / 1e6))
         print(lines[-1], flush=True)
-    text = "\n".join(lines)
-    note = (
-        f"A transformer of {runs[0].num_parameters / 1e6:.0f} million parameters, float32, 24 "
-        "texts of 32 bytes a step, on the CPU over gloo. Memory is the resident memory of the "
-        "largest process without mapped files; Python and its libraries are in it."
-    )
-    files.write_text(
-        RESULT,
-        f"# Memory of a process that holds a part of a network\n\n{text}\n\n{note}\n"
-        f"{conditions('torch', 'pytorch-lightning', 'deepspeed')}\n",
-    )
+        note = (
+            f"A transformer of {each.num_parameters / 1e6:.0f} million parameters, float32, 24 "
+            "texts of 32 bytes a step, on the CPU over gloo. Memory is the resident memory of the "
+            "largest process without mapped files; Python and its libraries are in it."
+        )
+        table = "\n".join(lines)
+        files.write_text(
+            RESULT,
+            f"# Memory of a process that holds a part of a network\n\n{table}\n\n{note}\n"
+            f"{conditions('torch', 'pytorch-lightning', 'deepspeed')}\n",
+        )
 
 
 if __name__ == "__main__":
