@@ -67,7 +67,7 @@ def test_a_text_is_cut_between_characters() -> None:
 @given(st.text(st.characters(codec=None, categories=None), max_size=40))
 def test_any_text_is_refused_or_encoded_to_a_row_that_decodes_to_it(text: str) -> None:
     if list(text_faults({"text": text}, SHORT)):
-        assert not normalised(text)
+        assert not any(unicodedata.category(letter)[0] in "LNPS" for letter in text)
         return
     (row,) = encode_texts([read_text({"text": text}, SHORT)], SHORT)
     shown = decode_row(row, SHORT)
