@@ -41,12 +41,11 @@ def in_validation(network: Any) -> None:
 
 def for_the_average(network: Any) -> None:
     average: Any = WeightAverage(network, 0.9)
-    average.on_train_start(
-        SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), global_step=0),
-        None,
-    )
-    average.on_validation_start(None, None)
-    average.on_validation_end(None, None)
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer = SimpleNamespace(strategy=strategy, global_step=0)
+    average.on_train_start(trainer, None)
+    average.on_validation_start(trainer, None)
+    average.on_validation_end(trainer, None)
 
 
 @pytest.mark.parametrize(
