@@ -2,15 +2,14 @@
 
 `python -m bench.several_models [ROUNDS]` serves a quick model of table rows and a slow one of
 images. In each round, one connection asks the quick model directly and through the gateway. Then
-requests for the quick model come at random times: alone, and while the slow one gets twice what it
-can answer. A third model is the slow one again, with a niceness. Rounds interleave. The callers
-have the same cores as the models and the gateway.
+requests for the quick model come at random times: alone, while the slow one gets half of what it
+can answer, and while it gets twice what it can. A third model is the slow one again, with a
+niceness. Rounds interleave. The callers have the same cores as the models and the gateway.
 
 A request waits for a core up to five times: as its caller sends it, in the gateway, in the service,
 and on the way back in the gateway and in the caller. Linux counts the time that each thread waits.
 """
 
-import asyncio
 import json
 import os
 import re
@@ -18,6 +17,8 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import httpx
@@ -49,12 +50,9 @@ SLOW, YIELDING = (
 Turns = dict[int, int]  # of each process on a request's way: how often it passes it
 
 
-async def ask(url: str, seed: int, request: bytes = b"", overload: float = 0) -> list[list[Answer]]:
-    """Ask the quick model for some seconds, and send `request` `overload` times a second."""
-    loads = [open_loop(url, lambda number: QUICK, RATE, SECONDS, seed)]
-    if overload:
-        loads.append(open_loop(url, lambda number: request, overload, SECONDS, seed + 1))
-    return await asyncio.gather(*loads)
+def ask(url: str, request: bytes, rate: float, seed: int) -> list[Answer]:
+    """Send `request` `rate` times a second, at random times, for some seconds."""
+    return run(open_loop(url, bytes_of(request), rate, SECONDS, seed))
 
 
 def waited(turns: Turns) -> dict[int, tuple[int, int]]:
@@ -67,12 +65,20 @@ def waited(turns: Turns) -> dict[int, tuple[int, int]]:
 
 
 def phase(
-    url: str, seed: int, turns: Turns, request: bytes = b"", overload: float = 0
+    url: str, seed: int, turns: Turns, request: bytes = b"", rate: float = 0
 ) -> tuple[dict[str, float], list[Answer]]:
-    """Return the quick model's figures in milliseconds, and the answers to `request`."""
-    before = waited(turns)
-    quick, *others = run(ask(url, seed, request, overload))
-    after = waited(turns)
+    """Return the quick model's figures in milliseconds, and the answers to `request`.
+
+    `request` comes `rate` times a second from a process of its own, so that the callers of the
+    quick model wait for no event loop but theirs.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as caller:
+        caller.submit(os.getpid).result()  # has started
+        before = waited(turns)
+        beside = caller.submit(ask, url, request, rate, seed + 1) if rate else None
+        quick = ask(url, QUICK, RATE, seed)
+        after = waited(turns)
+        others = beside.result() if beside else []
     assert by_status(quick).keys() == {200}, by_status(quick)
     cores = 0.0
     for process, number in turns.items():
@@ -82,7 +88,7 @@ def phase(
         cores += number * delay / max(times, 1) / 1e6
     mean = statistics.fmean(answer.seconds for answer in quick)
     found = {"p99": 1000 * latency(quick), "mean": 1000 * mean, "cores": cores}
-    return found, others[0] if others else []
+    return found, others
 
 
 def measure(url: str, direct: str, seed: int, turns: Turns) -> dict[str, float]:
@@ -97,9 +103,12 @@ def measure(url: str, direct: str, seed: int, turns: Turns) -> dict[str, float]:
     for name, request in (("slow", SLOW), ("yielding", YIELDING)):
         capacity = run(closed_loop(url, bytes_of(request), NUM_CALLERS, seconds=2.0))
         peak = by_status(capacity)[200] / 2.0
+        usual, _ = phase(url, seed, turns, request, peak / 2)
         besides, answers = phase(url, seed, turns, request, 2 * peak)
         found |= {f"{name} {figure}": value for figure, value in besides.items()}
+        found[f"{name} usual"] = usual["p99"]
         found[f"{name} ratio"] = besides["p99"] / alone["p99"]
+        found[f"{name} ratio to usual"] = besides["p99"] / usual["p99"]
         found[f"{name} peak"] = peak
         found[f"{name} refused"] = 1 - by_status(answers)[200] / max(len(answers), 1)
     return found | {"price": found["gateway"] - found["direct"]}
@@ -141,16 +150,19 @@ def write(rounds: list[dict[str, float]], memory: list[float]) -> None:
         (f"quick model alone at {RATE} requests a second: p99, ms", "alone p99"),
         ("its mean, ms", "alone mean"),
         ("of that, waiting for a core", "alone cores"),
+        ("beside a slow model at half its peak: p99, ms", "slow usual"),
         ("beside the overloaded model: p99, ms", "slow p99"),
         ("its mean, ms", "slow mean"),
         ("of that, waiting for a core", "slow cores"),
         ("ratio of the p99 to that alone", "slow ratio"),
+        ("ratio of the p99 to that at half the peak", "slow ratio to usual"),
         ("overloaded model at its peak, answers a second", "slow peak"),
         ("refused of its requests at twice the peak", "slow refused"),
         (f"beside the overloaded model with niceness {NICENESS}: p99, ms", "yielding p99"),
         ("its mean, ms", "yielding mean"),
         ("of that, waiting for a core", "yielding cores"),
         (f"ratio of the p99 with niceness {NICENESS} to that alone", "yielding ratio"),
+        (f"ratio with niceness {NICENESS} to that at half the peak", "yielding ratio to usual"),
         (f"peak of the model with niceness {NICENESS}, answers a second", "yielding peak"),
         ("refused of its requests at twice the peak", "yielding refused"),
     )
