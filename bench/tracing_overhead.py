@@ -51,7 +51,7 @@ PACKAGES = ("bentoml", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-h
 CASES: dict[str, dict[str, object]] = {
     "access log of every request": {"access_log_sampling_rate": 1.0},
     "access log of 10 %, the default": {"access_log_sampling_rate": 0.1},
-    "traces of 1 %, the default": {"tracing_sampling_rate": 0.01},
+    "traces, as by default": {"tracing_sampling_rate": 0.01},
     "both, the log of every request": {
         "access_log_sampling_rate": 1.0,
         "tracing_sampling_rate": 0.01,

@@ -72,6 +72,7 @@ EXTENSION_VARIABLES = frozenset(
         "request_log_sampling_rate",
         "shadow_share",
         "tracing_endpoint",
+        "tracing_max_per_second",
         "tracing_sampling_rate",
         "window_minutes",
         "window_rows",

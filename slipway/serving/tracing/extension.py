@@ -21,11 +21,12 @@ _PACKAGE = "opentelemetry.exporter.otlp.proto.http"
 
 
 class TracingSettings(SettingsSection):
-    """The collector, and the fraction of requests that begin a trace."""
+    """The collector, and the requests that begin a trace."""
 
     # URL to which traces are sent; unset or empty: no traces.
     tracing_endpoint: Annotated[HttpUrl | None, BeforeValidator(lambda url: url or None)] = None
     tracing_sampling_rate: Annotated[float, Field(ge=0, le=1)] = 0.01
+    tracing_max_per_second: Annotated[int, Field(ge=1)] = 20  # traces begun by one worker
 
     @field_validator("tracing_endpoint")
     @classmethod
@@ -66,6 +67,7 @@ def _attach(worker: ModelWorker) -> Hooks:
         OTLPSpanExporter(endpoint, timeout=EXPORT_S),
         endpoint,
         settings.tracing_sampling_rate,
+        settings.tracing_max_per_second,
         lambda outcome, number: counters[outcome].inc(number),
         worker.metrics.add_exemplar,
     )

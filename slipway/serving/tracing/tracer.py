@@ -71,7 +71,8 @@ class _HashedOnce(Resource):
 class Tracer:
     """One worker's traces. `count` gets each outcome: exported, dropped or failed.
 
-    `add_exemplar` gets the seconds and the trace id of each sampled prediction.
+    `max_per_second` is the largest number of traces that it begins in a second; traces of callers
+    do not count. `add_exemplar` gets the seconds and the trace id of each sampled prediction.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class Tracer:
         exporter: SpanExporter,
         endpoint: str,
         sampling_rate: float,
+        max_per_second: int,
         count: Callable[[str, int], None],
         add_exemplar: Callable[[float, str], None] = lambda seconds, trace_id: None,
     ) -> None:
         self._add_exemplar = add_exemplar
         self._exporter, self._endpoint, self._count = exporter, endpoint, count
-        self._sampling_rate = sampling_rate
+        self._sampling_rate, self._max_per_second = sampling_rate, max_per_second
+        self._second, self._num_begun = 0, 0
         self._is_failing = False
         version = installed_version()
         own = {"service.name": "slipway", "service.version": version}
@@ -104,7 +107,7 @@ class Tracer:
         header, parent_id = headers.get(b"traceparent"), None
         if parent := _read_parent(header):
             trace_id, parent_id, has_spans = parent
-        elif is_sampled(exchange.request_id, self._sampling_rate):
+        elif is_sampled(exchange.request_id, self._sampling_rate) and self._may_begin(exchange):
             trace_id, has_spans = new_request_id() + new_request_id(), True
         else:
             return ()
@@ -117,6 +120,13 @@ class Tracer:
             if traced.num_spans > len(STAGES):  # a prediction: it has all stages
                 self._add_exemplar(exchange.trace.times[-1] - exchange.started, trace_id)
         return (("traceparent", f"00-{trace_id}-{span_id}-{'01' if has_spans else '00'}"),)
+
+    def _may_begin(self, exchange: Exchange) -> bool:
+        """Count a new trace; return False if its second has as many as it may."""
+        if exchange.started >= self._second + 1:
+            self._second, self._num_begun = int(exchange.started), 0
+        self._num_begun += 1
+        return self._num_begun <= self._max_per_second
 
     def close(self) -> None:
         """Export the queued requests, without waiting for a collector that does not respond."""

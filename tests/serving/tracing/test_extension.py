@@ -102,21 +102,21 @@ def test_collector_receives_spans_of_a_request_and_its_stages(
     assert ends["read"] <= ends["queue"] <= ends["infer"] <= ends["encode"]
 
 
-def exchange(number: int = 0, status: int = 200) -> Exchange:
+def exchange(number: int = 0, status: int = 200, started: float = 1.0) -> Exchange:
     trace = RequestTrace((1.0, 1.5, 1.5, 2.0), "version", 1)
-    return Exchange(f"id-{number}", "POST", "/predict", status, None, None, 1.0, 2.0, trace)
+    return Exchange(f"id-{number}", "POST", "/predict", status, None, None, started, 2.0, trace)
 
 
 def traced(
-    rate: float, *exchanges: Exchange, given: str | None = None
+    rate: float, *exchanges: Exchange, given: str | None = None, most: int = 10_000
 ) -> tuple[list[str], InMemorySpanExporter]:
     """Return the headers of the responses, empty if untraced, and the exporter with the spans.
 
-    All requests have the `traceparent` `given`.
+    All requests have the `traceparent` `given`; `most` traces begin in a second.
     """
     sent = {} if given is None else {b"traceparent": given.encode()}
     exporter = InMemorySpanExporter()
-    tracer = Tracer(exporter, "memory", rate, lambda outcome, number: None)
+    tracer = Tracer(exporter, "memory", rate, most, lambda outcome, number: None)
     headers = [
         dict(tracer.note(one, sent) if tracer.samples(one.request_id, sent) else ()).get(
             "traceparent", ""
@@ -160,6 +160,15 @@ def test_caller_decides_if_its_own_trace_is_sampled_and_the_rate_about_new_trace
     own = [header for header in headers if header]
     assert all(header.endswith("-01") for header in own)
     assert len({header.split("-")[1] for header in own}) == len(own) == len(spans)
+
+
+def test_a_second_begins_no_more_than_the_given_number_of_traces() -> None:
+    moments = (0.1, 5.1, 5.2, 5.3, 5.9, 6.0, 5.9, 6.2)
+    requests = [exchange(started=moment) for moment in moments]
+    headers, _ = traced(1.0, *requests, most=2)
+    assert [bool(header) for header in headers] == [1, 1, 1, 0, 0, 1, 1, 0]
+    headers, _ = traced(1.0, *requests, given=f"00-{TRACE}-{PARENT}-01", most=2)
+    assert all(headers)
 
 
 def test_internal_fault_marks_the_span_as_an_error() -> None:
@@ -215,7 +224,7 @@ def test_full_tracing_queue_drops_requests_and_counts_their_spans(
         counts[outcome] = counts.get(outcome, 0) + number
 
     exporter = HangingExporter()
-    tracer = Tracer(exporter, "memory", 1.0, count)
+    tracer = Tracer(exporter, "memory", 1.0, 100, count)
     tracer.note(exchange(), {})
     assert exporter.hangs.wait(20)
     for number in range(10):
