@@ -52,7 +52,8 @@ Turns = dict[int, int]  # of each process on a request's way: how often it passe
 
 def ask(url: str, request: bytes, rate: float, seed: int) -> list[Answer]:
     """Send `request` `rate` times a second, at random times, for some seconds."""
-    return run(open_loop(url, bytes_of(request), rate, SECONDS, seed))
+    answers: list[Answer] = run(open_loop(url, bytes_of(request), rate, SECONDS, seed))
+    return answers
 
 
 def waited(turns: Turns) -> dict[int, tuple[int, int]]:
