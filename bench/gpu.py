@@ -337,9 +337,7 @@ def transformer(machine: Machine) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for strategy, offload in LARGE[: machine.size(99, 1)]:
         changed: dict[str, Any] = {"strategy": strategy, "offload": offload}
-        planned = device_memory(
-            plan.memory.traces, strategy, "bf16-mixed", 1, on_gpu=machine.on_gpu, offload=offload
-        )
+        planned = device_memory(plan.memory.traces, strategy, "bf16-mixed", 1, offload=offload)
         try:
             with MeasuredRun(profiled, f"{strategy} {offload}", **changed) as run:
                 run.time_steps()

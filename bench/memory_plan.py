@@ -52,10 +52,9 @@ def line(network: str, arguments: dict[str, Any], rows: int, precision: str) -> 
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    predicted, allocated, grown = (
-        found[name] / 1e6 for name in ("predicted", "allocated", "grown")
+    predicted, allocated, process, grown = (
+        found[name] / 1e6 for name in ("predicted", "allocated", "process", "grown")
     )
-    process = CPU_SLACK * predicted
     return (
         f"| {network} | {precision} | {rows} | {predicted:.0f} | {allocated:.0f} | "
         f"{predicted / allocated - 1:+.0%} "
@@ -78,7 +77,7 @@ def main() -> None:
     text = "\n".join(lines)
     note = (
         f"Images of 32 px in colour, a table of five columns. The process's slack is {CPU_SLACK} "
-        "times the tensors."
+        "times the activations."
     )
     files.write_text(
         RESULT,

@@ -28,7 +28,7 @@ from slipway.planning.memory_plan import (
     trace_stage,
     whole_step,
 )
-from slipway.planning.step_memory import parameter_counts, step_flop, trace_step
+from slipway.planning.step_memory import StepMemory, parameter_counts, step_flop, trace_step
 from slipway.reports.console import size, text_table
 from slipway.system.errors import ParamsError, SlipwayError, UnavailableError
 from slipway.training.batches.batches import StepShape
@@ -216,7 +216,6 @@ class _Planner:
             strategy,
             self._precision,
             num_gpus,
-            on_gpu=True,
             offload=params.offload,
         )
         return Setting(
@@ -294,7 +293,7 @@ class _Planner:
         # All-reduce sends each value twice, except for a process's own part.
         values = 2 * (num_gpus - 1) / num_gpus * self._values.shared * rows * passes
         sent = values * (2 if self._half else 4)
-        return Setting("tensor_parallel", num_gpus, whole_step(memory), flop, sent)
+        return Setting("tensor_parallel", num_gpus, self._whole(memory), flop, sent)
 
     def _pipeline(self, num_gpus: int, shape: StepShape) -> Setting:
         num_micro_batches, own_rows = shape.num_micro_batches, shape.per_device
@@ -308,7 +307,10 @@ class _Planner:
         slots = num_micro_batches + num_gpus - 1
         flop = step_flop(network, self._params, rows, part) * slots
         sent = 2 * 4 * self._values.passed * own_rows
-        return Setting("pipeline", num_gpus, whole_step(memory), flop, sent)
+        return Setting("pipeline", num_gpus, self._whole(memory), flop, sent)
+
+    def _whole(self, step: StepMemory) -> DeviceMemory:
+        return whole_step(step, averages=self._params.ema_decay is not None)
 
 
 @dataclass

@@ -5,7 +5,7 @@ gathers the weights block by block. For `tensor_parallel` and `pipeline` the ste
 part of the network that one process computes. ZeRO shards the optimizer state and float32 master
 weights (stage 1), also the gradients (stage 2), also the parameters (stage 3): Rajbhandari et al.,
 arXiv 1910.02054, section 5. What DeepSpeed 0.19 and Lightning 2.6 add to it (buckets, gathered
-parameters) was read off running engines.
+parameters) was read off running engines; `zero_sizes` limits it.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from slipway.config.sections import Offload, TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.pipeline import blocks_of_stage, weights_of_stage
 from slipway.training.distributed.placement import Placement
-from slipway.training.networks.blocks import parallel_blocks
+from slipway.training.distributed.zero_sizes import largest_block, zero_sizes
 from slipway.training.networks.divided_layers import can_share, narrow
 from slipway.training.networks.networks import Network
 
@@ -34,12 +34,9 @@ STRATEGIES = (
     "pipeline",
 )
 _MASTER_BYTES = 4  # size of a float32 master weight; DeepSpeed has them for float32 weights, too
-_BUCKET_ELEMENTS = 200_000_000  # Lightning's reduce_bucket_size
-_MAX_GATHERED_ELEMENTS = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
 # Block-sized buffers in a backward pass of FSDP2. Weights: the present block, the next block, and
 # the buffer that receives it. Gradients: the present block, and the buffer that sends them.
 _GATHERED_WEIGHTS, _GATHERED_GRADIENTS = 3, 2
-_SUBGROUP_ELEMENTS = 1_000_000_000  # DeepSpeed's sub_group_size: stage 3 updates as many at once
 
 
 class Traces(NamedTuple):
@@ -48,11 +45,12 @@ class Traces(NamedTuple):
     full: StepMemory  # float32
     autocast: StepMemory  # float32 weights, autocast to bfloat16 or float16 (the same memory)
     cast: StepMemory  # half-precision weights, without the optimizer
-    block: int = 0  # float32 bytes of the largest block that `fsdp` gathers
+    block: int = 0  # float32 bytes of the largest block, which `fsdp` gathers
     # One process of `tensor_parallel`: (float32, autocast). None if the network cannot be divided.
     shared: tuple[StepMemory, StepMemory] | None = None
     # The largest process of `pipeline`: (float32, autocast). None without micro-batches.
     stage: tuple[StepMemory, StepMemory] | None = None
+    averages: bool = False  # the weights are averaged (EMA)
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,16 @@ class DeviceMemory:
     buckets: int  # communication buffers
     float32_gradients: int = 0  # ZeRO's copy for the update, made once the activations are freed
     host: int = 0  # bytes that `offload` moves to the host's memory; not part of `total`
+    average: int = 0  # the average of the weights (EMA)
+    # A copy of the weights, made after a step while the average is updated or validated.
+    copied_weights: int = 0
 
     @property
     def total(self) -> int:
         """Peak bytes on the device."""
         state = self.parameters + self.gradients + self.optimizer + self.buffers + self.buckets
-        return state + max(self.activations, self.float32_gradients)
+        after_steps = max(self.float32_gradients, self.copied_weights)
+        return state + self.average + max(self.activations, after_steps)
 
 
 def trace_all(
@@ -99,9 +101,10 @@ def trace_all(
         cast=trace_step(
             network, params, rows, half=half, casts_parameters=True, accumulates=accumulates
         ),
-        block=_largest_block(network),
+        block=4 * largest_block(network),
         shared=(share(None), share(half)) if shares else None,
         stage=(stage(None), stage(half)) if num_micro_batches else None,
+        averages=params.ema_decay is not None,
     )
 
 
@@ -177,18 +180,19 @@ def device_memory(
     precision: str,
     world_size: int,
     *,
-    on_gpu: bool,
     offload: Offload | None = None,
 ) -> DeviceMemory:
     """Predict the memory of one of `world_size` processes.
 
-    `traces` must have been made for the same number of processes. On the CPU a bucket takes only
-    the pages that were written. `offload` has an effect only with DeepSpeed; below stage 3
-    parameters stay on the device.
+    `traces` must have been made for the same number of processes. `offload` has an effect only with
+    DeepSpeed; below stage 3 parameters stay on the device.
     """
     mixed = precision != "32-true"
     if strategy == "fsdp":
-        return _fully_sharded(traces, world_size, itemsize=2 if mixed else 4)
+        memory = _fully_sharded(traces, world_size, itemsize=2 if mixed else 4)
+        if traces.averages:
+            memory = _with_average(memory, memory.parameters, memory.parameters)
+        return memory
     if not strategy.startswith("deepspeed"):
         step = traces.autocast if mixed else traces.full
         if strategy == "tensor_parallel" and traces.shared:
@@ -196,18 +200,22 @@ def device_memory(
         if strategy == "pipeline" and traces.stage:
             step = traces.stage[mixed]
         # DDP allocates buckets of the gradients' size in addition to them.
-        return whole_step(step, step.parameters if strategy == "ddp" and world_size > 1 else 0)
+        buckets = step.parameters if strategy == "ddp" and world_size > 1 else 0
+        return whole_step(step, buckets, averages=traces.averages)
     step, stage = traces.cast if mixed else traces.full, int(strategy[-1])
     num_parameters = traces.full.parameters // 4
     state = (num_parameters * _MASTER_BYTES + traces.full.optimizer) // world_size
     copied = num_parameters // world_size
     parameters, shard = step.parameters, step.parameters // world_size
     gradients = shard if stage >= 2 else step.parameters
-    host = 0
+    itemsize, host = step.parameters // num_parameters, 0
+    sizes = zero_sizes(num_parameters, traces.block // 4)
     if stage == 3:
-        gathered = min(num_parameters, _MAX_GATHERED_ELEMENTS)
-        parameters = shard + step.parameters * gathered // num_parameters
-        copied = min(copied, _SUBGROUP_ELEMENTS)
+        # Weights that are being gathered exist twice. A single process computes with its own part.
+        gathered = min(num_parameters, sizes.live + sizes.prefetched)
+        keeps_all = world_size == 1 and offload != "optimizer_and_parameters"
+        parameters = shard + (0 if keeps_all else itemsize * gathered)
+        copied = min(copied, sizes.updated)
     if offload:
         # The host holds the optimizer's state and all float32 gradients. With stages 2 and 3 each
         # bucket of gradients is moved there, so none stay on the device.
@@ -215,22 +223,39 @@ def device_memory(
         gradients = 0 if stage >= 2 else gradients
     if offload == "optimizer_and_parameters" and stage == 3:
         host, parameters = host + shard, parameters - shard
-    return DeviceMemory(
+    memory = DeviceMemory(
         parameters=parameters,
         gradients=gradients,
         optimizer=state,
         buffers=step.buffers,
         activations=step.activations,
-        buckets=_buckets(stage, step.parameters // num_parameters, num_parameters, on_gpu=on_gpu),
+        # Two are in use while stages 1 and 2 reduce. Stage 3 copies its only one to send it.
+        buckets=2 * sizes.bucket * itemsize,
         float32_gradients=copied * _MASTER_BYTES,
         host=host,
     )
+    if not traces.averages:
+        return memory
+    averaged = traces.full.parameters // (world_size if stage == 3 else 1)
+    # Below stage 3 DeepSpeed gathers all float32 weights for each update of the average.
+    return _with_average(memory, averaged, shard if stage == 3 else averaged)
 
 
-def whole_step(step: StepMemory, buckets: int = 0) -> DeviceMemory:
+def whole_step(step: StepMemory, buckets: int = 0, *, averages: bool = False) -> DeviceMemory:
     """Return the device memory of a process that shards nothing of the traced step."""
-    return DeviceMemory(
+    memory = DeviceMemory(
         step.parameters, step.gradients, step.optimizer, step.buffers, step.activations, buckets
+    )
+    return _with_average(memory, step.parameters, step.parameters) if averages else memory
+
+
+def _with_average(memory: DeviceMemory, averaged: int, copied: int) -> DeviceMemory:
+    """Add the average of `averaged` bytes of float32 weights, and of all buffers.
+
+    While the average is validated in place of the weights, `copied` bytes of these are set aside.
+    """
+    return replace(
+        memory, average=averaged + memory.buffers, copied_weights=copied + memory.buffers
     )
 
 
@@ -251,15 +276,6 @@ def _fully_sharded(traces: Traces, world_size: int, itemsize: int) -> DeviceMemo
     )
 
 
-def _largest_block(network: Network) -> int:
-    """Return the float32 bytes of the largest block, or of the weights outside all blocks."""
-    sizes = [
-        4 * sum(weight.numel() for weight in block.parameters())
-        for block in parallel_blocks(network)
-    ]
-    return max([*sizes, 4 * network.num_parameters - sum(sizes)])
-
-
 def planned_memory(traces: Traces, placement: Placement) -> DeviceMemory:
     """Predict the memory of one process of `placement`."""
     return device_memory(
@@ -267,12 +283,5 @@ def planned_memory(traces: Traces, placement: Placement) -> DeviceMemory:
         placement.strategy,
         placement.precision,
         placement.world_size,
-        on_gpu=placement.accelerator == "gpu",
         offload=placement.offload,
     )
-
-
-def _buckets(stage: int, itemsize: int, num_parameters: int, *, on_gpu: bool) -> int:
-    """Return the bytes of ZeRO's buckets: two while stages 1 and 2 reduce, one in stage 3."""
-    elements = _BUCKET_ELEMENTS if on_gpu else min(num_parameters, _BUCKET_ELEMENTS)
-    return elements * itemsize * (1 if stage == 3 else 2)

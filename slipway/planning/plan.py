@@ -39,6 +39,7 @@ _PARTS = {
     "buffers": "buffers",
     "activations": "activations",
     "buckets": "buckets",
+    "average": "average",
 }
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
@@ -80,7 +81,7 @@ def _memory_lines(memory: PlannedMemory, placement: Placement) -> list[str]:
 
 def _strategy_table(memory: PlannedMemory, placement: Placement) -> str:
     """Format a table of memory by strategy and precision, for this number of processes."""
-    world_size, on_gpu = placement.world_size, placement.accelerator == "gpu"
+    world_size = placement.world_size
     rows = []
     for strategy in STRATEGIES[1:] if world_size > 1 else STRATEGIES:
         if strategy == "tensor_parallel" and not memory.traces.shared:
@@ -93,7 +94,6 @@ def _strategy_table(memory: PlannedMemory, placement: Placement) -> str:
                 strategy,
                 precision,
                 world_size,
-                on_gpu=on_gpu,
                 offload=placement.offload,
             )
             for precision in _PRECISIONS

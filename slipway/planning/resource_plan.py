@@ -36,8 +36,8 @@ from slipway.training.job import (
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from slipway.training.telemetry.costs import folder_bytes
 
-# Process memory for each byte of tensors on the CPU, because kernels and the allocator take more.
-# Measured: 1.1 to 1.6 (bench/results/memory_plan.md).
+# Process memory for each byte of activations on the CPU: kernels and the allocator take more. The
+# other tensors are made once, and take no more. See bench/results/memory_plan.md.
 CPU_SLACK = 1.25
 _TRAINER_BYTES = 90_000_000  # measured: Lightning's loops, TensorBoard and DVCLive
 _SCALAR_BYTES = 60  # size of one value in TensorBoard's files
@@ -143,8 +143,13 @@ def process_bytes(traces: Traces, placement: Placement, base_bytes: int) -> int:
     if placement.accelerator == "gpu":
         tensors = max(traces.full.parameters, memory.host)
     else:
-        tensors = int(CPU_SLACK * (memory.total + memory.host))
+        tensors = with_slack(memory) + memory.host
     return base_bytes + _TRAINER_BYTES + tensors
+
+
+def with_slack(memory: DeviceMemory) -> int:
+    """Return the bytes that tensors on a CPU take of the process."""
+    return memory.total + int((CPU_SLACK - 1) * memory.activations)
 
 
 def available_bytes(*, on_gpu: bool) -> int | None:

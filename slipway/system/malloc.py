@@ -7,6 +7,10 @@ blocks of that size (see mallopt(3)). Other C libraries are not changed.
 two thirds of the time of a batch of small images, and a twentieth of cleaning a photograph. With
 the setting, each thread that allocates keeps at most `_TRIM_BYTES` at the end of its heap.
 
+*Training that gathers weights* (`fsdp`, ZeRO-3) would keep more freed memory than it uses, in gaps
+of the heap that fit no later block. It exists to save memory, so blocks of the size of a weight are
+returned.
+
 *The service* with the default would keep 90 MB after one picture of many megapixels, even a refused
 one, and the memory of a retired model. With the setting, large blocks have memory mappings of their
 own, which grow without a copy and are returned when freed.
@@ -17,17 +21,18 @@ import ctypes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 _BLOCK_BYTES = 32 << 20  # the maximum of glibc; larger blocks always come from the system
 _TRIM_BYTES = 256 << 20
+GATHERED_BLOCK_BYTES = 4 << 20  # of training that gathers weights
 # Larger blocks come from the system. Smaller ones, such as most decoded images, are reused faster.
 SERVICE_BLOCK_BYTES = 2 << 20
 _SERVICE_TRIM_BYTES = 2 << 20
 
 
-def keep_freed_pages() -> bool:
-    """Let glibc keep freed memory for reuse, in this process and its forks.
+def keep_freed_pages(block_bytes: int = _BLOCK_BYTES) -> bool:
+    """Let glibc keep freed blocks below `block_bytes` for reuse, in this process and its forks.
 
     Returns False if unsupported.
     """
-    return _set_thresholds(_BLOCK_BYTES, _TRIM_BYTES)
+    return _set_thresholds(block_bytes, _TRIM_BYTES)
 
 
 def release_freed_pages() -> bool:

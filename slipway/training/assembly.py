@@ -12,7 +12,7 @@ from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
 from slipway.inputs.texts import TextContract
 from slipway.kinds.registry import kind_of
-from slipway.system.malloc import keep_freed_pages
+from slipway.system.malloc import GATHERED_BLOCK_BYTES, keep_freed_pages
 from slipway.system.user_code import is_user_code
 from slipway.training.batches.batches import (
     ImageChanges,
@@ -43,7 +43,10 @@ def prepare_process(
     """
     # Deterministic mode would fill every new tensor, also DeepSpeed's buckets of 400 MB per step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    keep_freed_pages()
+    if placement.gathers_weights and placement.accelerator == "cpu":
+        keep_freed_pages(GATHERED_BLOCK_BYTES)
+    else:
+        keep_freed_pages()
     if threads := threads or own_threads(placement):
         torch.set_num_threads(threads)
     if placement.half_dtype:

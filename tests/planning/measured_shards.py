@@ -4,15 +4,18 @@ With more processes, each two of them share a copy, except with `fsdp`. With `dd
 the whole transformer.
 `torchrun --nproc_per_node 2 -m tests.planning.measured_shards STRATEGY WIDTH LAYERS ROWS`
 prints as JSON, on rank 0, the bytes that torch's profiler saw allocated at the peak, and the
-plan's.
+plan's. With ZeRO-3 it also prints the largest number of weights that a process held at a time,
+besides its part, and the number of all weights.
 """
 
+import gc
 import json
+import os
 import sys
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -25,6 +28,7 @@ from slipway.training.distributed.divided import average_gradients
 from slipway.training.distributed.pipeline import _Stage
 from slipway.training.distributed.shards import local
 from slipway.training.distributed.tensor_parallel import share_layers
+from slipway.training.distributed.zero_sizes import largest_block, zero_sizes
 from slipway.training.networks.blocks import parallel_blocks
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses
@@ -52,7 +56,7 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         model_parallel=2,
         num_micro_batches=NUM_MICRO_BATCHES,
     )
-    predicted = device_memory(traces, strategy, "32-true", world_size, on_gpu=False)
+    predicted = device_memory(traces, strategy, "32-true", world_size)
     losses = RowLosses(built, PROJECT.train)
     texts = torch.randint(1, 200, (rows, 64), dtype=torch.uint8)
     targets = torch.zeros(rows, dtype=torch.int64)
@@ -63,6 +67,8 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         built.zero_grad()
         loss.backward()
 
+    if strategy == "deepspeed_stage_3":
+        return {"predicted": predicted.total, **_zero(built, texts, targets, losses)}
     if strategy == "pipeline":
         gradients = _pipeline(built, texts, targets, losses, mesh["shared"])
     elif strategy == "tensor_parallel":
@@ -92,6 +98,55 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         step()
     allocated = max(gather_objects(held + peak_of_events(profiler)))
     return {"predicted": predicted.total, "allocated": allocated}
+
+
+def _zero(built: Network, texts: Tensor, targets: Tensor, losses: RowLosses) -> dict[str, int]:
+    """Measure a step of ZeRO-3, with the sizes that a training gives it."""
+    os.environ["DS_ACCELERATOR"] = "cpu"  # read at the import
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo needs no compiler
+    num_parameters = built.num_parameters
+    sizes = zero_sizes(num_parameters, largest_block(built))
+    engine, *_ = deepspeed.initialize(
+        model=built,
+        optimizer=optimizer_and_schedule(built, PROJECT.train, 1)["optimizer"],
+        config={
+            "train_micro_batch_size_per_gpu": len(texts),
+            "zero_optimization": {"stage": 3, **sizes.settings(3)},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        },
+    )
+    gathered = 0
+
+    def count(*_: Any) -> None:
+        nonlocal gathered
+        gathered = max(gathered, sum(weight.numel() for weight in built.parameters()))
+
+    for module in built.modules():
+        module.register_forward_hook(count)
+        module.register_full_backward_pre_hook(count)
+
+    def step() -> None:
+        engine.backward(losses(engine(texts), targets).mean())
+        engine.step()
+
+    for _ in range(3):  # DeepSpeed gathers ahead once it has seen two steps
+        step()
+    held = _live_bytes()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    allocated = max(gather_objects(held + peak_of_events(profiler)))
+    return {"allocated": allocated, "gathered": gathered, "weights": num_parameters}
+
+
+def _live_bytes() -> int:
+    """Return the bytes of all tensors of this process, without those of mapped files."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]
+    storages = [each.untyped_storage() for each in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _pipeline(

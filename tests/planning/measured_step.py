@@ -15,7 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from slipway.data.augmentation.plan import plan_from_params
 from slipway.data.store.packed import PackedManifest
+from slipway.planning.memory_plan import whole_step
 from slipway.planning.rehearsal import Rehearsal
+from slipway.planning.resource_plan import with_slack
 from slipway.planning.step_memory import trace_step
 from slipway.system.memory import own_bytes
 from slipway.training.batches.batches import StepShape
@@ -85,7 +87,12 @@ def measure(network: str, arguments: dict[str, Any], rows: int, precision: str) 
     grown = peak_bytes(on_gpu=False) - before
     # The gradients of the last step, which are as large as the parameters, exist as well.
     held = 2 * predicted.parameters + predicted.optimizer + predicted.buffers
-    return {"predicted": predicted.peak, "allocated": held + _allocated(rehearsal), "grown": grown}
+    return {
+        "predicted": predicted.peak,
+        "allocated": held + _allocated(rehearsal),
+        "process": with_slack(whole_step(predicted)),
+        "grown": grown,
+    }
 
 
 def _allocated(rehearsal: Rehearsal) -> int:

@@ -41,7 +41,7 @@ def settings(
     found = []
     for num_gpus in (1, 2, 4, 8, 16, 32, 64):
         for strategy in STRATEGIES_BY_TRAFFIC if num_gpus > 1 else ("single",):
-            memory = device_memory(states, strategy, "bf16-mixed", num_gpus, on_gpu=True)
+            memory = device_memory(states, strategy, "bf16-mixed", num_gpus)
             found.append(Setting(strategy, num_gpus, memory, flop / num_gpus, sent))
     return [each for each in found if each.num_gpus <= batch_size]
 
@@ -86,7 +86,7 @@ def test_the_fastest_setting_is_named_even_if_it_has_fewer_gpus() -> None:
 
 
 def test_pipeline_and_tensor_parallel_steps_take_the_sum_of_computing_and_sending() -> None:
-    memory = device_memory(traces(10**8), "ddp", "bf16-mixed", 2, on_gpu=True)
+    memory = device_memory(traces(10**8), "ddp", "bf16-mixed", 2)
     kind = GPU_TYPES["H100"]
     flop, sent = kind.half_rate * 0.4e12, kind.link_rate * 1e9  # a second each
     found = [
@@ -127,7 +127,7 @@ def test_tensor_parallel_and_pipeline_are_proposed_only_for_networks_that_can_be
 
 
 def test_copies_send_values_within_a_machine_and_only_gradients_between_machines() -> None:
-    memory = device_memory(traces(10**8), "ddp", "bf16-mixed", 2, on_gpu=True)
+    memory = device_memory(traces(10**8), "ddp", "bf16-mixed", 2)
     kind = GPU_TYPES["H100"]
     whole = Setting("tensor_parallel", 64, memory, 0, 1e9, model_parallel=64)
     copies = Setting("tensor_parallel", 64, memory, 0, 1e9, 8, averaged_bytes=1e9)
@@ -195,7 +195,7 @@ def test_the_how_to_page_names_every_strategy_of_the_plan() -> None:
 def smallest_cell(states: Traces, num_gpus: int, memory_gb: int) -> str:
     """Return the first strategy of the plan that leaves a quarter of each GPU free."""
     for strategy in STRATEGIES_BY_TRAFFIC if num_gpus > 1 else ("single",):
-        memory = device_memory(states, strategy, "bf16-mixed", num_gpus, on_gpu=True)
+        memory = device_memory(states, strategy, "bf16-mixed", num_gpus)
         if memory.total <= 0.75 * memory_gb * 1e9:
             return f"`{strategy}` {memory.total / 1e9:.1f}"
     return "none"
@@ -223,9 +223,7 @@ def test_predicted_zero_states_agree_with_deepspeeds_estimators(num_gpus: int) -
     num_parameters = 7 * 10**9
 
     def states(strategy: str) -> int:
-        memory = device_memory(
-            traces(num_parameters), strategy, "bf16-mixed", num_gpus, on_gpu=True
-        )
+        memory = device_memory(traces(num_parameters), strategy, "bf16-mixed", num_gpus)
         return memory.gradients + memory.optimizer + memory.float32_gradients
 
     _, of_stage_2 = estimate_zero2_model_states_mem_needs(num_parameters, num_gpus, 1, False)
@@ -233,9 +231,7 @@ def test_predicted_zero_states_agree_with_deepspeeds_estimators(num_gpus: int) -
     assert found == pytest.approx(of_stage_2, rel=0.1)
     # The estimator of stage 3 leaves out half-precision gradients, and updates all at once.
     _, of_stage_3, _ = estimate_zero3_model_states_mem_needs(num_parameters, 0, num_gpus, 1, False)
-    memory = device_memory(
-        traces(num_parameters), "deepspeed_stage_3", "bf16-mixed", num_gpus, on_gpu=True
-    )
+    memory = device_memory(traces(num_parameters), "deepspeed_stage_3", "bf16-mixed", num_gpus)
     copied = 4 * num_parameters // num_gpus
     found = 2 * num_parameters // num_gpus + memory.optimizer + copied
     assert found == pytest.approx(of_stage_3, rel=0.1)
@@ -249,7 +245,6 @@ def test_predicted_host_memory_with_offload_agrees_with_deepspeeds_published_fig
         "deepspeed_stage_3",
         "bf16-mixed",
         8,
-        on_gpu=True,
         offload="optimizer_and_parameters",
     )
     assert 8 * memory.host == pytest.approx(18 * 7e9, rel=0.01)
@@ -260,7 +255,7 @@ def test_fsdp_shrinks_with_more_gpus_as_torchtitan_measured() -> None:
     # and 62.0 (github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1
     # and 3). Activations and gathered weights are the same in both.
     eight, many = (
-        device_memory(traces(8_030_000_000), "fsdp", "bf16-mixed", num_gpus, on_gpu=True).total
+        device_memory(traces(8_030_000_000), "fsdp", "bf16-mixed", num_gpus).total
         for num_gpus in (8, 128)
     )
     for measured in (82.4 - 67.0, 77.0 - 62.0):

@@ -116,9 +116,7 @@ def test_the_predicted_memory_is_close_to_that_of_real_steps(
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["allocated"] > 100e6  # so that rounding does not matter
     assert found["predicted"] == pytest.approx(found["allocated"], rel=TENSORS_TOLERANCE)
-    assert resource_plan.CPU_SLACK * found["predicted"] == pytest.approx(
-        found["grown"], rel=PROCESS_TOLERANCE
-    )
+    assert found["process"] == pytest.approx(found["grown"], rel=PROCESS_TOLERANCE)
 
 
 @pytest.mark.process
@@ -160,24 +158,51 @@ def test_each_zero_stage_shards_the_state_that_its_paper_names() -> None:
         StepMemory(20_000_000, 20_000_000, 0, 0, 0),
     )
     traces = Traces(full, full, half)
-    found = {
-        name: device_memory(traces, name, "bf16-mixed", 2, on_gpu=False) for name in STRATEGIES[2:5]
-    }
+    found = {name: device_memory(traces, name, "bf16-mixed", 2) for name in STRATEGIES[2:5]}
     assert [memory.parameters + memory.optimizer for memory in list(found.values())[:2]] == [
         80_000_000,
         80_000_000,
     ]
     assert [memory.gradients for memory in found.values()] == [20_000_000, 10_000_000, 10_000_000]
-    assert (
-        found["deepspeed_stage_3"].parameters == 10_000_000 + 20_000_000
-    )  # its partition, and all gathered parameters
-    in_full = device_memory(traces, "deepspeed_stage_2", "32-true", 2, on_gpu=False)
+    # The partition, and gathered weights: all of a network this small.
+    assert found["deepspeed_stage_3"].parameters == 10_000_000 + 20_000_000
+    in_full = device_memory(traces, "deepspeed_stage_2", "32-true", 2)
     assert in_full.parameters + in_full.optimizer == 100_000_000
-    assert device_memory(traces, "ddp", "32-true", 2, on_gpu=False).buckets == 40_000_000
-    assert (
-        device_memory(traces, "deepspeed_stage_2", "bf16-mixed", 2, on_gpu=True).buckets
-        == 2 * 200_000_000 * 2
+    assert device_memory(traces, "ddp", "32-true", 2).buckets == 40_000_000
+
+
+def test_zero_buffers_grow_with_the_largest_block_of_the_network() -> None:
+    large, block = 1_000_000_000, 30_000_000
+    full = StepMemory(4 * large, 4 * large, 8 * large, 0, 0)
+    traces = Traces(full, full, StepMemory(2 * large, 2 * large, 0, 0, 0), 4 * block)
+    second, third, alone = (
+        device_memory(traces, f"deepspeed_stage_{stage}", "bf16-mixed", size)
+        for stage, size in ((2, 4), (3, 4), (3, 1))
     )
+    assert second.buckets == third.buckets == 2 * 2 * block
+    assert second.float32_gradients == 4 * large // 4
+    assert third.float32_gradients == 4 * block
+    # Two blocks, and one that is being gathered; a single process gathers nothing.
+    assert third.parameters == 2 * large // 4 + 2 * 3 * block
+    assert alone.parameters == 2 * large
+
+
+def test_an_average_adds_float32_weights_divided_as_the_strategy_divides_them() -> None:
+    averaged = TRACES._replace(averages=True)
+    for strategy, precision, average, copied in (
+        ("ddp", "32-true", 40_000_000, 40_000_000),
+        ("fsdp", "32-true", 20_000_000, 20_000_000),
+        ("deepspeed_stage_2", "bf16-mixed", 40_000_000, 40_000_000),
+        ("deepspeed_stage_3", "bf16-mixed", 20_000_000, 10_000_000),
+    ):
+        without = device_memory(TRACES, strategy, precision, 2)
+        memory = device_memory(averaged, strategy, precision, 2)
+        assert (memory.average, memory.copied_weights) == (average, copied), strategy
+        after_step = max(memory.float32_gradients, copied)
+        added = max(memory.activations, after_step) - max(
+            memory.activations, memory.float32_gradients
+        )
+        assert memory.total == without.total + average + added
 
 
 TRACES = Traces(  # 10,000,000 parameters, and activations smaller than any state
@@ -189,14 +214,13 @@ TRACES = Traces(  # 10,000,000 parameters, and activations smaller than any stat
 
 def zero(stage: int, offload: Offload | None, world_size: int = 2) -> DeviceMemory:
     name = f"deepspeed_stage_{stage}"
-    return device_memory(TRACES, name, "bf16-mixed", world_size, on_gpu=False, offload=offload)
+    return device_memory(TRACES, name, "bf16-mixed", world_size, offload=offload)
 
 
 def test_fsdp_shards_everything_and_gathers_blocks() -> None:
     traces = TRACES._replace(block=8_000_000)
     full, half = (
-        device_memory(traces, "fsdp", precision, 4, on_gpu=False)
-        for precision in ("32-true", "bf16-mixed")
+        device_memory(traces, "fsdp", precision, 4) for precision in ("32-true", "bf16-mixed")
     )
     assert (full.parameters, full.gradients, full.optimizer) == (10_000_000, 10_000_000, 20_000_000)
     assert (half.parameters, half.gradients, half.optimizer) == (10_000_000, 10_000_000, 20_000_000)
@@ -230,7 +254,7 @@ def test_a_tensor_parallel_process_holds_its_part_of_weights_and_activations(
         assert share.parameters == expected
         assert share.optimizer - one.optimizer == 2 * (expected - one.parameters)
     assert four.activations < two.activations < one.activations
-    planned = device_memory(traces, "tensor_parallel", "32-true", 2, on_gpu=False)
+    planned = device_memory(traces, "tensor_parallel", "32-true", 2)
     assert planned.total == two.peak
 
 
@@ -254,7 +278,7 @@ def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage(
     assert first.optimizer == pytest.approx(2 * first.parameters, rel=0.001)
     # Two micro-batches of a quarter of the rows in half of the blocks.
     assert 0.2 < first.activations / traces.full.activations < 0.4
-    planned = device_memory(traces, "pipeline", "32-true", 2, on_gpu=False)
+    planned = device_memory(traces, "pipeline", "32-true", 2)
     assert planned.total == first.peak
 
 
@@ -268,12 +292,14 @@ def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage(
         ("pipeline", 2),
         ("tensor_parallel", 4),  # two copies
         ("pipeline", 4),
+        ("deepspeed_stage_3", 2),
     ],
 )
 def test_the_planned_memory_of_sharded_strategies_is_close_to_that_of_real_steps(
     strategy: str, num_processes: int
 ) -> None:
-    shards = ["tests.planning.measured_shards", strategy, "512", "8", "8"]
+    is_zero = strategy == "deepspeed_stage_3"
+    shards = ["tests.planning.measured_shards", strategy, "512", "24" if is_zero else "8", "8"]
     processes = f"--nproc_per_node={num_processes}"
     launcher = ["torch.distributed.run", "--standalone", processes, "-m"]
     done = run_fresh([*launcher, *shards], ROOT, environment(), 300)
@@ -281,6 +307,8 @@ def test_the_planned_memory_of_sharded_strategies_is_close_to_that_of_real_steps
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["allocated"] > 100e6
     assert found["predicted"] == pytest.approx(found["allocated"], rel=0.1)
+    if is_zero:  # no process ever holds the whole network
+        assert found["gathered"] < 0.4 * found["weights"]
 
 
 @pytest.mark.parametrize(("stage", "on_device"), [(1, 20_000_000), (2, 0), (3, 0)])

@@ -82,7 +82,12 @@ class Placement:
     @property
     def divides_weights(self) -> bool:
         """True if each process holds only a part of the weights."""
-        return self.zero_stage == 3 or self.strategy in _DIVIDING
+        return self.gathers_weights or self.strategy in _SHARING
+
+    @property
+    def gathers_weights(self) -> bool:
+        """True if a process gathers the weights of a layer from all others before it computes."""
+        return self.zero_stage == 3 or self.strategy == "fsdp"
 
     @property
     def half_dtype(self) -> torch.dtype | None:

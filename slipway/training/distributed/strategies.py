@@ -28,6 +28,7 @@ from slipway.training.distributed.launchers import cluster_environment
 from slipway.training.distributed.pipeline import PipelineStrategy
 from slipway.training.distributed.placement import DTYPES, Placement
 from slipway.training.distributed.tensor_parallel import TensorParallelStrategy
+from slipway.training.distributed.zero_sizes import largest_block, zero_sizes
 from slipway.training.networks.mapped_weights import MappedWeights
 from slipway.training.networks.networks import Network, TrainingSetup
 
@@ -74,6 +75,10 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
         assert self.lightning_module is not None
         network = self.lightning_module.network
         assert isinstance(network, Network)
+        assert isinstance(self.config, dict)
+        sizes = zero_sizes(network.num_parameters, largest_block(network))
+        zero = self.config["zero_optimization"]
+        zero.update(sizes.settings(zero["stage"]))
         if self.zero_stage_3 and network.mapped:
             self._divide(network, network.mapped)
             # DeepSpeed moves no part of a model whose weights are divided already.
