@@ -102,6 +102,10 @@ class Application:
             self._worker.metrics.client_disconnected()
             self._worker.ended(request, label, None)
             return None
+        except asyncio.CancelledError:  # the caller of a gRPC call gave it up
+            self._worker.metrics.client_disconnected()
+            self._worker.ended(request, label, None)
+            raise
         except Exception as failure:
             logger.exception("request %s failed in the service; answering 500", request.id)
             _drop_tracebacks(failure)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -144,3 +145,31 @@ def metric(worker: ModelWorker, line: str) -> float:
 def put_in_place_of(live: LiveModel, run: Callable[[NDArray[Any]], Any]) -> None:
     """Make `run` compute all batches of a live model, on its thread."""
     live.batcher._run, live.batcher.quick_rows = run, 0
+
+
+class SlowModel:
+    """Replaces the batcher of a live model: records each batch and waits until it is released."""
+
+    def __init__(self, worker: ModelWorker) -> None:
+        assert worker._live
+        self._fast, self.sizes, self.gate = (
+            worker._live.batcher._run,
+            list[int](),
+            threading.Event(),
+        )
+        put_in_place_of(worker._live, self.run)
+
+    def run(self, batch: NDArray[Any]) -> Any:
+        self.sizes.append(len(batch))
+        assert self.gate.wait(10)
+        return self._fast(batch)
+
+
+async def occupied(
+    client: httpx.AsyncClient, model: SlowModel, content: bytes, headers: dict[str, str]
+) -> "asyncio.Task[httpx.Response]":
+    """Start a request, and return its task once the request is in the model."""
+    task = asyncio.create_task(client.post("/predict", content=content, headers=headers))
+    while not model.sizes:
+        await asyncio.sleep(0.001)
+    return task

@@ -17,7 +17,7 @@ from slipway.serving.worker import ModelWorker
 from slipway.traffic.request_log import SegmentWriter, segments
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import metric, put_in_place_of, run
+from tests.serving.in_process import SlowModel, metric, occupied, put_in_place_of, run
 
 PNG = {"content-type": "image/png"}
 EVERY = {"access_log_sampling_rate": 1.0}
@@ -62,6 +62,22 @@ def test_access_log_line_has_request_id_key_model_version_and_stage_latencies(
     }
     written = b"".join(one.read_bytes() for one in segments(tmp_path / "access"))
     assert key.encode() not in written
+
+
+def test_access_log_line_of_a_request_that_was_given_up_has_no_status(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        model = SlowModel(worker)
+        task = await occupied(client, model, picture(), PNG)
+        task.cancel()
+        await asyncio.wait([task])
+        model.gate.set()
+        assert metric(worker, "slipway_client_disconnects_total") == 1
+
+    run(make_settings(access_log_directory=tmp_path / "access", **EVERY), work)
+    (line,) = lines(tmp_path / "access")
+    assert (line["route"], line["status"], line["error"]) == ("/predict", None, None)
 
 
 def test_access_log_line_of_a_failed_request_has_its_error_code_but_not_the_callers_path(

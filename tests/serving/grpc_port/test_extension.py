@@ -42,7 +42,7 @@ from tests.serving.grpc_port.raw_calls import (
     announced,
     call,
 )
-from tests.serving.in_process import metric, run
+from tests.serving.in_process import SlowModel, metric, occupied, run, until
 from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, free_port
 
@@ -80,6 +80,15 @@ def tensor(name: str, datatype: str, values: NDArray[Any]) -> triton.InferInput:
 def pixels(rows: int, seed: int = 0) -> NDArray[np.uint8]:
     generator = np.random.default_rng(seed)
     return generator.integers(0, 256, (rows, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
+
+
+def image_request() -> bytes:
+    """Return the message that asks for the prediction of one image."""
+    values = pixels(1)
+    request = service_pb2.ModelInferRequest(model_name="slipway", id="one")
+    request.inputs.add(name="image", datatype="UINT8", shape=values.shape)
+    request.raw_input_contents.append(values.tobytes())
+    return bytes(request.SerializeToString())
 
 
 @pytest.mark.process
@@ -224,6 +233,42 @@ def test_calls_that_send_nothing_more_are_ended_and_counted(make_settings: MakeS
     run(make_settings(grpc_port=port, request_timeout_s=0.3, idle_timeout_s=1), work)
 
 
+@pytest.mark.process
+def test_a_call_that_expires_or_is_cancelled_in_the_queue_costs_no_inference(
+    make_settings: MakeSettings,
+) -> None:
+    """Three calls wait: the service's limit, the caller's limit and a cancellation end them."""
+    port, limit_s = free_port(), 1.0
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        model, message = SlowModel(worker), image_request()
+        await occupied(client, model, picture(), {"content-type": "image/png"})
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            infer = channel.unary_unary(INFER)
+            waiting = {
+                "service": infer(message),
+                "caller": infer(message, timeout=limit_s / 4),
+                "cancelled": infer(message),
+            }
+            await until(lambda: worker.admission.num_requests == 4)
+            waiting["cancelled"].cancel()
+            codes = {name: (await call.code()).name for name, call in waiting.items()}
+            assert codes == {
+                "service": "DEADLINE_EXCEEDED",
+                "caller": "DEADLINE_EXCEEDED",
+                "cancelled": "CANCELLED",
+            }
+            assert "SLIPWAY_REQUEST_TIMEOUT_S" in await waiting["service"].details()
+            model.gate.set()
+            answer = service_pb2.ModelInferResponse.FromString(await infer(message))
+        assert answer.model_name == "slipway"
+        assert model.sizes == [1, 1]  # the one in the model from the beginning, and the last one
+        assert metric(worker, "slipway_expired_total") == 3
+        assert metric(worker, "slipway_client_disconnects_total") == 2
+
+    run(make_settings(grpc_port=port, request_timeout_s=limit_s), work)
+
+
 def mutated(message: bytes, draw: random.Random) -> bytes:
     """Return a message with some bytes changed, removed, repeated or added."""
     content = bytearray(message)
@@ -244,11 +289,7 @@ def mutated(message: bytes, draw: random.Random) -> bytes:
 
 def send_mutated(service: Service, number: int) -> dict[str, int]:
     """Send `number` mutated messages. Returns the number of replies by status."""
-    values = pixels(1)
-    request = service_pb2.ModelInferRequest(model_name="slipway", id="one")
-    request.inputs.add(name="image", datatype="UINT8", shape=values.shape)
-    request.raw_input_contents.append(values.tobytes())
-    message, draw = request.SerializeToString(), random.Random(7)
+    message, draw = image_request(), random.Random(7)
     found: dict[str, int] = {}
     with grpc.insecure_channel(service.address) as channel:
         call = channel.unary_unary(INFER)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from typing import Any
 
 import httpx
 import numpy as np
@@ -15,38 +14,10 @@ from slipway.serving.requests import decoding
 from slipway.serving.worker import ModelWorker
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, metric, put_in_place_of, run
+from tests.serving.in_process import SlowModel, error_of, metric, occupied, run
 
 PNG = {"content-type": "image/png"}
 ROWS = {"content-type": "application/json"}
-
-
-class SlowModel:
-    """Replaces the batcher of a live model: records each batch and waits until it is released."""
-
-    def __init__(self, worker: ModelWorker) -> None:
-        assert worker._live
-        self._fast, self.sizes, self.gate = (
-            worker._live.batcher._run,
-            list[int](),
-            threading.Event(),
-        )
-        put_in_place_of(worker._live, self.run)
-
-    def run(self, batch: NDArray[Any]) -> Any:
-        self.sizes.append(len(batch))
-        assert self.gate.wait(10)
-        return self._fast(batch)
-
-
-async def occupied(
-    client: httpx.AsyncClient, model: SlowModel, content: bytes, headers: dict[str, str]
-) -> "asyncio.Task[httpx.Response]":
-    """Start a request, and return its task once the request is in the model."""
-    task = asyncio.create_task(client.post("/predict", content=content, headers=headers))
-    while not model.sizes:
-        await asyncio.sleep(0.001)
-    return task
 
 
 def table_body(num_rows: int) -> bytes:
