@@ -13,6 +13,7 @@ import aiohttp
 import psutil
 
 from slipway.serving.gateway.models_file import HostedModel
+from slipway.serving.rollout.decision import PREPARE_S
 from slipway.serving.settings import PREFIX
 
 logger = logging.getLogger("slipway.gateway")
@@ -56,15 +57,19 @@ class ModelProcess:
     def session(self) -> aiohttp.ClientSession:
         """The HTTP session for requests to the service. Read it on the event loop."""
         if self._session is None:
-            patience = self.model.settings.request_timeout_s + PATIENCE_S
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),  # the gateway refuses, it does not wait
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=patience),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
             )
         return self._session
+
+    def patience(self, method: str, path: str) -> aiohttp.ClientTimeout:
+        """Return the time limits of a request: a command of a rollout waits for its rehearsal."""
+        is_command = (method, path) == ("POST", "/rollout")
+        seconds = PREPARE_S if is_command else self.model.settings.request_timeout_s
+        return aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=seconds + PATIENCE_S)
 
     async def is_ready(self) -> bool:
         """Send a readiness probe, and return True if the service reports that it is ready."""

@@ -260,7 +260,12 @@ class Gateway:
         has_begun = False
         try:
             async with service.session.request(
-                scope["method"], url, headers=headers, data=content, allow_redirects=False
+                scope["method"],
+                url,
+                headers=headers,
+                data=content,
+                allow_redirects=False,
+                timeout=service.patience(scope["method"], target),
             ) as answer:
                 kept = [
                     pair for pair in answer.raw_headers if pair[0].lower() not in _OF_CONNECTION

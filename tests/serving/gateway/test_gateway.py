@@ -6,14 +6,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from tritonclient import http as triton
 
+from slipway.artifacts.bundle import load_bundle
 from tests import plain_http
 from tests.serving.bundles import picture, row_classifier, table_row
 from tests.serving.gateway.started import running_gateway, write_models
+from tests.serving.rolling import scaled_classifier, write_candidate
 from tests.serving.server import Server, until
 
 pytestmark = pytest.mark.process
@@ -40,6 +43,11 @@ def predicts(gateway: Server) -> int:
     return plain_http.post(
         f"{gateway.url}/models/rows/predict", json={"rows": [table_row(0)]}
     ).status_code
+
+
+def version_of(base: str) -> str:
+    """Return the version of the model that the page of the service `base` names."""
+    return str(plain_http.get(f"{base}/status").json()["model"]["version"])
 
 
 def worker_of(gateway: Server, name: str) -> psutil.Process:
@@ -92,6 +100,46 @@ def test_metrics_of_all_models_have_the_label_of_their_model(gateway: Server) ->
     assert 'slipway_requests_total{code="200",model="rows",route="/predict"}' in text
     assert 'slipway_model_info{backend="onnxruntime",model="images"' in text
     assert 'slipway_model_up{model="missing"} 0.0' in text
+
+
+def test_one_model_is_rolled_out_while_the_other_serves_its_own_version(gateway: Server) -> None:
+    """Canary, promotion and return of one model, all through the gateway's routes."""
+    images, rows = (f"{gateway.url}/models/{name}" for name in ("images", "rows"))
+    old, others = version_of(images), version_of(rows)
+    bundle = write_candidate(gateway.log.parent / "new", scaled_classifier(2))
+    new = load_bundle(bundle).version
+
+    def ask(base: str) -> str:
+        sent = {"content": picture(), "headers": {"content-type": "image/png"}}
+        answer = plain_http.post(
+            f"{base}/predict", **(sent if base == images else {"json": {"rows": [table_row(0)]}})
+        )
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["model_version"])
+
+    def order(command: str, **more: object) -> dict[str, Any]:
+        answer = plain_http.post(f"{images}/rollout", json={"command": command, **more}, timeout=60)
+        assert answer.status_code == 202, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def both_answer(version: str) -> bool:
+        assert ask(rows) == others
+        return ask(images) == version
+
+    order("canary", bundle=str(bundle), plan={"steps": [0.5, 1.0], "hold_s": 3600.0})
+    until(lambda: both_answer(new))
+    until(lambda: both_answer(old))  # the canary answers a share only
+    states = [plain_http.get(f"{base}/rollout").json()["candidate"] for base in (images, rows)]
+    assert (states[0]["version"], states[1]) == (new, None)
+    order("promote")
+    until(lambda: version_of(images) == new)
+    text = plain_http.get(f"{gateway.url}/metrics").text
+    assert 'slipway_swaps_total{model="images",outcome="promoted"} 1.0' in text
+    assert 'slipway_swaps_total{model="rows",outcome="promoted"} 1.0' not in text
+    order("rollback", version=new)
+    until(lambda: version_of(images) == old)
+    assert (ask(images), ask(rows)) == (old, others)
 
 
 def test_hanging_model_does_not_affect_other_models(gateway: Server) -> None:

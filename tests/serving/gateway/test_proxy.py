@@ -131,6 +131,23 @@ def test_gateway_refuses_requests_to_a_model_that_hangs_or_ends(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
+def test_gateway_waits_for_a_rollout_command_longer_than_for_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_process, "PATIENCE_S", 0.0)
+
+    async def rehearse(request: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.sleep(0.15)
+        return web.Response(status=202)
+
+    async def work(client: httpx.AsyncClient) -> list[int]:
+        ways = [(client.post, "rollout"), (client.get, "rollout"), (client.post, "predict")]
+        found = await asyncio.gather(*(send(f"/models/a/{path}") for send, path in ways))
+        return [one.status_code for one in found]
+
+    assert ask({"a": rehearse}, work, request_timeout_s=0.1) == [202, 504, 504]
+
+
 def test_requests_above_the_limit_of_a_model_are_refused_at_once() -> None:
     async def work(client: httpx.AsyncClient) -> tuple[httpx.Response, httpx.Response]:
         first = asyncio.create_task(client.get("/models/a/x"))
