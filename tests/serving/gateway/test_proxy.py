@@ -141,8 +141,10 @@ def test_gateway_waits_for_a_rollout_command_longer_than_for_a_request(
         return web.Response(status=202)
 
     async def work(client: httpx.AsyncClient) -> list[int]:
-        ways = [(client.post, "rollout"), (client.get, "rollout"), (client.post, "predict")]
-        found = await asyncio.gather(*(send(f"/models/a/{path}") for send, path in ways))
+        ways = [("POST", "rollout"), ("GET", "rollout"), ("POST", "predict")]
+        found = await asyncio.gather(
+            *(client.request(method, f"/models/a/{path}") for method, path in ways)
+        )
         return [one.status_code for one in found]
 
     assert ask({"a": rehearse}, work, request_timeout_s=0.1) == [202, 504, 504]

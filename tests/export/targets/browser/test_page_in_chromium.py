@@ -40,6 +40,8 @@ from tests.serving.bundles import (
 from tests.tokens import token_contract
 
 pytestmark = [pytest.mark.nightly(seconds=60), needs_browser]
+CAMERA = "--use-fake-device-for-media-stream"
+ACCEPTED = "--use-fake-ui-for-media-stream"
 FLATTEN = "const image = await decode(bytes, contract);"
 BY_CANVAS = """
     const image = await (async () => {
@@ -209,13 +211,98 @@ def test_the_page_names_a_file_that_it_cannot_read(tmp_path: Path) -> None:
     assert said == "the file is neither PNG nor JPEG; expected one of these. Convert it to PNG."
 
 
+def write_image_page(folder: Path) -> None:
+    """Write the page of an image classifier to `folder`/page, without its hop."""
+    (folder / "page").mkdir()
+    write_page(folder / "page", image_source(folder, photos()), real_runtime())
+
+
+def y4m(level: int) -> bytes:
+    """Return a film of grey frames of 64 x 48 pixels with luminance `level` (16 to 235).
+
+    https://wiki.multimedia.cx/index.php/YUV4MPEG2 describes the format.
+    """
+    frame = b"FRAME\n" + bytes([level]) * (64 * 48) + bytes([128]) * (2 * 32 * 24)
+    return b"YUV4MPEG2 W64 H48 F30:1 Ip A1:1 C420jpeg\n" + 5 * frame
+
+
+@pytest.mark.nightly(seconds=15)
+def test_page_answers_frames_of_a_camera(tmp_path: Path) -> None:
+    """A dark and a bright film get the labels that the graph gives such images."""
+    write_image_page(tmp_path)
+
+    async def label(level: int) -> str:
+        film = tmp_path / f"{level}.y4m"
+        film.write_bytes(y4m(level))
+        flags = (CAMERA, f"--use-file-for-fake-video-capture={film}", ACCEPTED)
+        async with browsing(tmp_path / str(level), *flags) as tab:
+            await tab.open((tmp_path / "page/index.html").as_uri())
+            await tab.wait_for("document.getElementById('state').dataset.state === 'ready'")
+            await tab.run("document.getElementById('camera').click()")
+            await tab.wait_for("!document.getElementById('camera-box').hidden")
+            assert await tab.run("document.getElementById('video').videoWidth") == 64
+            await tab.run("document.getElementById('snap').click()")
+            await tab.wait_for("document.querySelector('#answer .label')")
+            assert all("certificate.js" in one for one in tab.complaints), tab.complaints
+            return await tab.text("#answer .label")
+
+    async def main() -> list[str]:
+        return [await label(level) for level in (16, 235)]
+
+    ends = np.array([0, 255], np.uint8)[:, np.newaxis, np.newaxis, np.newaxis]
+    pixels = np.broadcast_to(ends, (2, CONTRACT.size_px, CONTRACT.size_px, 3))
+    expected = [LABELS[best] for best in probabilities(pixels).argmax(axis=1)]
+    assert len(set(expected)) == 2
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == expected
+
+
+@pytest.mark.nightly(seconds=15)
+@pytest.mark.parametrize(
+    ("flags", "before", "reason"),
+    [
+        ((CAMERA, f"{ACCEPTED}=deny"), "", "Permission denied"),
+        ((f"{CAMERA}=device-count=0", ACCEPTED), "", "device not found"),
+        # As on a page over HTTP from another machine.
+        (
+            (CAMERA, ACCEPTED),
+            "Object.defineProperty(navigator, 'mediaDevices', { value: undefined })",
+            "only pages over HTTPS",
+        ),
+    ],
+    ids=["refused", "absent", "insecure"],
+)
+def test_page_says_why_it_has_no_camera_and_still_answers_files(
+    flags: tuple[str, ...], before: str, reason: str, tmp_path: Path
+) -> None:
+    write_image_page(tmp_path)
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(photo(5, (40, 30)))
+
+    async def main() -> str:
+        async with browsing(tmp_path / "profile", *flags) as tab:
+            await tab.open((tmp_path / "page/index.html").as_uri())
+            await tab.wait_for("document.getElementById('state').dataset.state === 'ready'")
+            await tab.run(before)
+            await tab.run("document.getElementById('camera').click()")
+            await tab.wait_for("document.getElementById('state').dataset.state === 'failed'")
+            said = await tab.text("#state")
+            assert await tab.run("document.getElementById('camera-box').hidden")
+            await tab.choose_files("#file", picture)
+            await tab.wait_for("document.querySelector('#answer .label')")
+            return said
+
+    said = asyncio.run(asyncio.wait_for(main(), 120))
+    assert said.startswith("the camera cannot be used (")
+    assert reason in said
+    assert said.endswith("Allow it in the browser, or choose a file.")
+
+
 # V8 has WASM SIMD on x86-64 only with these instructions.
 NO_SIMD = "--js-flags=--no-enable-sse4-1 --no-enable-ssse3 --no-enable-sse3"
 
 
 def test_page_in_a_browser_without_simd_names_the_expected_browsers(tmp_path: Path) -> None:
-    (tmp_path / "page").mkdir()
-    write_page(tmp_path / "page", image_source(tmp_path, photos()), real_runtime())
+    write_image_page(tmp_path)
 
     async def main() -> str:
         async with browsing(tmp_path / "profile", NO_SIMD) as tab:

@@ -91,6 +91,9 @@
     byId("camera").addEventListener("click", async () => {
       try {
         if (!video.srcObject) {
+          if (!navigator.mediaDevices) {
+            throw new Error("only pages over HTTPS, of localhost or from files get one");
+          }
           const media = { video: { facingMode: "environment" } };
           video.srcObject = await navigator.mediaDevices.getUserMedia(media);
           await video.play();
