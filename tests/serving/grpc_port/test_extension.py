@@ -83,7 +83,7 @@ def pixels(rows: int, seed: int = 0) -> NDArray[np.uint8]:
 
 
 def image_request() -> bytes:
-    """Return the message that asks for the prediction of one image."""
+    """Return the message that requests the prediction of one image."""
     values = pixels(1)
     request = service_pb2.ModelInferRequest(model_name="slipway", id="one")
     request.inputs.add(name="image", datatype="UINT8", shape=values.shape)
