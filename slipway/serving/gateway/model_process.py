@@ -13,7 +13,6 @@ import aiohttp
 import psutil
 
 from slipway.serving.gateway.models_file import HostedModel
-from slipway.serving.rollout.decision import PREPARE_S
 from slipway.serving.settings import PREFIX
 
 logger = logging.getLogger("slipway.gateway")
@@ -21,6 +20,7 @@ FIRST_DELAY_S, LAST_DELAY_S = 1.0, 60.0  # pauses before the next start
 STEADY_S = 60.0  # a service that ran so long is started again after the first delay
 MEMORY_CHECK_S = 5.0
 STOP_S = 20.0  # from SIGTERM to SIGKILL, in addition to the time for draining
+COMMAND_S = 600.0  # longest command of a rollout; equal to its PREPARE_S
 PATIENCE_S = 5.0  # in addition to the service's own deadline
 _REASON_LINES = 3
 _LAST = 19  # the highest niceness of the system
@@ -68,7 +68,7 @@ class ModelProcess:
     def patience(self, method: str, path: str) -> aiohttp.ClientTimeout:
         """Return the time limits of a request: a command of a rollout waits for its rehearsal."""
         is_command = (method, path) == ("POST", "/rollout")
-        seconds = PREPARE_S if is_command else self.model.settings.request_timeout_s
+        seconds = COMMAND_S if is_command else self.model.settings.request_timeout_s
         return aiohttp.ClientTimeout(total=None, sock_connect=2.0, sock_read=seconds + PATIENCE_S)
 
     async def is_ready(self) -> bool:

@@ -16,6 +16,7 @@ from slipway.serving.gateway.model_process import ModelProcess
 from slipway.serving.gateway.models_file import HostedModel
 from slipway.serving.gateway.proxy import Gateway, merged
 from slipway.serving.http.callers import LoopbackOnly
+from slipway.serving.rollout.decision import PREPARE_S
 from slipway.serving.settings import Settings
 
 Respond = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -148,6 +149,7 @@ def test_gateway_waits_for_a_rollout_command_longer_than_for_a_request(
         return [one.status_code for one in found]
 
     assert ask({"a": rehearse}, work, request_timeout_s=0.1) == [202, 504, 504]
+    assert model_process.COMMAND_S == PREPARE_S
 
 
 def test_requests_above_the_limit_of_a_model_are_refused_at_once() -> None:
