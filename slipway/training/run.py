@@ -4,6 +4,7 @@ Every rank runs this; only rank 0 writes results. Weights, order of rows, augmen
 are functions of `seed`, so equal inputs give equal weights.
 """
 
+import gc
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytorch_lightning as pl
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 from slipway.config.seals import check_inputs
 from slipway.config.sections import TrainParams
@@ -20,6 +21,7 @@ from slipway.kinds.code_digest import user_code
 from slipway.kinds.registry import are_trees, input_kind
 from slipway.system import files
 from slipway.system.errors import TrainingError
+from slipway.system.malloc import return_memory_to_os
 from slipway.training.assembly import (
     SetupCheck,
     freeze_callbacks,
@@ -118,6 +120,7 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
         meter = CostMeter(job.store.root)
         if trains := resumed is None or not has_ended(resumed.history, job.params):
             _fit(job, network, resumed, log, meter)
+            _free_training(network)
         elif is_first:
             log_finished(job.paths.live, resumed.history if resumed else [])
             trackers = Trackers(job, log)
@@ -138,6 +141,13 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
     if distributed.is_initialized():
         # Otherwise gloo may abort a process that ends before rank 0.
         distributed.destroy_process_group()
+
+
+def _free_training(network: Network) -> None:
+    """Free weights, gradients and the optimizer, because writing the model needs the memory."""
+    network.backbone = nn.Identity()  # callers still hold the network
+    gc.collect()
+    return_memory_to_os()
 
 
 def _report_start(

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.seed import reset_seed
 from pytorch_lightning.accelerators import CPUAccelerator
-from pytorch_lightning.plugins import MixedPrecision
+from pytorch_lightning.plugins import MixedPrecision, TorchCheckpointIO
 from pytorch_lightning.plugins.precision import DeepSpeedPrecision, Precision
 from pytorch_lightning.strategies import (
     DDPStrategy,
@@ -119,6 +119,15 @@ class _DeepSpeedPrecision(DeepSpeedPrecision):
         super().backward(tensor, model, optimizer, *args, scale_wrt_gas=False, **kwargs)
 
 
+class _StreamedCheckpoints(TorchCheckpointIO):
+    """Writes a checkpoint tensor by tensor; Lightning would copy all of it into memory before."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        torch.save(checkpoint, path)
+
+
 def trainer_arguments(
     placement: Placement,
     per_device_batch: int,
@@ -155,6 +164,7 @@ def trainer_arguments(
     if placement.zero_stage is None:
         arguments["precision"] = placement.precision
         arguments["strategy"] = "auto"
+        arguments["plugins"].append(_StreamedCheckpoints())
         if placement.strategy == "ddp":
             # `broadcast_buffers` would replace every rank's running statistics by rank 0's before
             # each step. Without it they are averaged after the epoch.

@@ -61,6 +61,11 @@ class CostMeter(pl.Callback):
         folders = (folder for folder in self._checkpoints.iterdir() if folder.is_dir())
         self.checkpoint_bytes = max(map(folder_bytes, folders), default=0)
 
+    def teardown(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        # Lightning's; they would keep the trainer and its weights while the model is written.
+        for name in ("log", "log_dict"):
+            vars(self).pop(name, None)
+
     @property
     def step_seconds(self) -> float:
         return _median_after_warmup(self._step_seconds)
