@@ -19,7 +19,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from slipway.runtimes import rebuild, runtime
+from slipway.runtimes import engine_runner, rebuild, runtime
 
 __version__ = "10.16.1"
 GPU = {
@@ -48,7 +48,7 @@ def pretend(change: Callable[[Any, str, Any], None]) -> None:
 
     change(runtime, "why_unavailable", why_unavailable)
     change(rebuild, "why_unavailable", why_unavailable)
-    change(runtime, "CudaDevice", Device)
+    change(engine_runner, "CudaDevice", Device)
     change(runtime, "describe_gpu", lambda: dict(GPU))
     sys.modules["tensorrt"] = sys.modules[__name__]
 

@@ -21,7 +21,7 @@ from slipway.artifacts.certificate import (
 )
 from slipway.artifacts.engine_manifest import read_engine_manifest, read_request
 from slipway.predictor.options import ModelOptions
-from slipway.runtimes import runtime
+from slipway.runtimes import engine_runner, runtime
 from slipway.runtimes.rebuild import TargetCertificate, open_rebuilt
 from slipway.runtimes.runtime import ONNX_TENSORRT, Runner
 from slipway.system.errors import EngineError, UnavailableError
@@ -194,6 +194,6 @@ def _open_certified_engine(
             f"the certificate does not cover the engine in {options.engine}; run "
             "`dvc repro verify`."
         )
-    runner = runtime.open_engine(options.engine, bundle, certificate.engine_digest)
+    runner = engine_runner.open_engine(options.engine, bundle, certificate.engine_digest)
     require_agreement(certificate, runner.actual)
     return runner

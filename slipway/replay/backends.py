@@ -38,7 +38,7 @@ from slipway.replay.comparison import (
     of_variant,
 )
 from slipway.replay.service import outputs_of, request_again, served_execution
-from slipway.runtimes import runtime
+from slipway.runtimes import engine_runner, runtime
 from slipway.runtimes.runtime import Runner
 from slipway.system import files
 from slipway.system.errors import (
@@ -167,7 +167,7 @@ class Replay:
         return self._attempt(
             "tensorrt",
             lambda: self._run(
-                runtime.open_engine(self._places.engine, self._bundle, digest), inputs
+                engine_runner.open_engine(self._places.engine, self._bundle, digest), inputs
             ),
         )
 

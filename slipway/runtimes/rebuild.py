@@ -29,7 +29,8 @@ from slipway.artifacts.engine_manifest import (
 from slipway.artifacts.golden_rows import GoldenResult, check_golden_rows
 from slipway.artifacts.uncertainty import Answers
 from slipway.runtimes.compilation import compile_engine
-from slipway.runtimes.runtime import EngineRunner, open_engine, run_in_batches, why_unavailable
+from slipway.runtimes.engine_runner import EngineRunner, open_engine
+from slipway.runtimes.runtime import run_in_batches, why_unavailable
 from slipway.system import files
 from slipway.system.contract import Contract, validate_record
 from slipway.system.errors import (

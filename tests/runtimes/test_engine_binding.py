@@ -12,7 +12,7 @@ from slipway.artifacts.bundle import LoadedBundle
 from slipway.artifacts.certificate import Execution
 from slipway.artifacts.engine_manifest import EngineRequest, Profile, read_engine_manifest
 from slipway.runtimes import compilation
-from slipway.runtimes.runtime import open_engine
+from slipway.runtimes.engine_runner import open_engine
 from slipway.runtimes.tensorrt import build_engine, check_precision, engine_precision
 from slipway.system import files
 from slipway.system.errors import EngineError

@@ -28,10 +28,10 @@ from slipway.export.certification.measurement import BatchAnswers, Measurement, 
 from slipway.export.certification.timings import repeated_rows, seconds_of
 from slipway.export.graphs.graph import torch_answers
 from slipway.export.graphs.variants import PRECISION
+from slipway.runtimes.engine_runner import open_engine
 from slipway.runtimes.runtime import (
     ONNX_TENSORRT,
     Runner,
-    open_engine,
     open_onnx,
     open_onnx_tensorrt,
     run_in_batches,

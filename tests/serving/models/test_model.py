@@ -22,7 +22,7 @@ from slipway.inputs.user_function import code_digest, load
 from slipway.predictor import loader
 from slipway.predictor.model import InvalidAnswerError
 from slipway.predictor.selection import select
-from slipway.runtimes import runtime
+from slipway.runtimes import engine_runner, runtime
 from slipway.runtimes.runtime import Runner
 from slipway.serving import settings as settings_module
 from slipway.serving.models.loader import load_model
@@ -512,7 +512,7 @@ class CertifiedEngine:
         self.root, self.bundle = root, load_bundle(root / "bundle")
         self.write(b"an engine")
         self.certify(files.sha256_file(root / "engine/engine_manifest.json"))
-        monkeypatch.setattr(runtime, "open_engine", self._open)
+        monkeypatch.setattr(engine_runner, "open_engine", self._open)
 
     def write(self, plan: bytes) -> None:
         manifest = self.bundle.manifest
