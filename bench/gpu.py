@@ -482,10 +482,9 @@ def served(project: Path, settings: dict[str, str]) -> Iterator[str]:
     """Start the project's service, and yield its address once it is ready."""
     import httpx
 
-    from tests.end_to_end.project import free_port
+    from tests.serving.server import free_port
 
-    with free_port() as port:
-        pass
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "bentoml", "serve", "slipway.serving.service:Slipway"]
     command += ["--host", "127.0.0.1", "--port", str(port)]

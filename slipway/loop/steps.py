@@ -149,8 +149,7 @@ class LoopProject(ObservedProject):
 
     def _merge(self, cycle: Cycle) -> dict[str, Any]:
         params, collected = self.params, cycle.detail("collected")
-        limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
-        data = unpacked(params.data, limits)
+        data = unpacked(params.data, ArchiveLimits.of(params.clean))
         if find_layout(data).given:
             raise LoopError(
                 f"the folders or shards of {data.path!r} are a given split, and collected rows "

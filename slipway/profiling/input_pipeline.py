@@ -30,12 +30,11 @@ class InputPipelineProfile(Contract):
 def profile_input_pipeline(params: Params, root: Path) -> InputPipelineProfile:
     """Time a sample of the raw images. If they cannot be read, the profile's note says why."""
     num_workers = params.precompute.num_workers
-    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
     try:
         rows = read_table(root / "data/split/rows.parquet", SPLIT_ROWS)
         step = max(1, rows.num_rows // _MAX_ROWS)
         sources = rows["source"].to_pylist()[::step][:_MAX_ROWS]
-        samples = read_samples(unpacked(params.data, limits), sources)
+        samples = read_samples(unpacked(params.data, ArchiveLimits.of(params.clean)), sources)
         contract = store_form(params.precompute, params.clean.max_pixels).network
         times = time_raw_rows(samples, contract)
     except SlipwayError as error:

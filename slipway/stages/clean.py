@@ -31,8 +31,7 @@ def run(params: Params) -> None:
 
     Raises DataError if too many samples are bad; `.work/clean/quarantine.parquet` lists them.
     """
-    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
-    data, layout = sources.with_given_split(unpacked(params.data, limits))
+    data, layout = sources.with_given_split(unpacked(params.data, ArchiveLimits.of(params.clean)))
     kind = kind_of(data.task).input
     clean: Callable[[DataParams, CleanParams], CleanResult] = kind.load_part("clean")
     result = clean(data, params.clean)

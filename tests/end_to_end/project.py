@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from ruamel.yaml import YAML
 from tests import plain_http
 from tests.conftest import ROOT
 from tests.project_params import of_kind
+from tests.serving.server import free_port
 
 SHAPES = ("circle", "cross", "ring", "square")
 NUM_IMAGES = 64
@@ -134,8 +134,7 @@ class Project:
     @contextlib.contextmanager
     def service(self, line: str = "bentoml serve", **settings: str) -> Iterator[str]:
         """Run the service in a process of its own and yield its address."""
-        with free_port() as port:
-            pass
+        port = free_port()
         log = self.path / ".work" / "service.log"
         log.parent.mkdir(exist_ok=True)
         with log.open("w") as output:
@@ -165,14 +164,6 @@ def shown_params() -> list[dict[str, dict[str, Any]]]:
     rules = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")["clean"]["rules"]
     table["clean"]["rules"] = rules | table["clean"]["rules"]
     return [small, table]
-
-
-@contextlib.contextmanager
-def free_port() -> Iterator[int]:
-    """An unused port of the loopback interface."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        yield listener.getsockname()[1]
 
 
 def wait_until_ready(address: str) -> None:

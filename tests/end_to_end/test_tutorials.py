@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.end_to_end.project import free_port, wait_until_live, wait_until_ready
+from tests.end_to_end.project import wait_until_live, wait_until_ready
+from tests.serving.server import free_port
 
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -53,8 +54,7 @@ class Reader:
     @contextlib.contextmanager
     def service(self) -> Iterator[None]:
         """Serve on a free port until the end."""
-        with free_port() as port:
-            pass
+        port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         path = self.folder / "service.log"
         with path.open("w") as log:

@@ -26,8 +26,7 @@ def pack_images(params: Params, rows: pa.Table, paths: PackPaths) -> str:
     The next run resumes a killed one.
     """
     task = params.data.task
-    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
-    data = unpacked(params.data, limits)
+    data = unpacked(params.data, ArchiveLimits.of(params.clean))
     form = store_form(params.precompute, params.clean.max_pixels)
     counts = {split: rows["split"].to_pylist().count(split) for split in SPLITS}
     with work_folder(paths.work, packing.packing_key(rows, form, task), "precompute") as work:

@@ -38,8 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = params.data
     if options.base is not None:
         data = data.model_copy(update={"path": str(options.base)})
-    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
-    data = unpacked(data, limits)
+    data = unpacked(data, ArchiveLimits.of(params.clean))
     _check_parquet(options.new)
     print(summary(merge(data, options.new, options.out), data, options.out))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from slipway.config.sections import DataParams
+from slipway.config.sections import CleanParams, DataParams
 from slipway.data.sources.archive_members import (
     CHUNK_BYTES,
     DAMAGE,
@@ -45,6 +45,11 @@ class ArchiveLimits(NamedTuple):
 
     max_members: int
     max_ratio: int  # largest ratio of unpacked bytes to the archive's bytes
+
+    @classmethod
+    def of(cls, clean: CleanParams) -> "ArchiveLimits":
+        """Return the limits that params.yaml sets."""
+        return cls(clean.max_archive_members, clean.max_archive_ratio)
 
 
 def unpacked(data: DataParams, limits: ArchiveLimits) -> DataParams:

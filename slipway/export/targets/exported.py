@@ -187,8 +187,7 @@ def read_source(variant: str | None, of_choice: Provider | None = None) -> Expor
             "`slipway export`."
         )
     params = load_params()
-    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
-    data = unpacked(params.data, limits)
+    data = unpacked(params.data, ArchiveLimits.of(params.clean))
     rows = read_test_rows(PACKED, bundle.manifest.output.labels)
     resampling = Resampling(
         params.seed, params.evaluate.bootstrap_samples, params.evaluate.confidence
