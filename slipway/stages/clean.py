@@ -13,8 +13,7 @@ from slipway.data.rules.result import check_usable
 from slipway.data.sources import sources
 from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.kinds.registry import kind_of
-from slipway.reports.pages.clean_page import clean_page
-from slipway.reports.pages.clean_pictures import pictures_of
+from slipway.reports.pages.clean_page import clean_page, pictures_of
 from slipway.system import files
 from slipway.system.errors import DataError
 

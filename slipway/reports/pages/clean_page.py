@@ -1,14 +1,16 @@
 """Builds `reports/clean.html`: the samples that were read, refused, flagged and corrected.
 
-The page only needs the record `reports/clean.json`, so it is the same for images and tables, except
-for the pictures.
+The page needs only the record `reports/clean.json`, and for images the pictures of the samples that
+it shows, which are read from the raw data.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.config.sections import DataParams
 from slipway.data.rules.report import (
     CleanReport,
     Clusters,
@@ -18,6 +20,8 @@ from slipway.data.rules.report import (
     TargetSummary,
     TextProfile,
 )
+from slipway.data.sources.sources import read_samples
+from slipway.inputs.images import decode_image, flatten
 from slipway.reports.console import number
 from slipway.reports.pages.charts import BarGroup, bar_groups, bars
 from slipway.reports.pages.html_page import (
@@ -32,9 +36,11 @@ from slipway.reports.pages.html_page import (
     table,
     tiles,
 )
+from slipway.system.errors import ImageError
 
 Pictures = Mapping[str, NDArray[np.uint8]]  # by source, (H, W, 3)
 MAX_PICTURES = 8  # shown for one rule
+_SIDE_PX = 128
 _MAX_CLASSES = 50
 _SEVERITIES = {"flag": "flagged, and kept", "error": "refused", "duplicate": "refused duplicates"}
 _SIZES = {
@@ -51,6 +57,18 @@ def shown_sources(report: CleanReport) -> list[str]:
     examples = [example.source for rule in rules for example in _shown(rule)]
     clusters = report.clusters.examples if report.clusters else []
     return list(dict.fromkeys([*examples, *(source for group in clusters for source in group)]))
+
+
+def pictures_of(report: CleanReport, data: DataParams, max_pixels: int) -> Pictures:
+    """Return the decodable pictures by source, as (H, W, 3) uint8 of at most 128 px."""
+    pictures = {}
+    wanted = shown_sources(report)
+    for sample in read_samples(data, wanted) if wanted else ():
+        with contextlib.suppress(ImageError):
+            image = flatten(decode_image(sample.payload, max_pixels), channels=3)
+            image.thumbnail((_SIDE_PX, _SIDE_PX))
+            pictures[sample.source] = np.asarray(image, dtype=np.uint8)
+    return pictures
 
 
 def clean_page(report: CleanReport, pictures: Pictures) -> str:

@@ -21,8 +21,7 @@ from slipway.data.rules.report import (
     target_summary,
 )
 from slipway.data.sources.sources import read_samples
-from slipway.reports.pages.clean_page import MAX_PICTURES, clean_page, shown_sources
-from slipway.reports.pages.clean_pictures import pictures_of
+from slipway.reports.pages.clean_page import MAX_PICTURES, clean_page, pictures_of, shown_sources
 from tests.data.pictures import cleaned_by, data_params, encode, picture, write_folder
 from tests.project_params import clean_params
 
