@@ -2,19 +2,19 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Bundle
-from slipway.inputs.columns import ColumnContract, positions_of
+from slipway.inputs.columns import ColumnContract, encode_rows, positions_of, read_row
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
 from slipway.inputs.texts import TextContract, decode_row
 from slipway.kinds.registry import input_kind
-from slipway.predictor.explaining import columns, occlusion, pictures, shapley, words
+from slipway.predictor.explaining import occlusion, pictures, shapley, words
 from slipway.predictor.model import InvalidAnswerError
 from slipway.system.errors import UnavailableError
 
@@ -146,21 +146,21 @@ async def explain_row(
     and its Shapley value with the standard error. Shapley values are null if `most_rows` is too
     small for them.
     """
-    baseline, positions = columns.baseline_vector(contract), positions_of(contract)
-    distances = columns.distances(vector, baseline, positions)
+    baseline, positions = baseline_vector(contract), positions_of(contract)
+    distances = _distances(vector, baseline, positions)
     furthest = np.argsort(-distances, kind="stable")[: max(1, most_rows)]
     players = np.sort(furthest[distances[furthest] > 0])
     places = [positions[player] for player in players]
     changes = np.zeros(0)
     if len(players):
-        without_one = columns.blended(vector, baseline, places, ~np.eye(len(players), dtype=bool))
+        without_one = _blended(vector, baseline, places, ~np.eye(len(players), dtype=bool))
         changes = explained.own - await explained(without_one)
     # The seed is derived from the row, so equal rows always get equal explanations.
     seed = int.from_bytes(hashlib.sha256(vector.tobytes()).digest()[:8])
     planned = shapley.plan(len(players), most_rows, seed)
     contributions = None
     if planned is not None:
-        values = await explained(columns.blended(vector, baseline, places, planned.coalitions))
+        values = await explained(_blended(vector, baseline, places, planned.coalitions))
         contributions = planned.contributions(values)
     (baseline_answer,) = await explained(baseline[np.newaxis])
     described: list[dict[str, Any]] = [
@@ -181,3 +181,40 @@ async def explain_row(
         "columns": described,
         "left_out": int((distances > 0).sum()) - len(players),
     }
+
+
+def baseline_vector(contract: ColumnContract) -> NDArray[np.float32]:
+    """Return the encoded baseline row, (width,) float32, which has typical values.
+
+    They are the median of each number or date, the more frequent boolean, and the most frequent
+    category. `GET /model` shows the same row as an example.
+    """
+    row = read_row(contract.example_row(), contract)
+    vector: NDArray[np.float32] = encode_rows([row], contract)[0]
+    return vector
+
+
+def _distances(
+    vector: NDArray[np.float32], baseline: NDArray[np.float32], positions: Sequence[Sequence[int]]
+) -> NDArray[np.float32]:
+    """Return the distance of each column from the baseline in encoded units, (columns,)."""
+    return np.array(
+        [np.abs(vector[places] - baseline[places]).max() for places in positions], dtype=np.float32
+    )
+
+
+def _blended(
+    vector: NDArray[np.float32],
+    baseline: NDArray[np.float32],
+    positions: Sequence[Sequence[int]],
+    given: NDArray[np.bool_],
+) -> NDArray[np.float32]:
+    """Return copies of `vector`, (rows, width), with some columns replaced by the baseline's.
+
+    `given` (rows, columns) is True for each column of `positions` that stays. Columns that
+    `positions` lacks stay as well.
+    """
+    rows = np.repeat(vector[np.newaxis], len(given), axis=0)
+    for number, places in enumerate(positions):
+        rows[np.ix_(~given[:, number], np.array(places))] = baseline[places]
+    return rows

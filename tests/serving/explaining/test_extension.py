@@ -17,7 +17,7 @@ from PIL import Image
 
 from slipway.inputs.columns import encode_rows, positions_of, read_row
 from slipway.inputs.images import array_from_bytes
-from slipway.predictor.explaining.columns import baseline_vector
+from slipway.predictor.explaining.explanation import baseline_vector
 from slipway.predictor.explaining.occlusion import covered, side_for
 from slipway.predictor.explaining.pictures import overlay
 from slipway.serving.explaining.background import BATCH_SECONDS
