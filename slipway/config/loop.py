@@ -20,7 +20,7 @@ class TriggerParams(ParamsSection):
     drift: bool  # two windows in a row that drifted in the same feature
     # Bounds by metric of the feedback; the whole interval has to lie outside. null: no trigger.
     objective: Annotated[dict[str, Gate], Field(min_length=1, examples=[_GATE])] | None
-    new_labels: Positive | None  # labels received since the last cycle; null: no trigger
+    new_labels: Positive | None  # labels since the last cycle collected rows; null: no trigger
 
     def problems(self) -> Iterator[str]:
         if not self.drift and self.objective is None and self.new_labels is None:

@@ -124,7 +124,9 @@ class ObservedProject:
             found.append(drift[0])
         if triggers.objective is not None:
             found.append(missed_objective(bundle.manifest, labels, triggers.objective))
-        found.append(enough_labels(sum(one.joined > since for one in labels), self.loop))
+        # Labels that arrived after the last cycle collected its rows have trained no model yet.
+        used = last.time_of("collected" if last.has("collected") else "triggered") if last else 0.0
+        found.append(enough_labels(sum(one.joined > used for one in labels), self.loop))
         return tuple(reason for reason in found if reason)
 
     def _new_drift(

@@ -35,6 +35,7 @@ from tests.serving.bundles import (
     write_bundle,
 )
 from tests.serving.monitoring.monitored import monitored_bundle, pixels
+from tests.small_bundle import write_small_bundle
 from tests.traffic.test_request_log import logged
 
 HOUR_S = 3600.0
@@ -90,6 +91,25 @@ def test_drift_of_a_cycle_without_a_gain_is_a_reason_again_only_if_the_traffic_m
     for hour in (7, 8):
         add_window(hour, 80)
     assert "in two windows in a row" in project.facts(cycle, 9 * HOUR_S).reasons[0]
+
+
+def test_labels_that_arrive_during_a_cycle_count_for_the_next_one(tmp_path: Path) -> None:
+    bundle = write_small_bundle(tmp_path / "bundle")
+    settings = Settings(state=tmp_path / "state", bundle=bundle.root)
+    loop = loop_params(triggers={"drift": False, "objective": None, "new_labels": 2})
+    project = LoopProject(PROJECT.model_copy(update={"loop": loop}), settings, tmp_path)
+    with closing(Store(settings.state, Limits(1000, 3600.0, 1000, 3600.0))) as store:
+        store.tidy()  # creates the database
+    with closing(sqlite3.connect(settings.state / DATABASE)) as connection, connection:
+        connection.executemany(
+            "INSERT INTO labels (request_id, item, names_item, received, label, predicted_label, "
+            "model, answered, joined) VALUES (?, 0, 1, 0, 'cat', 'cat', ?, 0, ?)",
+            [(str(joined), bundle.version, joined) for joined in (1500.0, 2500.0, 3500.0)],
+        )
+    write_steps(project.folder, {"triggered": {"since": 0.0, "served": bundle.version}})
+    write_steps(project.folder, {"collected": {}}, now=2000.0)
+    last = write_steps(project.folder, {"ended": {"outcome": "worse"}}, now=4000.0)
+    assert project.facts(last, 5000.0).reasons == ("2 new labels",)
 
 
 def test_collected_rows_end_with_the_recent_ones_of_which_the_drift_reference_is_made(
