@@ -447,6 +447,8 @@ class TrainParams(ParamsSection):
     accelerator: Literal["auto", "cpu", "gpu"]
     # State that DeepSpeed keeps in host memory: more room on the GPU for less speed.
     offload: Offload | None
+    # Folder on disk for the offloaded optimizer state. null: the host's memory.
+    offload_path: Annotated[str, Field(min_length=1, examples=["/mnt/nvme"])] | None
     devices: Literal["auto"] | Positive  # per node
     num_nodes: Positive
     num_workers: NotNegativeInt  # loader processes per device; 0 loads in the trainer itself
@@ -480,6 +482,16 @@ class TrainParams(ParamsSection):
             yield (
                 f"offload is {self.offload!r}, which needs strategy {expected}, "
                 f"but strategy is {self.strategy!r}"
+            )
+        if self.offload_path and not self.offload:
+            yield (
+                f"offload_path is {self.offload_path!r}, but offload is null, so no state would be "
+                "there. Use offload: optimizer, or offload_path: null"
+            )
+        elif self.offload_path and self.strategy != "deepspeed_stage_3":
+            yield (
+                f"offload_path is {self.offload_path!r}, which needs strategy 'deepspeed_stage_3', "
+                f"but strategy is {self.strategy!r}. Use it, or offload_path: null"
             )
         if self.model_parallel and self.strategy not in ("tensor_parallel", "pipeline"):
             yield (

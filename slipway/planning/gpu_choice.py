@@ -217,6 +217,7 @@ class _Planner:
             self._precision,
             num_gpus,
             offload=params.offload,
+            on_disk=params.offload_path is not None,
         )
         return Setting(
             strategy,

@@ -65,6 +65,7 @@ class DeviceMemory:
     buckets: int  # communication buffers
     float32_gradients: int = 0  # ZeRO's copy for the update, made once the activations are freed
     host: int = 0  # bytes that `offload` moves to the host's memory; not part of `total`
+    disk: int = 0  # bytes that `offload_path` moves to a disk; part of neither
     average: int = 0  # the average of the weights (EMA)
     # A copy of the weights, made after a step while the average is updated or validated.
     copied_weights: int = 0
@@ -181,11 +182,13 @@ def device_memory(
     world_size: int,
     *,
     offload: Offload | None = None,
+    on_disk: bool = False,
 ) -> DeviceMemory:
     """Predict the memory of one of `world_size` processes.
 
     `traces` must have been made for the same number of processes. `offload` has an effect only with
-    DeepSpeed; below stage 3 parameters stay on the device.
+    DeepSpeed; below stage 3 parameters stay on the device. With `on_disk` stage 3 keeps the
+    optimizer's state on a disk.
     """
     mixed = precision != "32-true"
     if strategy == "fsdp":
@@ -208,7 +211,7 @@ def device_memory(
     copied = num_parameters // world_size
     parameters, shard = step.parameters, step.parameters // world_size
     gradients = shard if stage >= 2 else step.parameters
-    itemsize, host = step.parameters // num_parameters, 0
+    itemsize, host, disk = step.parameters // num_parameters, 0, 0
     sizes = zero_sizes(num_parameters, traces.block // 4)
     if stage == 3:
         # Weights that are being gathered exist twice. A single process computes with its own part.
@@ -221,6 +224,9 @@ def device_memory(
         # bucket of gradients is moved there, so none stay on the device.
         host, state, copied = state + num_parameters // world_size * _MASTER_BYTES, 0, 0
         gradients = 0 if stage >= 2 else gradients
+        if on_disk and stage == 3:
+            disk = (num_parameters * _MASTER_BYTES + traces.full.optimizer) // world_size
+            host -= disk
     if offload == "optimizer_and_parameters" and stage == 3:
         host, parameters = host + shard, parameters - shard
     memory = DeviceMemory(
@@ -233,6 +239,7 @@ def device_memory(
         buckets=2 * sizes.bucket * itemsize,
         float32_gradients=copied * _MASTER_BYTES,
         host=host,
+        disk=disk,
     )
     if not traces.averages:
         return memory
@@ -284,4 +291,5 @@ def planned_memory(traces: Traces, placement: Placement) -> DeviceMemory:
         placement.precision,
         placement.world_size,
         offload=placement.offload,
+        on_disk=placement.offload_path is not None,
     )

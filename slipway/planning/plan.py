@@ -75,6 +75,8 @@ def _memory_lines(memory: PlannedMemory, placement: Placement) -> list[str]:
     lines += [f"  {name:<12} {size(getattr(memory.device, part))}" for part, name in _PARTS.items()]
     if memory.device.host:
         lines.append(f"  {'offloaded':<12} {size(memory.device.host)} in the host's memory")
+    if memory.device.disk:
+        lines.append(f"  {'on disk':<12} {size(memory.device.disk)} in {placement.offload_path}")
     lines.append(f"  {'process':<12} {size(memory.process_bytes)} in the host's memory")
     return [*lines, _strategy_table(memory, placement)]
 
@@ -95,6 +97,7 @@ def _strategy_table(memory: PlannedMemory, placement: Placement) -> str:
                 precision,
                 world_size,
                 offload=placement.offload,
+                on_disk=placement.offload_path is not None,
             )
             for precision in _PRECISIONS
         ]

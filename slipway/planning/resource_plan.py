@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -125,6 +126,9 @@ def make_plan(
     plan.disk = _disk(train, traces, plan.placement, board_bytes, paths)
     written = sum(plan.disk[name] for name in ("checkpoints", "model", "TensorBoard"))
     check_disk(written, paths.work, plan.findings)
+    if train.offload_path:
+        offloaded = plan.memory.device.disk * plan.placement.devices
+        check_disk(offloaded, Path(train.offload_path), plan.findings)
     if timing_seconds and plan.data and not plan.findings.mismatches:
         plan.seconds = _seconds(
             params.seed, train, plan.data, plan.shape, plan.placement, timing_seconds

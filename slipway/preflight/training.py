@@ -71,6 +71,7 @@ def machine_mistakes(params: Params) -> list[str]:
     from slipway.training.distributed.execution import check_execution
     from slipway.training.distributed.launchers import RELAUNCH
     from slipway.training.distributed.placement import this_host
+    from slipway.training.distributed.state_on_disk import check_offload_path
     from slipway.training.job import step_shape
 
     if os.environ.get(RELAUNCH, "").strip():
@@ -82,6 +83,7 @@ def machine_mistakes(params: Params) -> list[str]:
             check_deepspeed(placement, findings)
             step_shape(train, placement)
             check_execution(train, placement, params.data.task)
+            check_offload_path(train.offload_path)
     except SlipwayError as error:
         findings.mismatches.append(str(error))
     return findings.mismatches

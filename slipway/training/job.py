@@ -31,6 +31,7 @@ from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.pipeline import check_stages
 from slipway.training.distributed.placement import Placement, place, this_host
 from slipway.training.distributed.processes import is_first_process
+from slipway.training.distributed.state_on_disk import check_offload_path
 from slipway.training.networks.blocks import check_blocks
 from slipway.training.networks.divided_layers import check_layers
 from slipway.training.networks.encoders import read_config
@@ -201,6 +202,7 @@ def prepare(seed: int, params: TrainParams, paths: Paths) -> tuple[Job, Network]
     )
     spec = network_spec(params, data.manifest)
     check_execution(params, placement, spec.task)
+    check_offload_path(params.offload_path)
     network = _initial_network(seed, params, spec, placement, paths.work)
     data.class_weights(params)  # raises an error here rather than after the start
     shape = step_shape(params, placement)

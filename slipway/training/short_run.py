@@ -33,7 +33,13 @@ from slipway.training.recipe.weight_average import WeightAverage
 from slipway.training.telemetry.progress import format_epoch
 
 # Settings of the section train.
-ONE_PROCESS = {"strategy": "single", "offload": None, "devices": 1, "num_nodes": 1}
+ONE_PROCESS = {
+    "strategy": "single",
+    "offload": None,
+    "offload_path": None,
+    "devices": 1,
+    "num_nodes": 1,
+}
 
 
 def one_process(what: str, stage: str) -> TrainingHost:

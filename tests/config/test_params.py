@@ -360,6 +360,19 @@ def test_default_params_yaml_is_valid() -> None:
             "offload is 'optimizer_and_parameters', which needs strategy 'deepspeed_stage_3', "
             "but strategy is 'deepspeed_stage_2'",
         ),
+        (
+            {"train__offload_path": "/mnt", "train__strategy": "deepspeed_stage_3"},
+            "offload_path is '/mnt', but offload is null, so no state would be there",
+        ),
+        (
+            {
+                "train__offload_path": "/mnt",
+                "train__offload": "optimizer",
+                "train__strategy": "deepspeed_stage_2",
+            },
+            "offload_path is '/mnt', which needs strategy 'deepspeed_stage_3', "
+            "but strategy is 'deepspeed_stage_2'",
+        ),
         ({"train__offload": "all"}, "train.offload: found 'all'"),
         (
             {"train__model_parallel": 2, "train__strategy": "fsdp"},

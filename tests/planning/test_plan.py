@@ -323,6 +323,16 @@ def test_offload_moves_16_bytes_per_parameter_and_shard_to_the_host(
     assert zero(stage, None).host == 0
 
 
+def test_an_offload_path_leaves_only_gradients_and_parameters_in_the_hosts_memory() -> None:
+    args = (TRACES, "deepspeed_stage_3", "bf16-mixed", 2)
+    cases: list[tuple[Offload, int]] = [("optimizer", 4), ("optimizer_and_parameters", 6)]
+    for offload, in_memory in cases:
+        memory = device_memory(*args, offload=offload, on_disk=True)
+        assert memory.host == in_memory * 10_000_000 // 2
+        assert memory.disk == 12 * 10_000_000 // 2
+        assert memory.total == zero(3, offload).total
+
+
 def test_offloaded_parameters_leave_only_gathered_layers_on_the_device() -> None:
     memory = zero(3, "optimizer_and_parameters")
     assert memory.host == 18 * 10_000_000 // 2

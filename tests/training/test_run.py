@@ -1,5 +1,6 @@
 """Whole trainings run in real processes, as `dvc repro` starts them."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from slipway.system import files
 from slipway.training import assembly
 from slipway.training import run as training
+from slipway.training.distributed import state_on_disk
 from slipway.training.distributed.placement import Placement
 from slipway.training.distributed.strategies import trainer_arguments
 from slipway.training.networks.networks import load_network, read_model_manifest
@@ -196,25 +199,49 @@ def test_accumulated_gradients_give_the_same_steps_as_whole_batches(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "offload"),
+    ("strategy", "offload", "on_disk"),
     [
-        pytest.param("deepspeed_stage_2", None, marks=pytest.mark.nightly),
-        pytest.param("deepspeed_stage_2", "optimizer", marks=pytest.mark.nightly),
-        ("deepspeed_stage_3", "optimizer_and_parameters"),
+        pytest.param("deepspeed_stage_2", None, False, marks=pytest.mark.nightly),
+        pytest.param("deepspeed_stage_2", "optimizer", False, marks=pytest.mark.nightly),
+        pytest.param(
+            "deepspeed_stage_3", "optimizer_and_parameters", False, marks=pytest.mark.nightly
+        ),
+        ("deepspeed_stage_3", "optimizer_and_parameters", True),
     ],
 )
 def test_a_killed_deepspeed_training_of_two_processes_resumes_exactly(
-    tmp_path: Path, strategy: str, offload: str
+    tmp_path: Path, strategy: str, offload: str, on_disk: bool
 ) -> None:
     settings = {"devices": 2, "strategy": strategy, "precision": "bf16-mixed", "offload": offload}
+    (disk := tmp_path / "disk").mkdir()
     whole, killed = (
         write_project(tmp_path / "whole", **settings),
-        write_project(tmp_path / "killed", **settings),
+        write_project(tmp_path / "killed", **settings, offload_path=str(disk) if on_disk else None),
     )
     assert run_training(whole).returncode == 0
     kill_after(killed, "epoch 3/4")
     assert "resumed   after epoch" in run_training(killed).stdout
     assert weights_digest(killed) == weights_digest(whole)
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.nightly(seconds=15)
+def test_an_offload_path_without_room_ends_the_training_before_its_first_step(
+    tmp_path: Path,
+) -> None:
+    settings = {"devices": 1, "strategy": "deepspeed_stage_3", "precision": "bf16-mixed"}
+    project = write_project(tmp_path, offload="optimizer", offload_path=str(tmp_path), **settings)
+    code, output = run_forked(project, fill_the_disk)
+    assert code == 1
+    assert f"cannot be kept in train.offload_path, {tmp_path}: [Errno 28]" in output
+    assert "epoch 1/" not in output
+
+
+def fill_the_disk() -> None:
+    def full(tensor: Tensor, folder: Path) -> Tensor:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    setattr(state_on_disk, "_mapped_like", full)  # noqa: B010
 
 
 def test_weights_sharded_by_zero_3_are_consolidated(tmp_path: Path) -> None:

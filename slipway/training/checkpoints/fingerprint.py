@@ -25,6 +25,7 @@ HOW_IT_RUNS = frozenset(
         "model_parallel",
         "devices",
         "num_nodes",
+        "offload_path",
         "max_batch_per_device",
         "num_workers",
         "checkpoint_every_epochs",

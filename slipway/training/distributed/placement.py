@@ -43,6 +43,7 @@ class Placement:
     reasons: tuple[str, ...]  # why each "auto" became its value
     # Processes with consecutive ranks that share a copy of the network; None if none do.
     model_parallel: int | None = None
+    offload_path: str | None = None  # folder of the offloaded optimizer state
 
     def __str__(self) -> str:
         copies = ""
@@ -156,6 +157,7 @@ def place(params: TrainParams, host: TrainingHost) -> Placement:
         host.launch,
         tuple(reasons),
         _model_parallel(params, strategy, devices * params.num_nodes),
+        params.offload_path,
     )
 
 

@@ -5,6 +5,7 @@ one ends the run.
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -20,6 +21,7 @@ from pytorch_lightning.strategies import (
     Strategy,
 )
 from torch import Tensor, nn
+from torch.utils.serialization import config as torch_loading
 
 from slipway.system.errors import TrainingError
 from slipway.training.distributed.divided import DividedStrategy, SharedCopyStrategy
@@ -27,6 +29,7 @@ from slipway.training.distributed.fully_sharded import FullyShardedStrategy, Sha
 from slipway.training.distributed.launchers import cluster_environment
 from slipway.training.distributed.pipeline import PipelineStrategy
 from slipway.training.distributed.placement import DTYPES, Placement
+from slipway.training.distributed.state_on_disk import StateOnDisk
 from slipway.training.distributed.tensor_parallel import TensorParallelStrategy
 from slipway.training.distributed.zero_sizes import largest_block, zero_sizes
 from slipway.training.networks.mapped_weights import MappedWeights
@@ -36,9 +39,13 @@ from slipway.training.networks.networks import Network, TrainingSetup
 class PortableDeepSpeedStrategy(DeepSpeedStrategy):
     """Runs Lightning's DeepSpeed strategy on the CPU, too, over gloo.
 
+    It keeps the optimizer's state in the folder `offload_path`, if that is given.
+
     On CUDA it behaves like the original. Lightning 2.6 refuses the CPU in `setup_environment` and
     `setup_distributed`; the overrides can be removed once it no longer does.
     """
+
+    offload_path: str | None = None
 
     @property
     def root_device(self) -> torch.device:
@@ -84,7 +91,22 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
             # DeepSpeed moves no part of a model whose weights are divided already.
             for buffer in model.buffers():
                 buffer.data = buffer.data.to(self.root_device)
-        return super()._setup_model_and_optimizer(model, optimizer, lr_scheduler)
+        engine, zero_optimizer = super()._setup_model_and_optimizer(model, optimizer, lr_scheduler)
+        if self.offload_path and optimizer is not None:
+            weights = engine.optimizer.fp32_partitioned_groups_flat
+            StateOnDisk(Path(self.offload_path), weights, optimizer)
+        return engine, zero_optimizer
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint; with `offload_path` without reading all of it into memory."""
+        before = torch_loading.load.mmap
+        torch_loading.load.mmap = before or self.offload_path is not None
+        try:
+            return super().load_checkpoint(checkpoint_path, weights_only)
+        finally:
+            torch_loading.load.mmap = before
 
     def _divide(self, network: Network, mapped: MappedWeights) -> None:
         from deepspeed import zero
@@ -191,6 +213,7 @@ def _deepspeed_strategy(
     )
     # DeepSpeed's own Adam is compiled at the first start; torch's fused one needs no compiler.
     strategy.config = {**(strategy.config or {}), "zero_force_ds_cpu_optimizer": False}
+    strategy.offload_path = placement.offload_path
     return strategy
 
 
