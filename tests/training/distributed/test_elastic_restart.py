@@ -33,10 +33,11 @@ def lose_rank_once(marker: Path) -> None:
 
 
 @pytest.mark.nightly(seconds=90)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_stage_3"])
 def test_torchrun_restarts_a_lost_process_and_the_training_ends_with_the_same_weights(
-    tmp_path: Path,
+    tmp_path: Path, strategy: str
 ) -> None:
-    settings = {"epochs": 2, "strategy": "ddp", "devices": 2, "checkpoint_every_minutes": 1e-9}
+    settings = {"epochs": 2, "strategy": strategy, "devices": 2, "checkpoint_every_minutes": 1e-9}
     whole, restarted = (write_project(tmp_path / name, **settings) for name in ("whole", "lost"))
     assert run_command(whole, TORCHRUN).returncode == 0
     marker = tmp_path / "lost once"
