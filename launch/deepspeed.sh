@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs dvc repro, with training on every host of a hostfile through the DeepSpeed launcher, which
+# Runs `slipway run`, with training on every host of a hostfile through the DeepSpeed launcher, which
 # needs pdsh: launch/deepspeed.sh [HOSTFILE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,4 +7,4 @@ source env.sh
 hostfile=${1:-launch/hostfile}
 options="--hostfile $hostfile --force_multi --no_local_rank --no_python"
 export TRAIN_LAUNCHER="deepspeed $options launch/on_node.sh"
-dvc repro
+slipway run

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs dvc repro, with training on several nodes, without ssh or a scheduler. Start it on every
+# Runs `slipway run`, with training on several nodes, without ssh or a scheduler. Start it on every
 # node. For example, with 4 nodes of 8 GPUs each:
 #   launch/torchrun.sh 4 8 0 node1   on node1, and with 1, 2 and 3 in place of 0 on the other nodes
 # DVC runs on the first node. The other nodes wait for it for up to a day. If training is already up
@@ -12,4 +12,4 @@ num_nodes=$1 devices=$2 node_rank=$3 first=$4
 processes="--nnodes=$num_nodes --nproc-per-node=$devices --node-rank=$node_rank"
 rendezvous="--master-addr=$first --master-port=${MASTER_PORT:-29500} --rdzv-conf=timeout=86400"
 export TRAIN_LAUNCHER="torchrun $processes $rendezvous --no-python"
-if [ "$node_rank" -eq 0 ]; then dvc repro; else exec python -m slipway.stages.train; fi
+if [ "$node_rank" -eq 0 ]; then slipway run; else exec python -m slipway.stages.train; fi

@@ -23,9 +23,9 @@ task = sky.Task.from_yaml_config(
 )
 print(sorted(str(resource) for resource in task.resources), list(task.storage_mounts))
 """
-# In place of DVC: the first machine is preempted after a checkpoint, the second one resumes.
-DVC = """#!/bin/bash
-[ "$1" = repro ] || exit 0
+# In place of `slipway run`: the first machine is preempted after a checkpoint, the second resumes.
+RUN = """#!/bin/bash
+[ "$1" = run ] || exit 1
 if [ ! -e .work/train/step-1 ]; then mkdir .work/train/step-1; exit 143; fi
 mkdir -p artifacts metrics reports
 echo resumed > artifacts/model
@@ -42,8 +42,9 @@ def _run(machine: Path, bucket: Path) -> int:
     """Run the task on a new machine, whose folder has only what SkyPilot copies there."""
     (machine / "bin").mkdir(parents=True)
     (machine / "params.yaml").write_text("seed: 7\n")
-    (machine / "bin/dvc").write_text(DVC)
-    (machine / "bin/dvc").chmod(0o755)
+    for name, text in {"slipway": RUN, "dvc": "#!/bin/bash\n"}.items():
+        (machine / "bin" / name).write_text(text)
+        (machine / "bin" / name).chmod(0o755)
     environment = {
         "PATH": f"{machine / 'bin'}:{os.environ['PATH']}",
         "SLIPWAY_KEPT": str(bucket),

@@ -68,7 +68,7 @@ def _shared_project(root: Path, **train: Any) -> Path:
     _write(root, num_nodes=2, devices=1, **train)
     shutil.copytree(ROOT / "launch", root / "launch")
     shutil.copy(ROOT / "env.sh", root)
-    for name in ("slipway", "transforms"):
+    for name in ("bin", "slipway", "transforms", "data/demo"):
         (root / name).symlink_to(ROOT / name)
     (root / ".venv").symlink_to(sys.prefix)
     (root / ".dvc").mkdir()
@@ -128,11 +128,21 @@ def test_mpirun_and_deepspeed_on_two_nodes_train_the_same_weights_as_on_one_node
     assert _trained_on_two_nodes(project) == expected
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(seconds=170)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("settings", "stop"),
+    [
+        (DDP, ("scontrol", "requeue")),
+        # As Slurm does before the time limit; the training then requeues its job.
+        (FSDP, ("scancel", "--signal=USR1")),
+    ],
+    ids=lambda value: value.get("strategy") if isinstance(value, dict) else value[0],
+)
 def test_slurm_on_two_nodes_and_a_requeued_job_train_the_same_weights_as_one_node(
-    nodes: TwoNodes, tmp_path: Path
+    nodes: TwoNodes, tmp_path: Path, settings: dict[str, Any], stop: tuple[str, ...]
 ) -> None:
-    settings = {**DDP, "epochs": 60}
+    settings = {**settings, "epochs": 60}
     project = _shared_project(tmp_path / "two", **settings)
     with slurm(nodes) as cluster:
         no_gpus = ["--gpus-per-node=0", "--cpus-per-task=1", "--time=30"]
@@ -143,9 +153,10 @@ def test_slurm_on_two_nodes_and_a_requeued_job_train_the_same_weights_as_one_nod
             "end of the fifth epoch",
             300,
         )
-        cluster.ask("scontrol", "requeue", job)
+        cluster.ask(*stop, job)
         wait_until(lambda: cluster.state(job) == "PENDING", "requeued job", 60)
-        cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+        # A node refuses a job in the second in which it killed it.
+        cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now+3")
         wait_until(
             lambda: cluster.state(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"),
             "end of the job",
@@ -153,4 +164,6 @@ def test_slurm_on_two_nodes_and_a_requeued_job_train_the_same_weights_as_one_nod
         )
         assert cluster.state(job) == "COMPLETED", log.read_text()
     assert "resumed   after epoch" in log.read_text()
+    is_signalled = stop[0] == "scancel"
+    assert (f"scontrol requeue {job} done" in log.read_text()) == is_signalled
     assert _trained_on_two_nodes(project) == _trained_on_one_node(tmp_path / "one", **settings)
