@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs `slipway run`, with training on every host of a hostfile through the DeepSpeed launcher, which
-# needs pdsh: launch/deepspeed.sh [HOSTFILE]
+# Runs `slipway run`, with training on every host of a hostfile through the DeepSpeed launcher,
+# which needs pdsh: launch/deepspeed.sh [HOSTFILE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source env.sh
