@@ -1,15 +1,19 @@
 """The commands for a finished model: `slipway export` and `slipway release`."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 
 from slipway.cli.command import is_quiet
-from slipway.export.again import export_again
 from slipway.export.release import release as release_bundle
 from slipway.export.release import verify_bundle as verify_release
+from slipway.system.errors import UnavailableError
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_STAGES = ("export", "compile", "verify")
+_MODEL = Path("artifacts/model/model.json")
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -51,4 +55,27 @@ def export(force: bool) -> None:
     Runs the stages export, compile and verify, for example after a change of export.variants. With
     a place such as `browser`, writes the certified model for it instead, and certifies it there.
     """
-    export_again(force=force, is_quiet=is_quiet())
+    _export_again(force=force, is_quiet=is_quiet())
+
+
+def _export_again(*, force: bool, is_quiet: bool = False) -> None:
+    """Run the stages from `export` to `verify` with DVC.
+
+    With `is_quiet`, their output is printed only if a stage fails. Raises UnavailableError if one
+    fails, or if there is no trained model.
+    """
+    if not _MODEL.is_file():
+        raise UnavailableError(
+            f"there is no trained model in {_MODEL.parent.absolute()} yet, expected the model of a "
+            "finished `train`. Make it with `slipway run` in the project's folder."
+        )
+    options = ["--single-item", *["--force"] * force]
+    command = [sys.executable, "-m", "dvc", "repro", *options, *_STAGES]
+    output = subprocess.PIPE if is_quiet else None
+    done = subprocess.run(command, stdout=output, stderr=output and subprocess.STDOUT, text=True)
+    if done.returncode:
+        print(end=done.stdout or "", flush=True)
+        raise UnavailableError(
+            "the model was not exported: the stage above ended with an error, expected all of "
+            f"{', '.join(_STAGES)} to finish. Correct that error, and run `slipway export` again."
+        )

@@ -143,8 +143,10 @@ def _reference(
 
 
 def _raw_data(params: Params) -> DataParams:
-    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
-    return unpacked(params.data, limits)
+    return unpacked(
+        params.data,
+        ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio),
+    )
 
 
 if __name__ == "__main__":

@@ -136,8 +136,10 @@ def _run_service(
         "SLIPWAY_ACCEPT_DRAFT": "true"
     }
     service = ServiceHop(serve_command(), settings, SERVICE_LOG)
-    limits = ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio)
-    data = unpacked(params.data, limits)
+    data = unpacked(
+        params.data,
+        ArchiveLimits(params.clean.max_archive_members, params.clean.max_archive_ratio),
+    )
     return service.run(
         comparison,
         bundle,
