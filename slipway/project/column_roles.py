@@ -42,6 +42,7 @@ _MOSTLY, _SOMETIMES = 0.9, 0.1  # fractions of the rows
 _ROWS_PER_CLASS = 8  # average rows; with fewer a column holds no classes
 _FREE_TEXT_CHARACTERS = 25  # average length from which a column holds free text
 _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")  # scripts of short texts
+_LETTERS = re.compile(r"[^\W\d_]{2,}")  # a word, not the numbers of a date or a code
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,16 @@ class SampledColumn:
         letters = sum(map(len, texts)) + 3 * wide  # a wide character says as much as some letters
         has_spaces = sum(text.count(" ") >= 2 for text in texts) + wide
         return letters / len(texts) >= _FREE_TEXT_CHARACTERS and has_spaces > len(texts) / 2
+
+    @property
+    def is_short_text(self) -> bool:
+        """True if no table can use the column, and most of its texts have several words."""
+        texts = list(self.counts)[:1000] if self.guess.kind == "ignore" else []
+        several = sum(
+            len(_LETTERS.findall(text)) > 1 or len(_WIDE.findall(text)) > 3  # more than a name
+            for text in texts
+        )
+        return self.raw.stored == "text" and not self.is_numeric and several > len(texts) / 2
 
     @property
     def rows(self) -> int:

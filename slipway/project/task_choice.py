@@ -224,6 +224,8 @@ def _text_columns(
     texts = tuple(column for column in others if column.is_free_text)
     if task is not None:
         return texts or tuple(column for column in others if _holds_text(column))
+    # Short texts, such as titles, are the inputs if a table would have none.
+    texts = texts or tuple(column for column in others if column.is_short_text)
     rest = [c for c in others if c.guess.kind != "ignore" and c not in texts]
     has_target = label is not None or bool(targets)
     return texts if len(rest) <= (0 if has_target else 1) else ()

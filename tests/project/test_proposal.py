@@ -98,6 +98,30 @@ def test_a_table_of_texts_and_classes_becomes_a_task_of_texts(
     assert params["augment"] == {"token_dropout": 0.0, "word_deletion": 0.0}
 
 
+@pytest.mark.parametrize("header", ["title,label", "title,kind"])
+@pytest.mark.parametrize("words", ["red shoe", "\u7ea2\u8272\u978b\u5b50"])
+def test_short_texts_are_the_input_if_a_table_would_have_none(
+    tmp_path: Path, header: str, words: str
+) -> None:
+    lines = [f"{words} {n},{'old' if n % 3 else 'new'}" for n in range(60)]
+    data = table(tmp_path, "\n".join([header, *lines])).params["data"]
+    assert (data["task"], data["text_columns"]) == ("text_classification", ["title"])
+    assert data["target_column"] == header.partition(",")[2]
+
+
+@pytest.mark.parametrize(
+    ("value", "others"), [("red shoe {}", ",{}"), ("id {}", ""), ("12 March {}", "")]
+)
+def test_codes_and_titles_beside_other_columns_remain_a_table(
+    tmp_path: Path, value: str, others: str
+) -> None:
+    lines = [
+        f"{value.format(n)},{'old' if n % 3 else 'new'}{others.format(n % 7)}" for n in range(60)
+    ]
+    text = "\n".join(["title,label" + others.format("size"), *lines])
+    assert table(tmp_path, text).params["data"]["task"] == "table_classification"
+
+
 def test_init_treats_texts_beside_other_columns_as_a_table_by_default(tmp_path: Path) -> None:
     rows = "\n".join(
         f"{line},{n % 7},{n * n % 11}" for n, line in enumerate(_texts(99).splitlines()[1:])
