@@ -32,6 +32,8 @@ _TEXT = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 _MAX_RATIO = 1032  # largest ratio of a zlib stream
 MAX_CHUNKS = 10_000  # most chunks besides those of pixels: each one takes a microsecond
 _PIXELS, _SMALL_BYTES = b"IDAT", 64
+_END = b"\0\0\0\0IEND\xaeB`\x82"  # the last chunk
+_FRAME_BYTES = _HEAD.size + _CHUNK.size + 4 + len(_END)  # all but the pixels, if in one chunk
 
 
 class PngHeader(NamedTuple):
@@ -137,6 +139,13 @@ def _chunks(payload: bytes, at: int) -> Iterator[tuple[bytes, int, int]]:
 
 def _has_plain_chunks(payload: bytes) -> bool:
     """Return True if the file is complete and no chunk could change how Pillow decodes it."""
+    num_pixel_bytes = len(payload) - _FRAME_BYTES
+    if (
+        num_pixel_bytes > 0
+        and _CHUNK.unpack_from(payload, _HEAD.size) == (num_pixel_bytes, _PIXELS)
+        and payload[-len(_END) :] == _END
+    ):
+        return True  # most small files: the walk through the chunks would take ten times as long
     for kind, begin, end in _chunks(payload, _HEAD.size):
         if kind == b"IEND":
             return True

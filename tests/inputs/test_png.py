@@ -73,6 +73,13 @@ def test_plain_png_decodes_to_pixels_equal_to_those_of_pillow(
     assert np.array_equal(decoded, pillows(payload))
 
 
+@pytest.mark.parametrize("num_bytes", [0, 1, 11, 12, 23, 24, 25])
+def test_png_without_pixels_is_left_to_pillow(num_bytes: int) -> None:
+    head = encoded(np.zeros((2, 2), np.uint8))[:33]
+    end = b"\0\0\0\1IDAT\0\0\0\0\0" + b"\0\0\0\0IEND\xaeB`\x82"
+    assert decode_plain_png(head + end[len(end) - num_bytes :], MAX_PIXELS) is None
+
+
 def test_png_pixels_in_several_chunks_are_decoded() -> None:
     pixels = np.random.default_rng(1).integers(
         0, 256, (300, 300, 3), dtype=np.uint8
