@@ -85,7 +85,6 @@ class Replayer:
         limits, state = connection_limits(worker), ServerState()
         state.default_headers = [
             (b"date", b"Sun, 22 Nov 2026 20:00:00 GMT"),
-            (b"server", b"uvicorn"),
         ]
         self._request = request
         self._connections: list[tuple[asyncio.Protocol, Silent]] = []

@@ -70,14 +70,16 @@ ERRORS = {
 # Made once: json.dumps would create an encoder for each response.
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 RETRY_AFTER = ("retry-after", "1")  # seconds
+JSON = "application/json"
 # Defaults of every response: not cached, not sniffed, and without scripts or embedded content.
 SECURITY_HEADERS: tuple[tuple[str, str], ...] = (
     ("cache-control", "no-store"),
     ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
     ("cross-origin-resource-policy", "same-origin"),
-    ("referrer-policy", "no-referrer"),
     ("x-content-type-options", "nosniff"),
 )
+# Defaults of all but JSON, in which a browser follows no links. Each header takes 0.4 us.
+PAGE_HEADERS = (*SECURITY_HEADERS, ("referrer-policy", "no-referrer"))
 
 
 class Refusal(Exception):  # noqa: N818 - a response to the caller, not a fault of ours
@@ -112,7 +114,7 @@ class Response:
 
     status: int
     body: bytes
-    content_type: str = "application/json"
+    content_type: str = JSON
     headers: tuple[tuple[str, str], ...] = field(default=())
 
 
@@ -187,20 +189,22 @@ def encoded_headers(response: Response, request_id: str) -> list[tuple[bytes, by
         (b"content-type", response.content_type.encode("latin-1")),
         (b"content-length", b"%d" % len(response.body)),
     ]
-    if not response.headers:
+    if response.content_type == JSON and not response.headers:
         return [*own, *_SECURITY_HEADERS, (b"x-request-id", request_id.encode("latin-1"))]
-    for name, value in response.headers:
-        own.append((name.encode("latin-1"), value.encode("latin-1")))
-    return security_headers(own, request_id)
+    return security_headers([*own, *_encoded(response.headers)], request_id)
 
 
 def security_headers(own: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
     """Return a response's `own` headers with `x-request-id` and the security headers they lack."""
-    names = {name for name, _ in own}
-    defaults = [header for header in _SECURITY_HEADERS if header[0] not in names]
+    values = dict(own)
+    is_json = values.get(b"content-type") == JSON.encode()
+    every = _SECURITY_HEADERS if is_json else _PAGE_HEADERS
+    defaults = [header for header in every if header[0] not in values]
     return [*own, *defaults, (b"x-request-id", request_id.encode("latin-1"))]
 
 
-_SECURITY_HEADERS = [
-    (name.encode("latin-1"), value.encode("latin-1")) for name, value in SECURITY_HEADERS
-]
+def _encoded(headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+_SECURITY_HEADERS, _PAGE_HEADERS = _encoded(SECURITY_HEADERS), _encoded(PAGE_HEADERS)
