@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from slipway.config.mistakes import as_yaml, expected_values
 from slipway.config.params import Params, mistakes_in
-from tests.config.test_params import CONTENT, content
+from tests.config.contents import CONTENT, content
 
 WRONG: list[Any] = [None, "", "some", -7, 3.5, True, math.inf, [], {}, [None], {"a": None}, {1: 2}]
 WRONG += [datetime.date(2024, 1, 31)]

@@ -9,89 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.config.network_arguments import (
-    LightgbmArguments,
-    NetworkArguments,
-    SmallResnetArguments,
-    TabmArguments,
-    argument_mistakes,
-)
+from slipway.config.network_arguments import TabmArguments
 from slipway.config.params import Params, load_params, parse_params
 from slipway.kinds.inputs import COLUMNS
 from slipway.system.errors import ParamsError
+from tests.config.contents import CONTENT, OWN, content, message, table_content
 from tests.project_params import of_kind
-
-OWN: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
-CONTENT = parse_params(OWN).model_dump(mode="json")  # with the keys of every kind
-
-
-def content(**changes: Any) -> dict[str, Any]:
-    """Return the default params with dotted keys changed, as in content(train__epochs=3)."""
-    changed = copy.deepcopy(CONTENT)
-    for key, value in changes.items():
-        *place, last = key.split("__")
-        section = changed
-        for part in place:
-            section = section[part]
-        section[last] = value
-    return changed
-
-
-def message(changed: dict[str, Any]) -> str:
-    with pytest.raises(ParamsError) as raised:
-        parse_params(changed)
-    return str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("task", "changes"),
-    [
-        ("table_classification", {"precompute__transform": "transforms.faces:crop"}),
-        ("table_regression", {"data__engine": "ray"}),
-        (
-            "image_classification",
-            {
-                "data__columns": {
-                    "age": {"kind": "number", "min": None, "max": None, "required": False}
-                }
-            },
-        ),
-        ("image_regression", {"data__label_map": {"Cat": "cat"}}),
-        ("table_regression", {"data__classes": ["cat"]}),
-        ("image_regression", {"audit__folds": 5}),
-    ],
-)
-def test_settings_without_effect_for_the_task_are_refused(
-    task: str, changes: dict[str, Any]
-) -> None:
-    network = "tabm" if task.startswith("table") else "small_resnet"
-    metric = "accuracy" if task.endswith("classification") else "rmse"
-    arguments = (
-        yaml.safe_load(TabmArguments.EXAMPLE)
-        if network == "tabm"
-        else CONTENT["train"]["network_arguments"]
-    )
-    fitting = {
-        "data__task": task,
-        "train__network": network,
-        "train__network_arguments": arguments,
-        "evaluate__gates": {metric: {"min": 0.0, "max": None}},
-    }
-    parse_params(content(**fitting))
-    (key,) = changes
-    refusal = message(content(**fitting, **changes))
-    assert f"{key.replace('__', '.')} is " in refusal
-    assert f"but data.task is {task!r}" in refusal
-
-
-def table_content() -> dict[str, Any]:
-    """Return a params.yaml for a table, without the keys of images."""
-    table = of_kind(OWN, "table_classification")
-    table["train"] |= {
-        "network": "tabm",
-        "network_arguments": yaml.safe_load(TabmArguments.EXAMPLE),
-    }
-    return table
 
 
 def all_keys(changed: dict[str, Any]) -> dict[str, Any]:
@@ -152,81 +75,6 @@ def test_unknown_task_is_reported_without_missing_keys_of_other_kinds() -> None:
     text = message(table)
     assert text.startswith("params.yaml has 1 mistake:")
     assert "data.task: found 'table_clasification'" in text
-
-
-@pytest.mark.parametrize(
-    ("offload", "strategy"),
-    [
-        ("optimizer", "deepspeed_stage_1"),
-        ("optimizer", "deepspeed_stage_3"),
-        ("optimizer_and_parameters", "deepspeed_stage_3"),
-    ],
-)
-def test_offload_is_accepted_with_a_deepspeed_strategy(offload: str, strategy: str) -> None:
-    assert (
-        parse_params(content(train__offload=offload, train__strategy=strategy)).train.offload
-        == offload
-    )
-
-
-USER_CODE: dict[str, Any] = {
-    "train__network": "nets:Net",
-    "train__network_arguments": {"width": 8},
-    "train__loss": "own.losses:focal",
-    "train__label_smoothing": 0.0,
-    "evaluate__metrics": ["scores:worst_recall"],
-    "evaluate__gates": {"worst_recall": {"min": None, "max": -3.0}},
-    "evaluate__slice_gates": {"worst_recall": {"min": 7.0, "max": None}},
-}
-
-
-@pytest.mark.parametrize("task", ["image_classification", "table_regression"])
-def test_user_code_is_accepted_for_every_kind_of_task(task: str) -> None:
-    params = parse_params(content(data__task=task, augment__mixup_alpha=0.2, **USER_CODE))
-    assert params.evaluate.metric_names == ["worst_recall"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"train__network": "nets:"}, "network is 'nets:', expected 'package.module:Class'"),
-        (
-            {"train__network_arguments": {"num_outputs": 3}},
-            "network_arguments names num_outputs, which Slipway sets itself from the data: remove",
-        ),
-        (
-            {"train__loss": "focal"},
-            "train.loss: found 'focal', expected 'auto', 'cross_entropy', 'bce', 'asymmetric', "
-            "'mse' or 'huber', or text, such as 'package.module:function'",
-        ),
-        (
-            {"train__label_smoothing": 0.1},
-            "train.label_smoothing is 0.1, but train.loss is 'own.losses:focal', which gets logits "
-            "and class indices only: set train.label_smoothing to 0.0",
-        ),
-        ({"train__class_weights": "balanced"}, "set train.class_weights to null, and do it in"),
-        ({"train__pretrained": "hub"}, "'timm/NAME' and 'encoder' have other pretrained weights"),
-        (
-            {"train__pretrained": "former/weights.safetensors", "train__freeze_epochs": 1},
-            "'timm/NAME' and 'encoder' have parts to freeze",
-        ),
-        ({"evaluate__metrics": ["scores.f1"]}, "evaluate.metrics.0: found 'scores.f1'"),
-        ({"evaluate__metrics": ["a:f", "b:f"]}, "metrics names 'f' more than once"),
-        (
-            {"evaluate__metrics": ["scores:accuracy"]},
-            "evaluate.metrics has a function 'accuracy', which is the name of a built-in metric",
-        ),
-        ({"evaluate__gates": {"worst_recal": {"min": 0, "max": None}}}, "mean 'worst_recall'?"),
-    ],
-)
-def test_error_describes_a_wrong_name_of_user_code(changes: dict[str, Any], words: str) -> None:
-    assert words in message(content(**USER_CODE | changes))
-
-
-def test_structured_pruning_of_a_user_network_for_tables_is_refused() -> None:
-    changed = content(data__task="table_regression", prune__kind="structured", **USER_CODE)
-    changed["export"]["variants"].append("pruned")
-    assert "whose inputs cannot lose channels: use magnitude" in message(changed)
 
 
 def test_default_params_yaml_is_valid() -> None:
@@ -504,54 +352,10 @@ def test_no_key_of_params_yaml_has_a_default(
     assert f"{'.'.join(place)}: missing; it has no default" in message(changed)
 
 
-def test_error_names_each_key_too_large_for_the_epochs_with_a_valid_value() -> None:
-    pretrained = {"network": "timm/resnet18", "network_arguments": {}, "pretrained": "hub"}
-    wanted = {"warmup_epochs": 5.0, "freeze_epochs": 4, "unfreeze_epochs": 4}
-    changed = content()
-    changed["train"] |= pretrained | wanted | {"early_stopping_patience": 5, "epochs": 10}
-    changed["audit"] |= {"folds": 3, "epochs": 10}
-    parse_params(changed)
-    changed["train"]["epochs"], changed["audit"]["epochs"] = 3, 2
-    text = message(changed)
-    assert "has 1 mistake:" in text
-    pasted = yaml.safe_load(text.partition("set in `train`:\n")[2])
-    assert pasted.keys() == {*wanted, "early_stopping_patience"}
-    changed["train"] |= pasted
-    parse_params(changed)
-
-
 def test_one_error_lists_all_mistakes_in_params_yaml() -> None:
     text = message(content(seed="x", train__epochs=0, clean__min_sid=3))
     assert "has 3 mistakes" in text
     assert all(key in text for key in ("seed", "train.epochs", "clean.min_sid"))
-
-
-def test_invalid_network_arguments_are_refused_with_a_valid_example() -> None:
-    table = {
-        "data__task": "table_classification",
-        "data__target_column": "y",
-        "train__network": "tabm",
-    }
-    text = message(content(**table))
-    assert "blocks: unknown key; did you mean 'num_blocks'?" in text
-    assert "num_bins: missing" in text
-    start = text.partition("network_arguments: {")[2]
-    assert parse_params(content(**table, train__network_arguments=yaml.safe_load("{" + start)))
-
-
-@pytest.mark.parametrize(
-    ("network", "kind", "key"),
-    [
-        ("small_resnet", SmallResnetArguments, "dropout"),
-        ("tabm", TabmArguments, "dropout"),
-        ("lightgbm", LightgbmArguments, "num_leaves"),
-    ],
-)
-def test_the_example_of_a_networks_arguments_is_correct(
-    network: str, kind: type[NetworkArguments], key: str
-) -> None:
-    assert argument_mistakes(network, yaml.safe_load(kind.EXAMPLE)) == ""
-    assert f"{key}: missing" in argument_mistakes(network, {})
 
 
 def test_params_cannot_be_changed_afterwards() -> None:
@@ -610,24 +414,3 @@ def test_error_for_an_unknown_encoding_names_the_most_similar_one(name: str, mea
 def test_a_date_format_without_day_month_and_year_is_refused(wrong: str) -> None:
     changed = of_kind(content(data__date_format=wrong), "table_regression")
     assert f"data.date_format: found {wrong!r}, expected a day, a month" in message(changed)
-
-
-@pytest.mark.parametrize(
-    ("task", "tokenizer", "augment", "found"),
-    [
-        ("text_classification", None, {"token_dropout": 0.1}, "the network reads bytes"),
-        ("text_classification", "bpe", {"word_deletion": 0.1}, "the network reads tokens"),
-        ("image_classification", None, {"word_deletion": 0.1}, "augment.word_deletion is 0.1"),
-    ],
-)
-def test_augmentation_of_texts_that_the_network_does_not_read_is_refused(
-    task: str, tokenizer: str | None, augment: dict[str, float], found: str
-) -> None:
-    changed = of_kind(OWN, task)
-    changed["augment"] |= augment
-    if task == "text_classification":
-        changed["data"]["text_columns"] = ["text"]
-        size, most = (300, 24) if tokenizer else (None, None)
-        tokens = {"tokenizer": tokenizer, "vocabulary_size": size, "max_tokens": most}
-        changed["precompute"] |= tokens
-    assert found in message(changed)

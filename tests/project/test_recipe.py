@@ -12,7 +12,7 @@ from slipway.data.sources.raw_tables import stored_column
 from slipway.planning.search_space import read_space
 from slipway.project.params_text import search_text
 from slipway.project.recipe import proposed_search, text_values
-from tests.config.test_params import CONTENT, table_content
+from tests.config.contents import CONTENT, table_content
 from tests.project_params import of_kind
 from tests.training.trees.fitted import ARGUMENTS
 
