@@ -9,6 +9,7 @@ listed separately. The result is one table, printed and written to a file.
 """
 
 import asyncio
+import math
 import os
 import statistics
 import sys
@@ -29,6 +30,7 @@ from bench.monitoring_overhead import CASES
 from bench.serving_overhead import http_request
 from bench.serving_speed import NUM_CONNECTIONS, PACKAGES
 from slipway.serving.app import Application, connection_limits
+from slipway.serving.models import batching
 from slipway.serving.monitoring.monitor import TrafficMonitor
 from slipway.serving.process.worker_process import freeze_gc, set_switch_interval
 from slipway.serving.worker import ModelWorker
@@ -195,6 +197,7 @@ def described(steps: dict[bool, Counter[str]], times: Times) -> str:
 
 async def run(folder: Path) -> str:
     """Measure times and steps, and return the report."""
+    batching.SLOW_S = math.inf  # while steps are counted, the model would get a thread of its own
     case = CASES["small"]
     case.write(folder)
     worker = full_worker(
