@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -217,8 +217,9 @@ class MicroBatcher(Generic[Row]):
             parts = [submission.inputs[first:end] for submission, first, end in batch]
             inputs = np.concatenate(parts) if len(parts) > 1 else parts[0]
             if len(inputs) <= self.quick_rows:
+                computed = thread_time()
                 rows = self._run(inputs)
-                self._count_slow_batches(perf_counter() - started)
+                self._count_slow_batches(thread_time() - computed)
             else:
                 rows = await self._loop.run_in_executor(self._thread, self._run, inputs)
             if len(rows) != len(inputs):
@@ -231,7 +232,10 @@ class MicroBatcher(Generic[Row]):
         _hand_out(batch, rows, started)
 
     def _count_slow_batches(self, seconds: float) -> None:
-        """Run all further batches on a thread, after several slow batches in succession."""
+        """Run all further batches on a thread, after several slow batches in succession.
+
+        `seconds` are processor time: other load on the machine makes no model slow for good.
+        """
         self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
         if self._num_slow == _MAX_SLOW:
             self.quick_rows = 0

@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -183,15 +182,16 @@ def test_a_model_slower_than_measured_moves_from_the_event_loop_to_a_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        threads, seconds = list[int](), [0.02, 0.02, 0.0, 0.02, 0.02, 0.02, 0.0, 0.0]
+        threads, seconds = list[int](), [0.03, 0.03, 0.0, 0.03, 0.03, 0.03, 0.0, 0.0]
+        clock = [0.0]  # processor time of the event loop's thread
 
         def answer(batch: NDArray[np.uint8]) -> list[int]:
-            time.sleep(seconds[len(threads)])
+            clock.append(clock[-1] + seconds[len(threads)])
             threads.append(threading.get_ident())
             return [0] * len(batch)
 
         batcher = MicroBatcher(answer, 8, quick_rows=8)
-        monkeypatch.setattr(batching, "SLOW_S", 0.01)
+        monkeypatch.setattr(batching, "thread_time", lambda: clock[-1])
         for _ in seconds:
             await answers(batcher, 1)
         here = threading.get_ident()
