@@ -111,6 +111,7 @@ def strategies(machine: Machine) -> Iterator[str]:
     """Run a small training with each strategy in half precision, seven at a time."""
     from tests.training.conftest import write_project
 
+    shutil.rmtree(SCRATCH / "strategies", ignore_errors=True)  # of an earlier run
     wide = {"width": 128, "blocks": [1, 1], "dropout": 0.0, "stochastic_depth": 0.0}
     setups = [
         (precision, strategy, offload)
