@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slipway.serving.http.callers import CallerCheck
-from slipway.serving.http.routes import Headers, OnResponse, Routes
+from slipway.serving.http.routes import OnResponse, Routes
 from slipway.serving.metrics.gauges import MetricsSource
 from slipway.serving.settings import Settings, SettingsSection
 
@@ -34,8 +34,8 @@ class Hooks:
     status: Mapping[str, StatusPart] = field(default_factory=dict)  # parts of `GET /status`
     gauges: Sequence[MetricsSource] = ()  # sources that are sampled every few seconds
     on_response: OnResponse | None = None  # receives each sampled request that ended
-    # Decides by id and headers if an arriving request is sampled; None: all are.
-    samples: Callable[[str, Headers], bool] | None = None
+    sampling_rate: float = 1.0  # share of the requests that `on_response` receives
+    continues_traces: bool = False  # `on_response` also receives requests with a `traceparent`
     receives_faults: bool = False  # `on_response` also receives faults that are not sampled
     start: Callable[[], None] | None = None  # called on the event loop when loading begins
     stop: Callable[[], Awaitable[None]] | None = None  # awaited before the model is retired

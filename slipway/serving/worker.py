@@ -26,9 +26,9 @@ from slipway.serving.http.routes import (
     FAULT,
     Exchange,
     Headers,
-    OnResponse,
     Request,
     RequestTrace,
+    sample_number,
 )
 from slipway.serving.metrics.gauges import ProcessMetrics, Sampler
 from slipway.serving.metrics.service_metrics import ServiceMetrics, server_started
@@ -105,7 +105,12 @@ class ModelWorker:
         self.deadlines = Deadlines(settings.request_timeout_s)
         self.hooks = {one.name: one.attach(self) for one in extensions}
         hooks = self.hooks.values()
-        self._readers = tuple((one.on_response, one.samples) for one in hooks if one.on_response)
+        self._readers = tuple(
+            (one.on_response, one.sampling_rate, one.continues_traces)
+            for one in hooks
+            if one.on_response
+        )
+        self._largest_rate = max((rate for _, rate, _ in self._readers), default=0.0)
         self._fault_readers = tuple(
             one.on_response for one in hooks if one.on_response and one.receives_faults
         )
@@ -240,12 +245,17 @@ class ModelWorker:
     def new_trace(self, request_id: str, headers: Headers) -> RequestTrace | None:
         """Create the trace of a new request; None if no extension samples it.
 
-        All extensions decide here, so that any other request records nothing.
+        All are decided here, so that any other request records nothing.
         """
-        readers: tuple[OnResponse, ...] = ()
-        for reader, samples in self._readers:
-            if samples is None or samples(request_id, headers):
-                readers += (reader,)
+        number = sample_number(request_id)
+        has_parent = b"traceparent" in headers
+        if number >= self._largest_rate and not has_parent:  # most requests
+            return None
+        readers = tuple(
+            reader
+            for reader, rate, continues_traces in self._readers
+            if number < rate or (has_parent and continues_traces)
+        )
         return RequestTrace(readers=readers) if readers else None
 
     def ended(

@@ -14,7 +14,7 @@ from prometheus_client import Counter
 from pydantic import Field
 
 from slipway.serving.extension import Extension, Hooks
-from slipway.serving.http.routes import STAGES, Exchange, Headers, is_sampled
+from slipway.serving.http.routes import STAGES, Exchange, Headers
 from slipway.serving.process.outbox import OUTCOMES, LineLog
 from slipway.serving.settings import OptionalPath, SettingsSection
 from slipway.serving.worker import ModelWorker
@@ -146,15 +146,12 @@ def _attach(worker: ModelWorker) -> Hooks:
     max_requests = max(1, min(_MAX_REQUESTS, writer.segment_bytes // _LINE_BYTES))
     gatherer = _Gatherer(log, max_requests)
 
-    def samples(request_id: str, headers: Headers) -> bool:
-        return is_sampled(request_id, rate)
-
     async def close() -> None:
         gatherer.close()
 
     return Hooks(
         on_response=gatherer.note,
-        samples=samples if rate < 1 else None,
+        sampling_rate=rate,
         receives_faults=True,
         close=close,
     )

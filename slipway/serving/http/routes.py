@@ -174,10 +174,10 @@ def new_request_id() -> str:
     return _unused_ids.pop()
 
 
-def is_sampled(request_id: str, sampling_rate: float) -> bool:
-    """Return True if a request is in the sample of about `sampling_rate` (0 to 1) of all requests.
+def sample_number(request_id: str) -> float:
+    """Return a number from 0 to below 1. A request is in a sample if its number is below the rate.
 
-    The result depends only on the id and the rate, so all workers agree, and a larger sample has
-    all requests of a smaller one. A cryptographic digest would cost as much as recording a request.
+    The number depends only on the id, so all workers agree, and a larger sample has all requests of
+    a smaller one. A cryptographic digest would cost as much as recording a request.
     """
-    return zlib.crc32(request_id.encode()) < sampling_rate * 2**32
+    return zlib.crc32(request_id.encode()) / 2**32

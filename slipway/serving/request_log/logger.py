@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from slipway.serving.http.routes import is_sampled
+from slipway.serving.http.routes import sample_number
 from slipway.serving.models.observers import Answered, Noted, id_of
 from slipway.serving.process.outbox import Count, LineLog
 from slipway.serving.settings import OptionalPath, SettingsSection
@@ -69,7 +69,8 @@ class RequestLogger:
         """Queue the sampled requests. Never waits, never raises."""
         for one in answered:
             request_id = id_of(one)
-            if not request_id.startswith(REPLAYED) and is_sampled(request_id, self._sampling_rate):
+            is_own = not request_id.startswith(REPLAYED)
+            if is_own and sample_number(request_id) < self._sampling_rate:
                 full = Answered._make(one)
                 self._log.put((moment, full), full.payload.num_bytes + full.inputs.nbytes)
 

@@ -26,7 +26,7 @@ class TracingSettings(SettingsSection):
     # URL to which traces are sent; unset or empty: no traces.
     tracing_endpoint: Annotated[HttpUrl | None, BeforeValidator(lambda url: url or None)] = None
     tracing_sampling_rate: Annotated[float, Field(ge=0, le=1)] = 0.01
-    tracing_max_per_second: Annotated[int, Field(ge=1)] = 20  # traces begun by one worker
+    tracing_max_per_second: Annotated[int, Field(ge=1)] = 10  # traces begun by one worker
 
     @field_validator("tracing_endpoint")
     @classmethod
@@ -75,7 +75,12 @@ def _attach(worker: ModelWorker) -> Hooks:
     async def close() -> None:
         tracer.close()
 
-    return Hooks(on_response=tracer.note, samples=tracer.samples, close=close)
+    return Hooks(
+        on_response=tracer.note,
+        sampling_rate=settings.tracing_sampling_rate,
+        continues_traces=True,
+        close=close,
+    )
 
 
 EXTENSION = Extension("tracing", _attach, TracingSettings)

@@ -21,8 +21,8 @@ from slipway.serving.http.routes import (
     STAGES,
     Exchange,
     Headers,
-    is_sampled,
     new_request_id,
+    sample_number,
 )
 from slipway.serving.process.outbox import Outbox
 from slipway.system.version import installed_version
@@ -86,7 +86,7 @@ class Tracer:
     ) -> None:
         self._add_exemplar = add_exemplar
         self._exporter, self._endpoint, self._count = exporter, endpoint, count
-        self._sampling_rate, self._max_per_second = sampling_rate, max_per_second
+        self._rate, self._max_per_second = sampling_rate, max_per_second
         self._second, self._num_begun = 0, 0
         self._is_failing = False
         version = installed_version()
@@ -98,16 +98,15 @@ class Tracer:
             "slipway-tracing", self._export, MAX_WAITING, gather_s=GATHER_S
         )
 
-    def samples(self, request_id: str, headers: Headers) -> bool:
-        """Return True if a request starts a trace, or may continue the trace of its caller."""
-        return b"traceparent" in headers or is_sampled(request_id, self._sampling_rate)
-
     def note(self, exchange: Exchange, headers: Headers) -> tuple[tuple[str, str], ...]:
-        """Trace a request for which `samples` returned True. Returns its header `traceparent`."""
+        """Trace a request that is in the sample, or may continue the trace of its caller.
+
+        Returns its header `traceparent`; nothing for a request without a trace.
+        """
         header, parent_id = headers.get(b"traceparent"), None
         if parent := _read_parent(header):
             trace_id, parent_id, has_spans = parent
-        elif is_sampled(exchange.request_id, self._sampling_rate) and self._may_begin(exchange):
+        elif sample_number(exchange.request_id) < self._rate and self._may_begin(exchange):
             trace_id, has_spans = new_request_id() + new_request_id(), True
         else:
             return ()

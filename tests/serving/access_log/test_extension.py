@@ -12,7 +12,7 @@ import pytest
 from slipway.serving.access_log import extension
 from slipway.serving.auth.keys import add_key
 from slipway.serving.http.responses import Refusal
-from slipway.serving.http.routes import Exchange, RequestTrace, is_sampled
+from slipway.serving.http.routes import Exchange, RequestTrace, sample_number
 from slipway.serving.worker import ModelWorker
 from slipway.traffic.request_log import SegmentWriter, segments
 from tests.serving.bundles import picture, table_row
@@ -135,16 +135,16 @@ def test_access_log_samples_by_request_id_and_always_logs_faults(
     for rate, settings in ((0.1, {}), (0.3, {"access_log_sampling_rate": 0.3})):
         run(make_settings(access_log_directory=tmp_path / f"{rate}", **settings), work)
         found = [one["request_id"] for one in lines(tmp_path / f"{rate}")]
-        assert not is_sampled("fault", rate)
-        assert found == [*(name for name in ids if is_sampled(name, rate)), "fault"]
+        assert sample_number("fault") >= rate
+        assert found == [*(name for name in ids if sample_number(name) < rate), "fault"]
 
 
 def test_a_fault_outside_the_sample_is_logged_without_stages_model_and_rows(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     ids = [f"id-{number}" for number in range(100)]
-    sampled = next(name for name in ids if is_sampled(name, 0.5))
-    unsampled, another = [name for name in ids if not is_sampled(name, 0.5)][:2]
+    sampled = next(name for name in ids if sample_number(name) < 0.5)
+    unsampled, another = [name for name in ids if sample_number(name) >= 0.5][:2]
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         async def predict(request_id: str) -> None:
@@ -158,6 +158,7 @@ def test_a_fault_outside_the_sample_is_logged_without_stages_model_and_rows(
         await predict(unsampled)
         assert worker.new_trace(sampled, {}) is not None
         assert worker.new_trace(unsampled, {}) is None
+        assert worker.new_trace(unsampled, {b"traceparent": b"any"}) is None  # for tracing only
 
     rate = {"access_log_sampling_rate": 0.5}
     run(make_settings(access_log_directory=tmp_path / "access", **rate), work)

@@ -15,7 +15,7 @@ from slipway.artifacts.bundle import Bundle, LoadedBundle
 from slipway.inputs.columns import encode_rows, read_row
 from slipway.inputs.images import array_from_bytes
 from slipway.predictor.model import AnsweredRow
-from slipway.serving.http.routes import is_sampled
+from slipway.serving.http.routes import sample_number
 from slipway.serving.models.model import ServedModel
 from slipway.serving.models.observers import Answered
 from slipway.serving.request_log import logger
@@ -147,14 +147,14 @@ def test_logged_table_rows_have_one_prediction_each(
     assert found.inputs_sha256 == digest_inputs(encoded)
 
 
-def test_is_sampled_depends_only_on_the_id_and_the_sampling_rate() -> None:
+def test_sample_depends_only_on_the_id_and_the_rate() -> None:
     ids = [f"{number:016x}" for number in range(20_000)]
     for rate in (0.0, 0.01, 0.25, 1.0):
-        drawn = [is_sampled(name, rate) for name in ids]
+        drawn = [sample_number(name) < rate for name in ids]
         assert abs(sum(drawn) - rate * len(ids)) <= 4 * (rate * (1 - rate) * len(ids)) ** 0.5
-        assert drawn == [is_sampled(name, rate) for name in ids]
+        assert drawn == [sample_number(name) < rate for name in ids]
     assert all(
-        is_sampled(name, 0.5) for name in ids if is_sampled(name, 0.2)
+        sample_number(name) < 0.5 for name in ids if sample_number(name) < 0.2
     )  # a larger sample contains the smaller one
 
 
@@ -173,7 +173,7 @@ def test_request_log_holds_exactly_the_sampled_requests(
         for request in read_requests(tmp_path / "log")
         if isinstance(request, LoggedRequest)
     ]
-    assert found == [name for name in ids if is_sampled(name, 0.3)]
+    assert found == [name for name in ids if sample_number(name) < 0.3]
     assert 30 < len(found) < 90
 
 

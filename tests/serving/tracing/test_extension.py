@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from slipway.serving.http.responses import Refusal
-from slipway.serving.http.routes import Exchange, RequestTrace, is_sampled
+from slipway.serving.http.routes import Exchange, RequestTrace, sample_number
 from slipway.serving.settings import SettingsError
 from slipway.serving.tracing import tracer as tracer_module
 from slipway.serving.tracing.tracer import Tracer
@@ -117,12 +117,7 @@ def traced(
     sent = {} if given is None else {b"traceparent": given.encode()}
     exporter = InMemorySpanExporter()
     tracer = Tracer(exporter, "memory", rate, most, lambda outcome, number: None)
-    headers = [
-        dict(tracer.note(one, sent) if tracer.samples(one.request_id, sent) else ()).get(
-            "traceparent", ""
-        )
-        for one in exchanges
-    ]
+    headers = [dict(tracer.note(one, sent)).get("traceparent", "") for one in exchanges]
     tracer.close()
     return headers, exporter
 
@@ -156,7 +151,7 @@ def test_caller_decides_if_its_own_trace_is_sampled_and_the_rate_about_new_trace
     assert 180 < len(spans) < 320
     ids = {f"id-{number}" for number in range(1000)}  # those of the access log's sample, too
     drawn = {span.attributes["slipway.request_id"] for span in spans if span.attributes}
-    assert drawn == {name for name in ids if is_sampled(name, 0.25)}
+    assert drawn == {name for name in ids if sample_number(name) < 0.25}
     own = [header for header in headers if header]
     assert all(header.endswith("-01") for header in own)
     assert len({header.split("-")[1] for header in own}) == len(own) == len(spans)
