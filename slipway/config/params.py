@@ -7,6 +7,7 @@ unknown key is reported with the key that was probably meant.
 
 import contextlib
 import copy
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -97,6 +98,15 @@ def value_at(content: Any, key: str) -> Any:
     for part in key.split("."):
         content = content.get(part) if isinstance(content, dict) else None
     return content
+
+
+def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) for each value of nested mappings, such as ("train.epochs", 5)."""
+    if isinstance(content, Mapping) and content:
+        for key, inner in content.items():
+            yield from flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, content
 
 
 def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from slipway.config.params import read_content, value_at
+from slipway.config.params import flat, read_content, value_at
 from slipway.config.sections import TrainParams
 from slipway.config.stage_graph import RESTORE, Pipeline, load_mapping, read_pipeline
 from slipway.kinds.code_digest import (
@@ -332,7 +332,7 @@ def _picked(content: dict[str, Any], keys: list[str]) -> dict[str, Any]:
 
 def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return a text `key old -> new` for each value that changed from `then` to `now`."""
-    old, new = dict(_flat(then)), dict(_flat(now))
+    old, new = dict(flat(then)), dict(flat(now))
     return [
         f"{key} {_text(old.get(key))} -> {_text(new.get(key))}"
         for key in sorted(old.keys() | new.keys())
@@ -342,14 +342,6 @@ def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _changed_names(then: dict[str, str], now: dict[str, str]) -> list[str]:
     return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value
 
 
 def _text(value: Any) -> str:

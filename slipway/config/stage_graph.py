@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class Pipeline:
         waiting = [stage]
         while waiting:
             deps = self.deps.get(waiting.pop(), [])
-            new = {name for name, outs in self.outs.items() if _overlap(outs, deps)} - found
+            new = {name for name, outs in self.outs.items() if overlap(outs, deps)} - found
             found |= new
             waiting += new
         return [name for name in self.outs if name in found]
@@ -41,21 +42,16 @@ def read_pipeline(content: dict[str, Any] | None = None) -> Pipeline:
     `content` is that of params.yaml; the file is read if it is None.
     """
     stages = load_mapping(PIPELINE).get("stages") or {}
-    if content is None:
-        content = read_content()
+    return pipeline_of(stages, read_content() if content is None else content)
 
-    def resolved(path: str) -> str:  # like DVC, which takes ${a.b}, ${ a.b } and ${a[b]}
-        path = re.sub(r"(?<!\\)\$\{(.*?)\}", lambda found: value(found[1].strip()), path)
-        return path.replace("\\${", "${")
 
-    def value(key: str) -> str:
-        return str(value_at(content, key.replace("[", ".").replace("]", "")))
+def pipeline_of(stages: Mapping[str, Any], content: Mapping[str, Any]) -> Pipeline:
+    """Return the Pipeline of the `stages` of a `dvc.yaml`, given the content of params.yaml."""
 
     def paths(stage: dict[str, Any], *kinds: str) -> list[str]:
         entries = [entry for kind in kinds for entry in stage.get(kind, [])]
-        return [
-            resolved(entry if isinstance(entry, str) else next(iter(entry))) for entry in entries
-        ]
+        names = [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+        return [resolved(name, content) for name in names]
 
     return Pipeline(
         params={
@@ -68,6 +64,16 @@ def read_pipeline(content: dict[str, Any] | None = None) -> Pipeline:
     )
 
 
+def resolved(text: str, content: Mapping[str, Any]) -> str:
+    """Insert the values of params.yaml as DVC does, which takes ${a.b}, ${ a.b } and ${a[b]}."""
+
+    def value(found: re.Match[str]) -> str:
+        key = found[1].strip().replace("[", ".").replace("]", "")
+        return str(value_at(content, key))
+
+    return re.sub(r"(?<!\\)\$\{(.*?)\}", value, text).replace("\\${", "${")
+
+
 def load_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file of DVC or of the stage `code`; empty if it is missing."""
     try:
@@ -75,7 +81,7 @@ def load_mapping(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise SchemaError(f"{error}. {RESTORE}") from error
+        raise SchemaError(f"{str(error).removesuffix('.')}. {RESTORE}") from error
     if not isinstance(content, dict):
         raise SchemaError(
             f"{path} holds {type(content).__name__}, expected a mapping. Restore it with git."
@@ -83,7 +89,7 @@ def load_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def _overlap(outs: list[str], deps: list[str]) -> bool:
+def overlap(outs: list[str], deps: list[str]) -> bool:
     """Return True if a path of `deps` equals one of `outs`, or is below or above one."""
     made, used = ([Path(os.path.normpath(path)) for path in paths] for paths in (outs, deps))
     return any(out.is_relative_to(dep) or dep.is_relative_to(out) for out in made for dep in used)

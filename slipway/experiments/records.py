@@ -7,7 +7,6 @@ a finished run as an experiment of the same name.
 import json
 import platform
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.gates import Verdict
 from slipway.config.mistakes import hint
+from slipway.config.params import flat
 from slipway.experiments import repository
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
@@ -156,16 +156,12 @@ def now() -> str:
 def params_of(content: dict[str, Any]) -> dict[str, Any]:
     """Return all params by key, except those of sections that no stage reads."""
     unread = ("search", "edge", "loop")
-    return dict(flat({key: content[key] for key in content if key not in unread}))
+    return json_values({key: content[key] for key in content if key not in unread})
 
 
-def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) for each value of params.yaml: ("train.epochs", 5), as JSON types."""
-    if isinstance(content, dict) and content:
-        for key, inner in content.items():
-            yield from flat(inner, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, json.loads(json.dumps(content, default=str))
+def json_values(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of params.yaml by key, as JSON types."""
+    return {key: json.loads(json.dumps(value, default=str)) for key, value in flat(content)}
 
 
 def shortened(text: str, longest: int) -> str:

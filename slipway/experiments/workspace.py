@@ -7,7 +7,13 @@ from slipway.config.mistakes import as_yaml
 from slipway.config.params import no_project, read_content, value_at
 from slipway.config.stage_graph import read_pipeline
 from slipway.experiments import repository, take_journal
-from slipway.experiments.records import ExperimentRecord, find_record, flat, read_records, shortened
+from slipway.experiments.records import (
+    ExperimentRecord,
+    find_record,
+    json_values,
+    read_records,
+    shortened,
+)
 from slipway.experiments.run import PARAMS, alone
 from slipway.system.errors import ParamsError
 
@@ -79,7 +85,7 @@ def _why_not(record: ExperimentRecord) -> str:
     why = shortened(record.reason.rstrip("."), _LONGEST_CAUSE) or "its results were not kept"
     if record.ended == "done" and record.stage:
         why = f"it ended with the stage {record.stage}"
-    here = dict(flat(read_content()))
+    here = json_values(read_content())
     again = [
         f"'{key}={as_yaml(value)}'" for key, value in record.params.items() if here[key] != value
     ]

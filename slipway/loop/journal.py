@@ -82,7 +82,7 @@ def read_journal(path: Path) -> list[LoopStep]:
     """
     steps: list[LoopStep] = []
     previous = ""
-    for number, line in enumerate(_complete_lines(path), start=1):
+    for number, line in enumerate(files.complete_lines(path), start=1):
         try:
             step = LoopStep.model_validate_json(line)
         except ValidationError:
@@ -108,7 +108,7 @@ def append_step(
     path: Path, cycle: int, what: StepName, detail: dict[str, Any], now: float
 ) -> LoopStep:
     """Append a step after the last complete line, sync the file to disk, and return the step."""
-    before = _complete_lines(path)
+    before = files.complete_lines(path)
     step = LoopStep(
         format_version=1,
         number=len(before) + 1,
@@ -127,10 +127,3 @@ def append_step(
         file.flush()
         os.fsync(file.fileno())
     return step
-
-
-def _complete_lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []

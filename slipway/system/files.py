@@ -52,6 +52,14 @@ def read_verified(path: Path, sha256: str) -> bytes:
     return payload
 
 
+def complete_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file that end with a line break; none if the file is missing."""
+    try:
+        return path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+
+
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys and fixed spacing: equal values give equal text. Refuses NaN."""
     return json.dumps(value, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

@@ -1,20 +1,17 @@
 """Predicts which stages DVC will run again: compares dvc.lock with params, pipeline and code."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.config.params import value_at
-from slipway.config.yaml_files import read_yaml
+from slipway.config.params import flat, value_at
+from slipway.config.stage_graph import Pipeline, load_mapping, overlap, pipeline_of, resolved
 from slipway.kinds.code_digest import CODE_DIGESTS, recall, stage_digest, stage_names
-from slipway.system.errors import SchemaError
 
 _CODE = "code"  # the stage that writes the digests of the others
 _PARAMS = "params.yaml"
 _MAX_NAMED = 3  # keys in one reason
-_VARIABLE = re.compile(r"(?<!\\)\$\{\s*([\w.]+)\s*\}")
 
 
 @dataclass(frozen=True)
@@ -36,14 +33,15 @@ def reruns(
         names: new params keys by old key; these are described as renamed.
     """
     stages: Mapping[str, Any] = pipeline.get("stages") or {}
-    locked: Mapping[str, Any] = _loaded(folder / "dvc.lock").get("stages") or {}
+    locked: Mapping[str, Any] = load_mapping(folder / "dvc.lock").get("stages") or {}
+    graph = pipeline_of(stages, content)
     recall(folder)
     with_digest = stage_names(folder)
     found: dict[str, Rerun] = {}
     for stage, entry in stages.items():
         if stage == _CODE:
             continue
-        reasons = list(_reasons(stage, entry, locked.get(stage), content, names))
+        reasons = list(_reasons(stage, entry, graph, locked.get(stage), content, names))
         digests = locked.get(stage, {}).get("params", {}).get(CODE_DIGESTS.name, {})
         old = digests.get(stage)
         if old is not None and stage in with_digest and old != stage_digest(folder, stage):
@@ -51,12 +49,7 @@ def reruns(
         if reasons:
             found[stage] = Rerun(stage, reasons)
             continue
-        needed = _paths(entry, ("deps",), content)
-        before = [
-            other
-            for other in found
-            if _overlap(_paths(stages[other], ("outs", "metrics"), content), needed)
-        ]
+        before = [other for other in found if overlap(graph.outs[other], graph.deps[stage])]
         if before:
             reason = f"if {' or '.join(before)} writes other results"
             found[stage] = Rerun(stage, [reason])
@@ -66,6 +59,7 @@ def reruns(
 def _reasons(
     stage: str,
     entry: Mapping[str, Any],
+    graph: Pipeline,
     locked: Mapping[str, Any] | None,
     content: Mapping[str, Any],
     names: Mapping[str, str],
@@ -73,65 +67,26 @@ def _reasons(
     if locked is None:
         yield "never run, says dvc.lock"
         return
-    if locked.get("cmd") != (command := _resolved(entry["cmd"], content)):
+    command = resolved(entry["cmd"], content)
+    if locked.get("cmd") != command:
         yield f"its command is now `{command}`"
-    keys = [key for key in entry.get("params", []) if isinstance(key, str)]
-    new = dict(_flat({key: value_at(content, key) for key in keys}))
-    old = dict(_flat(locked.get("params", {}).get(_PARAMS, {})))
+    new = dict(flat({key: value_at(content, key) for key in graph.params[stage]}))
+    old = dict(flat(locked.get("params", {}).get(_PARAMS, {})))
     renamed = [names[key] for key in old if key in names]
-    changed = [
-        key
-        for key in (*new, *old)
-        if new.get(key, ...) != old.get(key, ...) and key not in names and key not in renamed
-    ]
-    for label, found in (("renamed", renamed), ("changed", list(dict.fromkeys(changed)))):
-        if found:
-            yield f"params {label}: {_listed(found)}"
-    for label, groups in (("dependencies", ("deps",)), ("outputs", ("outs", "metrics"))):
-        before = {entry["path"] for group in groups[:1] for entry in locked.get(group, [])}
-        if other := sorted(before ^ set(_paths(entry, groups, content))):
-            yield f"{label} changed: {_listed(other)}"
+    expected = {*names, *renamed}
+    changed = [key for key in {**new, **old} if new.get(key, ...) != old.get(key, ...)]
+    yield from _listed("params renamed", renamed)
+    yield from _listed("params changed", [key for key in changed if key not in expected])
+    for label, group, paths in (
+        ("dependencies changed", "deps", graph.deps[stage]),
+        ("outputs changed", "outs", graph.outs[stage]),
+    ):
+        before = {entry["path"] for entry in locked.get(group, [])}
+        yield from _listed(label, sorted(before ^ set(paths)))
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
-
-
-def _paths(
-    entry: Mapping[str, Any], groups: tuple[str, ...], content: Mapping[str, Any]
-) -> list[str]:
-    """Return the paths of a stage; an entry with options is a mapping of one path."""
-    entries = [one for group in groups for one in entry.get(group, [])]
-    names = [one if isinstance(one, str) else next(iter(one)) for one in entries]
-    return [_resolved(name, content) for name in names]
-
-
-def _resolved(text: str, content: Mapping[str, Any]) -> str:
-    return _VARIABLE.sub(lambda found: str(value_at(content, found[1])), text)
-
-
-def _overlap(outs: list[str], deps: list[str]) -> bool:
-    return any(
-        Path(dep).is_relative_to(out) or Path(out).is_relative_to(dep)
-        for out in outs
-        for dep in deps
-    )
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value
-
-
-def _loaded(path: Path) -> dict[str, Any]:
-    try:
-        content = read_yaml(path)
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise SchemaError(f"{error}. Restore {path} with git, or remove it.") from error
-    return content if isinstance(content, dict) else {}
+def _listed(label: str, names: list[str]) -> Iterator[str]:
+    """Yield the label and the first of the names; nothing if there are none."""
+    if names:
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        yield f"{label}: {', '.join(names[:_MAX_NAMED])}{more}"

@@ -6,8 +6,6 @@ after the commit there. If that result is lost, the row is delivered again, and 
 it was there: it counts once.
 """
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,18 +27,13 @@ from slipway.serving.monitoring.metrics import MonitoringMetrics
 from slipway.serving.monitoring.quality import NUM_JUDGED, compare, measure_joined
 from slipway.serving.monitoring.settings import Limits
 from slipway.serving.monitoring.store import Store
+from slipway.serving.process.rounds import Rounds
 from slipway.serving.settings import Settings
 from slipway.system import files
-from slipway.system.errors import LockedError
 from slipway.traffic.monitoring_records import FEEDBACK_SCHEMA
 from slipway.traffic.postgres import SharedDatabase, SqlConnection
 
-logger = logging.getLogger("bentoml.slipway")
-
-DELIVER_S = 1.0  # pause between two deliveries
-MAX_WAIT_S = 30.0  # longest pause after failures
 TIDY_S = 60.0
-CLOSE_S = 5.0  # longest time that the end of a worker waits for a delivery
 _LOCK = "outbox.lock"
 _BATCH_ROWS = 5000
 _WRITES = "a delivery to SLIPWAY_DATABASE_URL"
@@ -117,40 +110,24 @@ class Forwarder:
         self._shared = SharedDatabase(limits.database_url, FEEDBACK_SCHEMA)
         self._measured: dict[str, float] = {}  # time of the latest measured label, by model
         self._tidied = time.monotonic()
-        self._failures = 0  # failed deliveries in a row
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="slipway-outbox", daemon=True)
+        self._rounds = Rounds(
+            "slipway-outbox",
+            self.work_once,
+            lambda: metrics.fault("database"),
+            self._end,
+            failing="cannot deliver feedback to SLIPWAY_DATABASE_URL; it waits in "
+            "SLIPWAY_STATE and predictions continue",
+            working="feedback is delivered to SLIPWAY_DATABASE_URL again",
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self._rounds.start()
 
     def close(self) -> None:
         """Deliver the rest and end the thread. Does not wait for a database that hangs."""
-        self._closing.set()
-        self._thread.join(CLOSE_S)
+        self._rounds.close()
 
-    def _work(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._closing.wait(min(MAX_WAIT_S, DELIVER_S * 2 ** min(self._failures, 9)))
-            try:
-                self.work_once()
-            except LockedError:
-                continue  # another worker delivers
-            except Exception as error:  # errors of psycopg, of SQLite or of the disk
-                self._failures += 1
-                self._metrics.fault("database")
-                if self._failures == 1:
-                    logger.error(
-                        "cannot deliver feedback to SLIPWAY_DATABASE_URL; it waits in "
-                        "SLIPWAY_STATE and predictions continue: %s: %s",
-                        type(error).__name__,
-                        error,
-                    )
-            else:
-                if self._failures:
-                    logger.info("feedback is delivered to SLIPWAY_DATABASE_URL again")
-                self._failures = 0
+    def _end(self) -> None:
         self._shared.close()
         self._store.close()
         self._outbox.close()

@@ -22,7 +22,6 @@ from slipway.serving.rollout.records.entries import (
     HISTORY,
     Draft,
     chained,
-    complete_lines,
     drafts_of,
     read_history,
     served_files,
@@ -146,7 +145,7 @@ def _append(path: Path, drafts: Sequence[Draft]) -> None:
     """Append entries after the last complete line, with their numbers and chained digests."""
     if not drafts:
         return
-    before = complete_lines(path)
+    before = files.complete_lines(path)
     lines = chained(drafts, len(before), before[-1] if before else b"")
     added = b"".join(line + b"\n" for line in lines)
     with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY, files.PRIVATE), "wb") as file:

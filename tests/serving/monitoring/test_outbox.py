@@ -101,16 +101,16 @@ def test_full_outbox_refuses_labels_and_drops_the_oldest_predictions(
         assert (result.joined, result.duplicate) == (False, False)
 
 
-def test_feedback_is_delivered_again_after_days_without_the_database(
+def test_database_that_is_down_delays_no_end_of_a_worker_and_counts_as_a_fault(
     service: Callable[[str, str], Service],
 ) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     one = service("one", NOBODY)
     one.predict("a")
-    one.forwarder._failures = 10_000  # in a row, two in a minute
-    one.forwarder._closing.set()
-    one.forwarder._work()  # the pause before the next attempt is no number that is too large
-    assert one.forwarder._failures == 10_001
+    one.forwarder.start()
+    one.forwarder.close()
+    assert not one.forwarder._rounds._thread.is_alive()
+    assert one._all._faults_by_part["database"]._value.get() == 1
 
 
 def test_error_for_an_invalid_database_address_hides_its_password() -> None:

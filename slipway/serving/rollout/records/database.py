@@ -22,7 +22,6 @@ from slipway.serving.rollout.records.entries import (
     Entry,
     Served,
     chained,
-    complete_lines,
     drafts_of,
     parse_lines,
     read_history,
@@ -298,7 +297,7 @@ def read_recorded(folder: Path) -> Recorded:
     url = given_url()
     if url is None:
         path = folder / HISTORY
-        lines = complete_lines(path)
+        lines = files.complete_lines(path)
         return Recorded(lines, parse_lines(lines, path), read_rollout(folder), str(path))
     with shared_transaction(url) as connection:
         found = connection.execute("SELECT line FROM history ORDER BY number").fetchall()

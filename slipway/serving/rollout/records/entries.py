@@ -94,7 +94,7 @@ def read_history(path: Path) -> list[Entry]:
     A last line that was not written to its end is ignored; the next change writes it again. Raises
     RolloutError with the number of the first line that breaks the chain of digests.
     """
-    return parse_lines(complete_lines(path), path)
+    return parse_lines(files.complete_lines(path), path)
 
 
 def entry_at(entries: Sequence[Entry], moment: float) -> Entry | None:
@@ -128,14 +128,6 @@ def serving_at(entries: Sequence[Entry]) -> dict[str, str]:
         elif entry.what in ("swapped", "promoted") and entry.stable is not None:
             found = dict.fromkeys(found, entry.stable.version)
     return found
-
-
-def complete_lines(path: Path) -> list[bytes]:
-    """Return all complete lines of the history file."""
-    try:
-        return path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
 
 
 def drafts_of(

@@ -7,12 +7,12 @@ they keep serving it.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+from slipway.serving.process.rounds import Rounds
 from slipway.serving.rollout.records.database import (
     TABLES,
     apply,
@@ -33,16 +33,12 @@ from slipway.serving.rollout.reports import write_others
 from slipway.serving.rollout.state import FILE, Rollout, RolloutError, read_rollout
 from slipway.serving.rollout.store import command_lock
 from slipway.system import files
-from slipway.system.errors import LockedError
 from slipway.traffic.postgres import ROLLOUT, SharedDatabase, given_url
 
 logger = logging.getLogger("bentoml.slipway")
 
-FOLLOW_S = 1.0  # pause between two rounds
-_MAX_WAIT_S = 30.0  # longest pause after failures
 _LIMIT_S = 30.0  # time limit of a transaction
 _TIDY_S = 600.0
-_CLOSE_S = 5.0  # longest time that the end of a worker waits for its last round
 _LOCK = "follower.lock"
 
 
@@ -80,7 +76,7 @@ class Follower:
     """The thread that follows the shared rollout; `report_fault` counts a failed round."""
 
     def __init__(self, state: Path, report_fault: Callable[[], None]) -> None:
-        self._state, self._report_fault = state, report_fault
+        self._state = state
         url = given_url()
         assert url is not None
         self._url = url
@@ -88,41 +84,22 @@ class Follower:
         self._was_seen = False
         self._last_event = read_rollout(state).num_events
         self._tidied = time.monotonic()
-        self._failures = 0  # failed rounds in a row
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="slipway-follower", daemon=True)
+        self._rounds = Rounds(
+            "slipway-follower",
+            self.work_once,
+            report_fault,
+            self._database.close,
+            failing="cannot follow the rollout in SLIPWAY_DATABASE_URL; the models in use continue "
+            "to serve, and commands are refused",
+            working="the rollout in SLIPWAY_DATABASE_URL is followed again",
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self._rounds.start()
 
     def close(self) -> None:
         """Report that this worker ends, without waiting for a database that does not respond."""
-        self._closing.set()
-        self._thread.join(_CLOSE_S)
-
-    def _work(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._closing.wait(min(_MAX_WAIT_S, FOLLOW_S * 2 ** min(self._failures, 9)))
-            try:
-                self.work_once()
-            except LockedError:
-                continue  # another worker follows, or a command runs
-            except Exception as error:  # errors of psycopg or of the disk
-                self._failures += 1
-                self._report_fault()
-                if self._failures == 1:
-                    logger.error(
-                        "cannot follow the rollout in SLIPWAY_DATABASE_URL; the models in use "
-                        "continue to serve, and commands are refused: %s: %s",
-                        type(error).__name__,
-                        error,
-                    )
-            else:
-                if self._failures:
-                    logger.info("the rollout in SLIPWAY_DATABASE_URL is followed again")
-                self._failures = 0
-        self._database.close()
+        self._rounds.close()
 
     def work_once(self) -> None:
         """Exchange state and reports with the database once.

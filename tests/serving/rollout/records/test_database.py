@@ -134,18 +134,6 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_service_follows_again_after_days_without_the_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    monkeypatch.setenv(DATABASE_URL, "postgresql://nobody@127.0.0.1:1/none")
-    follower = Service(tmp_path / "one").follower
-    follower._failures = 10_000  # in a row, two in a minute
-    follower._closing.set()
-    follower._work()  # the pause before the next attempt is no number that is too large
-    assert follower._failures == 10_001
-
-
 @pytest.mark.process
 def test_killed_database_neither_forks_nor_repeats_the_history_that_services_share(
     tmp_path: Path,
