@@ -6,7 +6,7 @@ Cells of a DataFrame or a file are read by the same code as for training, so tex
 
 import difflib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,37 +136,27 @@ class RowReader:
 
         A CellError names the column, and the position of a bad row.
         """
-        table = table_of(given)
-        if table is not None:
-            return self._table_batches(table, batch_size), True
-        if isinstance(given, Mapping):
-            return iter([self._encode([given], is_list=False)]), False
-        if not isinstance(given, (list, tuple)):
-            raise DataError(f"found {type(given).__name__}, expected {_EXPECTED}.")
-        slices = (given[begin : begin + batch_size] for begin in range(0, len(given), batch_size))
-        return (
-            self._encode(part, first=number * batch_size) for number, part in enumerate(slices)
-        ), True
+        return batches_of(
+            given, batch_size, (Mapping,), self._encode, self._table_batches, _EXPECTED
+        )
 
     def close(self) -> None:
         """Do nothing: this reader has no threads."""
 
-    def _encode(
-        self, rows: Sequence[object], first: int = 0, *, is_list: bool = True
-    ) -> NDArray[np.float32]:
+    def _encode(self, rows: Sequence[object], first: int | None) -> NDArray[np.float32]:
+        """Encode rows of a list from position `first` on; None for a row that is no list."""
         cells = []
-        for position, row in enumerate(rows, start=first):
+        for position, row in enumerate(rows, start=first or 0):
             if not isinstance(row, Mapping):
                 raise DataError(
                     f"row {position} is {type(row).__name__}, expected a dict of columns."
                 )
             try:
                 cells.append(read_row(plain_row(row), self._contract))
-                encode_rows(
-                    cells[-1:], self._contract
-                )  # names the row of a number that is too large
+                # By itself, so that the error for a number that is too large names its row.
+                encode_rows(cells[-1:], self._contract)
             except CellError as error:
-                raise at_row(position, error) if is_list else error from None
+                raise (error if first is None else at_row(position, error)) from None
         return encode_rows(cells, self._contract)
 
     def _table_batches(self, table: pa.Table, batch_size: int) -> Iterator[NDArray[Any]]:
@@ -177,6 +167,30 @@ class RowReader:
                 raise at_row(begin + position, fault)
             for start in range(0, len(rows.inputs), batch_size):
                 yield rows.inputs[start : start + batch_size]
+
+
+def batches_of(
+    given: object,
+    batch_size: int,
+    item: tuple[type, ...],
+    encode: Callable[[Sequence[object], int | None], NDArray[Any]],
+    table_batches: Callable[[pa.Table, int], Iterator[NDArray[Any]]],
+    expected: str,
+) -> tuple[Iterator[NDArray[Any]], bool]:
+    """Return batches of the rows or texts that a caller gives, and True unless it is one `item`.
+
+    `encode` also takes the position of its first item in the list. Raises DataError if `given` is
+    not `expected`.
+    """
+    table = table_of(given)
+    if table is not None:
+        return table_batches(table, batch_size), True
+    if isinstance(given, item):
+        return iter([encode([given], None)]), False
+    if not isinstance(given, (list, tuple)):
+        raise DataError(f"found {type(given).__name__}, expected {expected}.")
+    begins = range(0, len(given), batch_size)
+    return (encode(given[begin : begin + batch_size], begin) for begin in begins), True
 
 
 def at_row(position: int, error: CellError) -> CellError:

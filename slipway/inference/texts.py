@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slipway.data.sources.raw_tables import cell_text, stored_column
 from slipway.inference.json_rows import plain_row
-from slipway.inference.rows import ReadRows, at_row, chunked, require_columns, table_of
+from slipway.inference.rows import ReadRows, at_row, batches_of, chunked, require_columns
 from slipway.inputs.texts import TextContract, encode_texts, read_text, text_faults
 from slipway.system.errors import CellError, DataError
 
@@ -56,24 +56,19 @@ class TextReader:
 
         A CellError names the column, and the position of a bad row.
         """
-        table = table_of(given)
-        if table is not None:
-            return self._table_batches(table, batch_size), True
-        if isinstance(given, (str, Mapping)):
-            text = self._text(given, None)
-            return iter([encode_texts([text], self._contract)]), False
-        if not isinstance(given, (list, tuple)):
-            raise DataError(f"found {type(given).__name__}, expected {_EXPECTED}.")
-        return self._batches(given, batch_size), True
+        return batches_of(
+            given, batch_size, (str, Mapping), self._encode, self._table_batches, _EXPECTED
+        )
 
     def close(self) -> None:
         """Do nothing: this reader has no threads."""
 
-    def _batches(self, given: Sequence[object], batch_size: int) -> Iterator[NDArray[Any]]:
-        for begin in range(0, len(given), batch_size):
-            part = enumerate(given[begin : begin + batch_size], begin)
-            texts = [self._text(row, position) for position, row in part]
-            yield encode_texts(texts, self._contract)
+    def _encode(self, items: Sequence[object], first: int | None) -> NDArray[Any]:
+        texts = [
+            self._text(item, None if first is None else first + number)
+            for number, item in enumerate(items)
+        ]
+        return encode_texts(texts, self._contract)
 
     def _text(self, row: object, position: int | None) -> str:
         """Read the text of one string or dict. `position` is its place in a list, for errors."""

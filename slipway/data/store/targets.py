@@ -1,5 +1,7 @@
 """Computes the targets of split rows in the packed store, for any kind of input."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +10,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.data.engine.label_sets import label_counts, membership
-from slipway.data.engine.rows import PACKED_ROWS
-from slipway.data.store.packed import TargetScale
+from slipway.data.engine.rows import PACKED_ROWS, SPLITS
+from slipway.data.store.packed import (
+    PackedManifest,
+    TargetScale,
+    write_labels,
+    write_manifest,
+    write_split,
+)
+from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import Task, kind_of
 from slipway.system.errors import DataError
 
@@ -53,6 +62,45 @@ def target_scale(targets: NDArray[np.float64]) -> TargetScale:
             f"{std:g}: they are too large. Use a larger unit."
         )
     return TargetScale(mean=float(targets.mean()), std=std)
+
+
+def write_store(
+    root: Path,
+    rows: pa.Table,
+    task: Task,
+    contract: InputContract,
+    write_inputs: Callable[[Path, pa.ChunkedArray], None],
+) -> None:
+    """Write rows whose encoded inputs need no means: a folder of each split, and the manifest.
+
+    Args:
+        root: an existing, empty folder.
+        rows: in the schema SPLIT_ROWS.
+        write_inputs: writes the inputs of the chosen rows to a path.
+    """
+    classes = class_names(rows, task)
+    targets = targets_of(rows, classes, task)
+    manifests = {}
+    for split in SPLITS:
+        chosen = pc.equal(rows["split"], split)
+        own_targets = targets[chosen.to_numpy()]
+        (root / split).mkdir()
+        write_labels(root / split, own_targets)
+        write_inputs(root / split / "inputs.npy", chosen)
+        own_rows = packed_rows(rows.filter(chosen), own_targets)
+        manifests[split] = write_split(root / split, own_rows, contract.shape)
+    is_training = pc.equal(rows["split"], "train").to_numpy()
+    manifest = PackedManifest(
+        format_version=3,
+        task=task,
+        input=contract,
+        classes=classes,
+        mean=[],
+        std=[],
+        target_scale=None if classes else target_scale(targets[is_training]),
+        splits=manifests,
+    )
+    write_manifest(root, manifest)
 
 
 def packed_rows(rows: pa.Table, targets: NDArray[Any]) -> pa.Table:

@@ -8,11 +8,13 @@ bad_cells.parquet   every cell that broke a rule, by row and column
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from slipway.data.engine.rows import read_record, read_table, write_table
 from slipway.inputs.columns import ColumnType
 from slipway.system import files
 from slipway.system.contract import Contract
+from slipway.system.errors import IntegrityError
 
 CELLS = "cells.parquet"
 ID_COLUMN = "slipway_id"
@@ -53,6 +55,20 @@ def read_cells(folder: Path) -> tuple[pa.Table, TableColumns]:
     """Read the cells and the columns. Raises SchemaError if they are missing or do not match."""
     columns = read_record(TableColumns, folder / "columns.json", "clean")
     return read_table(folder / CELLS, cell_schema(columns.inputs)), columns
+
+
+def in_order_of(rows: pa.Table, found: pa.Table, what: str) -> pa.Table:
+    """Return what `clean` wrote under the ids of `rows`, in their order.
+
+    Raises IntegrityError if an id is missing; `what` names the cells or texts.
+    """
+    positions = pc.index_in(rows["id"].combine_chunks(), found[ID_COLUMN].combine_chunks())
+    if positions.null_count:
+        raise IntegrityError(
+            f"{positions.null_count} of {rows.num_rows} rows have no {what} in data/clean. "
+            "Run `dvc repro --force clean split`."
+        )
+    return found.take(positions)
 
 
 def cell_schema(types: list[ColumnType]) -> pa.Schema:

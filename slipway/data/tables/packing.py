@@ -4,7 +4,6 @@ The service encodes requests with the same function. `slipway.data.store.packed`
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,22 +12,14 @@ from numpy.typing import NDArray
 
 from slipway.config.params import Params
 from slipway.config.sections import PrecomputeParams
-from slipway.data.engine.rows import SPLITS
-from slipway.data.store.packed import (
-    PackedManifest,
-    PackedSplitManifest,
-    PackPaths,
-    write_labels,
-    write_manifest,
-    write_split,
-)
-from slipway.data.store.targets import class_names, packed_rows, target_scale, targets_of
+from slipway.data.store.packed import PackPaths
+from slipway.data.store.targets import write_store
 from slipway.data.tables.column_statistics import fit_columns
-from slipway.data.tables.files import ID_COLUMN, TableColumns, read_cells
+from slipway.data.tables.files import TableColumns, in_order_of, read_cells
 from slipway.inputs.columns import ColumnContract, encode
 from slipway.kinds.registry import Task
 from slipway.system import files
-from slipway.system.errors import CellError, DataError, IntegrityError
+from slipway.system.errors import CellError, DataError
 
 
 def pack_rows(params: Params, rows: pa.Table, paths: PackPaths) -> str:
@@ -66,33 +57,15 @@ def pack_table(
     rows, and DataError if a column cannot be encoded.
     """
     rows = rows.sort_by("id")
-    cells = _cells_of(rows, cells)
+    cells = in_order_of(rows, cells, "cells")
     is_training = pc.equal(rows["split"], "train").to_numpy()
     fitted = fit_columns(cells, is_training, columns.inputs, params)
     contract = fitted.model_copy(update={"ignored": columns.ignored})
-    classes = class_names(rows, task)
-    targets = targets_of(rows, classes, task)
-    manifests = {}
-    for split in SPLITS:
-        chosen = pc.equal(rows["split"], split)
-        manifests[split] = _write(
-            root / split,
-            rows.filter(chosen),
-            cells.filter(chosen),
-            targets[chosen.to_numpy()],
-            contract,
-        )
-    manifest = PackedManifest(
-        format_version=3,
-        task=task,
-        input=contract,
-        classes=classes,
-        mean=[],
-        std=[],
-        target_scale=None if classes else target_scale(targets[is_training]),
-        splits=manifests,
-    )
-    write_manifest(root, manifest)
+
+    def write_inputs(path: Path, chosen: pa.ChunkedArray) -> None:
+        np.save(path, encode_cells(cells.filter(chosen), contract), allow_pickle=False)
+
+    write_store(root, rows, task, contract, write_inputs)
     return contract
 
 
@@ -133,26 +106,3 @@ def _as_sequence(column: pa.ChunkedArray) -> list[str | None] | NDArray[np.float
         texts: list[str | None] = column.to_pylist()
         return texts
     return np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy())
-
-
-def _cells_of(rows: pa.Table, cells: pa.Table) -> pa.Table:
-    positions = pc.index_in(rows["id"].combine_chunks(), cells[ID_COLUMN].combine_chunks())
-    if positions.null_count:
-        raise IntegrityError(
-            f"{positions.null_count} of {rows.num_rows} rows have no cells in data/clean. "
-            "Run `dvc repro --force clean split`."
-        )
-    return cells.take(positions)
-
-
-def _write(
-    root: Path,
-    rows: pa.Table,
-    cells: pa.Table,
-    targets: NDArray[Any],
-    contract: ColumnContract,
-) -> PackedSplitManifest:
-    root.mkdir()
-    write_labels(root, targets)
-    np.save(root / "inputs.npy", encode_cells(cells, contract), allow_pickle=False)
-    return write_split(root, packed_rows(rows, targets), contract.shape)

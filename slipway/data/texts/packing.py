@@ -6,26 +6,16 @@ The service encodes requests with the same functions. `slipway.data.store.packed
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from slipway.config.params import Params
 from slipway.config.sections import PrecomputeParams
-from slipway.data.engine.rows import SPLITS
-from slipway.data.store.packed import (
-    PackedManifest,
-    PackedSplitManifest,
-    PackPaths,
-    write_labels,
-    write_manifest,
-    write_split,
-)
-from slipway.data.store.targets import class_names, packed_rows, target_scale, targets_of
-from slipway.data.tables.files import ID_COLUMN
+from slipway.data.store.packed import PackPaths
+from slipway.data.store.targets import write_store
+from slipway.data.tables.files import in_order_of
 from slipway.data.tables.source import columns_of
 from slipway.data.texts.files import read_texts
 from slipway.inputs.texts import (
@@ -38,16 +28,15 @@ from slipway.inputs.texts import (
     text_of,
 )
 from slipway.system import files
-from slipway.system.errors import IntegrityError
 
 _BLOCK_ROWS = 1 << 12
 
 
 def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
     """Encode `rows` (schema SPLIT_ROWS) into the packed store; return a summary to print."""
-    data, task = params.data, params.data.task
+    data = params.data
     rows = rows.sort_by("id")
-    texts = _texts_of(rows, read_texts(paths.clean, data.text_columns))
+    texts = in_order_of(rows, read_texts(paths.clean, data.text_columns), "texts")
     used = {*data.text_columns, *data.target_columns}
     contract = TextContract(
         kind="texts",
@@ -59,31 +48,16 @@ def pack_texts(params: Params, rows: pa.Table, paths: PackPaths) -> str:
         masked=params.precompute.mask_personal_data,
         ignored=[name for name in columns_of(data) if name not in used],
     )
-    is_training = pc.equal(rows["split"], "train")
-    contract = _with_tokenizer(contract, params.precompute, texts.filter(is_training))
-    classes = class_names(rows, task)
-    targets = targets_of(rows, classes, task)
-    num_cut, manifests = 0, {}
+    training = texts.filter(pc.equal(rows["split"], "train"))
+    contract = _with_tokenizer(contract, params.precompute, training)
+    num_cut = 0
+
+    def write_inputs(path: Path, chosen: pa.ChunkedArray) -> None:
+        nonlocal num_cut
+        num_cut += _write_texts(path, texts.filter(chosen), contract)
+
     with files.new_directory(paths.packed) as folder:
-        for split in SPLITS:
-            chosen = pc.equal(rows["split"], split)
-            part = rows.filter(chosen)
-            own_targets = targets[chosen.to_numpy()]
-            manifests[split], cut = _write(
-                folder / split, part, texts.filter(chosen), own_targets, contract
-            )
-            num_cut += cut
-        manifest = PackedManifest(
-            format_version=3,
-            task=task,
-            input=contract,
-            classes=classes,
-            mean=[],
-            std=[],
-            target_scale=None if classes else target_scale(targets[is_training.to_numpy()]),
-            splits=manifests,
-        )
-        write_manifest(folder, manifest)
+        write_store(folder, rows, params.data.task, contract, write_inputs)
     return _summary(contract, rows.num_rows, num_cut)
 
 
@@ -97,16 +71,6 @@ def _summary(contract: TextContract, num_rows: int, num_cut: int) -> str:
     if num_cut:
         notes.append(f"{num_cut} texts are longer and were cut: {limits}")
     return "\n".join(notes)
-
-
-def _texts_of(rows: pa.Table, texts: pa.Table) -> pa.Table:
-    positions = pc.index_in(rows["id"].combine_chunks(), texts[ID_COLUMN].combine_chunks())
-    if positions.null_count:
-        raise IntegrityError(
-            f"{positions.null_count} of {rows.num_rows} rows have no texts in data/clean. "
-            "Run `dvc repro --force clean split`."
-        )
-    return texts.take(positions)
 
 
 def _with_tokenizer(
@@ -156,21 +120,12 @@ def _texts(rows: pa.Table, contract: TextContract) -> Iterator[str]:
         yield from (text_of((cell or "" for cell in row), contract) for row in cells)
 
 
-def _write(
-    root: Path, rows: pa.Table, texts: pa.Table, targets: NDArray[Any], contract: TextContract
-) -> tuple[PackedSplitManifest, int]:
-    """Write the folder of a split; return its manifest and the number of truncated texts."""
-    root.mkdir()
-    write_labels(root, targets)
-    inputs = np.lib.format.open_memmap(
-        root / "inputs.npy",
-        mode="w+",
-        dtype=contract.dtype,
-        shape=(rows.num_rows, *contract.shape),
-    )
-    for begin in range(0, rows.num_rows, _BLOCK_ROWS):
+def _write_texts(path: Path, texts: pa.Table, contract: TextContract) -> int:
+    """Write the encoded texts of a split; return the number of truncated texts."""
+    shape = (texts.num_rows, *contract.shape)
+    inputs = np.lib.format.open_memmap(path, mode="w+", dtype=contract.dtype, shape=shape)
+    for begin in range(0, texts.num_rows, _BLOCK_ROWS):
         block = list(_texts(texts.slice(begin, _BLOCK_ROWS), contract))
         inputs[begin : begin + len(block)] = encode_texts(block, contract)
     inputs.flush()
-    num_cut = int(contract.is_truncated(inputs).sum())
-    return write_split(root, packed_rows(rows, targets), contract.shape), num_cut
+    return int(contract.is_truncated(inputs).sum())
