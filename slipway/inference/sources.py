@@ -19,11 +19,10 @@ from typing import IO, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from slipway.data.sources.formats.csv_files import csv_header
+from slipway.data.sources.formats.csv_files import CsvForm, csv_header, open_rows
 from slipway.data.sources.formats.json_lines import NOT_AN_OBJECT, cells_of, is_jsonl, json_record
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TABLES
 from slipway.data.sources.shards import parquet_errors, table_files
@@ -376,7 +375,7 @@ class _CsvFile:
     def __init__(self, path: Path, encoding: str) -> None:
         self._path, self._encoding = path, encoding
         with _open(path) as file:
-            self._num_quotes = sum(
+            num_quotes = sum(
                 block.count(b'"') for block in iter(partial(file.read, _BLOCK_BYTES), b"")
             )
             file.seek(0)
@@ -385,19 +384,19 @@ class _CsvFile:
             start = start[: start.rfind(b"\n") + 1]
         if not start or start.isspace():
             raise DataError(f"{str(path)!r} is empty, expected a header and rows.")
-        if self._num_quotes % 2:  # it would silently swallow every row that follows
+        if num_quotes % 2:  # it would silently swallow every row that follows
             raise DataError(
                 f"{str(path)!r} has an unclosed quotation mark. "
                 "Double a quotation mark that stands inside a quoted cell."
             )
         payload = as_utf8(path, start, encoding)
-        header, self._names = csv_header(path, payload, encoding)
+        header, names = csv_header(path, payload, encoding)
         before = payload[: header.num_bytes].decode()
         self._begin = len(before.encode(encoding)) if before else 0
         if before and is_utf8(encoding) and start.startswith(b"\xef\xbb\xbf"):
             self._begin = len(before.encode()) + _BOM_BYTES
-        self._delimiter = header.delimiter
-        self.schema = pa.schema([(name.strip(), pa.string()) for name in self._names])
+        self._form = CsvForm(names, header.delimiter, num_quotes > 0)
+        self.schema = pa.schema([(name.strip(), pa.string()) for name in names])
 
     def rows(self, size: int) -> Iterator[_Rows]:
         """Yield the rows; one with too many or too few cells is null and in `malformed`."""
@@ -416,16 +415,14 @@ class _CsvFile:
         """Yield all rows; `malformed` receives the fault of a bad row before the row is yielded."""
         waiting = deque[int]()
 
-        def skip(row: Any) -> str:  # the header is row 1, empty lines are not counted
-            found = f"{row.actual_columns} columns, the header has {row.expected_columns}"
-            malformed[row.number - 2] = found
-            waiting.append(row.number - 2)
-            return "skip"
+        def report(number: int, fault: str) -> None:
+            malformed[number] = fault
+            waiting.append(number)
 
         number = 0
         with _open(self._path) as file:
             file.seek(self._begin)
-            for batch in self._batches(file, skip):
+            for batch in self._batches(file, report):
                 table = pa.Table.from_arrays(batch.columns, schema=self.schema)
                 rows: list[int | None] = []
                 for position in range(batch.num_rows if waiting else 0):
@@ -439,24 +436,11 @@ class _CsvFile:
             empty = pa.nulls(len(waiting), pa.string())
             yield pa.Table.from_arrays([empty] * len(self.schema), schema=self.schema)
 
-    def _batches(self, file: IO[bytes], skip: Callable[[Any], str]) -> Iterator[pa.RecordBatch]:
-        types = dict.fromkeys(self._names, pa.string())
+    def _batches(
+        self, file: IO[bytes], report: Callable[[int, str], None]
+    ) -> Iterator[pa.RecordBatch]:
         try:
-            yield from pyarrow.csv.open_csv(
-                file,
-                # Only with a single thread does the reader know the number of a malformed row.
-                pyarrow.csv.ReadOptions(
-                    use_threads=False,
-                    block_size=_BLOCK_BYTES,
-                    encoding=self._encoding,
-                ),
-                pyarrow.csv.ParseOptions(
-                    delimiter=self._delimiter,
-                    newlines_in_values=self._num_quotes > 0,
-                    invalid_row_handler=skip,
-                ),
-                pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
-            )
+            yield from open_rows(file, self._form, _BLOCK_BYTES, report, self._encoding)
         except pa.ArrowInvalid as error:
             reason = str(error)
             if "UTF8" in reason:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
 from slipway.data.sources.annotations import annotate
-from slipway.data.sources.formats.csv_files import csv_start, find_csv_start
+from slipway.data.sources.formats.csv_files import csv_start, find_csv_start, wrong_width
 from slipway.data.sources.formats.json_lines import (
     JSON_LINES,
     NOT_AN_OBJECT,
@@ -160,7 +160,7 @@ def _csv_rows(path: Path, data: DataParams) -> Iterator[_Row]:
                 if len(line) == len(header):
                     yield {name: line[position] for name, position in positions.items()}
                 else:
-                    yield f"{len(line)} columns, the header has {len(header)}"
+                    yield wrong_width(len(line), len(header))
         except (csv.Error, UnicodeDecodeError) as error:
             fix = f" {remedy(path)}" if isinstance(error, UnicodeDecodeError) else ""
             raise DataError(

@@ -2,12 +2,21 @@
 
 Lines before the header are skipped. A row with too many or too few cells is reported and left out;
 a file that is unreadable as a whole raises DataError.
+
+All readers of CSV files find the header here. They differ in what they need of the rows:
+
+* `read_csv` has a whole table in columns, which is stored in files if it is large;
+* slipway/inference/sources.py streams a table of any size, and puts null where a row is malformed;
+* slipway/data/sources/image_tables.py streams a few cells of each row, in Python;
+* slipway/data/erasure/rows.py needs the exact text of each row, to write it again.
+
+The first two parse with `open_rows`, the others with Python's `csv`.
 """
 
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +42,14 @@ class CsvStart(NamedTuple):
     num_lines: int  # lines before the header: a `sep=` line, comments, empty lines
     num_bytes: int  # bytes of these lines as UTF-8
     delimiter: str
+
+
+class CsvForm(NamedTuple):
+    """The columns of a CSV, and how its cells are divided."""
+
+    names: list[str]
+    delimiter: str
+    has_quotes: bool  # a cell may then contain line breaks
 
 
 def find_csv_start(text: str) -> CsvStart:
@@ -135,7 +152,7 @@ def read_csv(path: Path, encoding: str) -> tuple[pa.Table, list[tuple[int, str]]
             f"data.path {str(path)!r} has a quotation mark that is not closed. "
             "Double each quotation mark inside a quoted cell."
         )
-    parse = partial(_parse, content[begin:], names, delimiter, num_quotes > 0)
+    parse = partial(_parse, content[begin:], CsvForm(names, delimiter, num_quotes > 0))
     try:
         try:
             return parse(_BLOCK_BYTES)
@@ -147,32 +164,58 @@ def read_csv(path: Path, encoding: str) -> tuple[pa.Table, list[tuple[int, str]]
         raise _unreadable_csv(path, error) from error
 
 
-def _parse(
-    content: pa.Buffer, names: list[str], delimiter: str, has_quotes: bool, max_block_bytes: int
-) -> tuple[pa.Table, list[tuple[int, str]]]:
-    malformed: list[tuple[int, str]] = []
+def open_rows(
+    source: Any,
+    form: CsvForm,
+    block_bytes: int,
+    report: Callable[[int, str], None],
+    encoding: str = "utf8",
+    *,
+    check_utf8: bool = True,
+) -> Any:
+    """Open a CSV at its header, as pyarrow's reader of batches of text.
+
+    `report` receives the number and the fault of each malformed row, which is left out.
+    """
 
     def skip(row: Any) -> str:  # the header is row 1, empty lines are not counted
-        found = f"{row.actual_columns} columns, the header has {row.expected_columns}"
-        malformed.append((row.number - 2, found))
+        report(row.number - 2, wrong_width(row.actual_columns, row.expected_columns))
         return "skip"
 
-    reader = pyarrow.csv.open_csv(
-        pa.BufferReader(content),
+    return pyarrow.csv.open_csv(
+        source,
         # Only with a single thread does the reader know the number of a malformed row.
-        pyarrow.csv.ReadOptions(use_threads=False, block_size=min(max_block_bytes, content.size)),
+        pyarrow.csv.ReadOptions(use_threads=False, block_size=block_bytes, encoding=encoding),
         pyarrow.csv.ParseOptions(
-            delimiter=delimiter, newlines_in_values=has_quotes, invalid_row_handler=skip
+            delimiter=form.delimiter, newlines_in_values=form.has_quotes, invalid_row_handler=skip
         ),
         pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()),
-            check_utf8=False,
+            column_types=dict.fromkeys(form.names, pa.string()),
+            check_utf8=check_utf8,
             strings_can_be_null=False,
         ),
     )
+
+
+def wrong_width(num_cells: int, num_columns: int) -> str:
+    """Describe a row with too many or too few cells."""
+    return f"{num_cells} columns, the header has {num_columns}"
+
+
+def _parse(
+    content: pa.Buffer, form: CsvForm, max_block_bytes: int
+) -> tuple[pa.Table, list[tuple[int, str]]]:
+    malformed: list[tuple[int, str]] = []
+    reader = open_rows(
+        pa.BufferReader(content),
+        form,
+        min(max_block_bytes, content.size),
+        lambda number, fault: malformed.append((number, fault)),
+        check_utf8=False,
+    )
     is_large = content.size > _BLOCK_BYTES
     table = store_table(reader, reader.schema) if is_large else reader.read_all()
-    return table.rename_columns([name.strip() for name in names]), malformed
+    return table.rename_columns([name.strip() for name in form.names]), malformed
 
 
 def _file_blocks(path: Path) -> Iterator[bytes]:
