@@ -11,7 +11,7 @@ import io
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 PACKAGES = ("slipway", "transforms")
@@ -50,15 +50,11 @@ def read_source(source: str) -> Source:
     return Source(_without_comments(source, tree, nodes), frozenset(_modules(nodes)))
 
 
-def imported_modules(source: str) -> Iterator[str]:
-    """Yield each dotted name that `source` imports. `from a import b` yields `a` and `a.b`.
+def imported_modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield each dotted name that the nodes import. `from a import b` yields `a` and `a.b`.
 
     A relative import keeps its leading dots.
     """
-    yield from _imported(list(ast.walk(ast.parse(source))))
-
-
-def _imported(nodes: list[ast.AST]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -76,7 +72,7 @@ def _modules(nodes: list[ast.AST]) -> Iterator[str]:
     yields "part:clean". A kind's record also names the modules of its parts in strings. These are
     not yielded, because only code that loads a part depends on the part's module.
     """
-    yield from _imported(nodes)
+    yield from imported_modules(nodes)
     declared = set[ast.AST]()
     for node in nodes:
         if isinstance(node, ast.keyword) and node.arg == "parts":
@@ -150,7 +146,7 @@ def _docstrings(nodes: list[ast.AST]) -> Iterator[ast.expr]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    packages = {name.partition(".")[0] for name in _imported(nodes)}
+    packages = {name.partition(".")[0] for name in imported_modules(nodes)}
     if _READ_DOCSTRINGS & (read | names - {"__doc__"}) or _SHOW_DOCSTRINGS & packages:
         return
     for node in nodes:

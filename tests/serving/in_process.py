@@ -44,6 +44,12 @@ def reconciler_of(worker: ModelWorker) -> RolloutReconciler:
     return reconciler
 
 
+def is_shadowing(worker: ModelWorker) -> bool:
+    """Return True if a candidate predicts copies of the worker's requests."""
+    trial = reconciler_of(worker)._trial
+    return trial is not None and trial.shadow is not None
+
+
 def rebuild_of(worker: ModelWorker) -> EngineRebuild:
     """Return the part of a worker that rebuilds the engine."""
     start: Any = worker.hooks["engine_rebuild"].start

@@ -19,12 +19,12 @@ from slipway.kinds.code_digest import reached_files
 from slipway.serving.process.packing import bento_labels
 from slipway.serving.settings import Settings
 from slipway.system.errors import CertificateError, SlipwayError
-from slipway.system.source_code import imported_modules
 from slipway.system.version import installed_version
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import ROOT, Server, environment, free_port, running
 from tests.small_bundle import engine_manifest_for, write_small_bundle
+from tests.structure.syntax import imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = {
@@ -109,7 +109,7 @@ def test_locks_of_container_images_omit_packages_that_the_service_does_not_impor
     reached = {
         module.split(".")[0]
         for path in modules_reached
-        for module in imported_modules((ROOT / path).read_text())
+        for module in imports((ROOT / path).read_text())
     }
     assert "numpy" in reached  # the twin: what is imported is seen
     assert not reached & modules

@@ -26,7 +26,7 @@ from slipway.serving.worker import ModelWorker
 from slipway.system.errors import CertificateError, GateMissedError
 from tests.serving.bundles import certify, gate, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import error_of, reconciler_of
+from tests.serving.in_process import error_of, is_shadowing
 from tests.serving.in_process import run as run_service
 from tests.serving.rolling import (
     last_event,
@@ -126,10 +126,10 @@ def test_candidate_with_missed_gates_may_only_shadow(
                 await propose(worker, mode, bundle)
             assert last_event(worker)[0] == "refused"
         await propose(worker, "shadow", bundle)
-        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
+        await settle(worker, lambda: is_shadowing(worker))
         with pytest.raises(GateMissedError):
             await asyncio.to_thread(commands.promote, settings)
-        assert reconciler_of(worker).is_shadowing
+        assert is_shadowing(worker)
         assert read_rollout(settings.state).stable is None
 
     run(settings, work)
@@ -145,7 +145,7 @@ def test_a_shadow_with_passed_gates_is_promoted(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", bundle)
-        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
+        await settle(worker, lambda: is_shadowing(worker))
         await asyncio.to_thread(commands.promote, settings)
         await settle(worker, lambda: worker.model is not None and worker.model.version == version)
 
@@ -163,7 +163,7 @@ def test_worker_checks_the_gates_of_a_canary_again(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", bundle)
-        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
+        await settle(worker, lambda: is_shadowing(worker))
 
         def as_canary(rollout: Any) -> Any:
             changes = {"mode": "canary", "id": rollout.revision + 1, "phase": "preparing"}

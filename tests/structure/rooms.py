@@ -8,10 +8,9 @@ Without a row it stands above the rooms of its folder: it may import all, and no
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from slipway.system.source_code import imported_modules
+from tests.structure.syntax import imports
 
 Table = Mapping[str, tuple[str, ...]]
 TOP = "(top)"  # the modules of a divided folder that have no row
@@ -180,11 +179,6 @@ def _modules(root: Path) -> list[Path]:
 
 def _imports(root: Path, importer: Path) -> list[Path]:
     """The modules of `root` that a module imports."""
-    names = _imported_names((root / importer).read_text())
+    names = imports((root / importer).read_text())
     targets = {Path(name.replace(".", "/") + ".py") for name in names}
     return sorted(path for path in targets if path != importer and (root / path).is_file())
-
-
-@cache
-def _imported_names(source: str) -> frozenset[str]:
-    return frozenset(imported_modules(source))

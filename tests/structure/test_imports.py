@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slipway.kinds.code_digest import reached_files
-from slipway.system.source_code import imported_modules
 from tests.structure.rooms import RING_0, TABLES, forbidden_arrows, unlisted_rooms, upward_rows
+from tests.structure.syntax import imports
 
 PACKAGES_OF_RING_0 = {
     *("imagecodecs", "numpy", "pi_heif", "PIL", "pyarrow", "pydantic", "simplejpeg", "ruamel"),
@@ -97,7 +97,7 @@ def test_ring_0_imports_its_few_packages_only(root: Path) -> None:
     assert len(paths) > len(RING_0)
     for path in paths:
         outside = (
-            {name.split(".")[0] for name in imported_modules(path.read_text())}
+            {name.split(".")[0] for name in imports(path.read_text())}
             - set(sys.stdlib_module_names)
             - {"slipway"}
         )

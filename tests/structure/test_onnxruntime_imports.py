@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from slipway.system.source_code import imported_modules
+from tests.structure.syntax import imports
 
 DOOR = "slipway/runtimes/onnx_runtime.py"
 # The second one is for scripts that are exported, and so import nothing of Slipway.
@@ -45,7 +45,7 @@ def unguarded_imports(root: Path) -> list[str]:
 def _packages(node: ast.stmt) -> set[str]:
     if not isinstance(node, ast.Import | ast.ImportFrom):
         return set()
-    return {module.split(".")[0] for module in imported_modules(ast.unparse(node))}
+    return {module.split(".")[0] for module in imports(ast.unparse(node))}
 
 
 def test_onnxruntime_is_imported_only_after_its_telemetry_is_off(root: Path) -> None:

@@ -5,7 +5,7 @@ The core never imports an extension.
 
 from pathlib import Path
 
-from slipway.system.source_code import imported_modules
+from tests.structure.syntax import imports
 
 EXTENSIONS = {
     "access_log", "api_docs", "auth", "engine_rebuild", "explaining", "gpu", "grpc_port",
@@ -49,7 +49,7 @@ def forbidden_arrows(root: Path) -> list[str]:
         room = room_of(file)
         targets = {
             module.split(".")[2]
-            for module in imported_modules(path.read_text())
+            for module in imports(path.read_text())
             if module.startswith("slipway.serving.")
         }
         found += [

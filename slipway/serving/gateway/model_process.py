@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 from collections import deque
 
@@ -13,6 +12,7 @@ import aiohttp
 import psutil
 
 from slipway.serving.gateway.models_file import HostedModel
+from slipway.serving.process.addresses import free_port
 from slipway.serving.settings import PREFIX
 
 logger = logging.getLogger("slipway.gateway")
@@ -31,7 +31,7 @@ class ModelProcess:
 
     def __init__(self, model: HostedModel) -> None:
         self.model = model
-        self.port = _free_port()
+        self.port = free_port()
         self.reason = "it is starting"  # why there is no answer, if there is none
         self.num_restarts = 0
         self.memory_bytes = 0
@@ -199,10 +199,3 @@ async def _next_line(output: asyncio.StreamReader) -> bytes:
         return error.partial
     except asyncio.LimitOverrunError as error:
         return await output.read(max(1, error.consumed))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -7,7 +7,6 @@ service in production.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from slipway.serving.load_test.candidates import SettingsCandidate
 from slipway.serving.load_test.load import ask_each
 from slipway.serving.load_test.samples import Samples
+from slipway.serving.process.addresses import free_port
 from slipway.serving.request_log.logger import RequestLogSettings
 from slipway.serving.rollout.state import read_rollout
 from slipway.serving.rollout.store import settings_of
@@ -61,7 +61,7 @@ def running(
     Its log stays in `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    port, log = _free_port(), folder / "service.log"
+    port, log = free_port(), folder / "service.log"
     command = [
         sys.executable,
         "-m",
@@ -189,9 +189,3 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, 9)
         child.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

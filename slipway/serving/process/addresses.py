@@ -51,6 +51,13 @@ def require_loopback(host: str, *, has_authentication: bool) -> None:
     )
 
 
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that no process uses at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
 def require_free(host: str, port: int, hint: str) -> None:
     """Raise SettingsError if the address is in use or invalid; `hint` is the fix in the message."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -99,11 +99,6 @@ class RolloutReconciler:
             )
         return settings_of(self._settings, self._stable)
 
-    @property
-    def is_shadowing(self) -> bool:
-        """True if a candidate predicts copies of requests in this worker."""
-        return self._trial is not None and self._trial.shadow is not None
-
     def model_info(self) -> dict[str, object]:
         """Return the rolled-out models for `/model`. `wins_over` is the replaced SLIPWAY_BUNDLE."""
         wins_over = str(self._settings.bundle) if self._stable else None

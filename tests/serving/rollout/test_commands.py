@@ -19,7 +19,7 @@ from slipway.serving.rollout.state import Model, Rollout, RolloutError, read_rol
 from slipway.serving.settings import Settings
 from slipway.serving.worker import ModelWorker
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import canary_of, error_of, reconciler_of
+from tests.serving.in_process import canary_of, error_of, is_shadowing
 from tests.serving.rolling import (
     failing_classifier,
     propose,
@@ -162,9 +162,7 @@ def test_abort_and_rollback_by_version_end_only_the_candidate(
             ("canary", {"command": "rollback", "version": candidate}),
         ]:
             await propose(worker, mode, second)
-            await settle(
-                worker, lambda: reconciler_of(worker).is_shadowing or canary_of(worker) is not None
-            )
+            await settle(worker, lambda: is_shadowing(worker) or canary_of(worker) is not None)
             other = await client.post(
                 "/rollout", json={"command": "rollback", "version": stable}, headers=JSON
             )
@@ -172,9 +170,7 @@ def test_abort_and_rollback_by_version_end_only_the_candidate(
                 f"{stable} is not the candidate, which is {candidate}" in error_of(other)["message"]
             )
             assert (await client.post("/rollout", json=order, headers=JSON)).status_code == 202
-            await settle(
-                worker, lambda: not reconciler_of(worker).is_shadowing and canary_of(worker) is None
-            )
+            await settle(worker, lambda: not is_shadowing(worker) and canary_of(worker) is None)
             for late in (order, {"command": "rollback"}):  # of a second operator, or a second click
                 answer = await client.post("/rollout", json=late, headers=JSON)
                 assert error_of(answer)["code"] == "rollout_refused"

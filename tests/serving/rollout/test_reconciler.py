@@ -16,7 +16,7 @@ from slipway.serving.worker import ModelWorker
 from tests.conftest import ROOT
 from tests.serving.bundles import COLUMNS, certify, row_classifier, table_row, write_bundle
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import canary_of, metric, put_in_place_of, reconciler_of
+from tests.serving.in_process import canary_of, is_shadowing, metric, put_in_place_of
 from tests.serving.rolling import (
     PICTURES,
     QUICK,
@@ -171,7 +171,7 @@ def test_shadow_predicts_copies_of_requests_and_counts_agreement(
                 "shadow",
                 write_candidate(certified / f"shadow{factor}", scaled_classifier(factor)),
             )
-            await settle(worker, lambda: reconciler_of(worker).is_shadowing)
+            await settle(worker, lambda: is_shadowing(worker))
             for payload in PICTURES:
                 assert (await client.post("/predict", content=payload)).json()[
                     "model_version"
@@ -181,7 +181,7 @@ def test_shadow_predicts_copies_of_requests_and_counts_agreement(
             status = (await client.get("/rollout")).json()["candidate"]
             assert (status["mode"], status["share"]) == ("shadow", 0)
             await asyncio.to_thread(commands.rollback, settings)
-            await settle(worker, lambda: not reconciler_of(worker).is_shadowing)
+            await settle(worker, lambda: not is_shadowing(worker))
         assert metric(worker, 'slipway_predictions_total{slot="shadow"}') == 2 * len(PICTURES)
         assert metric(worker, 'slipway_predictions_total{slot="stable"}') == 2 * len(PICTURES)
         assert metric(worker, 'slipway_predictions_total{slot="candidate"}') == 0
@@ -199,7 +199,7 @@ def test_requests_of_a_shadow_are_drawn_with_the_secret_salt(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", write_candidate(certified / "shadow", scaled_classifier(2)))
-        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
+        await settle(worker, lambda: is_shadowing(worker))
         for one in ids:
             assert (
                 await client.post("/predict", content=PICTURES[0], headers={"x-request-id": one})
@@ -234,7 +234,7 @@ def test_a_shadow_encodes_table_rows_with_its_own_contract(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", bundle)
-        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
+        await settle(worker, lambda: is_shadowing(worker))
         body = json.dumps({"rows": [table_row(number) for number in range(3)]})
         response = await client.post(
             "/predict", content=body, headers={"content-type": "application/json"}
@@ -258,7 +258,7 @@ def test_a_busy_shadow_drops_copies_and_delays_no_request(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "shadow", write_candidate(certified / "new", scaled_classifier(2)))
-        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
+        await settle(worker, lambda: is_shadowing(worker))
         shadow = worker.observers.all[-1]
         loop = asyncio.get_running_loop()
         answer = shadow._run  # type: ignore[attr-defined]  # of Shadow

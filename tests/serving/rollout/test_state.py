@@ -29,7 +29,14 @@ from slipway.serving.worker import ModelWorker
 from slipway.system.errors import LockedError
 from tests.serving.bundles import LABELS
 from tests.serving.conftest import MakeSettings
-from tests.serving.in_process import canary_of, error_of, full_worker, metric, reconciler_of
+from tests.serving.in_process import (
+    canary_of,
+    error_of,
+    full_worker,
+    is_shadowing,
+    metric,
+    reconciler_of,
+)
 from tests.serving.rolling import (
     PICTURES,
     last_event,
@@ -256,7 +263,7 @@ def test_a_second_candidate_is_refused_while_one_is_running(
             )
         with pytest.raises(RolloutError, match="is being rolled out"):
             commands.reset(settings)
-        await settle(worker, lambda: reconciler_of(worker).is_shadowing)
+        await settle(worker, lambda: is_shadowing(worker))
         await asyncio.to_thread(commands.promote, settings)
         await settle(
             worker,
