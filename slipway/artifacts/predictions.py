@@ -33,21 +33,37 @@ def prediction_columns(
     columns = np.array([probabilities[label] for label in labels], np.float32)
     if len(probabilities) != len(labels):
         raise ValueError(f"probabilities has {len(probabilities)} labels, not {len(labels)}")
-    if (rule := calibration.decision) is not None and calibration.thresholds is not None:
-        chosen = labels[int(decided_classes(columns, calibration.thresholds))]
-        (facts,) = rule.facts(columns[np.newaxis], calibration.thresholds)
-        # In float32, as the Open Inference Protocol sends a cost.
-        are_facts = all(np.float32(prediction[name]) == np.float32(facts[name]) for name in facts)
-        if prediction["label"] != chosen or not are_facts:
-            raise ValueError("label or costs contradict probabilities by the bundle's decision")
-    elif calibration.thresholds is not None:
-        given = calibration.given(columns)
-        if prediction["labels"] != [name for name, own in zip(labels, given, strict=True) if own]:
-            raise ValueError("labels are not those with probabilities that reach their thresholds")
-    elif probabilities[prediction["label"]] != float(columns.max()):
-        raise ValueError("label is not the one with the largest probability")
+    _check_decision(prediction, labels, columns, calibration)
     is_inside = calibration.prediction_sets(columns)
-    expected = [label for label, inside in zip(labels, is_inside, strict=True) if inside]
-    if sorted(prediction["prediction_set"]) != sorted(expected):
+    if sorted(prediction["prediction_set"]) != sorted(_chosen(labels, is_inside)):
         raise ValueError("prediction_set is not the one that the calibration gives")
     return np.append(columns, score)
+
+
+def _check_decision(
+    prediction: Mapping[str, Any],
+    labels: Sequence[str],
+    columns: NDArray[np.float32],
+    calibration: Calibration,
+) -> None:
+    """Raise ValueError if the predicted labels are not those of the probabilities `columns`."""
+    rule, thresholds = calibration.decision, calibration.thresholds
+    if thresholds is None:
+        if prediction["probabilities"][prediction["label"]] != float(columns.max()):
+            raise ValueError("label is not the one with the largest probability")
+    elif rule is None:
+        if prediction["labels"] != _chosen(labels, calibration.given(columns)):
+            raise ValueError("labels are not those with probabilities that reach their thresholds")
+    else:
+        (facts,) = rule.facts(columns[np.newaxis], thresholds)
+        # In float32, as the Open Inference Protocol sends a cost.
+        are_facts = all(np.float32(prediction[name]) == np.float32(facts[name]) for name in facts)
+        if (
+            prediction["label"] != labels[int(decided_classes(columns, thresholds))]
+            or not are_facts
+        ):
+            raise ValueError("label or costs contradict probabilities by the bundle's decision")
+
+
+def _chosen(labels: Sequence[str], is_chosen: NDArray[np.bool_]) -> list[str]:
+    return [label for label, chosen in zip(labels, is_chosen, strict=True) if chosen]

@@ -109,6 +109,11 @@ def flat(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, content
 
 
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ, or which one lacks: those of `new` first."""
+    return [key for key in {**new, **old} if new.get(key, ...) != old.get(key, ...)]
+
+
 def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
     """Check the content of `params.yaml`. Raises ParamsError that lists every mistake."""
     content = _with_keys_of_other_kinds(content)

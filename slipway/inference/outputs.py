@@ -100,24 +100,18 @@ class ParquetAnswers:
         self._labels = output.labels
         self._names = [f"probability_{label}" for label in output.labels]
         self._several = output.kind == "label_probabilities"
-        prediction = pa.string() if output.labels else pa.float64()
-        if self._several:
-            prediction = pa.list_(pa.string())
-        own = [("prediction", prediction)]
-        if output.labels:
-            own += [(name, pa.float64()) for name in self._names]
-            own += [("prediction_set", pa.list_(pa.string()))]
-        else:
-            own += [("interval_low", pa.float64()), ("interval_high", pa.float64())]
-        costs = decision.costs if decision else None
-        of_costs = [("expected_cost", pa.float64())] if costs else []
-        if costs and costs.abstain is not None:
-            of_costs += [("abstain", pa.bool_())]
-        own += [*of_costs, ("ood_score", pa.float64())]
-        own += [(name, pa.bool_()) for name in ("is_ood", *remarks)]
-        self._facts = ("ood_score", "is_ood", *remarks, *dict(of_costs))
-        own += [("error_code", pa.string()), ("error", pa.string())]
-        self._own = pa.schema(own)
+        costs = _cost_fields(decision)
+        self._facts = ("ood_score", "is_ood", *remarks, *costs)
+        self._own = pa.schema(
+            [
+                *self._predicted_fields(),
+                *costs.items(),
+                ("ood_score", pa.float64()),
+                *((name, pa.bool_()) for name in ("is_ood", *remarks)),
+                ("error_code", pa.string()),
+                ("error", pa.string()),
+            ]
+        )
         twice = sorted(set(carried.names) & set(self._own.names))
         if twice:
             raise DataError(
@@ -138,26 +132,45 @@ class ParquetAnswers:
     ) -> pa.Table:
         """Return a table of the source's cells followed by the columns of the answers."""
         found: list[Mapping[str, Any]] = [answer or {} for answer in answers]
-        columns: dict[str, list[Any]] = {
-            name: [answer.get(name) for answer in found] for name in self._facts
-        }
-        if self._labels:
-            name = "labels" if self._several else "label"
-            columns["prediction"] = [answer.get(name) for answer in found]
-            columns["prediction_set"] = [answer.get("prediction_set") for answer in found]
-            each = [answer.get("probabilities", {}) for answer in found]
-            for label, name in zip(self._labels, self._names, strict=True):
-                columns[name] = [probabilities.get(label) for probabilities in each]
-        else:
-            columns["prediction"] = [answer.get("value") for answer in found]
-            intervals = [answer.get("interval") or (None, None) for answer in found]
-            columns["interval_low"] = [low for low, _ in intervals]
-            columns["interval_high"] = [high for _, high in intervals]
+        columns = {name: [answer.get(name) for answer in found] for name in self._facts}
+        columns |= self._predicted(found)
         each_fault = [faults.get(position) for position in range(len(answers))]
         columns["error_code"] = [fault and fault.code for fault in each_fault]
         columns["error"] = [fault and fault.message for fault in each_fault]
         own = [pa.array(columns[field.name], field.type) for field in self._own]
         return pa.Table.from_arrays([*carried.columns, *own], schema=self.schema)
+
+    def _predicted_fields(self) -> list[tuple[str, pa.DataType]]:
+        """Return the names and types of the columns of `_predicted`."""
+        if not self._labels:
+            names = ("prediction", "interval_low", "interval_high")
+            return [(name, pa.float64()) for name in names]
+        labels = pa.list_(pa.string())
+        return [
+            ("prediction", labels if self._several else pa.string()),
+            *((name, pa.float64()) for name in self._names),
+            ("prediction_set", labels),
+        ]
+
+    def _predicted(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+        """Return the columns of the predicted labels and probabilities, or of the values."""
+        if not self._labels:
+            intervals = [answer.get("interval") or (None, None) for answer in answers]
+            return {
+                "prediction": [answer.get("value") for answer in answers],
+                "interval_low": [low for low, _ in intervals],
+                "interval_high": [high for _, high in intervals],
+            }
+        key = "labels" if self._several else "label"
+        each = [answer.get("probabilities", {}) for answer in answers]
+        return {
+            "prediction": [answer.get(key) for answer in answers],
+            "prediction_set": [answer.get("prediction_set") for answer in answers],
+            **{
+                name: [probabilities.get(label) for probabilities in each]
+                for label, name in zip(self._labels, self._names, strict=True)
+            },
+        }
 
     def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
         with pq.ParquetWriter(file, self.schema) as writer:
@@ -187,6 +200,14 @@ class CsvAnswers(JsonLines):
     def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
         file.write(_csv([self._table.schema.names]))
         super().join(parts, file)
+
+
+def _cost_fields(decision: Decision | None) -> dict[str, pa.DataType]:
+    """Return the names and types of the columns that a decision by costs adds."""
+    if decision is None or not decision.costs:
+        return {}
+    abstains = decision.costs.abstain is not None
+    return {"expected_cost": pa.float64()} | ({"abstain": pa.bool_()} if abstains else {})
 
 
 def _text(cell: Any) -> Any:

@@ -375,31 +375,41 @@ def _codes(cells: Sequence[Cell] | NDArray[Any], column: Column) -> NDArray[np.f
 
 
 def _typed(value: Any, column: Column) -> float | str:
-    if column.kind == "category" and isinstance(value, str):
+    typed = _value_of(value, column.kind)
+    if typed is None:
+        found = f"found {_shown(value, column)}, expected {_expected(column)}"
+        raise CellError("type_violation", column.name, found)
+    return typed
+
+
+def _value_of(value: Any, kind: Kind) -> float | str | None:
+    """Return a cell as text or as a finite number; None if it is not of the column's kind."""
+    if kind == "category" and isinstance(value, str):
         text = value.strip()
-        if len(text) <= MAX_CATEGORY_LENGTH:
-            return text
-    elif column.kind == "boolean" and isinstance(value, bool):
+        return text if len(text) <= MAX_CATEGORY_LENGTH else None
+    if kind == "boolean" and isinstance(value, bool):
         return float(value)
-    elif (
-        column.kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool)
-    ):
+    if kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
         number = _float(value)
-        if math.isfinite(number):
-            return number
-    elif column.kind == "date" and isinstance(value, (str, date)):
+        return number if math.isfinite(number) else None
+    if kind == "date" and isinstance(value, (str, date)):
         try:
             return read_date(value if isinstance(value, str) else value.isoformat())
         except (ValueError, OverflowError):
-            pass
-    shown = str(value)[:80]
-    if isinstance(value, str):
-        shown = repr(value[:80])
-        if _would_fit(value, column):
-            shown = f"the text {shown}"  # quotes are easily overlooked
-    if column.kind == "number" and isinstance(value, str) and _has_unit(value):
+            return None
+    return None
+
+
+def _shown(value: Any, column: Column) -> str:
+    """Return a refused cell for an error, with a hint if it almost fits."""
+    if not isinstance(value, str):
+        return str(value)[:80]
+    shown = repr(value[:80])
+    if _would_fit(value, column):
+        shown = f"the text {shown}"  # quotes are easily overlooked
+    if column.kind == "number" and _has_unit(value):
         shown += ", which has a unit"
-    raise CellError("type_violation", column.name, f"found {shown}, expected {_expected(column)}")
+    return shown
 
 
 def _would_fit(text: str, column: Column) -> bool:

@@ -132,20 +132,15 @@ def judge(
     if old is None or recent is None:
         missing = "old" if old is None else "recent"
         return "refused", f"there are fewer than {MIN_ROWS} {missing} test rows to compare on"
-    if comparison.contradicted:
-        named = "; ".join(record.text for record in comparison.contradicted)
-        return "wrong_labels", f"labels that the candidate contradicts, too: {named}"
-    if len(comparison.keys) < params.min_keys:
-        return "refused", (
-            f"its recent labels come from {len(comparison.keys)} key "
-            f"({', '.join(comparison.keys)}), loop.min_keys is {params.min_keys}"
-        )
-    one_row = 0.0 if old.difference.metric in UNBOUNDED_METRICS else 1 / old.loss.rows
-    if old.loss.value > max(params.max_forgetting, one_row) + 1e-12:
-        return "worse", f"it forgets: on old test rows {_text(old)}"
+    fault = _label_fault(comparison, params)
+    if fault is not None:
+        return fault
     parts = [("recent rows", recent, comparison.without)]
     if comparison.latest is not None:
         parts.append(("the newer recent rows", comparison.latest, comparison.latest_without))
+    one_row = 0.0 if old.difference.metric in UNBOUNDED_METRICS else 1 / old.loss.rows
+    if old.loss.value > max(params.max_forgetting, one_row) + 1e-12:
+        return "worse", f"it forgets: on old test rows {_text(old)}"
     for name, part, _ in parts:
         if part.loss.low > 0:
             return "worse", f"on {name} {_text(part)}"
@@ -158,6 +153,19 @@ def judge(
     shown = doubts.index("") if "" in doubts else 0
     name, part, _ = parts[shown]
     return None, f"on {name} {_text(part)}; on old test rows {_text(old)}"
+
+
+def _label_fault(comparison: CandidateComparison, params: LoopParams) -> tuple[Outcome, str] | None:
+    """Return the outcome and the reason if the recent labels cannot be relied on; else None."""
+    if comparison.contradicted:
+        named = "; ".join(record.text for record in comparison.contradicted)
+        return "wrong_labels", f"labels that the candidate contradicts, too: {named}"
+    if len(comparison.keys) < params.min_keys:
+        return "refused", (
+            f"its recent labels come from {len(comparison.keys)} key "
+            f"({', '.join(comparison.keys)}), loop.min_keys is {params.min_keys}"
+        )
+    return None
 
 
 def _doubt(

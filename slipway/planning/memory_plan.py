@@ -192,60 +192,76 @@ def device_memory(
     """
     mixed = precision != "32-true"
     if strategy == "fsdp":
-        memory = _fully_sharded(traces, world_size, itemsize=2 if mixed else 4)
-        if traces.averages:
-            memory = _with_average(memory, memory.parameters, memory.parameters)
-        return memory
-    if not strategy.startswith("deepspeed"):
-        step = traces.autocast if mixed else traces.full
-        if strategy == "tensor_parallel" and traces.shared:
-            step = traces.shared[mixed]
-        if strategy == "pipeline" and traces.stage:
-            step = traces.stage[mixed]
-        # DDP allocates buckets of the gradients' size in addition to them.
-        buckets = step.parameters if strategy == "ddp" and world_size > 1 else 0
-        return whole_step(step, buckets, averages=traces.averages)
-    step, stage = traces.cast if mixed else traces.full, int(strategy[-1])
+        return _fully_sharded(traces, world_size, itemsize=2 if mixed else 4)
+    if strategy.startswith("deepspeed"):
+        step, stage = traces.cast if mixed else traces.full, int(strategy[-1])
+        return _zero(traces, step, stage, world_size, offload, on_disk=on_disk)
+    step = traces.autocast if mixed else traces.full
+    if strategy == "tensor_parallel" and traces.shared:
+        step = traces.shared[mixed]
+    if strategy == "pipeline" and traces.stage:
+        step = traces.stage[mixed]
+    # DDP allocates buckets of the gradients' size in addition to them.
+    buckets = step.parameters if strategy == "ddp" and world_size > 1 else 0
+    return whole_step(step, buckets, averages=traces.averages)
+
+
+def _zero(
+    traces: Traces,
+    step: StepMemory,
+    stage: int,
+    world_size: int,
+    offload: Offload | None,
+    *,
+    on_disk: bool,
+) -> DeviceMemory:
+    """Predict the memory with DeepSpeed, whose `stage` says what is divided between processes."""
     num_parameters = traces.full.parameters // 4
-    state = (num_parameters * _MASTER_BYTES + traces.full.optimizer) // world_size
-    copied = num_parameters // world_size
-    parameters, shard = step.parameters, step.parameters // world_size
-    gradients = shard if stage >= 2 else step.parameters
-    itemsize, host, disk = step.parameters // num_parameters, 0, 0
+    num_own = num_parameters // world_size
+    shard, itemsize = step.parameters // world_size, step.parameters // num_parameters
     sizes = zero_sizes(num_parameters, traces.block // 4)
+    parameters, copied = step.parameters, num_own
     if stage == 3:
         # Weights that are being gathered exist twice. A single process computes with its own part.
         gathered = min(num_parameters, sizes.live + sizes.prefetched)
         keeps_all = world_size == 1 and offload != "optimizer_and_parameters"
         parameters = shard + (0 if keeps_all else itemsize * gathered)
         copied = min(copied, sizes.updated)
-    if offload:
-        # The host holds the optimizer's state and all float32 gradients. With stages 2 and 3 each
-        # bucket of gradients is moved there, so none stay on the device.
-        host, state, copied = state + num_parameters // world_size * _MASTER_BYTES, 0, 0
-        gradients = 0 if stage >= 2 else gradients
-        if on_disk and stage == 3:
-            disk = (num_parameters * _MASTER_BYTES + traces.full.optimizer) // world_size
-            host -= disk
-    if offload == "optimizer_and_parameters" and stage == 3:
-        host, parameters = host + shard, parameters - shard
     memory = DeviceMemory(
         parameters=parameters,
-        gradients=gradients,
-        optimizer=state,
+        gradients=shard if stage >= 2 else step.parameters,
+        optimizer=(num_parameters * _MASTER_BYTES + traces.full.optimizer) // world_size,
         buffers=step.buffers,
         activations=step.activations,
         # Two are in use while stages 1 and 2 reduce. Stage 3 copies its only one to send it.
         buckets=2 * sizes.bucket * itemsize,
         float32_gradients=copied * _MASTER_BYTES,
-        host=host,
-        disk=disk,
     )
+    if offload:
+        memory = _offloaded(memory, stage, num_own, on_disk=on_disk)
+    if offload == "optimizer_and_parameters" and stage == 3:
+        memory = replace(memory, host=memory.host + shard, parameters=parameters - shard)
     if not traces.averages:
         return memory
     averaged = traces.full.parameters // (world_size if stage == 3 else 1)
     # Below stage 3 DeepSpeed gathers all float32 weights for each update of the average.
     return _with_average(memory, averaged, shard if stage == 3 else averaged)
+
+
+def _offloaded(memory: DeviceMemory, stage: int, num_own: int, *, on_disk: bool) -> DeviceMemory:
+    """Move the optimizer's state and the float32 gradients to the host, or the state to a disk.
+
+    With stages 2 and 3 each bucket of gradients is moved, so none stay on the device.
+    """
+    disk = memory.optimizer if on_disk and stage == 3 else 0
+    return replace(
+        memory,
+        optimizer=0,
+        float32_gradients=0,
+        gradients=0 if stage >= 2 else memory.gradients,
+        host=memory.optimizer + num_own * _MASTER_BYTES - disk,
+        disk=disk,
+    )
 
 
 def whole_step(step: StepMemory, buckets: int = 0, *, averages: bool = False) -> DeviceMemory:
@@ -273,14 +289,16 @@ def _fully_sharded(traces: Traces, world_size: int, itemsize: int) -> DeviceMemo
     weights = _GATHERED_WEIGHTS * traces.block * itemsize // 4
     # Gradient buffers exist when most activations are freed, so only their excess adds memory.
     gradients = max(0, _GATHERED_GRADIENTS * traces.block - activations)
-    return DeviceMemory(
-        parameters=full.parameters // world_size,
-        gradients=full.parameters // world_size,
+    shard = full.parameters // world_size
+    memory = DeviceMemory(
+        parameters=shard,
+        gradients=shard,
         optimizer=full.optimizer // world_size,
         buffers=full.buffers,
         activations=activations,
         buckets=weights + gradients,
     )
+    return _with_average(memory, shard, shard) if traces.averages else memory
 
 
 def planned_memory(traces: Traces, placement: Placement) -> DeviceMemory:

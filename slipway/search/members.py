@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.config.edit import changed_text
 from slipway.config.mistakes import as_yaml
-from slipway.config.params import no_project
+from slipway.config.params import differing, no_project
 from slipway.config.yaml_files import parse_yaml
 from slipway.experiments.records import ExperimentRecord, params_of, read_records
 from slipway.planning.search_space import metrics_of
@@ -33,7 +33,8 @@ def write_members(search: str | None, count: int) -> str:
     text = PARAMS.read_text()
     content: dict[str, Any] = parse_yaml(text.encode(), str(PARAMS))
     best = _best(_trials(search), content["data"]["task"], count)
-    members = [{"train": values} if (values := _member(one, content)) else {} for one in best]
+    changed = [_member(one, content) for one in best]
+    members = [{"train": values} if values else {} for values in changed]
     changes: dict[str, Any] = {"ensemble.members": members}
     if content["ensemble"]["method"] is None:
         changes = {"ensemble.method": "greedy", **changes}
@@ -85,26 +86,27 @@ def _member(trial: ExperimentRecord, content: Mapping[str, Any]) -> dict[str, An
     """Return the values of the section train in which the trial differs from params.yaml."""
     present = params_of({name: part for name, part in content.items() if name != "ensemble"})
     given = {key: value for key, value in trial.params.items() if not key.startswith("ensemble")}
-    differing = [
-        key for key in {**given, **present} if given.get(key, ...) != present.get(key, ...)
-    ]
-    if shared := [key for key in differing if not key.startswith("train.")]:
+    changed = differing(present, given)
+    shared = [key for key in changed if not key.startswith("train.")]
+    if shared:
         values = ", ".join(f"{key} {as_yaml(given.get(key))}" for key in shared)
         raise ParamsError(
             f"{trial.name} was trained with {values}, which members share with params.yaml. "
             "Expected trials that differ in the section train only. Set these values in "
             "params.yaml, or search again without these keys."
         )
+    found = {
+        key.removeprefix("train."): given[key]
+        for key in changed
+        if key in given and not key.startswith(_ARGUMENTS)
+    }
+    # Another network takes all its arguments from the trial.
+    takes_all = _NETWORK in changed
     arguments = {
         key.removeprefix(f"{_ARGUMENTS}."): value
         for key, value in given.items()
-        if key.startswith(f"{_ARGUMENTS}.") and (key in differing or _NETWORK in differing)
+        if key.startswith(f"{_ARGUMENTS}.") and (takes_all or key in changed)
     }
-    found = {
-        key.removeprefix("train."): given[key]
-        for key in differing
-        if key in given and not key.startswith(_ARGUMENTS)
-    }
-    if arguments or _NETWORK in differing:
+    if arguments or takes_all:
         found["network_arguments"] = arguments
     return found

@@ -139,24 +139,19 @@ def _rows_that_end_in_a_string(tree: ast.Module) -> Iterator[int]:
 
 def _docstrings(nodes: list[ast.AST]) -> Iterator[ast.expr]:
     """Yield the docstrings of a file, except those that the program itself may read or show."""
-    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    read |= {
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    read |= {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
     packages = {name.partition(".")[0] for name in imported_modules(nodes)}
     if _READ_DOCSTRINGS & (read | names - {"__doc__"}) or _SHOW_DOCSTRINGS & packages:
         return
     for node in nodes:
-        if isinstance(node, _HAVE_DOCSTRINGS) and not (
-            isinstance(node, ast.Module) and "__doc__" in names
-        ):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                yield first.value
+        if not isinstance(node, _HAVE_DOCSTRINGS) or not node.body:
+            continue
+        first, is_read = node.body[0], isinstance(node, ast.Module) and "__doc__" in names
+        if isinstance(first, ast.Expr) and _is_text(first.value) and not is_read:
+            yield first.value
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.config.params import flat, value_at
+from slipway.config.params import differing, flat, value_at
 from slipway.config.stage_graph import Pipeline, load_mapping, overlap, pipeline_of, resolved
 from slipway.kinds.code_digest import CODE_DIGESTS, recall, stage_digest, stage_names
 
@@ -74,9 +74,10 @@ def _reasons(
     old = dict(flat(locked.get("params", {}).get(_PARAMS, {})))
     renamed = [names[key] for key in old if key in names]
     expected = {*names, *renamed}
-    changed = [key for key in {**new, **old} if new.get(key, ...) != old.get(key, ...)]
     yield from _listed("params renamed", renamed)
-    yield from _listed("params changed", [key for key in changed if key not in expected])
+    yield from _listed(
+        "params changed", [key for key in differing(old, new) if key not in expected]
+    )
     for label, group, paths in (
         ("dependencies changed", "deps", graph.deps[stage]),
         ("outputs changed", "outs", graph.outs[stage]),

@@ -218,58 +218,66 @@ def png(colour: int, depth: int, interlace: int = 0, order: str = "plain") -> by
         _chunk(b"IEND", b""),
         _chunk(b"gAMA", struct.pack(">I", 45455)),
     )
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    before: list[bytes] = [plte] if colour == 3 else []
-    middle, behind = [idat], [iend]
-    if order == "split IDAT":
-        middle = [_chunk(b"IDAT", stream[:5]), _chunk(b"IDAT", stream[5:])]
-    elif order == "empty IDAT first":
-        middle = [_chunk(b"IDAT", b""), idat]
-    elif order == "no IDAT":
-        middle = []
-    elif order == "no IEND":
-        behind = []
-    elif order == "IHDR twice":
-        before = [ihdr, *before]
-    elif order == "PLTE behind IDAT":
-        before, behind = [], [plte, iend]
-    elif order == "no PLTE":
-        before = []
-    elif order in ("tRNS", "empty tRNS", "long tRNS"):
-        before = [*before, trns]
-    elif order == "tRNS before PLTE":
-        before = [trns, plte]
-    elif order == "tRNS behind IDAT":
-        behind = [trns, iend]
-    elif order == "gAMA":
-        before = [gama, *before]
-    elif order == "eXIf":
-        before = [*before, _chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))]
-    elif order == "damaged eXIf":
-        before = [*before, _chunk(b"eXIf", b"MM\0\x2a\0\0\0\x08\xff\xff\1\x12")]
-    elif order == "damaged iCCP":
-        before = [_chunk(b"iCCP", b"name\0\0no stream"), *before]
-    elif order == "damaged zTXt":
-        before = [_chunk(b"zTXt", b"name\0\0no stream"), *before]
-    elif order == "chunk between IDATs":
-        middle = [_chunk(b"IDAT", stream[:5]), gama, _chunk(b"IDAT", stream[5:])]
-    elif order == "unknown critical chunk":
-        before = [*before, _chunk(b"ABCD", b"12")]
-    elif order == "wrong checksum of IDAT":
-        middle = [idat[:-1] + bytes([idat[-1] ^ 1])]
-    elif order == "wrong checksum of gAMA":
-        before = [gama[:-1] + bytes([gama[-1] ^ 1]), *before]
-    elif order == "wrong checksum of PLTE":
-        before = [plte[:-1] + bytes([plte[-1] ^ 1])]
-    elif order == "APNG":
-        before = [*before, _chunk(b"acTL", struct.pack(">II", 1, 0))]
-        before += [_chunk(b"fcTL", struct.pack(">IIIIIHHBB", 0, WIDTH, HEIGHT, 0, 0, 1, 10, 0, 0))]
+    plain = _PngChunks([plte] if colour == 3 else [], [idat], [iend])
+    halves = _chunk(b"IDAT", stream[:5]), _chunk(b"IDAT", stream[5:])
+    before, middle, behind = {
+        "split IDAT": plain._replace(middle=[*halves]),
+        "empty IDAT first": plain._replace(middle=[_chunk(b"IDAT", b""), idat]),
+        "no IDAT": plain._replace(middle=[]),
+        "no IEND": plain._replace(behind=[]),
+        "IHDR twice": plain._replace(before=[ihdr, *plain.before]),
+        "PLTE behind IDAT": plain._replace(before=[], behind=[plte, iend]),
+        "no PLTE": plain._replace(before=[]),
+        "tRNS before PLTE": plain._replace(before=[trns, plte]),
+        "tRNS behind IDAT": plain._replace(behind=[trns, iend]),
+        "chunk between IDATs": plain._replace(middle=[halves[0], gama, halves[1]]),
+        "wrong checksum of IDAT": plain._replace(middle=[_wrong_checksum(idat)]),
+        "wrong checksum of PLTE": plain._replace(before=[_wrong_checksum(plte)]),
+        **{
+            name: plain._replace(before=[*plain.before, *more])
+            for name, more in _png_chunks_after_palette(trns).items()
+        },
+        **{
+            name: plain._replace(before=[chunk, *plain.before])
+            for name, chunk in {
+                "gAMA": gama,
+                "damaged iCCP": _chunk(b"iCCP", b"name\0\0no stream"),
+                "damaged zTXt": _chunk(b"zTXt", b"name\0\0no stream"),
+                "wrong checksum of gAMA": _wrong_checksum(gama),
+            }.items()
+        },
+    }.get(order, plain)
     chunks = [*([] if order == "no IHDR" else [ihdr]), *before, *middle, *behind]
     whole = (
         b"\x89PNG\r\n\x1a\n" + b"".join(chunks) + (b"more" if order == "bytes behind IEND" else b"")
     )
     return whole[:-20] if order == "broken off" else whole
+
+
+class _PngChunks(NamedTuple):
+    """The chunks of a PNG before its pixels, with the pixels, and behind them."""
+
+    before: list[bytes]
+    middle: list[bytes]
+    behind: list[bytes]
+
+
+def _png_chunks_after_palette(trns: bytes) -> dict[str, list[bytes]]:
+    """Return the chunks that some orders add between the palette and the pixels."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    frame = struct.pack(">IIIIIHHBB", 0, WIDTH, HEIGHT, 0, 0, 1, 10, 0, 0)
+    return {
+        **{name: [trns] for name in ("tRNS", "empty tRNS", "long tRNS")},
+        "eXIf": [_chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))],
+        "damaged eXIf": [_chunk(b"eXIf", b"MM\0\x2a\0\0\0\x08\xff\xff\1\x12")],
+        "unknown critical chunk": [_chunk(b"ABCD", b"12")],
+        "APNG": [_chunk(b"acTL", struct.pack(">II", 1, 0)), _chunk(b"fcTL", frame)],
+    }
+
+
+def _wrong_checksum(chunk: bytes) -> bytes:
+    return chunk[:-1] + bytes([chunk[-1] ^ 1])
 
 
 def _png_rows(colour: int, depth: int, interlace: int, order: str) -> bytes:
@@ -344,9 +352,32 @@ def encoded_files() -> Iterator[ImageFile]:
     """Yield files that Pillow writes: JPEG, WebP, GIF, and each mode of TIFF, PNG and BMP."""
     noise = np.random.default_rng(3).integers(0, 256, (HEIGHT, WIDTH, 4), np.uint8)
     rgba = Image.fromarray(noise)
-    rgb, grey = rgba.convert("RGB"), rgba.convert("L")
+    rgb = rgba.convert("RGB")
     exif = Image.Exif()
     exif[0x0112] = 6
+    yield from _jpegs(rgb, exif)
+    images: dict[str, Image.Image] = {
+        "L": rgba.convert("L"),
+        "LA": rgba.convert("LA"),
+        "P": rgb.quantize(16),
+        "RGB": rgb,
+        "RGBA": rgba,
+    }
+    yield from _webps(images, exif)
+    for mode, interlace, transparency in product(("L", "P"), (0, 1), (None, 0, 3)):
+        transparent = {} if transparency is None else {"transparency": transparency}
+        options: dict[str, Any] = {"interlace": interlace, **transparent}
+        yield ImageFile(f"gif {mode} {options}", _encoded(images[mode], "GIF", **options))
+    for mode in _ALL_MODES:
+        yield from _files_of_mode(mode, _in_mode(rgb, mode))
+    for size in ((9000, 1), (1, 9000), (300, 1), (1, 1), (2, 2)):
+        for mode in ("L", "RGB", "RGBA"):
+            for image_format in ("PNG", "TIFF", "WEBP"):
+                payload = _encoded(rgba.resize(size).convert(mode), image_format)
+                yield ImageFile(f"{image_format.lower()} {mode} of {size}", payload)
+
+
+def _jpegs(rgb: Image.Image, exif: Image.Exif) -> Iterator[ImageFile]:
     for mode, quality, progressive, subsampling, restart in product(
         ("L", "RGB", "CMYK"), (20, 95), (False, True), (0, 1, 2), (0, 1)
     ):
@@ -368,41 +399,29 @@ def encoded_files() -> Iterator[ImageFile]:
     yield ImageFile(
         "jpeg with a second picture", _encoded(rgb, "MPO", save_all=True, append_images=[rgb])
     )
-    images: dict[str, Image.Image] = {
-        "L": grey,
-        "LA": rgba.convert("LA"),
-        "P": rgb.quantize(16),
-        "RGB": rgb,
-        "RGBA": rgba,
-    }
+
+
+def _webps(images: dict[str, Image.Image], exif: Image.Exif) -> Iterator[ImageFile]:
     for (mode, image), lossless, with_exif in product(images.items(), (False, True), (False, True)):
-        options = {"lossless": lossless} | ({"exif": exif} if with_exif else {})
+        options: dict[str, Any] = {"lossless": lossless} | ({"exif": exif} if with_exif else {})
         yield ImageFile(
             f"webp {mode} lossless={lossless} exif={with_exif}", _encoded(image, "WEBP", **options)
         )
+    first = images["RGBA"]
     yield ImageFile(
-        "webp animated", _encoded(rgba, "WEBP", save_all=True, append_images=[rgba.rotate(180)])
+        "webp animated", _encoded(first, "WEBP", save_all=True, append_images=[first.rotate(180)])
     )
-    for mode, interlace, transparency in product(("L", "P"), (0, 1), (None, 0, 3)):
-        options = {"interlace": interlace} | (
-            {} if transparency is None else {"transparency": transparency}
-        )
-        yield ImageFile(f"gif {mode} {options}", _encoded(images[mode], "GIF", **options))
-    for mode in _ALL_MODES:
-        made = _in_mode(rgb, mode)
-        for compression in _TIFF_MODES:
-            if mode in _TIFF_MODES[compression]:
-                yield ImageFile(
-                    f"tiff {mode} {compression}", _encoded(made, "TIFF", compression=compression)
-                )
-        for image_format, modes in _OTHER_MODES.items():
-            if mode in modes:
-                yield ImageFile(f"{image_format.lower()} {mode}", _encoded(made, image_format))
-    for size in ((9000, 1), (1, 9000), (300, 1), (1, 1), (2, 2)):
-        for mode in ("L", "RGB", "RGBA"):
-            for image_format in ("PNG", "TIFF", "WEBP"):
-                payload = _encoded(rgba.resize(size).convert(mode), image_format)
-                yield ImageFile(f"{image_format.lower()} {mode} of {size}", payload)
+
+
+def _files_of_mode(mode: str, image: Image.Image) -> Iterator[ImageFile]:
+    for compression in _TIFF_MODES:
+        if mode in _TIFF_MODES[compression]:
+            yield ImageFile(
+                f"tiff {mode} {compression}", _encoded(image, "TIFF", compression=compression)
+            )
+    for image_format, modes in _OTHER_MODES.items():
+        if mode in modes:
+            yield ImageFile(f"{image_format.lower()} {mode}", _encoded(image, image_format))
 
 
 def _in_mode(rgb: Image.Image, mode: str) -> Image.Image:

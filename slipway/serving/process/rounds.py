@@ -67,4 +67,4 @@ class Rounds:
 
 def pause_s(failures: int) -> float:
     """Return the seconds before the next round, after a number of failed rounds in a row."""
-    return min(_MAX_WAIT_S, _ROUND_S * 2 ** min(failures, 9))
+    return min(_MAX_WAIT_S, _ROUND_S * 2.0 ** min(failures, 9))

@@ -137,28 +137,34 @@ def row_of(row: Mapping[str, Any], contract: Mapping[str, Any]) -> NDArray[np.fl
 def _cell(value: Any, column: Mapping[str, Any]) -> Any:
     """Read one value: a category as text, anything else as a number, None if missing."""
     takes_missing = column["has_missing"] or column["imputed"]
-    if value is None or (isinstance(value, str) and not value.strip()):
+    is_text = isinstance(value, str)
+    if value is None or (is_text and not value.strip()):
         if column["required"] or not takes_missing:
             raise _refusal(column, "no value")
         return None
-    kind, cell = column["kind"], math.nan
-    if kind == "category" and isinstance(value, str):
+    if column["kind"] == "category" and is_text:
         text = value.strip()
         is_known = text in column["categories"] or takes_missing
         if len(text) > MAX_CATEGORY_LENGTH or not is_known:
             raise _refusal(column, repr(text[:80]))
         return text
-    if kind == "boolean" and isinstance(value, bool):
-        cell = float(value)
-    elif kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        cell = float(value) if abs(value) < sys.float_info.max else math.inf
-    elif kind == "date" and isinstance(value, str):
-        cell = _days(value)
+    number = _number(value, column["kind"])
     low, high = column["min"], column["max"]
-    is_outside = (low is not None and cell < low) or (high is not None and cell > high)
-    if not math.isfinite(cell) or is_outside:
+    is_outside = (low is not None and number < low) or (high is not None and number > high)
+    if not math.isfinite(number) or is_outside:
         raise _refusal(column, repr(value)[:80])
-    return cell
+    return number
+
+
+def _number(value: Any, kind: str) -> float:
+    """Return a cell of a column without categories as a number; NaN if it is of another type."""
+    if kind == "boolean" and isinstance(value, bool):
+        return float(value)
+    if kind == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value) if abs(value) < sys.float_info.max else math.inf
+    if kind == "date" and isinstance(value, str):
+        return _days(value)
+    return math.nan
 
 
 def _days(text: str) -> float:
