@@ -33,7 +33,7 @@ import yaml
 
 from bench.conditions import conditions
 from slipway.artifacts.certificate import read_certificate
-from slipway.config.sections import Offload
+from slipway.config.training import Offload
 from slipway.profiling.utilisation import flop_of_step, matrix_rate
 from slipway.reports.console import interval, number
 from slipway.reports.evaluation.record import read_metrics

@@ -19,7 +19,7 @@ import torch
 
 from bench.conditions import conditions
 from slipway.config.params import load_params
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.augmentation.plan import plan_from_params
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.inputs.images import ImageContract

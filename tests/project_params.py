@@ -9,7 +9,8 @@ import yaml
 from pydantic import BaseModel
 
 from slipway.config.params import Params, load_params
-from slipway.config.sections import AugmentParams, CleanParams, SplitParams
+from slipway.config.sections import CleanParams, SplitParams
+from slipway.config.training import AugmentParams
 from slipway.data.augmentation.plan import NEUTRAL
 from slipway.kinds.registry import kind_of, settings_of_kinds
 

@@ -13,7 +13,8 @@ from slipway.config.ensemble import (
 )
 from slipway.config.mistakes import as_yaml, hint
 from slipway.config.network_arguments import arguments_class
-from slipway.config.sections import PRUNED_VARIANTS, DataParams, Gate, TrainParams
+from slipway.config.sections import PRUNED_VARIANTS, DataParams, Gate
+from slipway.config.training import TrainParams
 from slipway.config.tree_settings import requests_beyond_trees
 from slipway.kinds.inputs import ENCODER, network_family
 from slipway.kinds.registry import Task, are_trees, input_kinds, kind_of

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from slipway.config.mistakes import as_yaml, describe_mistakes
-from slipway.config.sections import ParamsSection, TrainParams
+from slipway.config.sections import ParamsSection
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import are_trees
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code

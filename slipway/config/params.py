@@ -20,8 +20,6 @@ from slipway.config.loop import LoopParams
 from slipway.config.mistakes import describe_mistakes
 from slipway.config.search import SearchParams
 from slipway.config.sections import (
-    AuditParams,
-    AugmentParams,
     CleanParams,
     CompileParams,
     DataParams,
@@ -32,9 +30,9 @@ from slipway.config.sections import (
     PrecomputeParams,
     PruneParams,
     SplitParams,
-    TrainParams,
     VerifyParams,
 )
+from slipway.config.training import AuditParams, AugmentParams, TrainParams
 from slipway.config.yaml_files import read_yaml
 from slipway.kinds.registry import KINDS, kind_of, settings_of_kinds
 from slipway.system.errors import ParamsError

@@ -24,8 +24,8 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from slipway.config.params import flat, read_content, value_at
-from slipway.config.sections import TrainParams
 from slipway.config.stage_graph import RESTORE, Pipeline, load_mapping, read_pipeline
+from slipway.config.training import TrainParams
 from slipway.kinds.code_digest import (
     CODE_DIGESTS,
     project_kinds,

@@ -1,5 +1,6 @@
 """The typed sections of `params.yaml`, with units, bounds, and rules between a section's keys.
 
+The sections of a training, an ensemble, a search and the loop are in modules of their names.
 slipway/config/contradictions.py checks the rules between sections, params.py reads the file.
 """
 
@@ -13,11 +14,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from slipway.config.mistakes import as_yaml
-from slipway.config.network_arguments import argument_mistakes
 from slipway.inputs.images import MAX_PIXELS
 from slipway.inputs.texts import PersonalData
-from slipway.kinds.inputs import ENCODER
-from slipway.kinds.registry import Task, are_trees
+from slipway.kinds.registry import Task
 from slipway.system.user_code import NAME
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -31,25 +30,7 @@ LicenseText = Annotated[str, Field(min_length=1, max_length=200, examples=["Apac
 UserName = Annotated[str, Field(pattern=f"^{NAME}$", examples=["package.module:function"])]
 # refuse: quarantine the row; flag: keep it and name the rule in rows.parquet; null: do not check.
 Action = Literal["refuse", "flag"] | None
-Operation = Literal[
-    "random_resized_crop",
-    "rotation_deg",
-    "scale",
-    "translation",
-    "crop_padding_px",
-    "horizontal_flip",
-    "vertical_flip",
-    "brightness",
-    "contrast",
-    "saturation",
-    "hue",
-    "erasing",
-    "mixup_alpha",
-    "cutmix_alpha",
-]
-Offload = Literal["optimizer", "optimizer_and_parameters"]
 Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
-Tracker = Literal["mlflow", "wandb"]
 PRUNED_VARIANTS: tuple[Variant, ...] = ("pruned", "pruned_int8")
 
 
@@ -67,6 +48,26 @@ class ParamsSection(BaseModel):
     def problems(self) -> Iterable[str]:
         """Return a message for each contradiction between keys that are valid on their own."""
         return ()
+
+
+def belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[str]:
+    """Return messages for values that `choice` of `key` needs and all other choices refuse."""
+    if chosen == choice:
+        return [
+            f"{key} is {chosen!r}, which needs {name}"
+            for name, value in values.items()
+            if value is None
+        ]
+    return [
+        f"{name} is {value!r}, but {key} is {chosen!r}: set it to null"
+        for name, value in values.items()
+        if value is not None
+    ]
+
+
+def named_twice(key: str, names: Sequence[str]) -> Iterator[str]:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"{key} names {', '.join(map(repr, twice))} more than once"
 
 
 class ColumnParams(ParamsSection):
@@ -164,8 +165,8 @@ class DataParams(ParamsSection):
 
     def problems(self) -> Iterator[str]:
         if isinstance(self.target_column, list):
-            yield from _named_twice("target_column", self.target_column)
-        yield from _named_twice("text_columns", self.text_columns)
+            yield from named_twice("target_column", self.target_column)
+        yield from named_twice("text_columns", self.text_columns)
         if self.split_column is not None and self.split_file is not None:
             yield "split_column and split_file both give the split; set one of them to null"
 
@@ -319,9 +320,9 @@ class PrecomputeParams(ParamsSection):
     mask_personal_data: Annotated[list[PersonalData], Field(examples=[["email", "phone", "card"]])]
 
     def problems(self) -> Iterator[str]:
-        yield from _named_twice("mask_personal_data", self.mask_personal_data)
+        yield from named_twice("mask_personal_data", self.mask_personal_data)
         own = {"vocabulary_size": self.vocabulary_size}
-        yield from _belongs_to("tokenizer", self.tokenizer or "null", "bpe", **own)
+        yield from belongs_to("tokenizer", self.tokenizer or "null", "bpe", **own)
         if (self.tokenizer is None) != (self.max_tokens is None):
             yield (
                 f"tokenizer is {as_yaml(self.tokenizer)}, but max_tokens is "
@@ -329,256 +330,6 @@ class PrecomputeParams(ParamsSection):
             )
         if self.train_size_px is not None and self.train_size_px < self.image_size_px:
             yield f"train_size_px is {self.train_size_px}, below image_size_px {self.image_size_px}"
-
-
-# [smallest, largest]
-Range = Annotated[list[PositiveFloat], Field(min_length=2, max_length=2, examples=[[0.9, 1.0]])]
-
-
-class AugmentParams(ParamsSection):
-    """Random changes of training images and texts, drawn for each sample and epoch."""
-
-    random_resized_crop: Range  # cropped area as a fraction of the image; [1, 1]: no crop
-    crop_aspect: Range  # width over height of that area; without effect if nothing is cropped
-    rotation_deg: Annotated[float, Field(ge=0, le=180)]  # largest angle either way
-    scale: Range  # zoom factors
-    translation: Fraction  # largest shift either way, as a fraction of the side
-    crop_padding_px: NotNegativeInt  # random crop after padding every side by this much
-    horizontal_flip: Fraction  # probability
-    vertical_flip: Fraction  # probability
-    brightness: Fraction  # factor between 1 - this and 1 + this
-    contrast: Fraction
-    saturation: Fraction  # without effect for grey images
-    hue: Annotated[float, Field(ge=0, le=0.5)]  # turn of the colour circle; not for grey images
-    erasing: Fraction  # probability that a rectangle is filled with grey
-    erasing_area: Range  # area of that rectangle, as a fraction of the image
-    mixup_alpha: NotNegative  # beta distribution of the blend of two images; 0: no mixup
-    cutmix_alpha: NotNegative  # beta distribution of the pasted area; 0: no cutmix
-    mix_probability: Fraction  # for each row; without effect if both alphas are 0
-    forbid: list[Operation]  # operations that would change the label; using one fails the stage
-    offline_copies: NotNegativeInt  # augmented copies of each training row, written to disk
-    token_dropout: Fraction  # texts with a tokenizer: probability that a token is left out
-    word_deletion: Fraction  # texts without a tokenizer: probability that a word is left out
-
-    def problems(self) -> Iterator[str]:
-        for name in ("random_resized_crop", "crop_aspect", "scale", "erasing_area"):
-            low, high = getattr(self, name)
-            if low > high:
-                yield f"{name} {[low, high]} goes from large to small, expected {[high, low]}"
-        for name in ("random_resized_crop", "erasing_area"):
-            if (found := getattr(self, name))[1] > 1:
-                yield f"{name} is {found}, a fraction of the image, expected at most 1"
-
-
-def _belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[str]:
-    """Return messages for values that `choice` of `key` needs and all other choices refuse."""
-    if chosen == choice:
-        return [
-            f"{key} is {chosen!r}, which needs {name}"
-            for name, value in values.items()
-            if value is None
-        ]
-    return [
-        f"{name} is {value!r}, but {key} is {chosen!r}: set it to null"
-        for name, value in values.items()
-        if value is not None
-    ]
-
-
-def _named_twice(key: str, names: Sequence[str]) -> Iterator[str]:
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield f"{key} names {', '.join(map(repr, twice))} more than once"
-
-
-class TrainParams(ParamsSection):
-    """The network and its training recipe."""
-
-    # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables, "encoder" for a local
-    # Hugging Face folder, or your own "package.module:Class".
-    network: str
-    # Passed to the network's constructor.
-    network_arguments: Annotated[dict[str, Any], Field(examples=[{"width": 32}])]
-    # For timm networks: "hub", or a .safetensors or .pth file. null: fresh weights. For "encoder":
-    # a local Hugging Face folder. For all others but trees: weights.safetensors of a former model.
-    pretrained: str | None
-    freeze_epochs: NotNegativeInt  # epochs that train only the head of a pretrained network
-    # Epochs over which the frozen parts join, the last one first. 0: all at once.
-    unfreeze_epochs: NotNegativeInt
-    epochs: Positive
-    # Training ends after this many epochs without a lower validation loss. null: never early.
-    early_stopping_patience: Positive | None
-    batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
-    max_batch_per_device: Positive  # above it gradients are accumulated over smaller batches
-    shuffle: Literal["rows", "blocks"]  # blocks are read whole: for data larger than memory
-    # MiB per node, of the rows in use and those read ahead. Only for blocks.
-    shuffle_buffer_mib: Positive | None
-    # auto: cross_entropy, bce or mse.
-    loss: Literal["auto", "cross_entropy", "bce", "asymmetric", "mse", "huber"] | UserName
-    # Error, in standard deviations of the target, above which the Huber loss is linear.
-    huber_delta: PositiveFloat | None
-    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None  # in the loss
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)]  # without effect for a numeric target
-    optimizer: Literal["adamw", "sgd"]
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None  # only for sgd
-    nesterov: bool  # only for sgd
-    learning_rate: PositiveFloat  # at its peak
-    weight_decay: NotNegative
-    l1: NotNegative  # factor of the sum of the magnitudes of the decayed weights, in the loss
-    schedule: Literal["cosine", "one_cycle", "step", "constant"]  # after the warm-up
-    warmup_epochs: NotNegative  # the learning rate rises during these
-    step_epochs: Positive | None  # epochs between multiplications by step_factor; only for step
-    step_factor: OpenFraction | None  # only for step
-    gradient_clip_norm: PositiveFloat | None
-    ema_decay: OpenFraction | None  # decay of the moving average of the weights, per step
-    strategy: Literal[
-        "auto",
-        "single",
-        "ddp",
-        "fsdp",
-        "tensor_parallel",
-        "pipeline",
-        "deepspeed_stage_1",
-        "deepspeed_stage_2",
-        "deepspeed_stage_3",
-    ]
-    # Processes that share a copy of the network. Only for tensor_parallel and pipeline. null: all.
-    model_parallel: Annotated[int, Field(ge=2)] | None
-    precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
-    accelerator: Literal["auto", "cpu", "gpu"]
-    # State that DeepSpeed keeps in host memory: more room on the GPU for less speed.
-    offload: Offload | None
-    # Folder on disk for the offloaded optimizer state. null: the host's memory.
-    offload_path: Annotated[str, Field(min_length=1, examples=["/mnt/nvme"])] | None
-    devices: Literal["auto"] | Positive  # per node
-    num_nodes: Positive
-    num_workers: NotNegativeInt  # loader processes per device; 0 loads in the trainer itself
-    # Action for a step whose loss or gradient is NaN or infinite. Such a step never changes a
-    # weight.
-    on_nonfinite: Literal["fail", "skip"]
-    # Action for a step whose loss lies 6 standard deviations above that of the last 128 steps.
-    # rewind: back to the newest checkpoint as well. null: none.
-    on_loss_spike: Literal["skip", "rewind"] | None
-    max_skipped_steps: NotNegativeInt  # skipped steps of the whole run; one more fails it
-    repeat_every_steps: Positive | None  # a repeated step must give equal bits; null: never
-    # true: an operation without a deterministic kernel fails; warn: it runs, with a warning.
-    deterministic: Literal["warn"] | bool
-    compile: bool  # torch.compile; needs a C++ compiler, or triton on a GPU
-    channels_last: Literal["auto"] | bool  # memory layout of the weights of image networks
-    keep: Literal["best", "last"]  # epoch that the model comes from; best by validation loss
-    checkpoint_every_epochs: Positive  # a killed run repeats at most this many
-    # Checkpoints within an epoch as well. null: only at the ends of epochs.
-    checkpoint_every_minutes: PositiveFloat | None
-    log_every_steps: Positive  # scalars in TensorBoard and the run log
-    log_histograms_every_epochs: Positive | None  # weights and gradients in TensorBoard
-    loggers: list[Tracker]  # trackers that get TensorBoard's scalars and the settings as well
-
-    def problems(self) -> Iterator[str]:
-        yield from self._problems_of_choices()
-        yield from self._problems_of_networks()
-        needs_zero_3 = self.offload == "optimizer_and_parameters"
-        needed = "deepspeed_stage_3" if needs_zero_3 else "deepspeed_stage_"
-        if self.offload and not self.strategy.startswith(needed):
-            expected = "'deepspeed_stage_3'" if needs_zero_3 else "a deepspeed strategy"
-            yield (
-                f"offload is {self.offload!r}, which needs strategy {expected}, "
-                f"but strategy is {self.strategy!r}"
-            )
-        if self.offload_path and not self.offload:
-            yield (
-                f"offload_path is {self.offload_path!r}, but offload is null, so no state would be "
-                "there. Use offload: optimizer, or offload_path: null"
-            )
-        elif self.offload_path and self.strategy != "deepspeed_stage_3":
-            yield (
-                f"offload_path is {self.offload_path!r}, which needs strategy 'deepspeed_stage_3', "
-                f"but strategy is {self.strategy!r}. Use it, or offload_path: null"
-            )
-        if self.model_parallel and self.strategy not in ("tensor_parallel", "pipeline"):
-            yield (
-                f"model_parallel is {self.model_parallel}, which needs strategy 'tensor_parallel' "
-                f"or 'pipeline', but strategy is {self.strategy!r}. Use null, or one of the two"
-            )
-        if self.strategy == "pipeline" and self.log_histograms_every_epochs:
-            yield (
-                f"log_histograms_every_epochs is {self.log_histograms_every_epochs}, but strategy "
-                "is 'pipeline': the first process has only its own weights. Use null"
-            )
-        if self.strategy == "deepspeed_stage_3" and self.l1:
-            yield (
-                f"l1 is {self.l1:g}, but strategy is 'deepspeed_stage_3': no process has whole "
-                "weights there. Use deepspeed_stage_2"
-            )
-
-    def _problems_of_choices(self) -> Iterator[str]:
-        """Yield messages for values that no choice uses, and for missing values that one needs."""
-        yield from _named_twice("loggers", self.loggers)
-        yield from _belongs_to("loss", self.loss, "huber", huber_delta=self.huber_delta)
-        yield from _belongs_to("optimizer", self.optimizer, "sgd", momentum=self.momentum)
-        buffer = {"shuffle_buffer_mib": self.shuffle_buffer_mib}
-        yield from _belongs_to("shuffle", self.shuffle, "blocks", **buffer)
-        steps = {"step_epochs": self.step_epochs, "step_factor": self.step_factor}
-        yield from _belongs_to("schedule", self.schedule, "step", **steps)
-        if self.nesterov and not self.momentum:
-            yield (
-                f"nesterov is true, but momentum is {as_yaml(self.momentum)}: "
-                "set nesterov to false, or use optimizer 'sgd' with a momentum"
-            )
-        if self.schedule == "one_cycle" and not self.warmup_epochs:
-            yield (
-                "schedule is 'one_cycle', but warmup_epochs is 0: "
-                "one_cycle begins with a rise of the learning rate"
-            )
-
-    def _problems_of_networks(self) -> Iterator[str]:
-        is_own = not self.network.startswith(("timm/", ENCODER))
-        if self.pretrained is not None and is_own:
-            chosen = f"pretrained is {self.pretrained!r}, but network is {self.network!r}"
-            if are_trees(self.network):
-                yield f"{chosen}: trees start from no weights, set it to null"
-            elif not self.pretrained.endswith(".safetensors"):
-                yield (
-                    f"{chosen}: expected null, or the weights.safetensors of a model that this "
-                    "network was; only 'timm/NAME' and 'encoder' have other pretrained weights"
-                )
-            if self.freeze_epochs:
-                yield (
-                    f"freeze_epochs is {self.freeze_epochs}, but network is {self.network!r}: only "
-                    "'timm/NAME' and 'encoder' have parts to freeze, set it to 0"
-                )
-        if self.network == ENCODER and self.pretrained in (None, "hub"):
-            yield (
-                f"network is {ENCODER!r}, but pretrained is {as_yaml(self.pretrained)}: expected a "
-                "folder with config.json, model.safetensors and tokenizer.json"
-            )
-        yield from self._problems_of_freezing()
-        if mistakes := argument_mistakes(self.network, self.network_arguments):
-            yield mistakes
-
-    def _problems_of_freezing(self) -> Iterator[str]:
-        if self.freeze_epochs and self.network_arguments.get("lora_rank") is not None:
-            yield (
-                f"freeze_epochs is {self.freeze_epochs}, but network_arguments.lora_rank is set, "
-                "which freezes the encoder itself: set one of them to 0 or null"
-            )
-        if self.freeze_epochs and self.pretrained is None:
-            yield (
-                f"freeze_epochs is {self.freeze_epochs}, but pretrained is null: "
-                "untrained weights would be frozen"
-            )
-        if self.unfreeze_epochs and not self.freeze_epochs:
-            yield (
-                f"unfreeze_epochs is {self.unfreeze_epochs}, but freeze_epochs is 0: "
-                "nothing is frozen"
-            )
-
-
-class AuditParams(ParamsSection):
-    """Search for wrong labels by cross-validation. Only for classification."""
-
-    # Networks to train, each without one fold of the rows of train and val. null: no search.
-    folds: Annotated[int, Field(ge=2)] | None
-    # Epochs of each network. Fewer than train.epochs, because long training memorises wrong labels.
-    epochs: Positive
 
 
 class Gate(ParamsSection):
@@ -654,8 +405,8 @@ class EvaluateParams(MeasuringParams):
     max_regression: NotNegative
 
     def problems(self) -> Iterator[str]:
-        yield from _named_twice("slices", self.slices)
-        yield from _named_twice("metrics", self.metric_names)
+        yield from named_twice("slices", self.slices)
+        yield from named_twice("metrics", self.metric_names)
         for name, gates in (("gates", self.gates), ("slice_gates", self.slice_gates)):
             if self.top_k is None and "top_k_accuracy" in gates:
                 yield f"{name} names top_k_accuracy, which needs top_k, but top_k is null"
@@ -705,7 +456,7 @@ class ExportParams(ParamsSection):
                 f"variants {self.variants} lacks 'fp32', "
                 "which the others are made from and compared with"
             )
-        yield from _named_twice("variants", self.variants)
+        yield from named_twice("variants", self.variants)
 
 
 class CompileParams(ParamsSection):

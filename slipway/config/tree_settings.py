@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slipway.config.mistakes import as_yaml
-from slipway.config.sections import CompileParams, PruneParams, TrainParams
+from slipway.config.sections import CompileParams, PruneParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import are_trees
 from slipway.kinds.targets import TargetKind
 from slipway.system.errors import ParamsError

@@ -9,7 +9,17 @@ _OPTIONAL = ("expected_cost", "abstain", "truncated")
 
 
 @dataclass(frozen=True, slots=True)
-class ClassPrediction:
+class _Answer:
+    """The part that all predictions share."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        content = asdict(self)
+        return {k: v for k, v in content.items() if k not in _OPTIONAL or v is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPrediction(_Answer):
     """The answer of a classifier to one item."""
 
     label: str  # the most probable one
@@ -21,13 +31,9 @@ class ClassPrediction:
     abstain: bool | None = None  # True: leave it to a person; None if that has no cost
     truncated: bool | None = None  # True: the text was cut; None for other inputs
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return _to_dict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class LabelsPrediction:
+class LabelsPrediction(_Answer):
     """The answer of a multi-label model to one item."""
 
     labels: list[str]  # those whose probability reaches their threshold, in the model's order
@@ -37,13 +43,9 @@ class LabelsPrediction:
     is_ood: bool
     truncated: bool | None = None  # True: the text was cut; None for other inputs
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return _to_dict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class ValuePrediction:
+class ValuePrediction(_Answer):
     """The answer of a regression model to one item."""
 
     value: float
@@ -51,10 +53,6 @@ class ValuePrediction:
     ood_score: float  # larger for unusual inputs
     is_ood: bool
     truncated: bool | None = None  # True: the text was cut; None for other inputs
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return _to_dict(self)
 
 
 Prediction = ClassPrediction | LabelsPrediction | ValuePrediction
@@ -70,11 +68,6 @@ class Explanation:
     answer: float  # that probability or value
     rows: int  # changed copies that the model ran
     details: dict[str, Any]  # of `kind`; docs/serving.md lists them under /explain
-
-
-def _to_dict(prediction: Prediction) -> dict[str, Any]:
-    content = asdict(prediction)
-    return {k: v for k, v in content.items() if k not in _OPTIONAL or v is not None}
 
 
 def prediction_of(answer: Mapping[str, Any]) -> Prediction:

@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.planning.memory_plan import (
     DeviceMemory,
     Traces,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from slipway.config.sections import Offload, TrainParams
+from slipway.config.training import Offload, TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.pipeline import blocks_of_stage, weights_of_stage
 from slipway.training.distributed.placement import Placement

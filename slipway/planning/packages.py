@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 from slipway.config.params import Params
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.engine.ray import check_installed
 from slipway.kinds.inputs import ENCODER
 from slipway.system.errors import UnavailableError

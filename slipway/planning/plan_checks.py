@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.reports.console import size
 from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.system.errors import TrainingError
 from slipway.training.assembly import prepare_process, training_batches, training_module
 from slipway.training.batches.batches import Batch, StepShape

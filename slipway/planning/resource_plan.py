@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slipway.config.params import Params
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import kind_of
 from slipway.planning.memory_plan import DeviceMemory, Traces, planned_memory, trace_all
 from slipway.planning.packages import missing_network, missing_packages

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import kind_of
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses

@@ -3,7 +3,7 @@
 Runtimes are imported only for type checking: the server process never loads a model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
@@ -114,8 +114,7 @@ class CertifiedModel:
 
     def _values(
         self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
-    ) -> list[tuple[dict[str, Any], Counted]]:
-        described = []
+    ) -> Iterator[tuple[dict[str, Any], Counted]]:
         for value, score, is_ood in zip(outputs[:, 0].tolist(), scores, outliers, strict=True):
             interval = self.calibration.interval(value)
             answer = {
@@ -124,19 +123,18 @@ class CertifiedModel:
                 "ood_score": score,
                 "is_ood": is_ood,
             }
-            described.append((answer, ("", 0.0, is_ood)))
-        return described
+            yield answer, ("", 0.0, is_ood)
 
     def _classes(
         self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
-    ) -> list[tuple[dict[str, Any], Counted]]:
+    ) -> Iterator[tuple[dict[str, Any], Counted]]:
         labels = self._labels
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         # A prediction set holds the most probable classes.
         set_sizes = self.calibration.prediction_sets(outputs).sum(axis=1).tolist()
         if self.calibration.decision is not None:
-            return self._decided(outputs, best_first, set_sizes, scores, outliers)
-        described = []
+            yield from self._decided(outputs, best_first, set_sizes, scores, outliers)
+            return
         rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
         for probabilities, order, set_size, score, is_ood in rows:
             first = order[0]
@@ -148,8 +146,7 @@ class CertifiedModel:
                 "ood_score": score,
                 "is_ood": is_ood,
             }
-            described.append((answer, (best, probabilities[first], is_ood)))
-        return described
+            yield answer, (best, probabilities[first], is_ood)
 
     def _decided(
         self,
@@ -158,7 +155,7 @@ class CertifiedModel:
         set_sizes: list[int],
         scores: list[float],
         outliers: list[bool],
-    ) -> list[tuple[dict[str, Any], Counted]]:
+    ) -> Iterator[tuple[dict[str, Any], Counted]]:
         """Create the answers of a classifier with a decision threshold for two classes.
 
         The predicted label may not be the most probable one. A prediction set of one label is
@@ -169,7 +166,6 @@ class CertifiedModel:
         assert calibration.thresholds is not None
         chosen = decided_classes(outputs, calibration.thresholds).tolist()
         facts = calibration.decision.facts(outputs, calibration.thresholds)
-        described = []
         rows = zip(
             outputs.tolist(), chosen, best_first, set_sizes, facts, scores, outliers, strict=True
         )
@@ -183,17 +179,15 @@ class CertifiedModel:
                 "ood_score": score,
                 "is_ood": is_ood,
             }
-            described.append((answer, (labels[own], probabilities[own], is_ood)))
-        return described
+            yield answer, (labels[own], probabilities[own], is_ood)
 
     def _label_sets(
         self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
-    ) -> list[tuple[dict[str, Any], Counted]]:
+    ) -> Iterator[tuple[dict[str, Any], Counted]]:
         labels = self._labels
         given = self.calibration.given(outputs).tolist()
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         inside = self.calibration.prediction_sets(outputs).tolist()
-        described = []
         rows = zip(outputs.tolist(), given, best_first, inside, scores, outliers, strict=True)
         for probabilities, own, order, likely, score, is_ood in rows:
             answer = {
@@ -203,8 +197,7 @@ class CertifiedModel:
                 "ood_score": score,
                 "is_ood": is_ood,
             }
-            described.append((answer, ("", 0.0, is_ood)))
-        return described
+            yield answer, ("", 0.0, is_ood)
 
     @cached_property
     def _labels(self) -> list[str]:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from slipway.config.params import Params
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import kind_of
 from slipway.planning.packages import missing_network

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import Task, kind_of
 from slipway.profiling.forecast import MIN_GAIN, Facts, best_num_workers, expected_step_ms, waits
 from slipway.profiling.report import Bottleneck, SettingsProposal, TrialResult

@@ -19,7 +19,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.store.packed import PackedSplit
 from slipway.profiling.loader_times import AHEAD_PER_WORKER, LoaderProbe
 from slipway.profiling.step_times import Clock, PartProfiler, RoundRequest, StepTimer

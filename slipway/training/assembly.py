@@ -6,7 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan, text_operations
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract

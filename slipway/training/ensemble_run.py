@@ -17,7 +17,7 @@ from torch import Tensor
 from slipway.config.ensemble import MemberSettings, members_of, student_of
 from slipway.config.params import Params
 from slipway.config.seals import check_inputs
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import PackedSplit
 from slipway.kinds.registry import are_trees, kind_of

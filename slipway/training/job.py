@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan, open_augmented
 from slipway.data.engine.randomness import uniform
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest

@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, distributed
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import TrainingError
 from slipway.training.augmentation.batch import augment_batch

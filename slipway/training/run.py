@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 from torch import Tensor, distributed, nn
 
 from slipway.config.seals import check_inputs
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.code_digest import user_code
 from slipway.kinds.registry import are_trees, input_kind
 from slipway.system import files

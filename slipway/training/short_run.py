@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import UnavailableError
 from slipway.training.assembly import (

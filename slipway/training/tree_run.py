@@ -5,7 +5,7 @@ The same seed gives the same bytes.
 """
 
 from slipway.config.seals import check_inputs
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.system import files
 from slipway.training.checkpoints.checkpoints import Checkpoint
 from slipway.training.distributed.processes import is_first_process

@@ -404,7 +404,7 @@ def test_an_unreadable_seal_is_refused(content: dict[str, Any], text: str) -> No
 
 
 def model(content: dict[str, Any], **changes: Any) -> None:
-    from slipway.config.sections import TrainParams
+    from slipway.config.training import TrainParams
 
     params = TrainParams.model_validate(content["train"]).model_dump(mode="json")
     Path("artifacts/model").mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from slipway.config.params import Params, load_params
-from slipway.config.sections import Offload
+from slipway.config.training import Offload
 from slipway.planning import resource_plan
 from slipway.planning.memory_plan import (
     STRATEGIES,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.preflight.project import check_project, repository_mistakes
 from slipway.preflight.training import needs_the_machine
 from slipway.system.errors import ParamsError, UnavailableError

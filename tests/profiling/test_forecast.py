@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.profiling.candidates import find_bottleneck, trial_candidates
 from slipway.profiling.forecast import Facts, best_num_workers, expected_step_ms
 from slipway.profiling.loader_times import LoaderTimes

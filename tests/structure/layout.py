@@ -10,7 +10,7 @@ from tests.structure.syntax import nodes
 from tests.structure.tracked import tracked_files
 
 MOST_MODULES = 16  # in one folder, without its `__init__.py`
-MOST_STATEMENTS = 58_908
+MOST_STATEMENTS = 58_906
 PACKAGES = ("slipway",)
 # Folders of tests/ that mirror no room: they test the repository as a whole, or these folders.
 _OTHER_TESTS = ("tests", "tests/structure", "tests/end_to_end", "tests/launch", "tests/monitoring")

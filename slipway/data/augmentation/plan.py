@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from slipway.config.mistakes import as_yaml
-from slipway.config.sections import AugmentParams
+from slipway.config.training import AugmentParams
 from slipway.data.engine.rows import read_record
 from slipway.data.store.packed import PackedManifest, PackedSplit, PackedSplitManifest, open_split
 from slipway.system import files

@@ -97,25 +97,26 @@ def _shared(overlap: dict[str, Any]) -> str:
 
 
 def _target_copies(copies: list[dict[str, Any]]) -> Html:
-    rows = [[copy["column"], f"{copy['score']:.3f}", f"{copy['rows']:,}"] for copy in copies]
-    columns = ["column", "score", "training rows"]
     note = (
         "Each of these columns alone predicts the target of training rows that it was not fitted "
         "on. If it is known only after the target, ignore it in data.columns."
     )
-    shown = table(columns, rows, numeric=columns[1:])
-    return section("Suspected copies of the target", shown, paragraph(note, "bad"))
+    return section("Suspected copies of the target", _scores(copies), paragraph(note, "bad"))
 
 
 def _column_scores(scores: list[dict[str, Any]]) -> Html:
-    rows = [[score["column"], f"{score['score']:.3f}", f"{score['rows']:,}"] for score in scores]
-    columns = ["column", "score", "training rows"]
     note = (
         "1 is a perfect prediction of the target by this column alone. For classes the score is "
         "the balanced accuracy; for a number, 0 is as bad as the median."
     )
-    shown = table(columns, rows, numeric=columns[1:])
-    return section("Each column alone", shown, paragraph(note, "note"))
+    return section("Each column alone", _scores(scores), paragraph(note, "note"))
+
+
+def _scores(scores: list[dict[str, Any]]) -> Html:
+    """Return a table of columns with their scores."""
+    columns = ["column", "score", "training rows"]
+    rows = [[score["column"], f"{score['score']:.3f}", f"{score['rows']:,}"] for score in scores]
+    return table(columns, rows, numeric=columns[1:])
 
 
 def _time(order: dict[str, Any]) -> Html:

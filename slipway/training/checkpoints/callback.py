@@ -9,7 +9,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.training.checkpoints.checkpoints import (
     Checkpoint,
     CheckpointStore,

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.code_digest import stage_files
 from slipway.system import files
 from slipway.system.contract import Contract

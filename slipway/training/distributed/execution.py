@@ -9,7 +9,7 @@ import importlib.util
 import torch
 from torch import nn
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import Task, kind_of
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.placement import Placement

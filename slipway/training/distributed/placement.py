@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from slipway.config.sections import Offload, TrainParams
+from slipway.config.training import Offload, TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.launchers import Launch, find_launch
 from slipway.training.networks.networks import TrainingSetup

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.store.packed import PackedSplit
 from slipway.kinds.registry import kind_of
 from slipway.training.networks.networks import NetworkSpec

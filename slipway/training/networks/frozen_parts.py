@@ -10,7 +10,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import nn
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.system.errors import ParamsError
 from slipway.training.networks.encoders import EncoderBackbone
 from slipway.training.networks.initialization import head_tensors

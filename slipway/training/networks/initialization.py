@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from slipway.config.params import Params
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.inputs.images import MAX_PIXELS, ImageContract
 from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import kind_of

@@ -16,7 +16,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from slipway.config.sections import MeasuringParams, PruneParams, TrainParams
+from slipway.config.sections import MeasuringParams, PruneParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import kind_of
 from slipway.metrics.paired_bootstrap import PairedDifference, paired_difference
 from slipway.metrics.scores import Resampling

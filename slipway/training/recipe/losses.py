@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import ParamsError, TrainingError, UnavailableError
 from slipway.system.user_code import definition_place, failure, import_named, is_user_code

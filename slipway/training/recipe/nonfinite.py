@@ -18,7 +18,7 @@ from pytorch_lightning.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.system.errors import TrainingError
 from slipway.training.batches.batches import Batch
 from slipway.training.distributed.collectives import gather_objects

@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.training.distributed.placement import Placement
 from slipway.training.networks.frozen_parts import num_frozen, parts_of
 from slipway.training.networks.networks import Network

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 
 # Values of Ridnik et al. 2021, "Asymmetric Loss For Multi-Label Classification", for MS-COCO.
 _GAMMA_NEGATIVE = 4.0

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.store.packed import TargetScale
 
 

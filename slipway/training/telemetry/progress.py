@@ -19,7 +19,7 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.loggers import Logger
 from scmrepo.exceptions import SCMError
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.store.packed import stored_bytes
 from slipway.reports.console import size
 from slipway.system.errors import UnavailableError

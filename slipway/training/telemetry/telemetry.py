@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.tensorboard import SummaryWriter
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import input_kind
 from slipway.system.memory import status_bytes
 from slipway.training.distributed.shards import whole

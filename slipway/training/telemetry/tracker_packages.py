@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.system.errors import UnavailableError
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
 
-from slipway.config.sections import Tracker
+from slipway.config.training import Tracker
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.training.job import Job

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.store.packed import PackedSplit
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import TrainingError

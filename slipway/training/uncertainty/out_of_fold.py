@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slipway.config.sections import AuditParams, TrainParams
+from slipway.config.training import AuditParams, TrainParams
 from slipway.data.splits.audit_folds import AUDITED, audit_folds
 from slipway.data.store.packed import Inputs, PackedSplit
 from slipway.kinds.code_digest import stage_digest

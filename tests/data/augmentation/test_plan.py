@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from slipway.config.sections import Operation
+from slipway.config.training import Operation
 from slipway.data.augmentation.plan import (
     NEUTRAL,
     AugmentPlan,

@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.execution import apply_execution, check_execution
 from slipway.training.distributed.placement import Placement

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from slipway.config.params import load_params
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.launchers import Launch
 from slipway.training.distributed.placement import TrainingHost, place

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipway.config.params import mistakes_in
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.inputs.texts import (
     TextContract,
     encode_texts,

@@ -10,7 +10,7 @@ import safetensors.torch
 import timm
 import torch
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.networks.initialization import (
     initial_network,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slipway.config.sections import TrainParams
+from slipway.config.training import TrainParams
 from slipway.data.augmentation.plan import plan_from_params, write_plan
 from slipway.kinds.registry import Task
 from slipway.training.job import TrainingData, network_spec, open_data

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from slipway.config.params import load_params
-from slipway.config.sections import AuditParams, TrainParams
+from slipway.config.training import AuditParams, TrainParams
 from slipway.data.augmentation.plan import plan_from_params, write_plan
 from slipway.data.engine.rows import PACKED_ROWS, SPLIT_ROWS, read_table, write_table
 from slipway.data.splits.audit_folds import audited_rows
