@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from slipway.export.targets.browser.export import VERSION
+
 LOCK = "numpy==2.4.6\n"
 UV = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/calls"
@@ -212,19 +214,32 @@ def test_the_dev_container_installs_by_the_same_command(root: Path) -> None:
     assert SpecifierSet(requires).contains(python[1])
 
 
-@pytest.mark.parametrize(("script", "code"), [("exit 100", 1), ("ln -sf /bin/true promtool", 0)])
-def test_a_landing_without_the_tests_of_the_alerts_is_rejected(
-    root: Path, tmp_path: Path, script: str, code: int
+INSTALLS = "ln -sf /bin/true promtool; ln -sf /bin/true chromium"
+
+
+@pytest.mark.parametrize(
+    ("apt", "npm", "error"),
+    [
+        (INSTALLS, "echo $5 > ../packed", None),
+        ("exit 100", "", "cannot install prometheus and chromium"),
+        (INSTALLS, "exit 1", f"npm cannot fetch onnxruntime-web@{VERSION}"),
+    ],
+    ids=["all", "no Debian packages", "no npm archive"],
+)
+def test_a_landing_without_the_tests_of_alerts_and_exported_page_is_rejected(
+    root: Path, tmp_path: Path, apt: str, npm: str, error: str | None
 ) -> None:
-    """They skip without `promtool`."""
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(root / ".ci" / "run", tmp_path / ".ci" / "run")
+    """They skip without `promtool`, Chromium and onnxruntime-web."""
+    for path in (".ci/run", "slipway/export/targets/browser/export.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        shutil.copy(root / path, tmp_path / path)
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("bash", "dirname", "rm", "timeout", "ln", "true"):
+    for name in ("bash", "dirname", "rm", "timeout", "ln", "true", "sed", "mkdir"):
         (folder / name).symlink_to(shutil.which(name) or name)
-    for name, text in (("apt-get", f"cd {folder} && {script}"), ("make", "echo made")):
-        (folder / name).write_text(f"#!{folder}/bash\n{text}\n")
+    made = "echo made with $ONNXRUNTIME_WEB"
+    for name, text in (("apt-get", apt), ("npm", npm), ("make", made)):
+        (folder / name).write_text(f"#!{folder}/bash\ncd {folder}\n{text}\n")
         (folder / name).chmod(0o755)
     done = subprocess.run(
         ["bash", tmp_path / ".ci" / "run"],
@@ -232,6 +247,10 @@ def test_a_landing_without_the_tests_of_the_alerts_is_rejected(
         capture_output=True,
         text=True,
     )
-    assert done.returncode == code, done.stderr
-    assert done.stdout.count("made") == (0 if code else 4)
-    assert ("cannot install prometheus" in done.stderr) is bool(code)
+    if error is None:
+        archive = tmp_path / f".work/onnxruntime-web-{VERSION}.tgz"
+        assert done.stdout.splitlines() == [f"made with {archive}"] * 4, done.stderr
+        assert (tmp_path / "packed").read_text() == f"onnxruntime-web@{VERSION}\n"
+    else:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert error in done.stderr

@@ -1,4 +1,4 @@
-"""Provides onnxruntime-web: the files in SLIPWAY_ONNXRUNTIME_WEB, or a fake without a runtime."""
+"""Provides onnxruntime-web: the files in ONNXRUNTIME_WEB, or a fake without a runtime."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from slipway.export.targets.browser.export import WebRuntime, read_runtime
 from slipway.export.targets.browser.hop import find_browser
 
-VARIABLE = "SLIPWAY_ONNXRUNTIME_WEB"
+VARIABLE = "ONNXRUNTIME_WEB"
 CODE = (
     "/*! ONNX Runtime Web v9.9.9 */\nvar a=class{},b=class{},c={};var u=import.meta.url;\n"
     "export{a as InferenceSession,b as Tensor,c as env,u as default};\n"

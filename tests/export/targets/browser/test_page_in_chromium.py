@@ -68,6 +68,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("fault", FAULTS)
 def test_browser_hop_differs_if_preprocessing_has_a_planted_fault(
     fault: str, tmp_path: Path
@@ -103,6 +104,7 @@ def test_page_predicts_images_as_the_certified_graph_does_and_measures_jpeg(tmp_
     assert certificate.bundle_digest == source.bundle.digest
 
 
+@pytest.mark.process
 def test_page_predicts_table_rows_as_the_certified_graph_does(tmp_path: Path) -> None:
     record = write_browser(tmp_path / "page", table_source(tmp_path), real_runtime())
     assert record.certified
