@@ -18,9 +18,7 @@ help: ## list these commands
 
 .PHONY: demo
 demo: install ## run the whole pipeline on the embedded digits and print what came out
-	@python -m slipway.preflight
-	dvc repro
-	@python -m slipway.reports.summary
+	slipway run
 
 .PHONY: serve
 serve: install ## start the service on 127.0.0.1:3000, with the settings in serving.env if there are any

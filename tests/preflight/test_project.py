@@ -414,10 +414,9 @@ def test_machine_is_always_checked_if_there_is_a_gpu(monkeypatch: pytest.MonkeyP
     assert needs_the_machine(TrainParams.model_validate(CONTENT["train"]))
 
 
-def test_make_demo_checks_before_dvc_removes_anything() -> None:
+def test_make_demo_is_slipway_run_which_checks_before_dvc_removes_anything() -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\ndemo:")[2].splitlines()[1:]
-    commands = [line.strip().removeprefix("@") for line in recipe if line.startswith("\t")]
-    assert commands.index("python -m slipway.preflight") < commands.index("dvc repro")
+    assert recipe[: recipe.index("")] == ["\tslipway run"]
 
 
 def _add_code_stage(project: Project) -> None:
