@@ -299,6 +299,32 @@ def test_page_says_why_it_has_no_camera_and_still_answers_files(
     assert said.endswith("Allow it in the browser, or choose a file.")
 
 
+@pytest.mark.nightly(seconds=10)
+def test_page_tries_the_camera_again_after_its_film_could_not_start(tmp_path: Path) -> None:
+    write_image_page(tmp_path)
+
+    async def main() -> None:
+        async with browsing(tmp_path / "profile", CAMERA, ACCEPTED) as tab:
+            await tab.open((tmp_path / "page/index.html").as_uri())
+            await tab.wait_for("document.getElementById('state').dataset.state === 'ready'")
+            await tab.run(
+                "document.getElementById('video').play = async function () { "
+                "window.refused = this.srcObject; throw new Error('no first frame'); }"
+            )
+            await tab.run("document.getElementById('camera').click()")
+            await tab.wait_for("document.getElementById('state').dataset.state === 'failed'")
+            assert "the camera cannot be used (no first frame)" in await tab.text("#state")
+            states = "window.refused.getTracks().map((track) => track.readyState).join()"
+            assert await tab.run(states) == "ended", "the camera's lamp goes out"
+            await tab.run("delete document.getElementById('video').play")
+            await tab.run("document.getElementById('camera').click()")
+            await tab.wait_for("!document.getElementById('camera-box').hidden")
+            await tab.run("document.getElementById('snap').click()")
+            await tab.wait_for("document.querySelector('#answer .label')")
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
 # V8 has WASM SIMD on x86-64 only with these instructions.
 NO_SIMD = "--js-flags=--no-enable-sse4-1 --no-enable-ssse3 --no-enable-sse3"
 

@@ -100,6 +100,9 @@
           byId("camera-box").hidden = false;
         }
       } catch (error) {
+        // Else the next press of the button would find a stream, and do nothing.
+        video.srcObject?.getTracks().forEach((track) => track.stop());
+        video.srcObject = null;
         say(`the camera cannot be used (${error.message}); expected a camera that this page may ` +
           "use. Allow it in the browser, or choose a file.", "failed");
       }
