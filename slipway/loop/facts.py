@@ -84,17 +84,25 @@ class ObservedProject:
         """Return the facts that decide the step after cycle `last`; `now` in seconds since 1970."""
         bundle = self.served()
         is_open = last is not None and last.is_open
-        labels = read_joined_labels(self.settings.state, bundle.version)
-        names = {record.key for record in self.refused_keys(bundle)}
-        labels = [label for label in labels if key_name(label.caller) not in names]
-        since = last.detail("triggered")["since"] if last and is_open else _begin(last)
+        refused = {record.key for record in self.refused_keys(bundle)}
+        labels = self._usable_labels({bundle.version}, refused)
+        # Evidence from before the end of the last cycle begins no new one.
+        ended = last.steps[-1].time if last else 0.0
+        since = last.detail("triggered")["since"] if last and is_open else ended
         return LoopFacts(
             now=now,
-            reasons=() if is_open else self._reasons(bundle, labels, last, since),
+            reasons=() if is_open else self._reasons(bundle, labels, last, since, refused),
             num_labels=sum(label.answered >= since for label in labels),
             served=bundle.version,
             candidate=self.candidate_facts(last) if last and is_open else CandidateFacts(),
         )
+
+    def _usable_labels(self, versions: set[str], refused: set[str]) -> list[JoinedLabel]:
+        return [
+            label
+            for label in read_joined_labels(self.settings.state, *versions)
+            if key_name(label.caller) not in refused
+        ]
 
     def refused_keys(self, bundle: LoadedBundle) -> list[KeyRecord]:
         """Return the API keys whose labels are not used.
@@ -108,8 +116,7 @@ class ObservedProject:
             for record in step.detail["comparison"]["contradicted"]
         ]
         found = {one.key: one for one in named if one.key not in self.loop.trusted_keys}
-        labels = read_joined_labels(self.settings.state, bundle.version)
-        rest = [label for label in labels if key_name(label.caller) not in found]
+        rest = self._usable_labels({bundle.version}, set(found))
         return [*found.values(), *suspicious_keys(rest, self.loop.trusted_keys)]
 
     def _reasons(
@@ -118,15 +125,23 @@ class ObservedProject:
         labels: Sequence[JoinedLabel],
         last: Cycle | None,
         since: float,
+        refused: set[str],
     ) -> tuple[str, ...]:
         triggers, found = self.loop.triggers, []
         if triggers.drift and (drift := self._new_drift(bundle, labels, last, since)):
             found.append(drift[0])
         if triggers.objective is not None:
             found.append(missed_objective(bundle.manifest, labels, triggers.objective))
-        # Labels that arrived after the last cycle collected its rows have trained no model yet.
+        # Labels that arrived after the last cycle collected its rows have trained no model yet,
+        # those of the model that this cycle replaced included.
         used = last.time_of("collected" if last.has("collected") else "triggered") if last else 0.0
-        found.append(enough_labels(sum(one.joined > used for one in labels), self.loop))
+        before = last.detail("triggered")["served"] if last else bundle.version
+        new = [
+            one
+            for one in self._usable_labels({bundle.version, before}, refused)
+            if one.joined > used
+        ]
+        found.append(enough_labels(len(new), self.loop))
         return tuple(reason for reason in found if reason)
 
     def _new_drift(
@@ -209,11 +224,6 @@ def _canary_state(entries: Sequence[Entry]) -> Any:
         if entry.what in ("rolled_back", "refused"):
             return "returned"
     return "running"
-
-
-def _begin(last: Cycle | None) -> float:
-    """Return the time, in seconds since 1970, after which evidence counts for a new cycle."""
-    return last.steps[-1].time if last else 0.0
 
 
 def mark_of(cycle: Cycle) -> str:

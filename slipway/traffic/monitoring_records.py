@@ -151,15 +151,16 @@ def read_ground_truth(state: Path) -> Iterator[GroundTruth]:
             yield GroundTruth(*row)
 
 
-def read_joined_labels(state: Path, version: str) -> list[JoinedLabel]:
-    """Return the labels joined to predictions of the model `version`, the latest first."""
+def read_joined_labels(state: Path, *versions: str) -> list[JoinedLabel]:
+    """Return the labels joined to predictions of the models `versions`, the latest first."""
     with _reading_labels(state) as connection:
         rows = connection.execute(
             "SELECT caller, label, value, predicted_label, predicted_value, answered, joined "
             "FROM labels "
-            "WHERE model = ? AND (label IS NULL) = (predicted_label IS NULL) "
+            "WHERE model IN (SELECT value FROM json_each(?)) "
+            "AND (label IS NULL) = (predicted_label IS NULL) "
             "ORDER BY joined DESC, request_id, item",
-            (version,),
+            (json.dumps(versions),),
         ).fetchall()
     return [
         JoinedLabel(

@@ -93,9 +93,14 @@ def test_drift_of_a_cycle_without_a_gain_is_a_reason_again_only_if_the_traffic_m
     assert "in two windows in a row" in project.facts(cycle, 9 * HOUR_S).reasons[0]
 
 
-def test_labels_that_arrive_during_a_cycle_count_for_the_next_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_labels_that_arrive_during_a_cycle_count_for_the_next_one(
+    is_replaced: bool, tmp_path: Path
+) -> None:
+    """Those of a model that the cycle replaced count as well: they have trained no model yet."""
     bundle = write_small_bundle(tmp_path / "bundle")
     settings = Settings(state=tmp_path / "state", bundle=bundle.root)
+    before = "replaced" if is_replaced else bundle.version
     loop = loop_params(triggers={"drift": False, "objective": None, "new_labels": 2})
     project = LoopProject(PROJECT.model_copy(update={"loop": loop}), settings, tmp_path)
     with closing(Store(settings.state, Limits(1000, 3600.0, 1000, 3600.0))) as store:
@@ -104,9 +109,10 @@ def test_labels_that_arrive_during_a_cycle_count_for_the_next_one(tmp_path: Path
         connection.executemany(
             "INSERT INTO labels (request_id, item, names_item, received, label, predicted_label, "
             "model, answered, joined) VALUES (?, 0, 1, 0, 'cat', 'cat', ?, 0, ?)",
-            [(str(joined), bundle.version, joined) for joined in (1500.0, 2500.0, 3500.0)],
+            [(str(joined), before, joined) for joined in (1500.0, 2500.0, 3500.0)],
         )
-    write_steps(project.folder, {"triggered": {"since": 0.0, "served": bundle.version}})
+    assert project.facts(None, 500.0).reasons == (() if is_replaced else ("3 new labels",))
+    write_steps(project.folder, {"triggered": {"since": 0.0, "served": before}})
     write_steps(project.folder, {"collected": {}}, now=2000.0)
     last = write_steps(project.folder, {"ended": {"outcome": "worse"}}, now=4000.0)
     assert project.facts(last, 5000.0).reasons == ("2 new labels",)
