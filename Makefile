@@ -42,10 +42,11 @@ nightly-slice: install ## run 4 minutes of the nightly tier, chosen by the commi
 	python -m pytest -p tests.nightly_slice -m nightly $(TESTS)
 
 .PHONY: lint
-lint: install ## formatting, lint and types
+lint: install ## formatting, lint, types, and the rules for texts
 	ruff format --check .
 	ruff check .
 	mypy
+	python -m pytest -q -m unit tests/structure/test_prose.py
 
 .PHONY: check
 check: lint ## formatting, lint, types and the unit tier: run it before every commit

@@ -6,6 +6,7 @@ import sys
 
 import bentoml
 import pytest
+import uvicorn
 
 from tests.serving.server import ROOT
 
@@ -45,6 +46,25 @@ def test_the_used_internals_of_circus_are_unchanged() -> None:
     )
     assert hasattr(Watcher, "get_active_processes")
     assert all(hasattr(circus.Arbiter, name) for name in ("initialize", "manage_watchers", "stop"))
+
+
+def test_the_used_internals_of_uvicorn_are_unchanged() -> None:
+    """The protocol that slipway/serving/http/connections.py extends. Check each new version."""
+    from uvicorn.protocols.http import httptools_impl
+
+    assert uvicorn.__version__ == "0.54.0"
+    protocol = httptools_impl.HttpToolsProtocol
+    made = inspect.getsource(protocol.__init__) + inspect.getsource(protocol.connection_made)
+    for name in ("cycle", "flow", "loop", "parser", "pipeline", "timeout_keep_alive", "transport"):
+        assert f"self.{name}" in made, name
+    callbacks = ("on_message_begin", "on_headers_complete", "on_body", "on_message_complete")
+    for name in (*callbacks, "on_response_complete", "_unset_keepalive_if_required"):
+        assert callable(getattr(protocol, name)), name
+    cycle = inspect.getsource(httptools_impl.RequestResponseCycle)
+    for name in ("more_body", "response_started", "response_complete"):
+        assert f"self.{name} = " in cycle, name
+    # The transport holds the head, which is written once, until the body is written.
+    assert cycle.count('self.transport.write(b"".join(content))') == 2
 
 
 @pytest.mark.process

@@ -94,15 +94,15 @@ def read_json_lines(
             table = (pa.Table.from_batches if num_blocks < 2 else store_table)(batches, schema)
             return table, num_read, malformed
         except _UnlikeCellsError as error:
-            chosen[str(error)] = "texts"
+            chosen[str(error)] = "mixed"
 
 
 class _UnlikeCellsError(Exception):
     """The cells of the column that this error names have different types."""
 
 
-# "texts": cells of different types; "lists": lists that are read as text
-_JsonKind: TypeAlias = pa.DataType | Literal["texts", "lists"]
+# "mixed": cells of different types; "lists": lists that are read as text
+_JsonKind: TypeAlias = pa.DataType | Literal["mixed", "lists"]
 
 
 def _json_kind(cells: list[Any], takes_lists: bool) -> _JsonKind:
@@ -111,17 +111,17 @@ def _json_kind(cells: list[Any], takes_lists: bool) -> _JsonKind:
     try:
         return pa.array(cells).type
     except (pa.ArrowException, OverflowError):  # an integer of more than 64 bits
-        return "texts"
+        return "mixed"
 
 
 def _common_kind(kinds: Collection[_JsonKind]) -> _JsonKind:
-    if "lists" in kinds or "texts" in kinds:
-        return "lists" if "lists" in kinds else "texts"
+    if "lists" in kinds or "mixed" in kinds:
+        return "lists" if "lists" in kinds else "mixed"
     schemas = [pa.schema([("cells", kind)]) for kind in kinds]
     try:
         return pa.unify_schemas(schemas, promote_options="permissive").field("cells").type
     except pa.ArrowException:
-        return "texts"
+        return "mixed"
 
 
 def _json_batches(path: Path, kinds: Mapping[str, _JsonKind]) -> Iterator[pa.RecordBatch]:
@@ -140,7 +140,7 @@ def _json_batches(path: Path, kinds: Mapping[str, _JsonKind]) -> Iterator[pa.Rec
 def _json_cells(name: str, cells: list[Any], kind: _JsonKind) -> pa.Array:
     if kind == "lists":
         return list_texts(cells)
-    if kind == "texts":
+    if kind == "mixed":
         return _texts(cells)
     try:
         return pa.array(cells, kind)
