@@ -6,6 +6,7 @@ The daemons are Debian's packages.
 import contextlib
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -67,9 +68,9 @@ class Slurm:
 def slurm(nodes: TwoNodes) -> Iterator[Slurm]:
     """Run Slurm's daemons while the block runs; skip the test if they are not installed."""
     skip_without("srun", *DAEMONS)
-    folder = nodes.folder / "slurm"
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=nodes.folder))  # one for each cluster
     for name in ("state", "node1", "node2"):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir()
     configuration = folder / "slurm.conf"
     configuration.write_text(
         CONFIGURATION.format(folder=folder, cores=len(os.sched_getaffinity(0)) // 2)

@@ -105,6 +105,9 @@ def test_torchrun_on_two_nodes_trains_the_same_weights_as_on_one_node(
         pytest.param("deepspeed.sh", ("pdsh",), ZERO, marks=pytest.mark.nightly),
         pytest.param("mpirun.sh", ("mpirun",), TENSOR, marks=pytest.mark.nightly),
         pytest.param("mpirun.sh", ("mpirun",), FSDP, marks=pytest.mark.nightly),
+        pytest.param("mpirun.sh", ("mpirun",), STAGES, marks=pytest.mark.nightly),
+        pytest.param("deepspeed.sh", ("pdsh",), FSDP, marks=pytest.mark.nightly),
+        pytest.param("deepspeed.sh", ("pdsh",), TENSOR, marks=pytest.mark.nightly),
         pytest.param("deepspeed.sh", ("pdsh",), STAGES, marks=pytest.mark.nightly),
     ],
 )
@@ -136,6 +139,8 @@ def test_mpirun_and_deepspeed_on_two_nodes_train_the_same_weights_as_on_one_node
         (DDP, ("scontrol", "requeue")),
         # As Slurm does before the time limit; the training then requeues its job.
         (FSDP, ("scancel", "--signal=USR1")),
+        (TENSOR, ("scontrol", "requeue")),
+        (STAGES, ("scancel", "--signal=USR1")),
     ],
     ids=lambda value: value.get("strategy") if isinstance(value, dict) else value[0],
 )

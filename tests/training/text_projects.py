@@ -46,7 +46,7 @@ def write_text_project(root: Path, max_bytes: int = 32, **train: Any) -> Path:
     packed.write_manifest(root / "data/packed", manifest)
     write_plan(root / "data/augmented", plan_from_params(augment_params(), seed=7))
     content = of_kind(own_content(), "text_classification")
-    content["data"]["text_columns"] = ["text"]
+    content["data"] |= {"path": "data/demo/messages.csv", "text_columns": ["text"]}
     settings = {
         "network": "small_transformer",
         "network_arguments": {
