@@ -34,7 +34,7 @@ test: install ## run the unit and process tiers of the tests: every rule, with r
 	python -m pytest -m process $(ON_EVERY_CORE) $(TESTS)
 
 .PHONY: nightly
-nightly: install ## run the nightly tier: further cases, load, measured times; about an hour
+nightly: install ## run the nightly tier: further cases, load, measured times; 4 to 6 hours
 	python -m pytest -m nightly $(TESTS)
 
 .PHONY: nightly-slice

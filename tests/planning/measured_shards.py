@@ -2,10 +2,10 @@
 
 With more processes, each two of them share a copy, except with `fsdp`. With `ddp` each process has
 the whole transformer.
-`torchrun --nproc_per_node 2 -m tests.planning.measured_shards STRATEGY WIDTH LAYERS ROWS`
-prints as JSON, on rank 0, the bytes that torch's profiler saw allocated at the peak, and the
-plan's. With ZeRO-3 it also prints the largest number of weights that a process held at a time,
-besides its part, and the number of all weights.
+`torchrun --nproc_per_node 2 -m tests.planning.measured_shards STRATEGY WIDTH,LAYERS,ROWS ...`
+prints for each shape, as a line of JSON on rank 0, the bytes that torch's profiler saw allocated at
+the peak, the plan's, and the number of weights. With ZeRO-3 it also prints the largest number of
+weights that a process held at a time, besides its part.
 """
 
 import gc
@@ -53,10 +53,11 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         PROJECT.train,
         rows,
         accumulates=False,
-        model_parallel=2,
-        num_micro_batches=NUM_MICRO_BATCHES,
+        model_parallel=2 if strategy in ("tensor_parallel", "pipeline") else 1,
+        num_micro_batches=NUM_MICRO_BATCHES if strategy == "pipeline" else 0,
     )
     predicted = device_memory(traces, strategy, "32-true", world_size)
+    num_weights = built.num_parameters
     losses = RowLosses(built, PROJECT.train)
     texts = torch.randint(1, 200, (rows, 64), dtype=torch.uint8)
     targets = torch.zeros(rows, dtype=torch.int64)
@@ -97,7 +98,7 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         # Only one step: it also misses that a thread of gloo frees a buffer.
         step()
     allocated = max(gather_objects(held + peak_of_events(profiler)))
-    return {"predicted": predicted.total, "allocated": allocated}
+    return {"predicted": predicted.total, "allocated": allocated, "weights": num_weights}
 
 
 def _zero(built: Network, texts: Tensor, targets: Tensor, losses: RowLosses) -> dict[str, int]:
@@ -176,7 +177,9 @@ def _pipeline(
 
 if __name__ == "__main__":
     distributed.init_process_group("gloo")
-    found = measure(sys.argv[1], *map(int, sys.argv[2:]))
-    if distributed.get_rank() == 0:
-        print(json.dumps(found))
+    for text in sys.argv[2:]:
+        found = measure(sys.argv[1], *map(int, text.split(",")))
+        if distributed.get_rank() == 0:
+            print(json.dumps(found), flush=True)
+        gc.collect()
     distributed.destroy_process_group()

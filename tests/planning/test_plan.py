@@ -299,7 +299,7 @@ def test_the_planned_memory_of_sharded_strategies_is_close_to_that_of_real_steps
     strategy: str, num_processes: int
 ) -> None:
     is_zero = strategy == "deepspeed_stage_3"
-    shards = ["tests.planning.measured_shards", strategy, "512", "24" if is_zero else "8", "8"]
+    shards = ["tests.planning.measured_shards", strategy, f"512,{24 if is_zero else 8},8"]
     processes = f"--nproc_per_node={num_processes}"
     launcher = ["torch.distributed.run", "--standalone", processes, "-m"]
     done = run_fresh([*launcher, *shards], ROOT, environment(), 300)
