@@ -11,6 +11,7 @@ from slipway.serving.settings import Settings
 from tests.serving.bundles import certify, row_classifier, write_bundle
 from tests.serving.in_process import read_all_settings
 from tests.serving.monitoring.monitored import monitored_bundle
+from tests.serving.rolling import scaled_classifier, write_candidate
 
 MakeSettings = Callable[..., Settings]
 
@@ -49,6 +50,12 @@ def make_settings(certified: Path) -> MakeSettings:
         )
 
     return make
+
+
+@pytest.fixture
+def new_bundle(certified: Path) -> Path:
+    """The bundle of a candidate whose probabilities differ from those of the model in use."""
+    return write_candidate(certified / "new", scaled_classifier(2))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from slipway.serving.rollout.state import RolloutPlan, read_rollout
 from slipway.serving.settings import Settings
 from slipway.serving.worker import ModelWorker
 from tests.serving.bundles import CONTRACT, WEIGHTS, certify, classifier, picture, write_bundle
-from tests.serving.in_process import behind, full_worker, reconciler_of
+from tests.serving.in_process import behind, canary_of, full_worker, reconciler_of
 
 PNG = {"content-type": "image/png"}
 PICTURES = [picture(number) for number in range(8)]
@@ -157,6 +157,7 @@ class Callers:
 
 
 Work = Callable[[Any, ModelWorker], Coroutine[Any, Any, None]]
+HALF = RolloutPlan(steps=(0.5,), hold_s=100)
 QUICK = RolloutPlan(steps=(0.2, 1.0), hold_s=0.0, hold_requests=20)
 
 
@@ -170,6 +171,14 @@ def run(settings: Settings, work: Work, seconds: float = 60) -> None:
 
 async def propose(worker: ModelWorker, *arguments: Any, **options: Any) -> None:
     await asyncio.to_thread(commands.propose, worker.settings, *arguments, **options)
+
+
+async def begin_canary(
+    worker: ModelWorker, bundle: Path, plan: RolloutPlan = HALF, **options: Any
+) -> None:
+    """Propose a canary, and wait until it receives requests."""
+    await propose(worker, "canary", bundle, plan=plan, **options)
+    await settle(worker, lambda: canary_of(worker) is not None)
 
 
 async def serves(worker: ModelWorker, version: str) -> None:

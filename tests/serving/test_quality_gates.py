@@ -137,14 +137,13 @@ def test_candidate_with_missed_gates_may_only_shadow(
 
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_shadow_with_passed_gates_is_promoted(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=1.0)
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
-    version = load_bundle(bundle).version
+    version = load_bundle(new_bundle).version
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await propose(worker, "shadow", bundle)
+        await propose(worker, "shadow", new_bundle)
         await settle(worker, lambda: is_shadowing(worker))
         await asyncio.to_thread(commands.promote, settings)
         await settle(worker, lambda: worker.model is not None and worker.model.version == version)

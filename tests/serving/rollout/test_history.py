@@ -21,10 +21,8 @@ from tests.serving.conftest import MakeSettings
 from tests.serving.rolling import (
     propose,
     run,
-    scaled_classifier,
     serves,
     settle,
-    write_candidate,
 )
 
 VERSION = "0123456789ab"
@@ -148,14 +146,13 @@ def test_entry_at_returns_the_last_history_entry_up_to_a_time(tmp_path: Path) ->
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_service_records_its_start_a_deployment_and_the_return_to_its_bundle(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
-    first, second = (load_bundle(path).version for path in (settings.bundle, bundle))
+    first, second = (load_bundle(path).version for path in (settings.bundle, new_bundle))
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await propose(worker, "deploy", bundle)
+        await propose(worker, "deploy", new_bundle)
         await serves(worker, second)
         await asyncio.to_thread(commands.reset, settings, Author("ann", "it was slow"))
         await serves(worker, first)

@@ -124,15 +124,14 @@ def test_swaps_of_a_real_service_under_load_lose_no_request(
 
 
 def test_rollout_commands_reach_all_workers_and_restarted_ones(
-    certified: Path, make_settings: MakeSettings
+    certified: Path, new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
-    version = load_bundle(bundle).version
+    version = load_bundle(new_bundle).version
     with running(certified, workers=2) as server:
         server.wait()
         until(lambda: len(workers(settings)) == 2)
-        done = command(certified, "deploy", str(bundle))
+        done = command(certified, "deploy", str(new_bundle))
         assert (done.returncode, done.stderr) == (0, "")
         assert (
             done.stdout == f"{version} swapped: all 2 workers have loaded and checked it "
@@ -154,16 +153,15 @@ def test_rollout_commands_reach_all_workers_and_restarted_ones(
 
 
 def test_death_of_a_worker_with_a_canary_rolls_the_canary_back(
-    certified: Path, make_settings: MakeSettings
+    certified: Path, new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     """The worker that replaces it does not load the candidate again."""
     settings = make_settings()
     stable = load_bundle(settings.bundle).version
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
     with running(certified) as server:
         server.wait()
         until(lambda: len(workers(settings)) == 1)
-        done = command(certified, "canary", str(bundle), "--steps", "50,100")
+        done = command(certified, "canary", str(new_bundle), "--steps", "50,100")
         assert done.returncode == 0, done.stderr
         assert "it answers 50 % of the live requests, step 1 of 2" in done.stdout
         (first,) = workers(settings)

@@ -21,6 +21,7 @@ from tests.serving.rolling import (
     PICTURES,
     QUICK,
     Callers,
+    begin_canary,
     failing_classifier,
     last_event,
     propose,
@@ -36,14 +37,13 @@ from tests.serving.rolling import (
 
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_deployed_model_survives_a_restart_and_the_loss_of_its_original_files(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
-    version = load_bundle(bundle).version
+    version = load_bundle(new_bundle).version
 
     async def deploy(client: Any, worker: ModelWorker) -> None:
-        await propose(worker, "deploy", bundle)
+        await propose(worker, "deploy", new_bundle)
         await serves(worker, version)
         answer = (await client.post("/predict", content=PICTURES[3])).json()
         assert answer["model_version"] == version
@@ -62,7 +62,7 @@ def test_a_deployed_model_survives_a_restart_and_the_loss_of_its_original_files(
         }
 
     run(settings, deploy)
-    (bundle / "model_fp32.onnx").write_bytes(b"a repro is at work here")
+    (new_bundle / "model_fp32.onnx").write_bytes(b"a repro is at work here")
     (settings.bundle / "bundle.json").unlink()
     run(settings, restarted)
 
@@ -107,14 +107,13 @@ def test_rollback_returns_to_the_previous_model_and_reset_to_the_configured_bund
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_rollback_returns_to_the_served_files_even_if_a_repro_replaced_them(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
     first = load_bundle(settings.bundle).version
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await propose(worker, "deploy", bundle)
+        await propose(worker, "deploy", new_bundle)
         await settle(worker, lambda: worker.model is not None and worker.model.version != first)
         certify(settings.certificate, write_bundle(settings.bundle, scaled_classifier(5)))
         await asyncio.to_thread(commands.rollback, settings)
@@ -289,26 +288,25 @@ def test_a_busy_shadow_drops_copies_and_delays_no_request(
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_canary_advances_step_by_step_and_becomes_the_stable_model(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
     versions = {
         load_bundle(settings.bundle).version: scaled_probabilities(1),
-        load_bundle(bundle).version: scaled_probabilities(2),
+        load_bundle(new_bundle).version: scaled_probabilities(2),
     }
     shares = []
 
     async def work(client: Any, worker: ModelWorker) -> None:
         callers = Callers(client, versions)
-        await propose(worker, "canary", bundle, plan=QUICK)
+        await propose(worker, "canary", new_bundle, plan=QUICK)
         while last_event(worker)[0] in ("proposed", "began", "step"):
             shares.append(metric(worker, "slipway_candidate_share"))
             await asyncio.sleep(0.02)
         await settle(
             worker,
             lambda: (
-                worker.model is not None and worker.model.version == load_bundle(bundle).version
+                worker.model is not None and worker.model.version == load_bundle(new_bundle).version
             ),
         )
         await callers.end()
@@ -364,19 +362,17 @@ def test_canary_that_predicts_nan_is_rolled_back_at_once_unnoticed_by_callers(
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_canary_whose_runtime_fails_is_rolled_back_unnoticed_by_callers(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
     expected = {
         load_bundle(settings.bundle).version: scaled_probabilities(1),
-        load_bundle(bundle).version: scaled_probabilities(2),
+        load_bundle(new_bundle).version: scaled_probabilities(2),
     }
 
     async def work(client: Any, worker: ModelWorker) -> None:
         callers = Callers(client, expected)
-        await propose(worker, "canary", bundle, plan=RolloutPlan(steps=(0.5,), hold_s=100))
-        await settle(worker, lambda: canary_of(worker) is not None)
+        await begin_canary(worker, new_bundle)
         assert canary_of(worker)
 
         def fail(batch: Any) -> Any:
@@ -395,11 +391,10 @@ def test_canary_whose_runtime_fails_is_rolled_back_unnoticed_by_callers(
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_the_model_that_predicts_for_a_request_id_also_explains_it(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
-    stable, candidate = load_bundle(settings.bundle).version, load_bundle(bundle).version
+    stable, candidate = load_bundle(settings.bundle).version, load_bundle(new_bundle).version
     ids = [f"asked-{number}" for number in range(32)]
 
     async def versions(client: Any, path: str) -> list[str]:
@@ -413,8 +408,7 @@ def test_the_model_that_predicts_for_a_request_id_also_explains_it(
         return [answer.json()["model_version"] for answer in answers]
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await propose(worker, "canary", bundle, plan=RolloutPlan(steps=(0.5,), hold_s=100))
-        await settle(worker, lambda: canary_of(worker) is not None)
+        await begin_canary(worker, new_bundle)
         assert canary_of(worker)
         expected = [candidate if is_chosen(one, 0.5, salt_of(settings)) else stable for one in ids]
         assert await versions(client, "/predict") == expected

@@ -54,15 +54,14 @@ FAULTS = 'slipway_monitoring_errors_total{part="rollout"}'
 
 @pytest.mark.process
 def test_without_a_worker_deploy_checks_the_model_and_the_next_start_serves_it(
-    certified: Path, make_settings: MakeSettings
+    certified: Path, new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
     with pytest.raises(RolloutError, match="no worker follows"):
-        commands.propose(settings, "canary", bundle)
-    rollout = commands.propose(settings, "deploy", bundle)  # with a real rehearsal
+        commands.propose(settings, "canary", new_bundle)
+    rollout = commands.propose(settings, "deploy", new_bundle)  # with a real rehearsal
     assert rollout.stable
-    assert (rollout.candidate, rollout.stable.version) == (None, load_bundle(bundle).version)
+    assert (rollout.candidate, rollout.stable.version) == (None, load_bundle(new_bundle).version)
     worse = write_candidate(certified / "worse", scaled_classifier(3), **low_accuracy(0.5))
     with pytest.raises(RolloutError, match=r"its accuracy is 0\.5"):
         commands.propose(settings, "deploy", worse)
@@ -90,9 +89,12 @@ def test_a_model_that_kills_its_process_is_refused_with_the_signal(
 
 @pytest.mark.usefixtures("unrehearsed")
 def test_options_of_the_command_reach_the_proposed_candidate(
-    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    certified: Path,
+    new_bundle: Path,
+    make_settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
     monkeypatch.setattr("os.nice", lambda by: 0)
     monkeypatch.setattr("slipway.serving.rollout.__main__.read_settings", make_settings)
     proposed: list[dict[str, Any]] = []
@@ -103,12 +105,12 @@ def test_options_of_the_command_reach_the_proposed_candidate(
         return propose_it(*arguments, **options)
 
     monkeypatch.setattr(commands, "propose", propose)
-    main(["deploy", str(bundle), "--allow-metric-loss", "any", "--allow-other-contract"])
+    main(["deploy", str(new_bundle), "--allow-metric-loss", "any", "--allow-other-contract"])
     output, remarks = capsys.readouterr()
     state = make_settings().state
     assert (
         output
-        == f"{load_bundle(bundle).version} swapped: no worker runs; the next start serves it "
+        == f"{load_bundle(new_bundle).version} swapped: no worker runs; the next start serves it "
         f"(state: {state})\n"
     )
     assert f"no worker follows {state}" in remarks
@@ -126,7 +128,7 @@ def test_options_of_the_command_reach_the_proposed_candidate(
         "0.2",
     ]
     for arguments, reason in [
-        (["canary", str(bundle), *typed], "no worker follows"),
+        (["canary", str(new_bundle), *typed], "no worker follows"),
         (["promote"], "there is no candidate"),
         (
             ["deploy", str(certified / "nothing")],
@@ -147,14 +149,14 @@ def test_options_of_the_command_reach_the_proposed_candidate(
     assert proposed[1]["allowed"].disagreement == 0.2
     for steps in ("0,50", "abc", "50,20", "50,101", "0.5,1.0"):
         with pytest.raises(SystemExit):
-            main(["canary", str(bundle), "--steps", steps])
+            main(["canary", str(new_bundle), "--steps", steps])
         assert re.search(f"found '{steps}', .*expected .*percentages", capsys.readouterr().err)
     main(["status"])
     output, remarks = capsys.readouterr()
     status = json.loads(output)
     assert (status["state"], status["stable"], status["workers"]) == (
         str(state),
-        load_bundle(bundle).version,
+        load_bundle(new_bundle).version,
         [],
     )
     assert f"no worker follows {state}" in remarks
@@ -214,13 +216,12 @@ async def send_feedback(client: Any, answers: list[tuple[str, str]], *, wrong: b
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_wrong_answers_by_feedback_roll_a_canary_back(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
-    versions = [load_bundle(path).version for path in (make_settings().bundle, bundle)]
+    versions = [load_bundle(path).version for path in (make_settings().bundle, new_bundle)]
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await propose(worker, "canary", bundle, plan=RolloutPlan(steps=(0.1, 1.0)))
+        await propose(worker, "canary", new_bundle, plan=RolloutPlan(steps=(0.1, 1.0)))
         await settle(worker, lambda: canary_of(worker) is not None and canary_of(worker).share > 0)
         asked: dict[str, list[tuple[str, str]]] = {version: [] for version in versions}
         while len(asked[versions[1]]) < 20:
@@ -248,13 +249,12 @@ def test_wrong_answers_by_feedback_roll_a_canary_back(
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_second_candidate_is_refused_while_one_is_running(
-    certified: Path, make_settings: MakeSettings
+    certified: Path, new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await propose(worker, "shadow", bundle)
+        await propose(worker, "shadow", new_bundle)
         with pytest.raises(
             RolloutError, match=r"is being rolled out \(shadow, .*`promote` or `abort` it first"
         ):
@@ -268,7 +268,7 @@ def test_a_second_candidate_is_refused_while_one_is_running(
         await settle(
             worker,
             lambda: (
-                worker.model is not None and worker.model.version == load_bundle(bundle).version
+                worker.model is not None and worker.model.version == load_bundle(new_bundle).version
             ),
         )
         assert last_event(worker)[0] == "swapped"
@@ -410,14 +410,17 @@ def test_file_in_place_of_the_state_folder_affects_no_request_and_is_reported(
 
 @pytest.mark.usefixtures("unrehearsed")
 def test_operators_can_run_rollout_commands_over_http(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings()
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
     json_type = {"content-type": "application/json"}
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        body = {"command": "canary", "bundle": str(bundle), "plan": {"steps": [0.5], "hold_s": 100}}
+        body = {
+            "command": "canary",
+            "bundle": str(new_bundle),
+            "plan": {"steps": [0.5], "hold_s": 100},
+        }
         response = await client.post("/rollout", json=body, headers=json_type)
         assert response.status_code == 202
         assert response.json()["candidate"]["mode"] == "canary"
@@ -430,7 +433,7 @@ def test_operators_can_run_rollout_commands_over_http(
         await settle(
             worker,
             lambda: (
-                worker.model is not None and worker.model.version == load_bundle(bundle).version
+                worker.model is not None and worker.model.version == load_bundle(new_bundle).version
             ),
         )
 
@@ -439,10 +442,9 @@ def test_operators_can_run_rollout_commands_over_http(
 
 @pytest.mark.usefixtures("unrehearsed")
 def test_rollout_command_during_another_one_is_refused_without_blocking_requests(
-    certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
+    new_bundle: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings()
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
     release = threading.Event()
     monkeypatch.setattr(commands, "rehearse", lambda settings: release.wait(20))
     json_type = {"content-type": "application/json"}
@@ -450,7 +452,7 @@ def test_rollout_command_during_another_one_is_refused_without_blocking_requests
     async def work(client: Any, worker: ModelWorker) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(2))
-        orders = [{"command": "deploy", "bundle": str(bundle)}, *[{"command": "reset"}] * 5]
+        orders = [{"command": "deploy", "bundle": str(new_bundle)}, *[{"command": "reset"}] * 5]
         asked = [
             asyncio.create_task(client.post("/rollout", json=order, headers=json_type))
             for order in orders

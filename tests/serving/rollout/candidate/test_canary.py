@@ -23,16 +23,14 @@ from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import canary_of, put_in_place_of
 from tests.serving.rolling import (
     PICTURES,
+    begin_canary,
     last_event,
-    propose,
     run,
     salt_of,
-    scaled_classifier,
     settle,
     write_candidate,
 )
 
-HALF = RolloutPlan(steps=(0.5,), hold_s=100)
 JSON = {"content-type": "application/json"}
 
 
@@ -53,13 +51,6 @@ def counts_of(worker: ModelWorker) -> Counts:
     return counts
 
 
-async def begin(
-    worker: ModelWorker, bundle: Path, plan: RolloutPlan = HALF, **options: Any
-) -> None:
-    await propose(worker, "canary", bundle, plan=plan, **options)
-    await settle(worker, lambda: canary_of(worker) is not None)
-
-
 async def is_not_rolled_back(worker: ModelWorker) -> bool:
     await asyncio.sleep(1.5)  # longer than a report and a decision take
     return canary_of(worker) is not None and last_event(worker)[0] != "rolled_back"
@@ -68,13 +59,12 @@ async def is_not_rolled_back(worker: ModelWorker) -> bool:
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_repeated_invalid_requests_do_not_count_as_evidence(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await begin(worker, bundle, RolloutPlan())
+        await begin_canary(worker, new_bundle, RolloutPlan())
         for one in [*ids(settings, 0.01, 6), *ids(settings, 0.01, 6, chosen=False)]:
             assert (
                 await client.post("/predict", content=b"no image", headers={"x-request-id": one})
@@ -89,17 +79,16 @@ def test_repeated_invalid_requests_do_not_count_as_evidence(
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_requests_of_a_canary_cannot_be_predicted_from_public_values(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
-    candidate = load_bundle(bundle).version
+    candidate = load_bundle(new_bundle).version
     foreseen = [one for one in map(str, range(100)) if is_chosen(one, 0.5, candidate)]
 
     async def work(client: Any, worker: ModelWorker) -> None:
         salts = set()
         for _ in range(2):
-            await begin(worker, bundle)
+            await begin_canary(worker, new_bundle)
             salts.add(salt_of(settings))
             versions = [
                 (
@@ -123,13 +112,12 @@ def test_requests_of_a_canary_cannot_be_predicted_from_public_values(
 @pytest.mark.process
 @pytest.mark.usefixtures("unrehearsed")
 def test_a_request_id_counts_as_evidence_only_once(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await begin(worker, bundle, RolloutPlan())
+        await begin_canary(worker, new_bundle, RolloutPlan())
 
         def fail(batch: Any) -> Any:
             raise RuntimeError("planted")
@@ -173,7 +161,7 @@ def test_a_candidate_that_refuses_valid_requests_is_rolled_back(
     row = json.dumps(table_row(0) | {"age": 40.0})
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await begin(worker, bundle, allowed=Allowed(other_contract=True))
+        await begin_canary(worker, bundle, allowed=Allowed(other_contract=True))
         for number in range(60):
             response = await client.post(
                 "/predict", content=row, headers=JSON | {"x-request-id": f"old-{number}"}
@@ -299,13 +287,12 @@ def test_worker_without_a_shared_file_remembers_its_own_request_ids(
 
 @pytest.mark.usefixtures("unrehearsed")
 def test_the_file_of_seen_ids_is_removed_with_the_rollout(
-    certified: Path, make_settings: MakeSettings
+    new_bundle: Path, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(shadow_share=0)
-    bundle = write_candidate(certified / "new", scaled_classifier(2))
 
     async def work(client: Any, worker: ModelWorker) -> None:
-        await begin(worker, bundle)
+        await begin_canary(worker, new_bundle)
         candidate = read_rollout(settings.state).candidate
         assert candidate
         assert [path.stem for path in (settings.state / FOLDER).glob("*.used")] == [
