@@ -6,59 +6,45 @@ and writes tables, and takes minutes on one core. `python -m bench.drift_laws 50
 fiftieth of the streams.
 """
 
-import io
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from PIL import Image, ImageFilter
-from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
 
 from bench.conditions import conditions
-from slipway.artifacts.bundle import OutputContract
-from slipway.artifacts.uncertainty import Answers, OODThreshold
+from bench.drift_estimates import estimates
+from bench.drift_images import (
+    CIFAR10,
+    DIGITS,
+    Pixels,
+    RealData,
+    blurred,
+    inverted,
+    noisy,
+    real_data,
+    table,
+)
 from slipway.drift import distributions
-from slipway.drift.features import extract
-from slipway.drift.quality_estimate import Estimate, estimate_quality
-from slipway.drift.reference import Reference
 from slipway.drift.two_sample_tests import TwoSampleTest, kolmogorov_smirnov, mann_whitney, psi
 from slipway.drift.verdict import Budget, judge
 from slipway.drift.window import Window
-from slipway.inputs.images import ImageContract
 from slipway.system import files
-from tests.calibrations import CALIBRATION
 from tests.drift.populations import (
     ORDINARY,
-    Population,
-    ReferenceRows,
-    accuracy,
-    build_reference,
     reference_of,
     window_of,
 )
 
 RESULT = Path("bench/results/drift_laws.md")
-DIGITS = Path("data/demo/digits.parquet")
-CIFAR10 = Path("../shared/data/cifar10/train.parquet")
 NUM_STREAMS, WINDOWS, NUM_FEATURES, NUM_BINS = 1000, 720, 20, 10
 WINDOW_ROWS = 1000
-WINDOW_OF_ESTIMATES, NUM_DIVISIONS = 5000, 10
 NUM_TESTS = 3 * NUM_FEATURES + 2  # three for each number, one for the classes, one joint test
 STATISTICS = (psi, kolmogorov_smirnov, mann_whitney)
 
 Counts = NDArray[np.int64]
-Pixels = NDArray[np.uint8]
-
-
-def table(header: list[str], lines: Sequence[Sequence[object]]) -> str:
-    rows = [header, ["---"] * len(header), *[[str(cell) for cell in line] for line in lines]]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def reference_bins(
@@ -290,129 +276,6 @@ def synthetic_shifts(share: int) -> str:
     )
 
 
-def read_images(path: Path, size_px: int, channels: int, num_rows: int) -> tuple[Pixels, list[str]]:
-    content = pq.read_table(path)
-    chosen = np.random.default_rng(5).permutation(len(content))[:num_rows]
-    column = content["image"].take(chosen).to_pylist()
-    payloads = [cell["bytes"] if isinstance(cell, dict) else cell for cell in column]
-    mode = "L" if channels == 1 else "RGB"
-    pictures = [
-        Image.open(io.BytesIO(payload))
-        .convert(mode)
-        .resize((size_px, size_px), Image.Resampling.BILINEAR)
-        for payload in payloads
-    ]
-    pixels = np.stack(
-        [np.asarray(picture, np.uint8).reshape(size_px, size_px, channels) for picture in pictures]
-    )
-    return pixels, content["label"].take(chosen).to_pylist()
-
-
-def blurred(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """Blur images by a Gaussian of one pixel."""
-    flat = [picture[..., 0] if picture.shape[-1] == 1 else picture for picture in pixels]
-    found = [
-        np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(1))) for picture in flat
-    ]
-    return np.stack(found).reshape(pixels.shape)
-
-
-def noisy(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """Add Gaussian noise of 20 grey levels to images."""
-    return np.clip(np.rint(pixels + random.normal(0, 20, pixels.shape)), 0, 255).astype(np.uint8)
-
-
-def inverted(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    return 255 - pixels
-
-
-class Model(NamedTuple):
-    """A small classifier: principal components, logistic regression, distance as OOD score."""
-
-    components: PCA
-    classifier: LogisticRegression
-    threshold: float
-
-    def answer(self, pixels: Pixels) -> Answers:
-        features = self.components.transform(_flat(pixels))
-        scores = np.sqrt(np.square(features).mean(axis=1))  # the components are whitened
-        return Answers(
-            self.classifier.predict_proba(features).astype(np.float32), scores.astype(np.float32)
-        )
-
-
-def _flat(pixels: Pixels) -> NDArray[np.float32]:
-    flat: NDArray[np.float32] = pixels.reshape(len(pixels), -1).astype(np.float32) / np.float32(255)
-    return flat
-
-
-def train_model(pixels: Pixels, targets: NDArray[np.int64], held: Pixels) -> Model:
-    components = PCA(n_components=min(48, pixels[0].size // 4), whiten=True, random_state=0).fit(
-        _flat(pixels)
-    )
-    classifier = LogisticRegression(C=0.05, max_iter=300).fit(
-        components.transform(_flat(pixels)), targets
-    )
-    model = Model(components, classifier, 0.0)
-    return model._replace(threshold=float(np.quantile(model.answer(held).scores, 0.99)))
-
-
-class RealData(NamedTuple):
-    """Real images, their model and reference, and the images from which traffic is drawn."""
-
-    contract: ImageContract
-    output: OutputContract
-    model: Model
-    reference: Reference
-    pixels: Pixels
-    targets: NDArray[np.int64]
-
-    def features(self, pixels: Pixels) -> NDArray[np.float32]:
-        return extract(self.contract, pixels, *self.model.answer(pixels))
-
-
-def real_data(path: Path, size_px: int, channels: int, num_rows: int) -> RealData:
-    """Read real images: 70 % train the model, 15 % validate it; the others are the traffic."""
-    return divided(*read_images(path, size_px, channels, num_rows), 0.7)
-
-
-def divided(pixels: Pixels, labels: Sequence[str], learned: float) -> RealData:
-    """Divide rows: the fraction `learned` trains, 15 % validate, the rest is traffic."""
-    names = sorted(set(labels))
-    targets = np.array([names.index(label) for label in labels])
-    first, second = int(learned * len(pixels)), int((learned + 0.15) * len(pixels))
-    model = train_model(pixels[:first], targets[:first], pixels[first:second])
-    shape = {
-        "kind": "images",
-        "size_px": pixels.shape[1],
-        "channels": pixels.shape[3],
-        "resize_mode": "stretch",
-        "interpolation": "bilinear",
-    }
-    contract = ImageContract.model_validate(shape | {"max_pixels": 10**6, "transform": None})
-    output = OutputContract(kind="probabilities", labels=names)
-    ood = OODThreshold(
-        fraction=0.01,
-        threshold=model.threshold,
-        rows=second - first,
-        layer="components",
-        statistics_sha256="0" * 64,
-    )
-    calibration = CALIBRATION.model_copy(update={"ood": ood})
-    held, truth = pixels[first:second], targets[first:second].astype(np.float64)
-    reference = build_reference(
-        contract,
-        output,
-        calibration,
-        ReferenceRows(held, *model.answer(held), truth),
-        [pixels[:first]],
-    )
-    start = (
-        0 if len(pixels) < 5000 else second
-    )  # few images: drawing windows from 270 of them would change the population
-    return RealData(contract, output, model, reference, pixels[start:], targets[start:])
-
-
 FAULTS: dict[str, Callable[[Pixels, np.random.Generator], Pixels]] = {
     "blurred": blurred,
     "noisy": noisy,
@@ -474,112 +337,6 @@ def real_images(share: int) -> str:
         ],
         lines,
     )
-
-
-class Estimates:
-    """Estimates for one kind of window, compared with the true values."""
-
-    def __init__(self) -> None:
-        self.differences: list[float] = []
-        self.halves: list[float] = []
-        self.labels: list[float] = []
-        self.num_held, self.num_valid, self.num_valid_near = 0, 0, 0
-
-    def add(self, estimate: Estimate, truth: float) -> None:
-        assert estimate.value is not None
-        assert estimate.low is not None
-        assert estimate.high is not None
-        self.differences.append(abs(estimate.value - truth))
-        self.halves.append((estimate.high - estimate.low) / 2)
-        self.labels.append(truth)
-        self.num_held += estimate.low <= truth <= estimate.high
-        self.num_valid += estimate.valid
-        self.num_valid_near += estimate.valid and self.differences[-1] <= 0.02
-
-    def line(self, kind: str) -> list[object]:
-        found, count = np.array(self.differences), len(self.differences)
-        near = f"{self.num_valid_near / self.num_valid:.0%}" if self.num_valid else "-"
-        shares = [
-            f"{(found <= 0.02).mean():.0%}",
-            f"{np.mean(self.halves):.1%}",
-            f"{self.num_held / count:.0%}",
-        ]
-        return [kind, count, f"{found.mean():.2%}", *shares, f"{self.num_valid / count:.0%}", near]
-
-
-def estimates_of_populations(share: int) -> Iterator[list[object]]:
-    """Measure estimates on calibrated simulated rows, with other fractions of hard rows."""
-    random = np.random.default_rng(7)
-    for num_reference in (300, 1000, 6000):
-        for hardness in (0.0, 0.5, 0.9):
-            found = Estimates()
-            for _ in range(max(20, 300 // share)):
-                reference = reference_of(Population(hardness=0.2).draw(random, num_reference))
-                rows = Population(hardness=hardness).draw(random, WINDOW_OF_ESTIMATES)
-                found.add(estimate_quality(reference, window_of(reference, rows)), accuracy(rows))
-            yield found.line(f"drawn, hard rows 20 % -> {hardness:.0%}, {num_reference} labels")
-
-
-TILTS = (
-    ("contrast", -1),
-    ("contrast", 1),
-    ("brightness", 1),
-    ("sharpness", 1),
-    ("confidence", -1),
-    ("ood_score", -1),
-    ("ood_score", 1),
-)
-
-
-def estimates_of_images(name: str, path: Path, share: int) -> Iterator[list[object]]:
-    """Measure estimates on real images with changed class fractions.
-
-    Each round divides the rows again, because otherwise all windows would share one error. No image
-    appears twice in a window, because that would lower the noise of its labels.
-    """
-    random = np.random.default_rng(8)
-    pixels, labels = read_images(path, 32, 3, 50000)
-    found, before = {tilt: Estimates() for tilt in TILTS}, []
-    for _ in range(NUM_DIVISIONS):
-        order = random.permutation(len(pixels))
-        data = divided(pixels[order], [labels[row] for row in order], 0.35)
-        features = data.features(data.pixels)
-        is_right = data.model.answer(data.pixels).outputs.argmax(axis=1) == data.targets
-        before.append(float(is_right.mean()))
-        for (feature, sign), own in found.items():
-            ranks = features[:, data.reference.column(feature)].argsort().argsort() / len(features)
-            weights = np.exp(3 * sign * ranks)
-            for _ in range(max(2, 300 // NUM_DIVISIONS // share)):
-                rows = random.choice(
-                    len(features),
-                    size=WINDOW_OF_ESTIMATES,
-                    replace=False,
-                    p=weights / weights.sum(),
-                )
-                window = Window(data.reference)
-                window.add(features[rows])
-                own.add(estimate_quality(data.reference, window), float(is_right[rows].mean()))
-    for (feature, sign), own in found.items():
-        yield own.line(
-            f"{name}, {'more' if sign > 0 else 'less'} {feature}: {np.mean(before):.1%} -> "
-            f"{np.mean(own.labels):.1%}"
-        )
-
-
-def estimates(share: int) -> str:
-    lines = [*estimates_of_populations(share)]
-    if CIFAR10.exists():
-        lines += estimates_of_images("CIFAR-10, 7500 labels", CIFAR10, share)
-    header = [
-        "rows",
-        "windows of 5,000",
-        "mean difference",
-        "within 2 points",
-        "half of the interval",
-        "truth inside it",
-        "marked valid",
-    ]
-    return table([*header, "of these within 2 points"], lines)
 
 
 PARTS: dict[str, Callable[[int], str]] = {

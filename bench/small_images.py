@@ -21,7 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.conditions import conditions
-from bench.gpu import ROOT, join_cifar10, python_path, run_stages, set_params, write_project_of
+from bench.projects import ROOT, join_cifar10, python_path, run_stages, set_params, write_project_of
 from slipway.config.params import load_params
 from slipway.profiling.measured_run import MeasuredRun, ProfiledProject
 from slipway.profiling.step_times import PARTS, Round
