@@ -68,6 +68,11 @@ def _resident_mb(pid: int) -> tuple[bool, float]:
     return "slipway.stages.train" in command, int(found[0]) / 1e3 if found else 0.0
 
 
+def _writes_model(pid: int) -> bool:
+    """Return True if a process has mapped a checkpoint, from which it writes the model."""
+    return "/step-" in Path(f"/proc/{pid}/maps").read_text()
+
+
 def run(run: Run) -> None:
     """Train, and record each process's peak before the first step, while training, and after."""
     folder = SCRATCH / run.strategy
@@ -91,12 +96,12 @@ def run(run: Run) -> None:
             command, cwd=folder, env=environment(), stdout=output, stderr=subprocess.STDOUT
         )
         while process.poll() is None:
-            text = (folder / "output").read_text()
-            seen = run.at_end if "epoch 1/1" in text else run.peak
-            seen = seen if "runs as" in text else run.at_start
+            has_started = "runs as" in (folder / "output").read_text()
             try:
                 for pid in _processes(process.pid):
                     trains, resident = _resident_mb(pid)
+                    seen = run.peak if has_started else run.at_start
+                    seen = run.at_end if _writes_model(pid) else seen
                     if trains:
                         seen[pid] = max(resident, seen.get(pid, 0.0))
             except (OSError, IndexError):

@@ -22,6 +22,7 @@ from slipway.kinds.registry import are_trees
 from slipway.system import files
 from slipway.system.cores import num_cores
 from slipway.system.errors import DataError, ParamsError
+from slipway.system.malloc import GATHERED_BLOCK_BYTES, keep_freed_pages
 from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.batches.row_selection import select
 from slipway.training.batches.soft_answers import SoftAnswers, read_soft_answers
@@ -225,6 +226,7 @@ def _initial_network(
     """Initialize the network, in a file if each process will hold only a part of its weights."""
     if not placement.divides_weights:
         return initial_network(seed, params, spec)
+    keep_freed_pages(GATHERED_BLOCK_BYTES)  # whole weights would leave gaps in the heap
     with MappedWeights(work) as mapped:
         network = initial_network(seed, params, spec)
         if placement.strategy == "fsdp":

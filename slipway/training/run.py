@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
-from torch import Tensor, distributed, nn
+from torch import distributed
 
 from slipway.config.seals import check_inputs
 from slipway.config.training import TrainParams
@@ -34,7 +35,7 @@ from slipway.training.assembly import (
 from slipway.training.batches.batches import batch_loader, training_loader
 from slipway.training.checkpoints.callback import CheckpointCallback, has_ended
 from slipway.training.checkpoints.checkpoints import Checkpoint, TrainingPosition
-from slipway.training.checkpoints.consolidation import consolidated_weights
+from slipway.training.checkpoints.consolidation import consolidated_weights, load_weights
 from slipway.training.checkpoints.resumption import Resumption
 from slipway.training.distributed.faults import report_bus_errors
 from slipway.training.distributed.placement import requested_setup
@@ -54,12 +55,13 @@ from slipway.training.distributed.stop_signals import (
     pause_epoch,
     requeue,
 )
+from slipway.training.distributed.strategies import PortableDeepSpeedStrategy
 from slipway.training.job import Job, Paths, count_parameters, prepare
 from slipway.training.networks.encoders import merged
+from slipway.training.networks.mapped_weights import MappedWeights
 from slipway.training.networks.networks import (
     ModelManifest,
     Network,
-    NetworkSpec,
     build_network,
     save_model,
 )
@@ -145,7 +147,7 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
 
 def _free_training(network: Network) -> None:
     """Free weights, gradients and the optimizer, because writing the model needs the memory."""
-    network.backbone = nn.Identity()  # callers still hold the network
+    network.__dict__.clear()  # callers still hold the network
     gc.collect()
     return_memory_to_os()
 
@@ -231,6 +233,8 @@ def _fit(
             ckpt_path=resumption.trainer_state,
             weights_only=True,
         )
+    if isinstance(trainer.strategy, PortableDeepSpeedStrategy):
+        trainer.strategy.free()
 
 
 @contextmanager
@@ -275,18 +279,15 @@ def write_model(job: Job) -> None:
             "Run `slipway run` again; it resumes from there."
         )
     weights = consolidated_weights(job.store.state(TrainingPosition(last.kept_epoch, 0)))
-    trained = _network_with(job.spec, weights)
-    network = merged(trained)
+    network = _network_with(job, weights)
     manifest = model_manifest(job, last, count_parameters(network))
-    if network is not trained:
-        manifest = manifest.model_copy(update={"network": network.spec})
-        weights = network.state_dict()
+    manifest = manifest.model_copy(update={"network": network.spec})
     failed = {
         name: run.failure for name, run in tracked_runs(job.store.root).items() if run.failure
     }
     lost = {"failed_loggers": ", ".join(failed)} if failed else {}
     files.write_json(job.paths.metrics, {**training_metrics(manifest, last), **lost})
-    save_model(job.paths.model, manifest, weights)
+    save_model(job.paths.model, manifest, network.state_dict())
     check_inputs()
     job.store.remove()
     if manifest.stopped_early:
@@ -356,11 +357,16 @@ def training_metrics(manifest: ModelManifest, last: Checkpoint) -> dict[str, obj
     }
 
 
-def _network_with(spec: NetworkSpec, weights: Mapping[str, Tensor]) -> Network:
-    """Return a new network with consolidated weights; ZeRO-3 empties the trained network."""
-    network = build_network(spec)
-    network.load_state_dict(dict(weights), strict=True)
-    return network
+def _network_with(job: Job, weights: Mapping[str, Any]) -> Network:
+    """Return a new network with consolidated weights and without adapters.
+
+    It is in a file if each process held only a part of the weights.
+    """
+    is_divided = job.placement.divides_weights
+    with MappedWeights(job.paths.work) if is_divided else nullcontext():
+        network = build_network(job.spec)
+        load_weights(network, weights)
+        return merged(network)
 
 
 def _git_revision(root: Path) -> str | None:

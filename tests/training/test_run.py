@@ -1,8 +1,10 @@
 """Whole trainings run in real processes, as `dvc repro` starts them."""
 
 import errno
+import gc
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,8 @@ from slipway.training import run as training
 from slipway.training.distributed import state_on_disk
 from slipway.training.distributed.placement import Placement
 from slipway.training.distributed.strategies import trainer_arguments
-from slipway.training.networks.networks import load_network, read_model_manifest
+from slipway.training.job import Job
+from slipway.training.networks.networks import build_network, load_network, read_model_manifest
 from slipway.training.telemetry.progress import memory_notes, without_effect
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
@@ -235,6 +238,34 @@ def test_an_offload_path_without_room_ends_the_training_before_its_first_step(
     assert code == 1
     assert f"cannot be kept in train.offload_path, {tmp_path}: [Errno 28]" in output
     assert "epoch 1/" not in output
+
+
+@pytest.mark.nightly(seconds=15)
+@pytest.mark.parametrize("strategy", ["deepspeed_stage_1", "deepspeed_stage_3", "fsdp"])
+def test_no_weight_or_state_is_in_memory_when_the_model_is_written(
+    tmp_path: Path, strategy: str
+) -> None:
+    project = write_project(tmp_path, devices=1, strategy=strategy, precision="bf16-mixed")
+    code, output = run_forked(project, print_tensors)
+    assert code == 0, output
+    found = re.search(r"(\d+) values in tensors of (\d+) weights", output)
+    assert found, output
+    assert int(found[1]) < int(found[2]) / 4
+
+
+def print_tensors() -> None:
+    """Print the number of values in all tensors before the model is written."""
+    write = training.write_model
+
+    def counted(job: Job) -> None:
+        tensors = [each for each in gc.get_objects() if isinstance(each, Tensor)]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
+        num_values = sum(storage.nbytes() for storage in storages.values()) // 4
+        num_weights = build_network(job.spec).num_parameters
+        print(f"{num_values} values in tensors of {num_weights} weights")
+        write(job)
+
+    training.write_model = counted
 
 
 def fill_the_disk() -> None:

@@ -1,19 +1,25 @@
 """Merges the training states of all processes into one state by name, for any strategy."""
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.serialization import config as torch_loading
 
+from slipway.training.checkpoints.rank_state import check_names
+from slipway.training.networks.networks import Network
 from slipway.training.recipe.weight_average import AVERAGE_KEY, averaged_weights
 
 _PREFIX = "network."  # prefix of the weights inside the Lightning module
 _SHARDS = "checkpoint"  # the folder in which DeepSpeed writes its shards
+_LOADED_TOGETHER = 8  # weights, about half of those of a block
 
 
 @dataclass(frozen=True)
@@ -23,28 +29,42 @@ class ConsolidatedState:
     Tensors are named as in the Lightning module.
     """
 
-    weights: dict[str, Tensor]  # float32, and buffers
+    # Float32, and buffers. `contiguous()` returns the tensor: of ZeRO-3 it is merged only then.
+    weights: dict[str, Any]
     # States by name of the weight, then of the state: in the shape of the weight, or ().
-    optimizer: dict[str, dict[str, Tensor]]
+    optimizer: dict[str, dict[str, Any]]
     rest: dict[str, Any]  # schedules and callbacks, as the trainer saved them
 
 
-def consolidated_weights(state: Path) -> dict[str, Tensor]:
+def consolidated_weights(state: Path) -> dict[str, Any]:
     """Return the float32 weights in a trainer's state, or their average if it has one.
 
-    `state` must have been verified before.
+    `contiguous()` returns the tensor. `state` must have been verified before.
     """
     if state.is_dir():
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-        with _without_output():
-            weights = get_fp32_state_dict_from_zero_checkpoint(str(state), tag=_SHARDS)
+        with _quietly_mapped():
+            weights = get_fp32_state_dict_from_zero_checkpoint(
+                str(state), tag=_SHARDS, lazy_mode=True
+            )
     else:
         weights = _read(state)["state_dict"]
     return network_weights(weights) | averaged_weights(state)
 
 
-def network_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def load_weights(network: Network, weights: Mapping[str, Any]) -> None:
+    """Load consolidated weights, a few at a time because ZeRO-3 merges them when they are read.
+
+    Raises TrainingError if the network has other weights.
+    """
+    check_names(weights, network.state_dict())
+    rest = iter(weights.items())
+    while some := list(islice(rest, _LOADED_TOGETHER)):
+        network.load_state_dict({name: value.contiguous() for name, value in some}, strict=False)
+
+
+def network_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
     """Return the weights that belong to the network, named as in the network."""
     return {
         name.removeprefix(_PREFIX): value
@@ -80,50 +100,45 @@ def _from_shards(folder: Path) -> ConsolidatedState:
     """
     from deepspeed.utils import zero_to_fp32
 
-    with _without_output():
+    with _quietly_mapped():
         model_files = zero_to_fp32.get_model_state_files(str(folder))
         models = zero_to_fp32.parse_model_states(model_files)
         shards = zero_to_fp32.get_optim_files(str(folder))
         stage, world_size, flat, paddings = zero_to_fp32.parse_optim_states(shards, str(folder))
-
-        def merge(groups: list[list[Tensor]]) -> dict[str, Tensor]:
-            if stage <= 2:
-                tensors = zero_to_fp32._get_fp32_state_dict_from_zero2_checkpoint(
-                    world_size, groups, models, False, paddings
-                )
-            else:
-                tensors = zero_to_fp32._get_fp32_state_dict_from_zero3_checkpoint(
-                    world_size, groups, models, False
-                )
-            return dict(zero_to_fp32.to_torch_tensor(tensors))
-
-        weights = merge(flat)
+        merge: Callable[..., dict[str, Any]] = partial(
+            zero_to_fp32._get_fp32_state_dict_from_zero2_checkpoint,
+            param_alignment_paddings=paddings,
+        )
+        if stage == 3:
+            merge = zero_to_fp32._get_fp32_state_dict_from_zero3_checkpoint
+        weights = merge(world_size, flat, models, False)
         states = [_flat_states(Path(shard)) for shard in shards]
         trained = {name for shapes in models[0].param_shapes for name in shapes}
-        optimizer: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
+        merged = {}
         for key, value in (states[0][0] if states[0] else {}).items():
-            if value.ndim == 0:
-                whole = dict.fromkeys(trained, value)
-            else:  # drop the padding of the last partition
-                whole = merge(
-                    [
-                        [state[key][: len(part)] for state, part in zip(*rank, strict=True)]
-                        for rank in zip(states, flat, strict=True)
-                    ]
-                )
-            for name in trained:
-                optimizer[name][key] = whole[name].clone()
-    saved = _load_shard(Path(model_files[0]))
+            parts = [  # without the padding of the last partition
+                [state[key][: len(part)] for state, part in zip(*rank, strict=True)]
+                for rank in zip(states, flat, strict=True)
+                if value.ndim
+            ]
+            merged[key] = (
+                merge(world_size, parts, models, True)
+                if parts
+                else {name: value.clone() for name in trained}
+            )
+        saved = _load_shard(Path(model_files[0]))
     rest = {key: saved[key] for key in ("lr_schedulers", "callbacks", "guard")}
     if average := averaged_weights(folder.parent):
         rest["callbacks"][AVERAGE_KEY]["values"] = average
+    optimizer = {name: {key: whole[name] for key, whole in merged.items()} for name in trained}
     return ConsolidatedState(weights, optimizer, rest)
 
 
 @contextmanager
-def _without_output() -> Iterator[None]:
-    """Hide the progress messages that DeepSpeed prints while it merges shards."""
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+def _quietly_mapped() -> Iterator[None]:
+    """Map files that DeepSpeed loads into memory, and hide the messages that it prints."""
+    mapped = torch_loading.patch({"load.mmap": True})  # type: ignore[attr-defined]
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), mapped:
         yield
 
 

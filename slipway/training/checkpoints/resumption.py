@@ -12,16 +12,16 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DeepSpeedStrategy
-from torch import Tensor
 
 from slipway.system.errors import TrainingError
 from slipway.training.checkpoints.checkpoints import Checkpoint, CheckpointStore, TrainingPosition
 from slipway.training.checkpoints.consolidation import (
     ConsolidatedState,
     consolidated_state,
+    load_weights,
     network_weights,
 )
-from slipway.training.checkpoints.rank_state import check_names, restore_rank_state
+from slipway.training.checkpoints.rank_state import restore_rank_state
 from slipway.training.distributed.shards import load_optimizer, zero_part
 from slipway.training.networks.networks import Network, RunSegment
 from slipway.training.recipe.weight_average import WeightAverage
@@ -63,10 +63,8 @@ class Resumption(pl.Callback):
         """Load consolidated weights into the network before the strategy shards it."""
         if self._checkpoint and not self.is_exact:
             self._state = consolidated_state(self._store.state(self.position))
-            weights = network_weights(self._state.weights)
-            check_names(weights, network.state_dict())
             with network.mapped or nullcontext():
-                network.load_state_dict(weights, strict=True)
+                load_weights(network, network_weights(self._state.weights))
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]
@@ -209,18 +207,16 @@ def _total_and_current(**counts: int) -> dict[str, dict[str, int]]:
 
 
 def _restore_optimizer(
-    optimizer: torch.optim.Optimizer, names: list[str], states: Mapping[str, dict[str, Tensor]]
+    optimizer: torch.optim.Optimizer, names: list[str], states: Mapping[str, dict[str, Any]]
 ) -> None:
-    state = {
-        index: {key: value.clone() for key, value in states[name].items()}
-        for index, name in enumerate(names)
-        if name in states
-    }
+    state = {index: states[name] for index, name in enumerate(names) if name in states}
     load_optimizer(optimizer, {**optimizer.state_dict(), "state": state})
 
 
 def _restore_deepspeed(zero: Any, module: torch.nn.Module, state: ConsolidatedState) -> None:
     """Restore this process's part of the float32 weights and optimizer states of ZeRO."""
+    from deepspeed import utils
+
     example = next(iter(state.optimizer.values()), {})
     is_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
     masters = (
@@ -229,38 +225,24 @@ def _restore_deepspeed(zero: Any, module: torch.nn.Module, state: ConsolidatedSt
     for master in masters:
         # DeepSpeed would create them in the first step, and start from zero.
         zero.optimizer.state[master] = {
-            key: torch.zeros_like(master) if value.ndim else value.clone()
+            key: torch.zeros_like(master) if value.shape else value.clone()
             for key, value in example.items()
         }
+    set_weight, set_state = (
+        (utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state)
+        if is_stage_3
+        else (utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state)
+    )
     if not is_stage_3:
         zero._lazy_init_hp_params_optimizer_state()
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
-        states = state.optimizer.get(name, {})
-        states = {key: value for key, value in states.items() if value.ndim}
-        restore = _restore_partition if is_stage_3 else _restore_fragment
-        restore(parameter, state.weights[name], states)
-
-
-def _restore_fragment(
-    parameter: torch.nn.Parameter, master: Tensor, states: Mapping[str, Tensor]
-) -> None:
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
-    safe_set_full_fp32_param(parameter, master)
-    for key, value in states.items():
-        safe_set_full_optimizer_state(parameter, value, key)
-
-
-def _restore_partition(
-    parameter: torch.nn.Parameter, master: Tensor, states: Mapping[str, Tensor]
-) -> None:
-    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
-
-    safe_set_local_fp32_param(parameter, zero_part(master, parameter))
-    for key, value in states.items():
-        safe_set_local_optimizer_state(parameter, zero_part(value, parameter), key)
+        for key, value in {"": state.weights[name], **state.optimizer.get(name, {})}.items():
+            if value.shape or not key:
+                part = value.contiguous()
+                part = zero_part(part, parameter) if is_stage_3 else part
+                set_state(parameter, part, key) if key else set_weight(parameter, part)
 
 
 def _restore_schedule(trainer: pl.Trainer, saved: list[dict[str, Any]]) -> None:

@@ -64,11 +64,16 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a state with whole tensors into an optimizer whose weights may be divided."""
+    """Load a state with whole tensors into an optimizer whose weights may be divided.
+
+    A tensor is merged by its method `contiguous` before it is divided, one after the other.
+    """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state = {
         index: {
-            key: _state_like(value, weights[index]) if _has_shape(value) else value
+            key: _state_like(value.contiguous(), weights[index])
+            if getattr(value, "shape", ())
+            else value
             for key, value in values.items()
         }
         for index, values in saved["state"].items()
@@ -85,10 +90,6 @@ def _state_like(value: Tensor, weight: Tensor) -> Tensor:
     state = torch.empty_like(weight, dtype=value.dtype, requires_grad=False)
     local(state).copy_(local(divided_like(value, weight)))
     return state
-
-
-def _has_shape(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def zero_part(value: Tensor, weight: Any) -> Tensor:

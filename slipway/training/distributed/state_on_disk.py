@@ -38,9 +38,10 @@ class StateOnDisk:
                 weight.data = mapped
                 self._mapped[weight] = {name: _mapped_like(weight, folder) for name in names}
         except OSError as error:
+            free = size(shutil.disk_usage(folder).free)
             raise TrainingError(
                 f"the optimizer's state cannot be kept in train.offload_path, {folder}: {error}. "
-                f"This process needs {size(needed)} there, and {size(_free(folder))} are free now. "
+                f"This process needs {size(needed)} there, and {free} are free now. "
                 "Free space there, name a folder on a larger disk, or use more processes."
             ) from error
         optimizer.register_step_post_hook(self._move)
@@ -97,7 +98,3 @@ def _mapped_like(tensor: Tensor, folder: Path) -> Tensor:
         os.posix_fallocate(file.fileno(), 0, tensor.nbytes)
         pages = mmap.mmap(file.fileno(), tensor.nbytes)
     return torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
-
-
-def _free(folder: Path) -> int:
-    return shutil.disk_usage(folder).free

@@ -21,6 +21,7 @@ from pytorch_lightning.strategies import (
     Strategy,
 )
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.serialization import config as torch_loading
 
 from slipway.system.errors import TrainingError
@@ -101,12 +102,20 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Load a checkpoint; with `offload_path` without reading all of it into memory."""
-        before = torch_loading.load.mmap
-        torch_loading.load.mmap = before or self.offload_path is not None
-        try:
+        is_mapped = torch_loading.load.mmap or self.offload_path is not None
+        with torch_loading.patch({"load.mmap": is_mapped}):  # type: ignore[attr-defined]
             return super().load_checkpoint(checkpoint_path, weights_only)
-        finally:
-            torch_loading.load.mmap = before
+
+    def free(self) -> None:
+        """Free all tensors after the training; DeepSpeed 0.19 would hold them to the process's end.
+
+        A list and a cache of its modules refer to the engine.
+        """
+        zero = self.deepspeed_engine.optimizer
+        self.deepspeed_engine.destroy()  # removes hooks and buffers
+        for leaf in tree_leaves([vars(zero), vars(zero.optimizer)]):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage().resizable():
+                leaf.untyped_storage().resize_(0)
 
     def _divide(self, network: Network, mapped: MappedWeights) -> None:
         from deepspeed import zero

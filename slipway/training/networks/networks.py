@@ -203,9 +203,11 @@ def example_rows(spec: NetworkSpec, num_rows: int = 1) -> Tensor:
 
 def serialize_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return the tensors as the bytes of a safetensors file."""
-    return safetensors.torch.save(
-        {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    )
+    return safetensors.torch.save(_plain(tensors))
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
 
 def load_tensors(path: Path, sha256: str, fix: str) -> dict[str, Tensor]:
@@ -230,16 +232,18 @@ def _read_payload(path: Path, sha256: str, fix: str) -> bytes:
 
 def save_model(folder: Path, manifest: ModelManifest, weights: Mapping[str, Tensor]) -> None:
     """Write a model to `folder` atomically, and fill in `manifest.weights_sha256`."""
-    save_payload(folder, manifest, serialize_tensors(weights))
+    save_payload(folder, manifest, weights)
 
 
 def save_payload(
     folder: Path,
     manifest: ModelManifest,
-    payload: bytes,
+    payload: bytes | Mapping[str, Tensor],
     others: Mapping[str, tuple[ModelManifest, bytes]] = MappingProxyType({}),
 ) -> None:
     """Write `folder` as `save_model` does; `payload` is the content of the weights file.
+
+    Tensors are written without a copy in memory.
 
     `others` are models to write into subfolders, by name of the subfolder.
     """
@@ -247,8 +251,12 @@ def save_payload(
         for name, (facts, content) in {"": (manifest, payload), **others}.items():
             place = partial / name
             place.mkdir(exist_ok=True)
-            facts = facts.model_copy(update={"weights_sha256": files.sha256_bytes(content)})
-            files.write_bytes(place / weights_file(facts.network.name), content)
+            path = place / weights_file(facts.network.name)
+            if isinstance(content, bytes):
+                files.write_bytes(path, content)
+            else:
+                safetensors.torch.save_file(_plain(content), path)
+            facts = facts.model_copy(update={"weights_sha256": files.sha256_file(path)})
             files.write_json(place / "model.json", facts.model_dump(mode="json"))
 
 

@@ -158,7 +158,7 @@ def averaged_weights(state: Path) -> dict[str, Tensor]:
     path = state / _SHARED_STATE if state.is_dir() else state
     if not path.exists():
         return _merged_parts(state)
-    return _average_in(torch.load(path, map_location="cpu", weights_only=True))
+    return _average_in(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
 
 
 def _merged_parts(state: Path) -> dict[str, Tensor]:
