@@ -23,12 +23,12 @@ from slipway.config.sections import (
     CleanParams,
     CompileParams,
     DataParams,
-    EdgeParams,
     EvaluateParams,
     ExportParams,
     ParamsSection,
     PrecomputeParams,
     PruneParams,
+    ScriptParams,
     SplitParams,
     VerifyParams,
 )
@@ -56,8 +56,9 @@ class Params(ParamsSection):
     export: ExportParams
     compile: CompileParams
     verify: VerifyParams
-    search: SearchParams | None = None  # read by no stage, as are the two below
-    edge: EdgeParams | None = None
+    search: SearchParams | None = None  # read by no stage, as are those below
+    edge: ScriptParams | None = None
+    openvino: ScriptParams | None = None
     loop: LoopParams | None = None
 
     def problems(self) -> list[str]:

@@ -478,8 +478,8 @@ class VerifyParams(ParamsSection):
     timing_rounds: Positive  # latency is the median of this many calls
 
 
-class EdgeParams(ParamsSection):
-    """Limits of `slipway export edge`; null is no limit."""
+class ScriptParams(ParamsSection):
+    """Limits of `slipway export edge` or `openvino`; null is no limit."""
 
     max_folder_mb: PositiveFloat | None  # size of the written files
     max_installed_mb: PositiveFloat | None  # size of the packages that run.py needs

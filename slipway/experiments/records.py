@@ -155,7 +155,7 @@ def now() -> str:
 
 def params_of(content: dict[str, Any]) -> dict[str, Any]:
     """Return all params by key, except those of sections that no stage reads."""
-    unread = ("search", "edge", "loop")
+    unread = ("search", "edge", "openvino", "loop")
     return json_values({key: content[key] for key in content if key not in unread})
 
 

@@ -25,7 +25,7 @@ from slipway.artifacts.bundle import SCORE_NAME, Provider
 from slipway.artifacts.certificate import Hop
 from slipway.artifacts.uncertainty import Answers, Calibration, decided_classes, given_labels
 from slipway.config.params import load_params
-from slipway.config.sections import EdgeParams
+from slipway.config.sections import ScriptParams
 from slipway.export.certification.comparison import failed, not_executed
 from slipway.export.graphs.narrow_integers import in_32_bits
 from slipway.export.targets.exported import (
@@ -76,7 +76,7 @@ COPY . /model/
 USER 65534
 ENTRYPOINT ["python", "/model/run.py"]
 """
-NO_BUDGET = EdgeParams(
+NO_BUDGET = ScriptParams(
     max_folder_mb=None, max_installed_mb=None, max_memory_mb=None, max_latency_ms=None
 )
 
@@ -89,8 +89,7 @@ def export_script(target: ScriptTarget, out: Path, variant: str | None) -> str:
         ParityError: the hop differs, or a budget is exceeded.
     """
     source = read_source(variant, of_choice=target.provider)
-    budget = load_params().edge if target is EDGE else None
-    record = write_script(out, source, target, budget or NO_BUDGET)
+    record = write_script(out, source, target, getattr(load_params(), target.name) or NO_BUDGET)
     facts = record.facts
     measured = [
         f"{facts['installed_mb']:.0f} MB installed, {facts['memory_mb']:.0f} MB of memory"
@@ -102,7 +101,7 @@ def write_script(
     out: Path,
     source: ExportSource,
     target: ScriptTarget = EDGE,
-    budget: EdgeParams = NO_BUDGET,
+    budget: ScriptParams = NO_BUDGET,
 ) -> ExportRecord:
     """Write the script, graph and recipe of a certified model, and verify them within `budget`."""
     require_script(source)
@@ -114,7 +113,7 @@ def write_script(
         facts = {"folder_mb": size} | facts
         if (folder / GRAPH).read_bytes() != source.graph():
             facts["graph"] = "rewritten: hashes of n-grams in integers of 32 bits"
-        require_within(budget, facts | {"latency_ms": hop.latency_ms})
+        require_within(budget, facts | {"latency_ms": hop.latency_ms}, hop)
         return hop, facts
 
     return write_export(out, source, target.name, fill)
@@ -131,19 +130,24 @@ def require_script(source: ExportSource) -> None:
         )
 
 
-def require_within(budget: EdgeParams, measured: Mapping[str, Any]) -> None:
-    """Raise ParityError if a measured number exceeds its limit in params.yaml."""
+def require_within(budget: ScriptParams, measured: Mapping[str, Any], hop: Hop) -> None:
+    """Raise ParityError if a number exceeds its limit in params.yaml, or was not measured.
+
+    A hop that differs is reported by itself.
+    """
     beyond = [
-        f"{name} is {value:.4g}, expected at most {most:g} (edge.max_{name})"
+        f"{name} is {'not measured' if value is None else f'{value:.4g}'}, expected at most "
+        f"{most:g} ({hop.name}.max_{name})"
         for name in ("folder_mb", "installed_mb", "memory_mb", "latency_ms")
         if (most := getattr(budget, f"max_{name}")) is not None
-        and (value := measured.get(name)) is not None
-        and value > most
+        and ((value := measured.get(name)) is None or value > most)
     ]
-    if beyond:
+    if beyond and hop.status != "differs":
         raise ParityError(
-            f"the export exceeds its budget: {'; '.join(beyond)}. Export a smaller variant with "
-            "--variant, train a smaller network, or raise the limit in params.yaml."
+            f"the export exceeds its budget: {'; '.join(beyond)}. "
+            + f"The hop was not run: {hop.reason.rstrip('.')}. " * (hop.status == "not_executed")
+            + "Export a smaller variant with --variant, train a smaller network, or change the "
+            "limit in params.yaml."
         )
 
 

@@ -4,10 +4,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from slipway.config.sections import EdgeParams
+from slipway.artifacts.certificate import Execution, Hop
+from slipway.config.params import parse_params, read_content
+from slipway.config.sections import ScriptParams
 from slipway.export.certification.comparison import not_executed
 from slipway.export.targets.edge import export
 from slipway.export.targets.edge.export import (
@@ -42,17 +45,25 @@ MOST_INSTALLED_MB = 150
 MEASURED = {"folder_mb": 3.0, "installed_mb": 144.2, "memory_mb": 90.0, "latency_ms": 1.5}
 
 
-def limits(**given: float) -> EdgeParams:
+def limits(**given: float) -> ScriptParams:
     return NO_BUDGET.model_copy(update=given)
 
 
-def test_an_export_beyond_a_budget_is_refused_with_every_limit_named() -> None:
-    require_within(limits(max_installed_mb=144.2, max_latency_ms=2.0), MEASURED)
+def hop(name: str, status: Literal["agrees", "differs", "not_executed"] = "agrees") -> Hop:
+    execution = Execution(backend="edge", provider="cpu", precision="fp32", variant="fp32")
+    found = not_executed(name, execution, "there is no uv here.")
+    latency_ms = None if status == "not_executed" else 1.5
+    return found.model_copy(update={"status": status, "latency_ms": latency_ms})
+
+
+@pytest.mark.parametrize("name", ["edge", "openvino"])
+def test_an_export_beyond_a_budget_is_refused_with_every_limit_named(name: str) -> None:
+    require_within(limits(max_installed_mb=144.2, max_latency_ms=2.0), MEASURED, hop(name))
     with pytest.raises(
         ParityError, match=r"installed_mb is 144\.2, expected at most 100"
     ) as refusal:
-        require_within(limits(max_installed_mb=100.0, max_latency_ms=1.0), MEASURED)
-    assert "latency_ms is 1.5, expected at most 1 (edge.max_latency_ms)" in str(refusal.value)
+        require_within(limits(max_installed_mb=100.0, max_latency_ms=1.0), MEASURED, hop(name))
+    assert f"latency_ms is 1.5, expected at most 1 ({name}.max_latency_ms)" in str(refusal.value)
     assert "memory_mb" not in str(refusal.value)
 
 
@@ -60,8 +71,9 @@ def test_an_export_beyond_its_budget_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = table_source(tmp_path)
-    hop = not_executed("edge", source.requested("edge", "cpu"), "no index")
-    monkeypatch.setattr(export, "run_script_hop", lambda *_: (hop, {"memory_mb": 90.0}))
+    monkeypatch.setattr(
+        export, "run_script_hop", lambda *_: (hop("edge"), {"memory_mb": 90.0, "installed_mb": 1.0})
+    )
     write_script(tmp_path / "within", source, EDGE, limits(max_memory_mb=90.0, max_folder_mb=1.0))
     with pytest.raises(ParityError, match=r"folder_mb is .*; memory_mb is 90, expected at most 80"):
         write_script(tmp_path / "out", source, EDGE, limits(max_memory_mb=80.0, max_folder_mb=0.01))
@@ -69,8 +81,25 @@ def test_an_export_beyond_its_budget_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_unmeasured_figure_exceeds_no_budget() -> None:
-    require_within(limits(max_memory_mb=1.0), {"folder_mb": 3.0, "latency_ms": None})
+def test_limit_of_a_number_that_was_not_measured_refuses_the_export(tmp_path: Path) -> None:
+    unmeasured = {"folder_mb": 3.0}
+    budget = limits(max_memory_mb=80.0, max_folder_mb=4.0)
+    message = (
+        r"budget: memory_mb is not measured, expected at most 80 \(edge\.max_memory_mb\)\. "
+        r"The hop was not run: there is no uv here\. "
+    )
+    with pytest.raises(ParityError, match=message):
+        require_within(budget, unmeasured, hop("edge", "not_executed"))
+    require_within(limits(max_folder_mb=4.0), unmeasured, hop("edge", "not_executed"))
+    require_within(budget, unmeasured, hop("edge", "differs"))  # its own error says more
+
+
+def test_params_have_limits_for_each_script(root: Path) -> None:
+    content = read_content(root / "params.yaml")
+    section = {**NO_BUDGET.model_dump(), "max_memory_mb": 300.0}
+    params = parse_params({**content, "openvino": section}, "params.yaml")
+    assert params.edge is None
+    assert params.openvino == limits(max_memory_mb=300.0)
 
 
 def test_error_names_the_part_of_the_bundle_that_the_script_cannot_run(tmp_path: Path) -> None:
