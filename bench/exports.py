@@ -20,7 +20,7 @@ from PIL import Image
 from bench.conditions import conditions
 from slipway.export.targets.browser.export import read_runtime, write_browser
 from slipway.export.targets.edge.export import EDGE, OPENVINO, write_script
-from slipway.export.targets.exported import ExportRecord, read_source
+from slipway.export.targets.exported import ExportRecord, megabytes, read_source
 from slipway.export.targets.triton.export import REPOSITORY, ServerExport, write_server
 from slipway.system import files
 from tests.export.targets.sources import image_source
@@ -59,7 +59,6 @@ def exported_to_triton() -> Iterator[tuple[Path, ExportRecord]]:
 
 def line(out: Path, record: ExportRecord) -> str:
     """Format one export as a row of the table."""
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6
     installed = record.facts.get("installed_mb")
     hop = record.hop
     cells = [
@@ -69,7 +68,7 @@ def line(out: Path, record: ExportRecord) -> str:
         f"{hop.max_difference:.1e}",
         str(len(hop.flipped)),
         f"{hop.latency_ms:.2f}",
-        f"{size:.1f} MB",
+        f"{megabytes(out):.1f} MB",
         f"{installed:.0f} MB" if installed else "",
     ]
     return f"| {' | '.join(cells)} |"

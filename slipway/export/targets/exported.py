@@ -310,11 +310,15 @@ def write_export(
     return record
 
 
+def megabytes(folder: Path) -> float:
+    """Return the size of a folder's files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
 def summary(out: Path, record: ExportRecord, extra: Sequence[str] = ()) -> str:
     """Return a summary of the export, for a terminal."""
     hop = record.hop
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    lines = [f"{out}: {size / 1e6:.1f} MB, variant {record.variant}"]
+    lines = [f"{out}: {megabytes(out):.1f} MB, variant {record.variant}"]
     if record.certified:
         lines.append(
             f"hop {hop.name} agrees: {hop.rows} rows, largest difference "

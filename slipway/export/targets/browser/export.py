@@ -26,6 +26,7 @@ from slipway.export.targets.exported import (
     ExportRecord,
     ExportSource,
     exported_contract,
+    megabytes,
     read_source,
     summary,
     write_export,
@@ -106,10 +107,15 @@ def write_browser(
     def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
         write_page(folder, source, runtime)
         hop, facts = run_hop(folder, source)
-        known = {"runtime": runtime.version, "runtime_files": runtime.digests}
-        if hop.status == "agrees" and not runtime.is_tried:
-            known["remark"] = "another onnxruntime-web than the one that Slipway was tried with"
-        return hop, known | facts
+        is_other = hop.status == "agrees" and not runtime.is_tried
+        remark = "another onnxruntime-web than the one that Slipway was tried with"
+        known = {
+            "runtime": runtime.version,
+            "runtime_files": runtime.digests,
+            "folder_mb": megabytes(folder),
+            "latency_ms": hop.latency_ms,
+        }
+        return hop, known | facts | ({"remark": remark} if is_other else {})
 
     return write_export(out, source, "browser", fill, _show_certificate)
 

@@ -34,6 +34,7 @@ from slipway.export.targets.exported import (
     TargetAnswers,
     compare,
     exported_contract,
+    megabytes,
     read_source,
     summary,
     write_export,
@@ -108,9 +109,8 @@ def write_script(
 
     def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
         write_files(folder, source, target)
-        size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
         hop, facts = run_script_hop(folder, source, target)
-        facts = {"folder_mb": size} | facts
+        facts = {"folder_mb": megabytes(folder)} | facts
         if (folder / GRAPH).read_bytes() != source.graph():
             facts["graph"] = "rewritten: hashes of n-grams in integers of 32 bits"
         require_within(budget, facts | {"latency_ms": hop.latency_ms}, hop)

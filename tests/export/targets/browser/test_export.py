@@ -31,6 +31,7 @@ from tests.export.targets.sources import image_source, photos, table_source, tex
 from tests.serving.bundles import CONTRACT, text_classifier, write_bundle
 from tests.tokens import bpe, token_contract
 
+LATER = ("certificate.json", "certificate.js", "export.json")  # written after the measured files
 RunHop = Callable[[Path, ExportSource], tuple[Hop, dict[str, Any]]]
 
 
@@ -69,6 +70,11 @@ def test_the_folder_has_contract_certificate_model_and_a_record_of_every_file(
     assert base64.b64decode(model["onnx"]) == source.graph()
     assert model["labels"] == source.bundle.manifest.output.labels
     assert "hop browser agrees: 12 rows" in summary(out, record)
+    recorded = json.loads((out / "export.json").read_text())["facts"]
+    written = sum(path.stat().st_size for path in out.iterdir()) / 1e6
+    later = sum((out / name).stat().st_size for name in LATER) / 1e6
+    assert recorded["folder_mb"] == pytest.approx(written - later)
+    assert recorded["latency_ms"] == 1.5
 
 
 def test_failed_browser_hop_is_named_and_leaves_the_earlier_export_unchanged(
