@@ -44,7 +44,7 @@ from slipway.export.certification.measurement import Measurement, read_test_rows
 from slipway.inputs.contract import InputContract
 from slipway.inputs.texts import TextContract
 from slipway.metrics.scores import Resampling
-from slipway.runtimes.runtime import open_onnx, run_in_batches
+from slipway.runtimes.runtime import OnnxRunner, open_onnx, run_in_batches
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import ParityError, UnavailableError
@@ -109,19 +109,22 @@ class ExportSource:
             backend=backend, provider=provider, precision=self.model.precision, variant=self.variant
         )
 
-    def reference(self, inputs: NDArray[Any]) -> Answers:
-        """Predict inputs (rows, ...) one by one, as targets do, with ONNX Runtime on the CPU.
-
-        In a batch, predictions of a dynamic int8 graph depend on the other rows.
-        """
-        runner = open_onnx(
+    def runner(self) -> OnnxRunner:
+        """Load the graph in ONNX Runtime on the CPU; BundleError names an operator it lacks."""
+        return open_onnx(
             self.graph(),
             variant=self.variant,
             precision=self.model.precision,
             provider="cpu",
             num_threads=0,
         )
-        return run_in_batches(runner.run, inputs, 1)
+
+    def reference(self, inputs: NDArray[Any]) -> Answers:
+        """Predict inputs (rows, ...) one by one, as targets do, with ONNX Runtime on the CPU.
+
+        In a batch, predictions of a dynamic int8 graph depend on the other rows.
+        """
+        return run_in_batches(self.runner().run, inputs, 1)
 
 
 @dataclass(frozen=True)
@@ -265,6 +268,7 @@ def write_export(
 
     Raises:
         UnavailableError: `out` exists and is no earlier export.
+        BundleError: no target can load the graph, because ONNX Runtime cannot.
         ParityError: the hop differs; nothing is written.
     """
     if out.exists() and not (out / RECORD).is_file() and (not out.is_dir() or any(out.iterdir())):
@@ -272,6 +276,7 @@ def write_export(
             f"{out} exists and is no export, expected a new folder or an earlier export. Choose "
             "another folder with --out."
         )
+    source.runner()
     with files.new_directory(out.absolute()) as folder:
         (folder / MANIFEST).write_bytes((source.bundle.root / MANIFEST).read_bytes())
         card = source.bundle.card()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from slipway.artifacts.bundle import OutputContract
@@ -27,6 +28,7 @@ from tests.serving.bundles import (
     LABELS,
     TEXTS,
     certify,
+    classifier,
     row_classifier,
     table_row,
     text_classifier,
@@ -60,6 +62,28 @@ def image_source(folder: Path, payloads: Sequence[bytes], **changes: Any) -> Exp
     """Return a certified model of images whose test rows are `payloads`."""
     inputs = np.stack([array_from_bytes(payload, CONTRACT) for payload in payloads])
     return _source(folder, inputs, payloads, "image_classification", None, **changes)
+
+
+def planted_operator(folder: Path, operator: str, domain: str = "") -> ExportSource:
+    """Return a model of images whose graph has the operator before its last one.
+
+    The probabilities do not depend on it.
+    """
+    source, graph = image_source(folder / "certified", photos()), classifier()
+    nodes = [
+        helper.make_node(operator, ["logits"], ["other"], domain=domain),
+        helper.make_node("Cast", ["other"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["number", "zero"], ["nothing"]),
+        helper.make_node("Add", ["logits", "nothing"], ["sums"]),
+    ]
+    last = graph.graph.node.pop()
+    last.input[0] = "sums"
+    graph.graph.node.extend([*nodes, last])
+    graph.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "zero"))
+    if domain:
+        graph.opset_import.append(helper.make_opsetid(domain, 1))
+    planted = write_bundle(folder / "planted", graph)
+    return ExportSource(planted, source.certificate, "fp32", source.rows)
 
 
 def table_source(folder: Path, count: int = 20) -> ExportSource:

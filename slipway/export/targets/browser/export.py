@@ -107,15 +107,16 @@ def write_browser(
     def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
         write_page(folder, source, runtime)
         hop, facts = run_hop(folder, source)
-        is_other = hop.status == "agrees" and not runtime.is_tried
-        remark = "another onnxruntime-web than the one that Slipway was tried with"
         known = {
             "runtime": runtime.version,
             "runtime_files": runtime.digests,
             "folder_mb": megabytes(folder),
             "latency_ms": hop.latency_ms,
         }
-        return hop, known | facts | ({"remark": remark} if is_other else {})
+        remark = {"remark": "another onnxruntime-web than the one that Slipway was tried with"}
+        return hop, known | facts | (
+            remark if hop.status == "agrees" and not runtime.is_tried else {}
+        )
 
     return write_export(out, source, "browser", fill, _show_certificate)
 

@@ -181,10 +181,10 @@ def write_files(folder: Path, source: ExportSource, target: ScriptTarget = EDGE)
     files.write_text(
         folder / "requirements.txt", "".join(f"{name}=={one}\n" for name, one in pinned.items())
     )
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     options = " ".join((*_options(source, target), "--only-binary=:all:"))
     files.write_text(
-        folder / "Containerfile", _CONTAINERFILE.format(python=python, options=options)
+        folder / "Containerfile",
+        _CONTAINERFILE.format(python=f"3.{sys.version_info[1]}", options=options),
     )
 
 
@@ -210,8 +210,7 @@ def run_script_hop(
     with tempfile.TemporaryDirectory() as scratch:
         environment, rows = Path(scratch) / "environment", Path(scratch) / "rows"
         try:
-            options = _options(source, target)
-            facts = install(environment, folder / "requirements.txt", options)
+            facts = install(environment, folder / "requirements.txt", _options(source, target))
         except UnavailableError as error:
             return not_executed(target.name, requested, str(error)), {}
         command = [str(environment / "bin/python"), "-I", str(folder / "run.py")]
@@ -220,10 +219,12 @@ def run_script_hop(
         rows.mkdir()
         for payload in payloads:
             (rows / f"{payload.position:08d}").write_bytes(payload.content)
-        rounds = ["--measure", str(source.rows.timing_rounds)]
         begin = time.perf_counter()
         done = subprocess.run(
-            [*command, str(rows), *rounds], capture_output=True, text=True, cwd=scratch
+            [*command, str(rows), "--measure", str(source.rows.timing_rounds)],
+            capture_output=True,
+            text=True,
+            cwd=scratch,
         )
         seconds = time.perf_counter() - begin
     try:
