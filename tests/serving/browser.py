@@ -118,6 +118,14 @@ class Tab:
         node = (await self.call("DOM.querySelector", nodeId=root, selector=selector))["nodeId"]
         await self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
 
+    async def drop_file(self, selector: str, path: Path) -> None:
+        """Drag a file over an element and drop it there, as from a file manager."""
+        box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        x, y = await self.run(f"[{box}.x + {box}.width / 2, {box}.y + {box}.height / 2]")
+        dragged = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+        for step in ("dragEnter", "dragOver", "drop"):
+            await self.call("Input.dispatchDragEvent", type=step, x=x, y=y, data=dragged)
+
     async def press(self, key: str) -> None:
         """Press and release a key: Tab, Enter, the space bar, a letter or a digit."""
         text = {"Enter": "\r", "Tab": None}.get(key, key)

@@ -1,6 +1,7 @@
 """The exported page in a real Chromium: its hop, planted faults, and use from the disk."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from slipway.artifacts.bundle import CARD
 from slipway.artifacts.certificate import Hop, read_certificate
 from slipway.export.targets.browser import hop
 from slipway.export.targets.browser.export import write_browser, write_page
 from slipway.export.targets.browser.hop import run_browser_hop
 from slipway.export.targets.exported import ExportSource
 from slipway.inputs.images import array_from_bytes
-from slipway.inputs.texts import TextContract
+from slipway.inputs.texts import TextContract, encode_texts, read_text
 from slipway.system.errors import ParityError
+from slipway.system.files import sha256_bytes
 from tests.encoder_folders import word_piece
 from tests.export.targets.browser.runtimes import needs_browser, real_runtime
 from tests.export.targets.sources import (
@@ -210,6 +213,69 @@ def test_the_page_names_a_file_that_it_cannot_read(tmp_path: Path) -> None:
 
     said = asyncio.run(asyncio.wait_for(main(), 120))
     assert said == "the file is neither PNG nor JPEG; expected one of these. Convert it to PNG."
+
+
+@pytest.mark.nightly(seconds=10)
+def test_page_answers_a_dropped_file_and_shows_the_model_card_as_text(tmp_path: Path) -> None:
+    card = "# Digits\n\n<img src=x onerror=document.title='ran'> 97 % of the test rows are right.\n"
+    content = {"card_sha256": sha256_bytes(card.encode())}
+    source = image_source(tmp_path, photos(), **content)
+    (source.bundle.root / CARD).write_text(card)
+    write_browser(tmp_path / "page", source, real_runtime())
+    picture = tmp_path / "dropped.png"
+    picture.write_bytes(photo(5, (40, 30)))
+
+    async def main() -> str:
+        async with browsing(tmp_path / "profile") as tab:
+            await tab.open((tmp_path / "page/index.html").as_uri())
+            await tab.wait_for("document.getElementById('state').dataset.state === 'ready'")
+            await tab.drop_file("#drop", picture)
+            await tab.wait_for("document.querySelector('#answer .label')")
+            assert await tab.run("document.getElementById('preview').naturalWidth") == 40
+            assert await tab.text("#card") == "", "the card is folded"
+            await tab.run("document.getElementById('card').parentElement.open = true")
+            assert await tab.run("document.getElementById('card').textContent") == card
+            assert "97 % of the test rows are right." in await tab.text("#card")
+            assert (await tab.run("document.title")).startswith("Model ")
+            assert tab.complaints == []
+            return await tab.text("#answer .label")
+
+    pixels = array_from_bytes(picture.read_bytes(), CONTRACT)
+    expected = LABELS[int(probabilities(pixels[np.newaxis]).argmax())]
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == expected
+
+
+@pytest.mark.nightly(seconds=10)
+def test_page_answers_a_submitted_text_and_refuses_an_empty_one(tmp_path: Path) -> None:
+    source = text_source(tmp_path)
+    write_browser(tmp_path / "page", source, real_runtime())
+    texts = ["late again, and the parcel was open", "z" * 64, "caf\u00e9 \u6f22\u5b57 \U0001f600"]
+
+    async def main() -> list[str]:
+        async with browsing(tmp_path / "profile") as tab:
+            await tab.open((tmp_path / "page/index.html").as_uri())
+            await tab.wait_for("document.getElementById('state').dataset.state === 'ready'")
+
+            async def submit(text: str, state: str) -> None:
+                value = f"document.querySelector('#cells textarea').value = {json.dumps(text)}"
+                await tab.run(f"{value}; document.getElementById('state').dataset.state = ''")
+                await tab.run("document.querySelector('#row button').click()")
+                await tab.wait_for(f"document.getElementById('state').dataset.state === '{state}'")
+
+            labels = []
+            for text in texts:
+                await submit(text, "ready")
+                labels.append(await tab.text("#answer .label"))
+            await submit("  ", "failed")
+            assert "; expected " in await tab.text("#state")
+            assert await tab.run("document.getElementById('answer').hidden")
+            assert tab.complaints == []
+            return labels
+
+    inputs = encode_texts([read_text({"text": text}, TEXTS) for text in texts], TEXTS)
+    expected = [LABELS[best] for best in source.reference(inputs).outputs.argmax(axis=1)]
+    assert len(set(expected)) > 1, expected
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == expected
 
 
 def write_image_page(folder: Path) -> None:
