@@ -229,6 +229,7 @@ class PipelinedModule(TrainingModule):
 
     @property
     def _drawing_rank(self) -> int:
+        # Stages of a copy compute different blocks, so their masks must differ as well.
         return self.global_rank
 
     @property

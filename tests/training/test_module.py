@@ -9,7 +9,7 @@ from slipway.config.params import load_params
 from slipway.data.augmentation.plan import plan_from_params
 from slipway.data.store.packed import TargetScale
 from slipway.training.batches.batches import Batch, ImageChanges, Mixing, TrainingBatches, cut_step
-from slipway.training.module import EpochSums, TrainingModule, _derived_seed
+from slipway.training.module import EpochSums, PipelinedModule, TrainingModule, _derived_seed
 from slipway.training.networks.networks import NetworkSpec, build_network
 from tests.project_params import augment_params
 from tests.training.conftest import ROOT, spec, split_of
@@ -21,11 +21,12 @@ def _module(
     of: NetworkSpec | None = None,
     mean_weight: float = 1.0,
     model_parallel: int = 1,
+    kind: type[TrainingModule] = TrainingModule,
     **changes: Any,
 ) -> TrainingModule:
     params = load_params(ROOT / "params.yaml").train.model_copy(update=changes)
     torch.manual_seed(0)
-    return TrainingModule(
+    return kind(
         build_network(of or spec()),
         params,
         seed=3,
@@ -65,6 +66,20 @@ def test_ranks_that_share_a_copy_of_the_network_draw_the_same_dropout(
     first, second, third, fourth = losses(model_parallel=2)
     assert first == second != third == fourth
     assert len(set(losses(model_parallel=1))) == 4
+
+
+def test_stages_of_a_pipeline_and_its_copies_draw_different_dropout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Stages compute different blocks, whose masks would be equal if they drew the same numbers.
+    module, batch = _module(model_parallel=2, kind=PipelinedModule), _batches()[0, 0]
+    drawn = []
+    for rank in [*range(4), 0]:
+        monkeypatch.setattr(TrainingModule, "global_rank", rank)
+        module._start_batch(batch, 0)
+        drawn.append(float(torch.rand(())))
+    assert len(set(drawn)) == 4
+    assert drawn[0] == drawn[-1]
 
 
 def test_dropout_differs_by_batch_epoch_and_rank() -> None:
