@@ -1,5 +1,6 @@
 """Tests of loss spikes: how they are found, skipped, or undone by going back to a checkpoint."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from slipway.training.recipe.loss_spikes import LossWindow
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked
-from tests.training.real_runs import run_training, weights_digest
+from tests.training.real_runs import weights_digest
 from tests.training.recipe.test_nonfinite import SPLIT, _fit, _module, _spoiled
 
 USUAL = [0.7 + 0.1 * (-1) ** number for number in range(128)]  # mean 0.7, deviation 0.1
@@ -136,10 +137,43 @@ def test_rewinding_after_a_loss_spike_equals_skipping_the_steps_since_the_checkp
     assert results[0] == results[1]
 
 
+def spike_on_rank_1(step: int, folder: Path) -> None:
+    """Multiply the losses of rank 1 in `step` (counted from 1), and record what each rank judges.
+
+    The window has 8 losses, because a small project has fewer than 128 steps.
+    """
+    from slipway.training.recipe import loss_spikes
+
+    loss_spikes.WINDOW = 8
+    row_losses, describe = TrainingModule._row_losses, LossWindow.describe_spike
+
+    def spoiled(self: TrainingModule, *arguments: Any) -> Any:
+        is_spoiled = (self.global_rank, self.global_step) == (1, step - 1)
+        return row_losses(self, *arguments) * (1000.0 if is_spoiled else 1.0)
+
+    def recorded(self: LossWindow, loss: float) -> str | None:
+        found = describe(self, loss)
+        with open(folder / f"rank {os.environ.get('LOCAL_RANK', '0')}", "a") as file:
+            file.write(f"{loss!r} {found}\n")
+        return found
+
+    TrainingModule._row_losses = spoiled  # type: ignore[assignment, method-assign]
+    LossWindow.describe_spike = recorded  # type: ignore[method-assign]
+
+
 @pytest.mark.nightly(seconds=60)
-def test_two_processes_find_the_same_loss_spikes_as_one(tmp_path: Path) -> None:
+def test_a_loss_spike_in_the_rows_of_one_process_is_found_by_both_processes_alike(
+    tmp_path: Path,
+) -> None:
+    # 4 steps an epoch; processes compare their weights in every third step.
     project = write_project(
-        tmp_path, epochs=2, devices=2, on_loss_spike="rewind", repeat_every_steps=3
+        tmp_path, epochs=3, devices=2, on_loss_spike="rewind", repeat_every_steps=3
     )
-    done = run_training(project)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, output = run_forked(project, spike_on_rank_1, 11, tmp_path)
+    assert code == 0, output
+    assert output.count("skipped   the loss") == 1
+    assert "of step 11 (epoch 3) is more than 6 standard deviations above the mean" in output
+    assert "steps 9 to 11 are left out" in output
+    first, second = ((tmp_path / f"rank {rank}").read_text().splitlines() for rank in (0, 1))
+    assert first == second
+    assert [place for place, line in enumerate(first) if not line.endswith("None")] == [10]

@@ -1,14 +1,21 @@
 """A repeated step must give equal bits; otherwise the training ends."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from slipway.system.errors import ParamsError, TrainingError
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.recipe.repeated_step import check_equal_bits, check_equal_weights
+from tests import warm_starts
 from tests.project_params import PROJECT
+from tests.training.conftest import ROOT
+from tests.training.real_runs import environment
 from tests.training.recipe.test_nonfinite import _fit, _module
 
 
@@ -72,6 +79,43 @@ def test_a_single_process_has_no_other_weights() -> None:
     check_equal_weights(_Drifting(error=0.0), "step 1 (epoch 1)")
 
 
+@pytest.mark.process
+def test_a_rank_whose_weights_differ_by_one_bit_is_named_on_every_rank(tmp_path: Path) -> None:
+    module, variables = "tests.training.recipe.test_repeated_step", environment()
+    ranks = [
+        warm_starts.start(
+            [module, str(tmp_path / "store"), rank], ROOT, variables, subprocess.STDOUT
+        )
+        for rank in ("0", "1")
+    ]
+    for rank in ranks:
+        with rank:
+            assert rank.stdout
+            said = rank.stdout.read()
+            assert rank.wait(120) == 0, said
+            assert said.startswith(
+                "equal weights pass\nbefore step 2 (epoch 1) the weights of rank 1 on "
+            )
+            assert " differ from those of the other ranks, expected equal bits. No weight" in said
+
+
+def main(store: str, rank: int) -> None:
+    """Compare equal weights, and then weights of which rank 1 changes one bit; print the error."""
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    network = nn.Linear(4, 3)
+    nn.init.constant_(network.weight, 0.5)
+    nn.init.zeros_(network.bias)
+    check_equal_weights(network, "step 1 (epoch 1)")
+    print("equal weights pass")
+    if rank == 1:
+        network.weight.data.view(torch.int32)[2, 1] ^= 1
+    try:
+        check_equal_weights(network, "step 2 (epoch 1)")
+    except TrainingError as error:
+        print(error)
+    distributed.destroy_process_group()
+
+
 def test_repeated_steps_change_no_bit_of_the_training() -> None:
     plain, repeating = _module(), _module(repeat_every_steps=2)
     for module in (plain, repeating):
@@ -87,3 +131,7 @@ def test_divided_weights_cannot_be_repeated() -> None:
     placement = place(params, TrainingHost(num_gpus=0, has_bfloat16=False, launch=None))
     with pytest.raises(ParamsError, match=r"repeat_every_steps is 10, but fsdp.*Use null"):
         check_execution(params, placement, "image_classification")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
