@@ -107,6 +107,9 @@ class Certificate(Contract):
     engine_digest: str | None  # hex SHA-256 of engine_manifest.json; null without an engine
     digests: dict[str, str]  # hex SHA-256 by path of all files that the hops read
     user_code: list[UserCode]  # network, loss, metrics and transform of the user's own
+    # Strategy, processes and rows a batch of each part of the training, such as "ddp on 2
+    # processes with 16 rows a batch"; null in older certificates.
+    training: list[str] | None = None
     hops: list[Hop]
     hardware: dict[str, str]
     versions: dict[str, str]

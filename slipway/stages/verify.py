@@ -81,13 +81,14 @@ def run(params: Params) -> None:
         *runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE),
         runner.run_engine(ENGINE, engine_digest),
     ]
-    code = verdict.user_code_of(bundle, read_model_manifest(CHECKPOINT).user_code, EVALUATION)
+    manifest = read_model_manifest(CHECKPOINT)
     certify = partial(
         verdict.make_certificate,
         bundle,
         digests=digests,
         gates=gates.results,
-        user_code=code,
+        user_code=verdict.user_code_of(bundle, manifest.user_code, EVALUATION),
+        training=[str(segment) for segment in manifest.segments],
         engine_digest=engine_digest,
     )
     write_certificate(DRAFT, certify([hop for hop, _ in measured], draft=True))

@@ -31,6 +31,7 @@ def make_certificate(
     gates: list[GateResult],
     *,
     user_code: Sequence[UserCode] = (),
+    training: list[str] | None = None,
     engine_digest: str | None = None,
     draft: bool,
 ) -> Certificate:
@@ -51,6 +52,7 @@ def make_certificate(
         engine_digest=engine_digest,
         digests=digests,
         user_code=list(user_code),
+        training=training,
         hops=hops,
         hardware=describe_hardware(),
         versions=package_versions(),

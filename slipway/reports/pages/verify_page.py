@@ -379,23 +379,23 @@ def _describe(execution: Execution) -> str:
 
 
 def _files_and_machine(certificate: Certificate) -> Html:
-    digests = {
-        "bundle.json": certificate.bundle_digest,
-        "engine_manifest.json": certificate.engine_digest or "no engine",
-    }
+    digests = [
+        ["bundle.json", certificate.bundle_digest],
+        ["engine_manifest.json", certificate.engine_digest or "no engine"],
+        *map(list, certificate.digests.items()),
+    ]
     machine = [
         [name.replace("_", " "), value]
         for name, value in (certificate.hardware | certificate.versions).items()
-    ]
+    ] + [["trained by", layout] for layout in certificate.training or ["unknown"]]
     own = [[code.key, code.name, code.sha256] for code in certificate.user_code]
-    note = (
-        "SHA-256 of every file that was read. If any byte of a graph, a manifest or the "
-        "certificate changes, nothing is served."
-    )
     return section(
         "Files and machine",
-        paragraph(note),
-        table(["file", "SHA-256"], [*map(list, (digests | certificate.digests).items())]),
+        paragraph(
+            "SHA-256 of every file that was read. If any byte of a graph, a manifest or the "
+            "certificate changes, nothing is served."
+        ),
+        table(["file", "SHA-256"], digests),
         *([table(["user code", "name", "SHA-256"], own)] if own else []),
         table(["made on", ""], machine),
     )

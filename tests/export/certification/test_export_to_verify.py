@@ -58,6 +58,9 @@ def test_export_compile_and_verify_produce_a_certificate_that_the_service_accept
     bundle = load_bundle(project / "artifacts/bundle")
     certificate = read_certificate(project / "artifacts/certificate.json")
     check_certificate(certificate, bundle, accept_draft=False)
+    layout = json.loads((project / "artifacts/model/model.json").read_text())["segments"][0]
+    assert certificate.training
+    assert certificate.training[0].startswith(f"{layout['strategy']} on ")
     hops = {hop.name: hop for hop in certificate.hops}
     assert (hops["http"].rows, hops["http"].flipped, hops["http"].max_difference) == (41, [], 0.0)
     assert hops["http"].reference == f"onnxruntime/cpu/{bundle.manifest.choice['cpu'].variant}"

@@ -22,6 +22,7 @@ from slipway.export.certification.verdict import (
     refuse_changed,
     summarise,
 )
+from slipway.system import files
 from slipway.system.errors import CertificateError, IntegrityError, ParityError
 from tests.small_bundle import write_small_bundle
 
@@ -54,6 +55,23 @@ def test_agreeing_hops_are_certified_and_the_service_accepts_the_certificate(
     raise_if_refused(certificate, tmp_path)
     write_certificate(tmp_path / "certificate.json", certificate)
     check_certificate(read_certificate(tmp_path / "certificate.json"), bundle, accept_draft=False)
+
+
+def test_a_certificate_names_the_strategies_that_trained_and_an_older_one_stays_readable(
+    tmp_path: Path,
+) -> None:
+    bundle, path = write_small_bundle(tmp_path / "bundle"), tmp_path / "certificate.json"
+    layouts = [
+        "fsdp on 2 processes with 8 rows a batch",
+        "single on 1 process with 16 rows a batch",
+    ]
+    certificate = make_certificate(bundle, all_hops(), {}, [], training=layouts, draft=False)
+    write_certificate(path, certificate)
+    assert read_certificate(path).training == layouts
+    older = certificate.model_dump(mode="json")
+    del older["training"]
+    files.write_text(path, files.canonical_json(older | {"digest": files.digest_json(older)}))
+    assert read_certificate(path).training is None
 
 
 @pytest.mark.parametrize("name", ["torch", "onnxruntime/cpu/fp32", "http"])

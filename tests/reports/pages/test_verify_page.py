@@ -86,6 +86,7 @@ def make_page(
         engine_digest=None,
         digests={EVIL: "1" * 64},
         user_code=[UserCode(key="train.loss", name=EVIL, sha256="2" * 64)],
+        training=[f"fsdp on 2 processes {EVIL}", "ddp on 4 processes with 8 rows a batch"],
         hops=hops,
         hardware={"cpu": EVIL},
         versions={"python": EVIL},
@@ -135,6 +136,8 @@ def test_the_verify_page_is_valid_escaped_and_loads_nothing(task: Task, breaks: 
     for hop in hops:
         assert hop.name.replace(EVIL, "") in document
     assert "no GPU" in document
+    assert "fsdp on 2 processes" in document
+    assert "ddp on 4 processes with 8 rows a batch" in document
     assert ("The first bad hop is onnxruntime/cpu/fp32" in document) == breaks
     assert ("Worst row: id7." in document) == breaks
 
