@@ -227,7 +227,8 @@ def _initial_network(
     if not placement.divides_weights:
         return initial_network(seed, params, spec)
     keep_freed_pages(GATHERED_BLOCK_BYTES)  # whole weights would leave gaps in the heap
-    with MappedWeights(work) as mapped:
+    # Not in `work`, which may be a link to a bucket, where no file can be mapped for writing.
+    with MappedWeights(work.parent) as mapped:
         network = initial_network(seed, params, spec)
         if placement.strategy == "fsdp":
             check_blocks(network, placement.strategy)

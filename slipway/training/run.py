@@ -363,7 +363,7 @@ def _network_with(job: Job, weights: Mapping[str, Any]) -> Network:
     It is in a file if each process held only a part of the weights.
     """
     is_divided = job.placement.divides_weights
-    with MappedWeights(job.paths.work) if is_divided else nullcontext():
+    with MappedWeights(job.paths.work.parent) if is_divided else nullcontext():
         network = build_network(job.spec)
         load_weights(network, weights)
         return merged(network)

@@ -1,8 +1,14 @@
 """Tests of decisions before the first step: threads, layouts, and folds that members leave out."""
 
+import errno
 import json
+import mmap
 import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +16,11 @@ import pytest
 from slipway.data.engine.randomness import id_keys
 from slipway.system.cores import num_cores
 from slipway.training.distributed.placement import Placement
-from slipway.training.job import LeftOut, can_have, open_data, own_threads
+from slipway.training.job import LeftOut, _initial_network, can_have, open_data, own_threads
+from slipway.training.networks.mapped_weights import MappedWeights
 from slipway.training.networks.networks import RunSegment, read_model_manifest
-from tests.training.conftest import write_project
+from tests.project_params import PROJECT
+from tests.training.conftest import spec, write_project
 from tests.training.forked_runs import kill_after_checkpoint, run_forked
 from tests.training.real_runs import weights_digest
 
@@ -38,6 +46,36 @@ def test_recorded_threads_respect_the_limit_of_openmp(
     monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
     assert own_threads(placement("cpu", 1)) == taken
     assert can_have(5) is (taken == 8)
+
+
+def test_the_initial_weights_are_mapped_beside_a_folder_of_checkpoints_that_cannot_map_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bucket, work = tmp_path / "bucket", tmp_path / "project/.work"
+    bucket.mkdir()
+    work.mkdir(parents=True)
+    (work / "train").symlink_to(bucket)
+    refuses = partial(_refusing, bucket)
+    monkeypatch.setattr(os, "ftruncate", refuses(os.ftruncate))
+    monkeypatch.setattr(mmap, "mmap", refuses(mmap.mmap))
+    with pytest.raises(OSError, match="not supported"):
+        MappedWeights(work / "train")
+    sharded = replace(placement("cpu", 2), strategy="fsdp")
+    network = _initial_network(7, PROJECT.train, spec(), sharded, work / "train")
+    assert network.mapped is not None
+    assert all(map(network.mapped._is_mapped, network.parameters()))
+    assert list(bucket.iterdir()) == []
+
+
+def _refusing(folder: Path, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call`, which takes a descriptor first, but refuses files in `folder`."""
+
+    def checked(descriptor: int, *arguments: Any) -> Any:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{folder}/"):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return call(descriptor, *arguments)
+
+    return checked
 
 
 def test_a_changed_number_of_threads_is_another_process_layout() -> None:
