@@ -14,6 +14,12 @@ _SERVER = click.option(
     metavar="HOST:PORT",
     help="gRPC of a server that has loaded the folder: ask it every test row.",
 )
+_AARCH64 = click.option(
+    "--aarch64-system",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Files of an aarch64 system: run the script there, too, under QEMU.",
+)
 
 
 def _place(*options: Any, variant: str = "fp32") -> Callable[[Callable[..., str]], click.Command]:
@@ -65,8 +71,8 @@ def browser(out: Path, variant: str | None, runtime: Path | None, download: bool
     return export_browser(out, runtime, variant, download=download)
 
 
-@_place(variant="the choice for a CPU")
-def edge(out: Path, variant: str | None) -> str:
+@_place(_AARCH64, variant="the choice for a CPU")
+def edge(out: Path, variant: str | None, aarch64_system: Path | None) -> str:
     """Write a script with its model, and certify it in a separate environment.
 
     The script needs onnxruntime, numpy and Pillow. The model must meet the limits of `edge` in
@@ -74,18 +80,18 @@ def edge(out: Path, variant: str | None) -> str:
     """
     from slipway.export.targets.edge.export import EDGE, export_script
 
-    return export_script(EDGE, out, variant)
+    return export_script(EDGE, out, variant, aarch64_system)
 
 
-@_place()
-def openvino(out: Path, variant: str | None) -> str:
+@_place(_AARCH64)
+def openvino(out: Path, variant: str | None, aarch64_system: Path | None) -> str:
     """Write a script with its model for OpenVINO, and certify it in a separate environment.
 
     If OpenVINO lacks an operator of the model, the operator is named and nothing is written.
     """
     from slipway.export.targets.edge.export import OPENVINO, export_script
 
-    return export_script(OPENVINO, out, variant)
+    return export_script(OPENVINO, out, variant, aarch64_system)
 
 
 @_place(_NAME, _SERVER)

@@ -5,13 +5,11 @@ original bytes of every test row there, and measures what `edge` in params.yaml 
 """
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files as package_files
@@ -23,11 +21,18 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import SCORE_NAME, Provider
 from slipway.artifacts.certificate import Hop
-from slipway.artifacts.uncertainty import Answers, Calibration, decided_classes, given_labels
+from slipway.artifacts.uncertainty import (
+    Answers,
+    Calibration,
+    decided_classes,
+    flipped_rows,
+    given_labels,
+)
 from slipway.config.params import load_params
 from slipway.config.sections import ScriptParams
 from slipway.export.certification.comparison import failed, not_executed
 from slipway.export.graphs.narrow_integers import in_32_bits
+from slipway.export.targets.edge.environment import emulated_lines, install
 from slipway.export.targets.exported import (
     ExportRecord,
     ExportSource,
@@ -65,8 +70,7 @@ _NEEDS = {"onnxruntime": ("flatbuffers", "packaging", "protobuf")}
 GRAPH = "model.onnx"
 _SCRIPT = package_files("slipway.export.targets.edge") / "run.py"
 _MASKS = package_files("slipway.inputs") / "personal_data.py"
-_PLATFORM = "aarch64-unknown-linux-gnu"
-_EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
+_EMULATED_ROWS = 20  # the first ones; QEMU needs many times as long
 _CONTAINERFILE = """\
 # podman build --platform linux/arm64 --tag model .     (linux/amd64 works as well)
 # podman run --rm --network none --read-only -v ./pictures:/in:ro model /in
@@ -74,6 +78,7 @@ FROM docker.io/library/python:{python}-slim
 COPY requirements.txt /model/
 RUN pip install --no-cache-dir {options} -r /model/requirements.txt
 COPY . /model/
+LABEL slipway.runtime="{runtime}"
 USER 65534
 ENTRYPOINT ["python", "/model/run.py"]
 """
@@ -82,19 +87,25 @@ NO_BUDGET = ScriptParams(
 )
 
 
-def export_script(target: ScriptTarget, out: Path, variant: str | None) -> str:
+def export_script(
+    target: ScriptTarget, out: Path, variant: str | None, aarch64_system: Path | None
+) -> str:
     """Write the export of the runtime `target` to the folder `out`. Returns a summary.
+
+    With `aarch64_system`, the folder of an aarch64 system, QEMU runs the script on aarch64, too.
 
     Raises:
         UnavailableError: a bundle that the script or its runtime cannot carry.
         ParityError: the hop differs, or a budget is exceeded.
     """
     source = read_source(variant, of_choice=target.provider)
-    record = write_script(out, source, target, getattr(load_params(), target.name) or NO_BUDGET)
+    budget = getattr(load_params(), target.name) or NO_BUDGET
+    record = write_script(out, source, target, budget, aarch64_system)
     facts = record.facts
     measured = [
-        f"{facts['installed_mb']:.0f} MB installed, {facts['memory_mb']:.0f} MB of memory"
-    ] * ("memory_mb" in facts)
+        f"{facts['installed_mb']:.0f} MB installed, {facts['memory_mb']:.0f} MB of memory",
+        f"aarch64: {facts['aarch64_run']}",
+    ] * record.certified
     return summary(out, record, [*measured, f"now: python {out / 'run.py'} FILE_OR_FOLDER"])
 
 
@@ -103,6 +114,7 @@ def write_script(
     source: ExportSource,
     target: ScriptTarget = EDGE,
     budget: ScriptParams = NO_BUDGET,
+    aarch64_system: Path | None = None,
 ) -> ExportRecord:
     """Write the script, graph and recipe of a certified model, and verify them within `budget`."""
     require_script(source)
@@ -113,6 +125,8 @@ def write_script(
         facts = {"folder_mb": megabytes(folder)} | facts
         if (folder / GRAPH).read_bytes() != source.graph():
             facts["graph"] = "rewritten: hashes of n-grams in integers of 32 bits"
+        if hop.status == "agrees":
+            facts["aarch64_run"] = run_on_aarch64(folder, source, target, aarch64_system)
         require_within(budget, facts | {"latency_ms": hop.latency_ms}, hop)
         return hop, facts
 
@@ -184,7 +198,11 @@ def write_files(folder: Path, source: ExportSource, target: ScriptTarget = EDGE)
     options = " ".join((*_options(source, target), "--only-binary=:all:"))
     files.write_text(
         folder / "Containerfile",
-        _CONTAINERFILE.format(python=f"3.{sys.version_info[1]}", options=options),
+        _CONTAINERFILE.format(
+            python=f"3.{sys.version_info[1]}",
+            options=options,
+            runtime=f"{target.package}=={pinned[target.package]}",
+        ),
     )
 
 
@@ -255,43 +273,39 @@ def _require_operators(command: list[str]) -> None:
         )
 
 
-def install(environment: Path, requirements: Path, options: Sequence[str] = ()) -> dict[str, Any]:
-    """Install the requirements in a new environment. Returns its size and other facts.
+def run_on_aarch64(
+    folder: Path, source: ExportSource, target: ScriptTarget, system: Path | None
+) -> dict[str, Any] | str:
+    """Predict the first test rows with the script on aarch64. Returns its differences.
 
-    Raises UnavailableError without uv, or if the packages cannot be installed.
+    Without an emulator, or a `system` for it, it returns that this was skipped, and why. In int8
+    and fp16 aarch64 rounds in other places: the differences are recorded only.
+
+    Raises ParityError if the script fails there, or predicts otherwise in fp32.
     """
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
-    if uv is None:
-        raise UnavailableError("there is no uv here, expected one: pip install uv")
-    python = environment / "bin/python"
-    listed = (*options, "-r", str(requirements))
-    _uv(uv, "venv", "--quiet", "--python", sys.executable, str(environment))
-    _uv(uv, "pip", "install", "--quiet", "--python", str(python), *listed)
-    packages = next(environment.glob("lib/python*/site-packages"))
-    size = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file())
-    only_wheels = ("--dry-run", "--only-binary", ":all:", "--python-platform", _PLATFORM)
-    try:
-        elsewhere = ("--target", str(environment / "aarch64"), *listed)
-        _uv(uv, "pip", "install", "--quiet", *only_wheels, *elsewhere)
-        wheels = "all requirements have wheels"
-    except UnavailableError as error:
-        wheels = str(error)
-    emulator = next((name for name in _EMULATORS if shutil.which(name)), None)
-    reason = "no image was built" if emulator else f"none of {', '.join(_EMULATORS)} is here"
-    return {
-        "installed_mb": size / 1e6,
-        "aarch64_wheels": wheels,
-        "aarch64_run": f"not executed: {reason}",
-    }
-
-
-def _uv(command: str, *arguments: str) -> None:
-    quiet = os.environ | {"UV_NO_PROGRESS": "1"}
-    done = subprocess.run([command, *arguments], capture_output=True, text=True, env=quiet)
-    if done.returncode:
-        raise UnavailableError(
-            f"uv {' '.join(arguments[:2])} failed: {' '.join(done.stderr.split())[-300:]}"
+    payloads = sorted(source.rows.payloads(), key=lambda payload: payload.position)[:_EMULATED_ROWS]
+    ids = [payload.row_id for payload in payloads]
+    with tempfile.TemporaryDirectory() as scratch:
+        for payload in payloads:
+            (Path(scratch) / f"{payload.position:08d}").write_bytes(payload.content)
+        try:
+            lines = emulated_lines(folder, Path(scratch), system, _options(source, target))
+        except UnavailableError as error:
+            return f"skipped: {error}"
+    found = _read_answers(lines, source, ids).outputs
+    inputs = np.ascontiguousarray(source.rows.comparison.rows.inputs[: len(ids)])
+    own = source.reference(inputs).outputs
+    thresholds = source.calibration.thresholds
+    flipped = [ids[row] for row in flipped_rows(found, own, (thresholds, thresholds))]
+    difference = float(np.abs(found - own).max())
+    most = source.rows.max_difference * max(1.0, float(np.abs(own).max()))
+    if source.model.precision == "fp32" and (flipped or not difference <= most):
+        raise ParityError(
+            f"run.py predicts otherwise on aarch64: the largest difference is {difference:.1e}, "
+            f"expected at most {most:.1e}; labels flipped: {', '.join(flipped) or 'none'}. Export "
+            "without --aarch64-system, and report this message."
         )
+    return {"rows": len(ids), "max_difference": difference, "flipped": flipped}
 
 
 def _read_answers(lines: list[dict[str, Any]], source: ExportSource, ids: list[str]) -> Answers:

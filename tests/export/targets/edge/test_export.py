@@ -1,11 +1,14 @@
 """The folder that `slipway export edge` writes, its limits, and its script in a new environment."""
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import onnxruntime
 import pytest
 
 from slipway.artifacts.certificate import Execution, Hop
@@ -18,7 +21,6 @@ from slipway.export.targets.edge.export import (
     NO_BUDGET,
     OPENVINO,
     ScriptTarget,
-    install,
     require_script,
     require_within,
     run_script_hop,
@@ -78,6 +80,8 @@ def test_an_export_beyond_its_budget_writes_nothing(
     write_script(tmp_path / "within", source, EDGE, limits(max_memory_mb=90.0, max_folder_mb=1.0))
     with pytest.raises(ParityError, match=r"folder_mb is .*; memory_mb is 90, expected at most 80"):
         write_script(tmp_path / "out", source, EDGE, limits(max_memory_mb=80.0, max_folder_mb=0.01))
+    content = json.loads((tmp_path / "within/export.json").read_text())
+    assert content["facts"]["aarch64_run"] == "skipped: no --aarch64-system was given"
     assert (tmp_path / "within/run.py").exists()
     assert not (tmp_path / "out").exists()
 
@@ -116,13 +120,19 @@ def test_exported_folder_of_a_model_of_masked_texts_has_the_code_that_masks(tmp_
     assert "def personal_data" in (tmp_path / "personal_data.py").read_text()
 
 
-def test_without_uv_the_hop_is_not_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(UnavailableError, match="there is no uv here"):
-        install(tmp_path / "environment", tmp_path / "requirements.txt")
+def test_recipe_of_the_container_names_python_runtime_and_its_wheels(tmp_path: Path) -> None:
+    write_files(tmp_path, table_source(tmp_path / "source"))
+    runtime = f"onnxruntime=={onnxruntime.__version__}"
+    assert (tmp_path / "requirements.txt").read_text().splitlines() == [
+        f"numpy=={np.__version__}",
+        runtime,
+    ]
+    recipe = (tmp_path / "Containerfile").read_text().splitlines()
+    assert f"FROM docker.io/library/python:3.{sys.version_info[1]}-slim" in recipe
+    install = "RUN pip install --no-cache-dir --only-binary=:all: -r /model/requirements.txt"
+    assert recipe.index("COPY requirements.txt /model/") + 1 == recipe.index(install)
+    assert f'LABEL slipway.runtime="{runtime}"' in recipe
+    assert recipe[-2:] == ["USER 65534", 'ENTRYPOINT ["python", "/model/run.py"]']
 
 
 @pytest.mark.process

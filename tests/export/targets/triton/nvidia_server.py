@@ -17,7 +17,7 @@ from pathlib import Path
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from slipway.export.targets.edge.export import install
+from slipway.export.targets.edge.environment import install
 from slipway.system.errors import UnavailableError
 from tests.serving.server import free_port
 

@@ -17,7 +17,7 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from slipway.export.targets.edge.export import install
+from slipway.export.targets.edge.environment import install
 from slipway.export.targets.triton.export import (
     CAPACITY,
     ServerExport,
