@@ -23,8 +23,9 @@ def check_execution(params: TrainParams, placement: Placement, task: Task) -> No
     if params.on_loss_spike == "rewind" and placement.strategy not in ("single", "ddp"):
         raise ParamsError(
             f"train.on_loss_spike is 'rewind', but strategy {placement.strategy!r} divides the "
-            "state of the training, which is restored only at the start. Use 'skip', or the "
-            "strategy 'single' or 'ddp'."
+            "state of the training, which is restored only at the start. Use "
+            f"{'null' if placement.strategy == 'pipeline' else repr('skip')}, or the strategy "
+            "'single' or 'ddp'."
         )
     if params.on_loss_spike and placement.strategy == "pipeline":
         raise ParamsError(

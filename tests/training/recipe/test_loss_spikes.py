@@ -94,13 +94,23 @@ def test_the_spike_check_changes_no_bit_of_a_training_without_spikes() -> None:
     assert all((one == other).all() for one, other in zip(*weights, strict=True))
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2"])
+def test_a_pipeline_refuses_skipping_loss_spikes() -> None:
+    params = PROJECT.train.model_copy(
+        update={"on_loss_spike": "skip", "strategy": "pipeline", "precision": "32-true"}
+    )
+    placement = place(params, TrainingHost(num_gpus=0, has_bfloat16=False, launch=None))
+    with pytest.raises(ParamsError, match=r"'skip', but strategy 'pipeline' knows .*Use null"):
+        check_execution(params, placement, "text_classification")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2", "tensor_parallel", "pipeline"])
 def test_rewinding_is_refused_for_strategies_that_divide_the_state(strategy: str) -> None:
     params = PROJECT.train.model_copy(
         update={"on_loss_spike": "rewind", "strategy": strategy, "precision": "32-true"}
     )
     placement = place(params, TrainingHost(num_gpus=0, has_bfloat16=False, launch=None))
-    with pytest.raises(ParamsError, match=rf"rewind.*{strategy}.*Use 'skip'"):
+    remedy = "null" if strategy == "pipeline" else "'skip'"
+    with pytest.raises(ParamsError, match=rf"rewind.*{strategy}.*Use {remedy}"):
         check_execution(params, placement, "image_classification")
 
 

@@ -124,12 +124,13 @@ def test_repeated_steps_change_no_bit_of_the_training() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
 
 
-def test_divided_weights_cannot_be_repeated() -> None:
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_3", "tensor_parallel", "pipeline"])
+def test_divided_weights_cannot_be_repeated(strategy: str) -> None:
     params = PROJECT.train.model_copy(
-        update={"repeat_every_steps": 10, "strategy": "fsdp", "precision": "32-true"}
+        update={"repeat_every_steps": 10, "strategy": strategy, "precision": "32-true"}
     )
     placement = place(params, TrainingHost(num_gpus=0, has_bfloat16=False, launch=None))
-    with pytest.raises(ParamsError, match=r"repeat_every_steps is 10, but fsdp.*Use null"):
+    with pytest.raises(ParamsError, match=rf"repeat_every_steps is 10, but {strategy}.*Use null"):
         check_execution(params, placement, "image_classification")
 
 
