@@ -11,7 +11,7 @@ from slipway.data.merge.__main__ import merge
 from slipway.data.sources.raw_tables import COLLECTED
 from slipway.data.sources.sources import read_samples
 from tests.data import raw_files
-from tests.data.merge.test_merge import counts
+from tests.data.merge.merge_cases import counts
 from tests.data.pictures import IMAGE_TYPE, data_params, picture
 from tests.data.raw_files import cleaned
 
