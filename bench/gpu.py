@@ -1,10 +1,11 @@
 """Runs what needs a GPU, ten minutes at a time: `python -m bench.gpu [--cpu] [PART ...]`.
 
 Each part is a separate process with a time limit. It writes its lines as it measures them, and
-bench/results/gpu.md is rewritten after each part, so a part that fails or is cut off keeps its
-lines so far. All parts need two runs: the first names the parts for the second. Missing data sets
-and packages are reported. `--cpu` tries the script itself on the CPU with small sizes, and writes
-to tmp/. CIFAR-10 is read from ../shared/data, or from the folder in the variable CIFAR10.
+bench/results/gpu.md gets them every few seconds, so a part that fails, and a run that is cut off,
+keep what was measured. A run takes the parts in order, those that still fit. It names the parts
+that are left; all of them take three runs. Missing data sets and packages are reported. `--cpu`
+tries the script itself on the CPU with small sizes, and writes to tmp/. CIFAR-10 is read from
+../shared/data, or from the folder in the variable CIFAR10.
 """
 
 import argparse
@@ -13,7 +14,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +27,7 @@ from bench.projects import ROOT
 from slipway.system import files
 
 MAX_S = 590  # of one run; a part begins only if its limit fits
+WRITE_S = 5.0  # between two looks at the lines of a running part
 
 
 def run_part(name: str, machine: Machine) -> None:
@@ -39,34 +43,40 @@ def run_part(name: str, machine: Machine) -> None:
             raise
 
 
-def run_limited(name: str, machine: Machine, limit_s: float) -> str:
-    """Run a part in its own process group for up to `limit_s`; return its lines."""
+def run_limited(
+    command: list[str], lines: Path, limit_s: float, write: Callable[[str], None]
+) -> str:
+    """Run a part's command in its own process group for up to `limit_s`; return its section.
+
+    The command writes to the file `lines`. Meanwhile `write` gets the unfinished section.
+    """
     begin = time.perf_counter()
-    SCRATCH.mkdir(parents=True, exist_ok=True)
-    (SCRATCH / f"{name}.md").write_text("")
-    command = [sys.executable, "-m", "bench.gpu", "--inside", name]
-    command += [] if machine.on_gpu else ["--cpu"]
-    ending = ""
-    with (SCRATCH / f"{name}.log").open("w") as log:
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    lines.write_text("")
+    ending = f"\nEnded at its limit of {limit_s:.0f} s.\n"
+    with lines.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
-            process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            ending = f"\nEnded at its limit of {limit_s:.0f} s.\n"
+            while (left_s := begin + limit_s - time.perf_counter()) > 0:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=min(WRITE_S, left_s))
+                    ending = ""
+                    break
+                write(f"{lines.read_text()}\nNot finished.\n")
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     seconds = time.perf_counter() - begin
-    found = (SCRATCH / f"{name}.md").read_text() or "Nothing was measured.\n"
+    found = lines.read_text() or "Nothing was measured.\n"
     versions = conditions("torch", "deepspeed", "onnxruntime-gpu", "tensorrt", "bentoml")
     return f"{found}{ending}\n{seconds:.0f} s in all. {versions}\n"
 
 
-def write_results(result: Path, device: str, new: dict[str, str]) -> None:
-    """Write the sections by title; sections of other parts stay unchanged."""
+def write_section(result: Path, device: str, title: str, section: str) -> None:
+    """Replace the section with this title; those of other parts stay unchanged."""
     old = result.read_text().split("\n## ")[1:] if result.exists() else []
-    sections = dict(section.split("\n\n", 1) for section in old) | new
+    sections = dict(each.split("\n\n", 1) for each in old) | {title: section}
     body = "\n".join(f"## {title}\n\n{text.rstrip()}\n" for title, text in sections.items())
     files.write_text(result, f"# On a GPU: {device}\n\n{body}")
 
@@ -89,17 +99,21 @@ def main() -> None:
     result = ROOT / "bench/results/gpu.md" if machine.on_gpu else SCRATCH / "gpu.md"
     device = torch.cuda.get_device_name() if machine.on_gpu else "a trial on the CPU"
     deadline = time.perf_counter() + MAX_S * machine.size(1, 4)
-    left = list(given.parts or PARTS)
-    while left:
-        name = left[0]
-        limit_s = PARTS[name].seconds * machine.size(1, 4)
+    options = [] if machine.on_gpu else ["--cpu"]
+    left = []
+    for name in given.parts or PARTS:
+        part, limit_s = PARTS[name], PARTS[name].seconds * machine.size(1, 4)
         if time.perf_counter() + limit_s > deadline:
-            print(f"The ten minutes are over. Go on with `python -m bench.gpu {' '.join(left)}`.")
-            break
-        left.pop(0)
-        section = run_limited(name, machine, limit_s)
-        print(f"## {PARTS[name].title}\n\n{section}", flush=True)
-        write_results(result, device, {PARTS[name].title: section})
+            left.append(name)
+            continue
+        command = [sys.executable, "-m", "bench.gpu", "--inside", name, *options]
+        write = partial(write_section, result, device, part.title)
+        section = run_limited(command, SCRATCH / f"{name}.md", limit_s, write)
+        print(f"## {part.title}\n\n{section}", flush=True)
+        write(section)
+    if left:
+        command = ["python -m bench.gpu", *options, *left]
+        print(f"No time was left for the others. Go on with `{' '.join(command)}`.")
 
 
 if __name__ == "__main__":

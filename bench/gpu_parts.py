@@ -380,15 +380,15 @@ def _other_bench(machine: Machine, name: str, result: str, *options: str) -> Ite
 
 # Limits are for an H200 with 16 cores, where a process takes 10 to 20 s to start.
 PARTS = {
-    "certificate": Part("Certificate of the digits", 270, certified),
-    "service": Part("The digits' service under load", 90, service),
+    "certificate": Part("Certificate of the digits", 150, certified),
+    "service": Part("The digits' service under load", 80, service),
+    "strategies": Part("Strategies in half precision", 100, strategies),
+    "transformer": Part("A transformer with 1.0e9 parameters", 270, transformer),
+    "rates": Part("The machine's own rates", 30, rates),
+    "tests": Part("Tests that need a GPU", 330, gpu_tests),
+    "cifar10": Part("CIFAR-10 from scratch", 220, cifar10),
     "ladder": Part("The ladder", 240, ladder),
     "overhead": Part("A training step beside a hand-written loop", 120, overhead),
-    "transformer": Part("A transformer with 1.0e9 parameters", 270, transformer),
-    "tests": Part("Tests that need a GPU", 330, gpu_tests),
-    "strategies": Part("Strategies in half precision", 100, strategies),
-    "cifar10": Part("CIFAR-10 from scratch", 220, cifar10),
-    "rates": Part("The machine's own rates", 30, rates),
 }
 
 
