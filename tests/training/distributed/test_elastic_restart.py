@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.conftest import write_project
 from tests.training.forked_runs import _named
 from tests.training.real_runs import TORCHRUN, run_command, weights_digest
+from tests.training.text_projects import write_text_project
 
 RUN = "tests.training.forked_runs"
 
@@ -33,12 +36,22 @@ def lose_rank_once(marker: Path) -> None:
 
 
 @pytest.mark.nightly(seconds=90)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_stage_3"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "fsdp", "deepspeed_stage_3", "tensor_parallel", "pipeline"]
+)
 def test_torchrun_restarts_a_lost_process_and_the_training_ends_with_the_same_weights(
     tmp_path: Path, strategy: str
 ) -> None:
-    settings = {"epochs": 2, "strategy": strategy, "devices": 2, "checkpoint_every_minutes": 1e-9}
-    whole, restarted = (write_project(tmp_path / name, **settings) for name in ("whole", "lost"))
+    settings: dict[str, Any] = {
+        "epochs": 2,
+        "strategy": strategy,
+        "devices": 2,
+        "checkpoint_every_minutes": 1e-9,
+    }
+    write: Callable[..., Path] = write_project
+    if strategy in ("tensor_parallel", "pipeline"):  # they divide only transformers
+        write, settings["batch_size"] = write_text_project, 16
+    whole, restarted = (write(tmp_path / name, **settings) for name in ("whole", "lost"))
     assert run_command(whole, TORCHRUN).returncode == 0
     marker = tmp_path / "lost once"
     prepared = json.dumps([lose_rank_once, marker], default=_named)
