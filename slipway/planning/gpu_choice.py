@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from slipway.config.training import TrainParams
 from slipway.planning.memory_plan import (
+    STRATEGIES,
     DeviceMemory,
     Traces,
     device_memory,
@@ -102,6 +103,11 @@ class Setting:
         return f"{self.strategy}, model_parallel {self.model_parallel}"
 
     @property
+    def every_sent_byte(self) -> float:
+        """Bytes that one GPU sends to others in a step."""
+        return self.sent_bytes + self.averaged_bytes
+
+    @property
     def host_bytes(self) -> int:
         """Memory of each host that the offloaded state of its GPUs takes."""
         return self.memory.host * min(self.num_gpus, _GPUS_OF_A_MACHINE)
@@ -171,14 +177,22 @@ class _Planner:
 
     Args:
         traces: the plan's traces, for batches of `rows` rows.
+        accumulates: gradients are kept between batches in `traces`.
     """
 
     def __init__(
-        self, network: Network, params: TrainParams, precision: str, traces: Traces, rows: int
+        self,
+        network: Network,
+        params: TrainParams,
+        precision: str,
+        traces: Traces,
+        rows: int,
+        *,
+        accumulates: bool = False,
     ) -> None:
         self._network, self._params, self._precision = network, params, precision
         self._half = None if precision == "32-true" else torch.bfloat16
-        self._traces = {(rows, False): traces}
+        self._traces = {(rows, accumulates): traces}
         self._row_flop = step_flop(network, params, rows) / rows
         self._values = _exchanged_values(network)
 
@@ -373,6 +387,46 @@ def possible_settings(
     return _try_each(predict, alone, params.batch_size)
 
 
+def settings_of_strategies(
+    network: Network, params: TrainParams, placement: Placement, shape: StepShape, traces: Traces
+) -> tuple[dict[str, dict[str, Setting]], list[str]]:
+    """Predict each strategy on the processes of `placement`, in its precision and another one.
+
+    Args:
+        shape: the step of `placement`.
+        traces: those of the plan.
+
+    Returns:
+        The settings by strategy and precision, that of `placement` first, and one message for each
+        strategy that cannot divide this training.
+    """
+    found, refused, size = dict[str, dict[str, Setting]](), list[str](), placement.world_size
+    tried = [
+        name for name in STRATEGIES if (name != "single" if size > 1 else name not in _WAITING)
+    ]
+    if size == 1:
+        refused.append(f"{' and '.join(_WAITING)}: they divide the network over several processes")
+    other = "bf16-mixed" if placement.precision == "32-true" else "32-true"
+    for precision in (placement.precision, other):
+        planner = _Planner(
+            network,
+            params,
+            precision,
+            traces,
+            shape.per_device,
+            accumulates=shape.num_accumulated > 1,
+        )
+        for strategy in tried if precision != other else list(found):
+            shared = (placement.model_parallel or size) if strategy in _WAITING else None
+            try:
+                setting = planner.setting(strategy, size, shared)
+            except SlipwayError as error:
+                refused.append(f"{strategy}: {error}")
+            else:
+                found.setdefault(strategy, {})[precision] = setting
+    return found, refused
+
+
 def _try_each(
     predict: Callable[[str, int, int | None], Setting], alone: Sequence[str], batch_size: int
 ) -> tuple[list[Setting], list[str]]:
@@ -458,13 +512,14 @@ def describe_choices(choices: Sequence[GpuChoice], prices: Mapping[str, float]) 
             choice.setting.name,
             choice.precision,
             size(choice.setting.memory.total),
+            size(int(choice.setting.every_sent_byte)),
             f"{choice.hours:,.2f}",
             "" if choice.price is None else f"{choice.price:,.2f}",
         ]
         for choice in smallest.values()
     ]
     columns = ["smallest setting", "GPUs", "strategy", "precision", "memory of each"]
-    columns += ["hours", "price"]
+    columns += ["sent a step", "hours", "price"]
     if any(choice.setting.host_bytes for choice in choices):
         columns.append("memory of each host")
         for row, choice in zip(rows, smallest.values(), strict=True):

@@ -10,21 +10,30 @@ from collections.abc import Mapping, Sequence
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.training import TrainParams
 from slipway.kinds.registry import are_trees
 from slipway.planning.gpu_choice import (
     choose_gpus,
     describe_choices,
     parse_prices,
     possible_settings,
+    settings_of_strategies,
 )
-from slipway.planning.memory_plan import STRATEGIES, device_memory
-from slipway.planning.resource_plan import PlannedMemory, PlannedSeconds, ResourcePlan, make_plan
+from slipway.planning.resource_plan import (
+    PlannedMemory,
+    PlannedSeconds,
+    ResourcePlan,
+    checkpoint_bytes,
+    host_bytes,
+    make_plan,
+)
 from slipway.planning.step_memory import parameter_counts
 from slipway.planning.tree_plan import plan_trees
 from slipway.reports.console import size, text_table
 from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
 from slipway.system.errors import UnavailableError
+from slipway.training.batches.batches import StepShape
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.placement import Placement, this_host
 from slipway.training.job import PROJECT_PATHS, Paths
@@ -41,7 +50,6 @@ _PARTS = {
     "buckets": "buckets",
     "average": "average",
 }
-_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
 def describe(plan: ResourcePlan, params: Params) -> str:
@@ -63,6 +71,8 @@ def describe(plan: ResourcePlan, params: Params) -> str:
         lines += [f"  auto    {reason}" for reason in placement.reasons]
     if plan.memory and placement:
         lines += _memory_lines(plan.memory, placement)
+    if plan.memory and placement and plan.network and shape:
+        lines += _strategy_lines(plan.network, params.train, placement, shape, plan.memory)
     if plan.disk:
         lines += ["disk", *(f"  {name:<12} {size(value)}" for name, value in plan.disk.items())]
     if plan.seconds and steps:
@@ -78,34 +88,39 @@ def _memory_lines(memory: PlannedMemory, placement: Placement) -> list[str]:
     if memory.device.disk:
         lines.append(f"  {'on disk':<12} {size(memory.device.disk)} in {placement.offload_path}")
     lines.append(f"  {'process':<12} {size(memory.process_bytes)} in the host's memory")
-    return [*lines, _strategy_table(memory, placement)]
+    return lines
 
 
-def _strategy_table(memory: PlannedMemory, placement: Placement) -> str:
-    """Format a table of memory by strategy and precision, for this number of processes."""
-    world_size = placement.world_size
-    rows = []
-    for strategy in STRATEGIES[1:] if world_size > 1 else STRATEGIES:
-        if strategy == "tensor_parallel" and not memory.traces.shared:
-            continue
-        if strategy == "pipeline" and not memory.traces.stage:
-            continue
-        plans = [
-            device_memory(
-                memory.traces,
-                strategy,
-                precision,
-                world_size,
-                offload=placement.offload,
-                on_disk=placement.offload_path is not None,
-            )
-            for precision in _PRECISIONS
-        ]
-        name = strategy
-        if placement.model_parallel and strategy in ("tensor_parallel", "pipeline"):
-            name += f", {placement.num_readers} copies" * (placement.num_readers > 1)
-        rows.append([name, *(size(plan.total) for plan in plans)])
-    return text_table(["tensors on each device", "fp32", "bf16", "fp16"], rows, "  ")
+def _strategy_lines(
+    network: Network,
+    train: TrainParams,
+    placement: Placement,
+    shape: StepShape,
+    memory: PlannedMemory,
+) -> list[str]:
+    """Format a table of every strategy on this number of processes, and the refused strategies."""
+    found, refused = settings_of_strategies(network, train, placement, shape, memory.traces)
+    on_gpu, precision, rows = placement.accelerator == "gpu", placement.precision, []
+    for strategy, settings in found.items():
+        chosen = settings[precision]
+        in_full = {name == "32-true": setting for name, setting in settings.items()}
+        in_host = host_bytes(
+            chosen.memory, memory.traces.full.parameters, memory.base_bytes, on_gpu=on_gpu
+        )
+        rows.append(
+            [
+                chosen.name,
+                *(
+                    size(in_full[key].memory.total) if key in in_full else ""
+                    for key in (True, False)
+                ),
+                size(in_host),
+                size(checkpoint_bytes(memory.traces, strategy, precision)),
+                size(int(chosen.every_sent_byte)),
+            ]
+        )
+    columns = ["on each device", "fp32", "bf16 or fp16", "host", "checkpoint", "sent a step"]
+    return [text_table(columns, rows, "  "), *(f"refused   {text}" for text in refused)]
 
 
 def _time_line(seconds: PlannedSeconds, steps_per_epoch: int, epochs: int) -> str:

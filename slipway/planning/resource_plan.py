@@ -53,6 +53,7 @@ class PlannedMemory(NamedTuple):
     traces: Traces
     device: DeviceMemory  # memory of its tensors
     process_bytes: int  # memory of the process on the host; on a CPU this includes the tensors
+    base_bytes: int  # part of it that is there before the training: the interpreter, all modules
 
 
 class PlannedSeconds(NamedTuple):
@@ -100,7 +101,7 @@ def make_plan(
     if not (plan.network and plan.shape and plan.placement):
         return plan
     accumulates = plan.shape.num_accumulated > 1
-    model_parallel = plan.placement.model_parallel or plan.placement.world_size
+    model_parallel = plan.placement.model_parallel or 1
     is_pipeline = plan.placement.strategy == "pipeline"
     try:
         check_division(plan.network, plan.placement)
@@ -116,7 +117,8 @@ def make_plan(
         num_micro_batches=plan.shape.num_micro_batches if is_pipeline else 0,
     )
     process = process_bytes(traces, plan.placement, base_bytes)
-    plan.memory = PlannedMemory(traces, planned_memory(traces, plan.placement), process)
+    planned = planned_memory(traces, plan.placement)
+    plan.memory = PlannedMemory(traces, planned, process, base_bytes)
     batch_bytes = _batch_bytes(plan.network, plan.shape)
     check_workers(train, plan.placement, batch_bytes, plan.findings)
     _check_memory(plan.placement, plan.memory, plan.findings)
@@ -144,10 +146,13 @@ def process_bytes(traces: Traces, placement: Placement, base_bytes: int) -> int:
     A process that trains on a GPU holds the whole float32 network there once, at the start.
     """
     memory = planned_memory(traces, placement)
-    if placement.accelerator == "gpu":
-        tensors = max(traces.full.parameters, memory.host)
-    else:
-        tensors = with_slack(memory) + memory.host
+    on_gpu = placement.accelerator == "gpu"
+    return host_bytes(memory, traces.full.parameters, base_bytes, on_gpu=on_gpu)
+
+
+def host_bytes(memory: DeviceMemory, network_bytes: int, base_bytes: int, *, on_gpu: bool) -> int:
+    """Predict the same for a process whose tensors are planned; the network is in float32."""
+    tensors = max(network_bytes, memory.host) if on_gpu else with_slack(memory) + memory.host
     return base_bytes + _TRAINER_BYTES + tensors
 
 
@@ -232,20 +237,25 @@ def _disk(
     train: TrainParams, traces: Traces, placement: Placement, board_bytes: int, paths: Paths
 ) -> dict[str, int]:
     """Predict bytes on disk by purpose; "checkpoints" are all that exist at the same time."""
-    full = traces.full
-    checkpoint = full.parameters + full.optimizer + full.buffers
-    if placement.zero_stage is not None:  # ZeRO also saves its half-precision weights
-        in_float32 = placement.precision == "32-true"
-        checkpoint += full.parameters if in_float32 else traces.cast.parameters
+    checkpoint = checkpoint_bytes(traces, placement.strategy, placement.precision)
     # The two newest, the best epoch of each (with keep: best), and the one being written.
     num_checkpoints = 5 if train.keep == "best" else 3
     return {
         "checkpoint": checkpoint,
         "checkpoints": num_checkpoints * checkpoint,
-        "model": full.parameters + full.buffers,
+        "model": traces.full.parameters + traces.full.buffers,
         "TensorBoard": board_bytes,
         "packed store": folder_bytes(paths.packed),
     }
+
+
+def checkpoint_bytes(traces: Traces, strategy: str, precision: str) -> int:
+    """Predict the size of one checkpoint, of all processes together."""
+    full = traces.full
+    checkpoint = full.parameters + full.optimizer + full.buffers
+    if strategy.startswith("deepspeed"):  # ZeRO also saves its half-precision weights
+        checkpoint += full.parameters if precision == "32-true" else traces.cast.parameters
+    return checkpoint
 
 
 def _board_bytes(train: TrainParams, steps: int, num_tensors: int, batch_bytes: int) -> int:

@@ -13,11 +13,15 @@ from slipway.planning.gpu_choice import (
     describe_choices,
     parse_prices,
     possible_settings,
+    settings_of_strategies,
 )
-from slipway.planning.memory_plan import Traces, device_memory
+from slipway.planning.memory_plan import STRATEGIES, Traces, device_memory
 from slipway.planning.step_memory import StepMemory, step_flop
 from slipway.system.errors import ParamsError
+from slipway.training.distributed.placement import TrainingHost, place
+from slipway.training.job import step_shape
 from slipway.training.networks.blocks import parallel_blocks
+from slipway.training.networks.networks import Network
 from tests.project_params import PROJECT
 from tests.training.networks.test_text_networks import network
 
@@ -143,6 +147,50 @@ def test_auto_is_fp16_on_a_t4_and_leaves_out_strategies_without_a_loss_scale() -
     assert ("T4", "fsdp") not in found
     assert (found["H100", "single"], found["H100", "ddp"]) == ("bf16-mixed", "16-mixed")
     assert found["H100", "fsdp"] == "bf16-mixed"
+
+
+def of_strategies(
+    built: Network, num_processes: int
+) -> tuple[dict[str, dict[str, Setting]], list[str]]:
+    """Return what the plan says about every strategy on processes of a CPU."""
+    changes = {"batch_size": 4, "devices": num_processes, "strategy": "auto", "precision": "auto"}
+    params = PROJECT.train.model_copy(update=changes)
+    placement = place(params, TrainingHost(0, has_bfloat16=True, launch=None))
+    shape = step_shape(params, placement)
+    return settings_of_strategies(built, params, placement, shape, traces(built.num_parameters))
+
+
+@pytest.mark.process
+def test_every_strategy_has_its_memory_and_sent_bytes_in_the_plan_or_a_reason() -> None:
+    built = network("small_transformer", width=64, num_layers=2, num_heads=2)
+    found, refused = of_strategies(built, 2)
+    assert (list(found), refused) == (list(STRATEGIES[1:]), [])
+    assert all(list(settings) == ["32-true", "bf16-mixed"] for settings in found.values())
+    size = built.num_parameters
+    sent = {name: settings["32-true"].every_sent_byte for name, settings in found.items()}
+    # Each of two processes sends half of the gradients, and then half of the sums or weights.
+    assert sent["ddp"] == sent["deepspeed_stage_2"] == 4 * size
+    assert sent["fsdp"] == sent["deepspeed_stage_3"] == 6 * size
+    # Two sums in each direction of each block; the values of one block in each direction.
+    assert sent["tensor_parallel"] == 2 * 4 * (17 * 64) * 4 * 4
+    assert sent["pipeline"] == 2 * (17 * 64) * 4 * 4
+    stage_1 = device_memory(traces(size), "deepspeed_stage_1", "bf16-mixed", 2)
+    assert found["deepspeed_stage_1"]["bf16-mixed"].memory == stage_1
+    undivided, refused = of_strategies(network(), 2)
+    assert set(undivided) == set(STRATEGIES[1:6])
+    assert [text.split()[0] for text in refused] == ["tensor_parallel:", "pipeline:"]
+    assert "no method parallel_layers() names layers" in refused[0]
+    assert "'hashed_ngrams' has no stages" in refused[1]
+
+
+@pytest.mark.process
+def test_one_process_has_no_settings_of_strategies_that_need_several() -> None:
+    found, refused = of_strategies(network(), 1)
+    assert set(found) == {*STRATEGIES} - {"tensor_parallel", "pipeline"}
+    assert found["single"]["32-true"].every_sent_byte == 0
+    assert refused == [
+        "pipeline and tensor_parallel: they divide the network over several processes"
+    ]
 
 
 @pytest.mark.process

@@ -27,6 +27,7 @@ from slipway.planning.memory_plan import (
 from slipway.planning.plan import describe
 from slipway.planning.resource_plan import ResourcePlan, make_plan, process_bytes
 from slipway.planning.step_memory import StepMemory, trace_step
+from slipway.reports.console import size
 from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.job import PROJECT_PATHS
 from slipway.training.networks.blocks import parallel_blocks
@@ -249,8 +250,8 @@ def test_a_tensor_parallel_process_holds_its_part_of_weights_and_activations(
     # Of each block: queries, keys, values, their answer, and twice the wide layer.
     layers = 4 * 2 * (3 * 64 * 64 + 64 * 64 + 2 * 64 * 128)
     biases = 4 * 2 * (3 * 64 + 128)  # those of the layers by inputs are whole
-    for share, size in ((two, 2), (four, 4)):
-        expected = one.parameters - (layers + biases) * (size - 1) // size
+    for share, number in ((two, 2), (four, 4)):
+        expected = one.parameters - (layers + biases) * (number - 1) // number
         assert share.parameters == expected
         assert share.optimizer - one.optimizer == 2 * (expected - one.parameters)
     assert four.activations < two.activations < one.activations
@@ -362,7 +363,12 @@ def test_a_plan_predicts_steps_disk_and_memory(in_project: Path) -> None:
     assert found.steps_per_epoch == 4
     text = describe(found, params)
     assert "steps     4 per epoch, 16 in 4 epochs" in text
-    assert "deepspeed_stage_3" in text
+    line = next(line for line in text.splitlines() if line.startswith("  single "))
+    assert found.memory is not None
+    expected = found.memory.device.total, found.memory.process_bytes, found.disk["checkpoint"]
+    assert all(size(value) in line for value in expected)
+    assert line.endswith(" 0 B")
+    assert "refused   pipeline and tensor_parallel: they divide" in text
     assert found.disk["packed store"] == sum(
         path.stat().st_size for path in Path("data/packed").rglob("*") if path.is_file()
     )
