@@ -22,7 +22,7 @@ from slipway.serving.worker import ModelWorker
 from tests.serving.bundles import picture, table_row
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import metric, run
-from tests.serving.open_inference.test_extension import HEAD_LENGTH, INFER, error_of
+from tests.serving.open_inference.infer_requests import HEAD_LENGTH, INFER, error_of
 
 PIXELS = {"name": "image", "shape": [1, 64, 64, 3], "datatype": "UINT8"}
 LARGE = json.dumps({"inputs": [PIXELS | {"data": [7] * (64 * 64 * 3)}]}).encode()

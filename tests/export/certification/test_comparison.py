@@ -5,60 +5,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slipway.artifacts.certificate import Execution, Hop
+from slipway.artifacts.certificate import Hop
 from slipway.artifacts.uncertainty import Answers
 from slipway.export.certification.comparison import HopComparison, Tolerance, failed, not_executed
 from slipway.export.certification.hops import batch_noise, in_order_of, in_small_batches
 from slipway.export.certification.measurement import BatchAnswers, Measurement, TestRows
-from slipway.metrics.paired_bootstrap import paired_difference
-from slipway.metrics.scores import Resampling
 from slipway.system.errors import BundleError
 from tests.calibrations import CALIBRATION
-
-RESAMPLING = Resampling(seed=1, num_samples=100, confidence=0.95)
-TORCH = Execution(backend="torch", provider="cpu", precision="fp32", variant="weights")
-FP16 = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
-STRICT, BUDGET = Tolerance(max_difference=1e-5), Tolerance(max_metric_loss=0.1)
-CLASSES = ["a", "b"]
-IDS = [f"row{number}" for number in range(10)]
-
-
-def rows(task: str = "image_classification") -> TestRows:
-    targets = np.arange(10) % 2 if task == "image_classification" else np.linspace(100, 1000, 10)
-    images = np.zeros((10, 1, 1, 1), dtype=np.uint8)
-    return TestRows(
-        task,
-        CLASSES if task == "image_classification" else [],
-        IDS,
-        IDS,
-        images,
-        targets.astype(np.float64),
-    )
-
-
-def right() -> NDArray[np.float32]:
-    """Return probabilities that predict every label right, with 0.75."""
-    outputs = np.full((10, 2), 0.25, dtype=np.float32)
-    outputs[np.arange(10), np.arange(10) % 2] = 0.75
-    return outputs
-
-
-def measured(outputs: NDArray[np.float32], actual: Execution = FP16) -> Measurement:
-    return Measurement(actual, outputs, latency_ms=1.0, rows_per_second=2.0)
-
-
-def compare(outputs: NDArray[np.float32], tolerance: Tolerance, actual: Execution = FP16) -> Hop:
-    comparison = HopComparison(rows(), RESAMPLING)
-    before = measured(right(), TORCH)
-    first = comparison.first("torch", TORCH, before)
-    return comparison.against("fp16", FP16, measured(outputs, actual), (first, before), tolerance)
-
-
-def compare_values(outputs: NDArray[np.float32], tolerance: Tolerance) -> Hop:
-    comparison = HopComparison(rows("image_regression"), RESAMPLING)
-    before = measured((rows("image_regression").targets + 10)[:, None].astype(np.float32), TORCH)
-    first = comparison.first("torch", TORCH, before)
-    return comparison.against("fp16", FP16, measured(outputs), (first, before), tolerance)
+from tests.export.certification.compared import (
+    BUDGET,
+    CLASSES,
+    FP16,
+    RESAMPLING,
+    STRICT,
+    TORCH,
+    compare,
+    compare_values,
+    measured,
+    right,
+    rows,
+)
 
 
 def test_hop_with_equal_predictions_agrees_and_records_every_figure() -> None:
@@ -145,147 +111,6 @@ def test_noise_is_the_difference_of_a_runtime_from_itself_between_batch_sizes(er
         (error, 2 * error), rel=1e-3
     )
     assert batch_noise(NoisyRunner(error), images, answers, 2) == (0, 0)
-
-
-def test_a_variant_within_its_budget_agrees_and_lists_its_flips() -> None:
-    outputs = right()
-    outputs[4] = outputs[4][::-1]
-    hop = compare(outputs, BUDGET)
-    assert (hop.status, hop.flipped) == ("agrees", ["row4"])
-
-
-def test_variant_beyond_its_budget_differs_and_the_reason_gives_both_accuracies() -> None:
-    outputs = right()
-    outputs[3:] = outputs[3:, ::-1]
-    hop = compare(outputs, BUDGET)
-    assert hop.status == "differs"
-    assert "0.7 accuracy points lost (from 1.0000 to 0.3000), " in hop.reason
-    assert (
-        "at the mild end of its interval, expected at most 0.1 (verify.max_metric_loss)"
-        in hop.reason
-    )
-
-
-def compare_flipped(
-    num_rows: int, num_flipped: int, tolerance: Tolerance, confidence: float = 0.95
-) -> Hop:
-    """Compare a network that is always right with a variant that is wrong on the first rows."""
-    names = [f"row{number}" for number in range(num_rows)]
-    targets = np.arange(num_rows) % 2
-    pixels = np.zeros((num_rows, 1, 1, 1), np.uint8)
-    data = TestRows("image_classification", CLASSES, names, names, pixels, targets.astype(float))
-    outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
-    flipped = outputs.copy()
-    flipped[:num_flipped] = flipped[:num_flipped, ::-1]
-    resampling = Resampling(seed=1, num_samples=500, confidence=confidence)
-    comparison, before = HopComparison(data, resampling), measured(outputs, TORCH)
-    first = comparison.first("torch", TORCH, before)
-    return comparison.against("fp16", FP16, measured(flipped), (first, before), tolerance)
-
-
-SMALL_BUDGET = Tolerance(max_metric_loss=0.01, budget_key="verify.max_metric_loss.fp16")
-
-
-def test_one_changed_prediction_in_a_small_test_split_does_not_prove_a_loss() -> None:
-    hop = compare_flipped(38, 1, SMALL_BUDGET)
-    assert (hop.status, hop.flipped) == ("agrees", ["row0"])
-    assert "0.02632 accuracy points lost (from 1.0000 to 0.9737)" in hop.reason
-    assert "above verify.max_metric_loss.fp16 0.01, but too few rows to tell it from" in hop.reason
-
-
-def test_loss_within_the_confidence_interval_does_not_refuse_a_variant() -> None:
-    hop = compare_flipped(38, 3, SMALL_BUDGET)
-    assert (hop.status, len(hop.flipped)) == ("agrees", 3)
-    assert "0.07895 accuracy points lost" in hop.reason
-
-
-def test_significant_loss_in_a_small_test_split_refuses_a_variant() -> None:
-    hop = compare_flipped(38, 12, SMALL_BUDGET)
-    assert hop.status == "differs"
-    assert (
-        "expected at most one row, 0.02632, because verify.max_metric_loss.fp16 0.01" in hop.reason
-    )
-
-
-# An interval of no width to speak of: the loss itself is judged.
-@pytest.mark.parametrize(("num_flipped", "status"), [(1, "agrees"), (2, "differs")])
-def test_budget_below_one_row_allows_a_loss_of_one_row(num_flipped: int, status: str) -> None:
-    assert compare_flipped(38, num_flipped, SMALL_BUDGET, confidence=0.01).status == status
-
-
-@pytest.mark.parametrize(("num_flipped", "status"), [(10, "agrees"), (11, "differs")])
-def test_loss_on_many_rows_is_limited_by_the_budget_itself(num_flipped: int, status: str) -> None:
-    budget = replace(SMALL_BUDGET, max_metric_loss=0.0105)
-    assert compare_flipped(1000, num_flipped, budget, confidence=0.01).status == status
-
-
-def test_one_lost_row_of_a_rare_class_does_not_refuse_a_variant() -> None:
-    names = [f"row{number}" for number in range(100)]
-    targets = (np.arange(100) < 2).astype(float)
-    data = TestRows(
-        "image_classification", CLASSES, names, names, np.zeros((100, 1, 1, 1), np.uint8), targets
-    )
-    outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
-    flipped = outputs.copy()
-    flipped[0] = flipped[0, ::-1]
-    comparison, before = HopComparison(data, Resampling(1, 500, 0.01)), measured(outputs, TORCH)
-    first = comparison.first("torch", TORCH, before)
-    hop = comparison.against("fp16", FP16, measured(flipped), (first, before), SMALL_BUDGET)
-    assert hop.status == "agrees"
-    assert "points of macro F1 lost" in hop.reason
-
-
-@pytest.mark.parametrize("num_lost", [0, 1])
-def test_flips_between_two_wrong_labels_count_despite_the_allowance_of_one_row(
-    num_lost: int,
-) -> None:
-    targets = np.repeat(np.arange(3.0), [200, 80, 20])
-    names = [f"row{number}" for number in range(300)]
-    data = TestRows(
-        "image_classification",
-        ["a", "b", "c"],
-        names,
-        names,
-        np.zeros((300, 1, 1, 1), np.uint8),
-        targets,
-    )
-    labels = targets.astype(int)
-    labels[:40] = 1  # wrong, but not as bad for a class as where they go: to the rare one
-    moved = labels.copy()
-    moved[:40] = 2
-    moved[200 : 200 + num_lost] = 0
-    before = measured(np.eye(3, dtype=np.float32)[labels], TORCH)
-    after = measured(np.eye(3, dtype=np.float32)[moved])
-    comparison = HopComparison(data, Resampling(1, 500, 0.95))
-    hop = comparison.against(
-        "fp16", FP16, after, (comparison.first("torch", TORCH, before), before), SMALL_BUDGET
-    )
-    assert hop.status == "differs"
-    assert "points of macro F1 lost" in hop.reason
-
-
-def test_hop_within_its_budget_has_an_empty_reason() -> None:
-    assert compare_flipped(1000, 10, SMALL_BUDGET).reason == ""
-
-
-def test_unserved_lossy_variant_is_uncertified_instead_of_differing() -> None:
-    unserved = replace(SMALL_BUDGET, is_served=False)
-    assert compare_flipped(38, 12, unserved).status == "uncertified"
-    assert compare_flipped(38, 12, unserved).reason == compare_flipped(38, 12, SMALL_BUDGET).reason
-    assert compare_flipped(38, 1, unserved).status == "agrees"
-
-
-def test_unserved_variant_with_predictions_of_another_model_still_differs() -> None:
-    unserved = replace(SMALL_BUDGET, is_served=False)
-    assert compare_flipped(38, 20, unserved).status == "differs"
-    broken = right()
-    broken[7, 0] = np.nan
-    assert compare(broken, replace(BUDGET, is_served=False)).status == "differs"
-    targets = rows("image_regression").targets[:, None]
-    unserved_values = Tolerance(max_metric_loss=0.1, is_served=False)
-    for shift, status in ((50.0, "uncertified"), (1000.0, "differs")):
-        outputs = (targets + 10 + shift).astype(np.float32)
-        assert compare_values(outputs, unserved_values).status == status
 
 
 @pytest.mark.parametrize("tolerance", [STRICT, BUDGET])
@@ -436,75 +261,6 @@ def test_at_least_one_batch_runs_despite_a_short_time_limit() -> None:
     assert [
         run.batch_size for run in in_small_batches(NoisyRunner(0.0), images, 2, seconds=10)
     ] == [1]
-
-
-def test_intervals_of_metric_changes_pair_the_rows_of_both_hops() -> None:
-    outputs = right()
-    outputs[4] = outputs[4][::-1]
-    hop = compare(outputs, BUDGET)
-    accuracy = hop.metric_changes["accuracy"]
-    assert accuracy.value == pytest.approx(-0.1)
-    assert (accuracy.high, accuracy.rows, accuracy.confidence) == (0.0, 10, 0.95)
-    assert -0.5 < accuracy.low < -0.1
-    assert list(hop.metric_changes) == ["accuracy", "f1_macro", "log_loss"]
-    assert hop.metric_changes["log_loss"].value == pytest.approx((np.log(0.75) - np.log(0.25)) / 10)
-
-
-def test_equal_predictions_have_a_metric_change_of_exactly_0() -> None:
-    for change in compare(right(), BUDGET).metric_changes.values():
-        assert (change.value, change.low, change.high) == (0.0, 0.0, 0.0)
-    first = HopComparison(rows(), RESAMPLING).first("torch", TORCH, measured(right(), TORCH))
-    assert first.metric_changes == {}
-
-
-def test_metric_change_without_flipped_labels_equals_that_of_resampling() -> None:
-    nearly = right() + np.tile(np.array([1e-3, -1e-3], dtype=np.float32), (10, 1))
-    changes = compare(nearly, BUDGET).metric_changes
-    for metric in ("accuracy", "f1_macro"):
-        drawn = paired_difference(
-            "image_classification", metric, rows().targets, right(), nearly, RESAMPLING
-        )
-        assert (drawn.difference, drawn.low, drawn.high) == (0.0, 0.0, 0.0)
-        assert (changes[metric].value, changes[metric].low, changes[metric].high) == (0.0, 0.0, 0.0)
-    assert changes["log_loss"].low < changes["log_loss"].high
-
-
-def test_numeric_predictions_are_compared_by_rmse_and_mean_error() -> None:
-    targets = rows("image_regression").targets[:, None]
-    changes = compare_values(
-        (targets + 12).astype(np.float32), Tolerance(max_metric_loss=1.0)
-    ).metric_changes
-    assert {name: round(change.value, 3) for name, change in changes.items()} == {
-        "rmse": 2.0,
-        "mae": 2.0,
-    }
-
-
-@pytest.mark.parametrize(("num_lost", "status"), [(1, "agrees"), (12, "differs")])
-def test_hop_that_loses_a_rare_class_differs_even_if_accuracy_hardly_changes(
-    num_lost: int, status: str
-) -> None:
-    targets = np.array([1] * 12 + [0] * 588)
-    names = [f"row{number}" for number in range(600)]
-    data = TestRows(
-        "image_classification",
-        CLASSES,
-        names,
-        names,
-        np.zeros((600, 1, 1, 1), np.uint8),
-        targets.astype(np.float64),
-    )
-    outputs = np.where(targets[:, None] == np.arange(2), 0.75, 0.25).astype(np.float32)
-    lost = outputs.copy()
-    lost[:num_lost] = lost[:num_lost, ::-1]
-    comparison, before = HopComparison(data, RESAMPLING), measured(outputs, TORCH)
-    first = comparison.first("torch", TORCH, before)
-    hop = comparison.against(
-        "int8", FP16, measured(lost), (first, before), Tolerance(max_metric_loss=0.03)
-    )
-    assert hop.status == status
-    assert ("points of macro F1 lost" in hop.reason) == (status == "differs")
-    assert "accuracy" not in hop.reason
 
 
 def test_a_request_for_auto_accepts_any_execution() -> None:

@@ -12,7 +12,7 @@ from slipway.serving.worker import ModelWorker
 from tests.monitoring.queries import recorded
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import full_worker, metric, run
-from tests.serving.open_inference.test_extension import pixels_in_json
+from tests.serving.open_inference.infer_requests import pixels_in_json
 
 ROUTES = dict.fromkeys(
     ["/", "/a", "/a/b", "/a/b/*/c", "/a/*", "/d/*/e"], Route(READING, None, "open")

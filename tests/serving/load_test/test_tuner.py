@@ -6,24 +6,19 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slipway.inputs.png import decode_plain_png
 from slipway.serving.load_test import card
 from slipway.serving.load_test.candidates import (
     SettingsCandidate,
-    batches,
-    present_candidate,
-    sharings,
 )
-from slipway.serving.load_test.figures import Bench, Figures, figures_of
+from slipway.serving.load_test.figures import figures_of
 from slipway.serving.load_test.load import REFUSED, Answer
-from slipway.serving.load_test.samples import samples_of
 from slipway.serving.load_test.search import (
     LOWEST,
     RESOLUTION,
@@ -34,33 +29,18 @@ from slipway.serving.load_test.search import (
     on_grid,
 )
 from slipway.serving.load_test.trial_service import environment_of
-from slipway.serving.load_test.tuner import Goal, Outcome, Tried, Tuner
+from slipway.serving.load_test.tuner import Goal, Tried, Tuner
 from slipway.serving.settings import read_settings
-from slipway.system.errors import DataError, UnavailableError
+from slipway.system.errors import UnavailableError
 from tests.serving.bundles import (
-    CONTRACT,
     certify,
-    row_classifier,
     slow_classifier,
     with_golden_rows,
     write_bundle,
 )
 from tests.serving.conftest import MakeSettings
+from tests.serving.load_test.tuned import P99_MS, PRESENT, Formula, tuned
 from tests.serving.server import ROOT
-
-PRESENT = SettingsCandidate(1, 2, 16)
-MODEL = {
-    "model_version": "3f9c1b2a4d5e",
-    "execution": {
-        "actual": {
-            "backend": "onnxruntime",
-            "provider": "cpu",
-            "variant": "fp32",
-            "precision": "fp32",
-        }
-    },
-}
-P99_MS = 50.0
 
 
 def find(
@@ -115,97 +95,6 @@ def test_search_returns_none_if_no_rate_is_held() -> None:
     assert found is None
     assert min(trial.rate for trial in trials) >= LOWEST
     assert len(trials) < 40
-
-
-def figures(
-    rate: float | None,
-    connections: int | None,
-    seconds: float,
-    answered: float,
-    p99_ms: float,
-    failed: int = 0,
-) -> Figures:
-    refused = {"429": failed} if failed else {}
-    return Figures(
-        rate,
-        connections,
-        seconds,
-        round(answered),
-        refused,
-        p99_ms / 4,
-        p99_ms / 2,
-        p99_ms,
-        client_share=0.2,
-    )
-
-
-class Formula:
-    """Simulated services on a fake clock; a candidate sustains the rate `capacity(candidate)`."""
-
-    def __init__(
-        self, capacity: Callable[[SettingsCandidate], float], latency_ms: float = 10.0
-    ) -> None:
-        self.capacity = capacity
-        self.latency_ms = latency_ms
-        self.now = 0.0
-        self.opened: list[SettingsCandidate] = []
-        self.most_at_once = 0
-        self.highest_sent = 0.0
-        self._open = 0
-
-    @contextmanager
-    def __call__(self, candidate: SettingsCandidate) -> Iterator[Bench]:
-        self.opened.append(candidate)
-        self._open += 1
-        self.most_at_once = max(self.most_at_once, self._open)
-        self.now += 2.0
-        try:
-            yield _FormulaBench(self, self.capacity(candidate))
-        finally:
-            self._open -= 1
-
-
-class _FormulaBench:
-    def __init__(self, formula: Formula, capacity: float) -> None:
-        self._formula = formula
-        self._capacity = capacity
-
-    def at_rate(self, rate: float, seconds: float) -> Figures:
-        self._formula.now += seconds
-        self._formula.highest_sent = max(self._formula.highest_sent, rate)
-        if rate > self._capacity:
-            return figures(
-                rate,
-                None,
-                seconds,
-                self._capacity * seconds,
-                900,
-                failed=round((rate - self._capacity) * seconds) + 1,
-            )
-        return figures(rate, None, seconds, rate * seconds, self._formula.latency_ms)
-
-    def with_connections(self, connections: int, seconds: float) -> Figures:
-        self._formula.now += seconds
-        waiting_ms = 1000 * connections / self._capacity
-        return figures(
-            None,
-            connections,
-            seconds,
-            self._capacity * seconds,
-            max(waiting_ms, self._formula.latency_ms),
-        )
-
-
-def tuned(
-    formula: Formula,
-    goal: Goal,
-    seconds: float = 120,
-    present: SettingsCandidate = PRESENT,
-    cores: int = 2,
-) -> Outcome:
-    return Tuner(formula, goal, seconds, clock=lambda: formula.now).run(
-        present, cores, 64, report=lambda tried: None
-    )
 
 
 def test_settings_with_the_highest_rate_win_and_headroom_is_their_surplus() -> None:
@@ -312,26 +201,6 @@ def test_hopeless_candidates_are_abandoned_and_failing_ones_skipped() -> None:
         tuned(Formula(two_do_not_fit), Goal(P99_MS, 100, None), present=SettingsCandidate(2, 1, 16))
 
 
-def test_candidates_are_few_distinct_and_within_cores_and_bundle() -> None:
-    for cores in (1, 2, 4, 16, 64):
-        found = sharings(PRESENT, cores)
-        assert found[0] == PRESENT
-        assert len(found) == len(set(found)) <= 6
-        assert all(other.workers * other.num_threads <= max(cores, 2) for other in found)
-    assert {other.max_batch_size for other in batches(PRESENT, 64)} == {1, 8, 64}
-    assert batches(SettingsCandidate(1, 1, 1), 1) == []
-
-
-def test_present_settings_are_the_first_candidate(make_settings: MakeSettings) -> None:
-    assert present_candidate(make_settings(workers=2, num_threads=3), 64) == SettingsCandidate(
-        2, 3, 32
-    )
-    assert present_candidate(make_settings(num_threads=1), 16) == SettingsCandidate(1, 1, 16)
-    assert present_candidate(
-        make_settings(num_threads=1, max_batch_size=4), 16
-    ) == SettingsCandidate(1, 1, 4)
-
-
 def test_trial_service_shares_no_state_ports_or_keys(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
@@ -360,37 +229,6 @@ def test_trial_service_shares_no_state_ports_or_keys(
     assert read_settings(environment=child).bundle == settings.bundle
 
 
-def bodies(requests: Sequence[bytes]) -> list[bytes]:
-    return [request.partition(b"\r\n\r\n")[2] for request in requests]
-
-
-def test_samples_are_the_golden_rows_or_the_example_row_of_a_table(tmp_path: Path) -> None:
-    bundle = with_golden_rows(write_bundle(tmp_path / "images"))
-    rows, sent = bundle.golden_rows(), samples_of(bundle)
-    assert rows is not None
-    for body, pixels in zip(bodies(sent.requests), rows.inputs, strict=True):
-        decoded = decode_plain_png(body, CONTRACT.max_pixels)
-        assert decoded is not None
-        assert decoded.tobytes() == pixels.tobytes()
-    table = samples_of(write_bundle(tmp_path / "table", row_classifier()))
-    assert set(json.loads(bodies(table.requests)[0])) == {
-        "age",
-        "income",
-        "colour",
-        "city",
-        "member",
-        "since",
-    }
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "a.jpg").write_bytes(b"body")
-    assert bodies(samples_of(bundle, tmp_path / "own").requests) == [b"body"]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="0 bytes"):
-        samples_of(bundle, tmp_path / "empty")
-    with pytest.raises(DataError, match="cannot be read"):
-        samples_of(bundle, tmp_path / "gone")
-
-
 def test_load_is_sustained_only_if_all_requests_get_responses_in_time() -> None:
     answers = [Answer(number, 0.0, 0.001 * (number + 1), 200, {}, b"") for number in range(100)]
     found = figures_of(answers, 2.0, 0.5, 50, None)
@@ -413,33 +251,6 @@ def test_load_is_sustained_only_if_all_requests_get_responses_in_time() -> None:
     assert broken.failed == {"no answer": 1, "429": 1}
     assert not broken.holds(1000)
     assert not figures_of([], 2.0, 0.5, 50, None).holds(1000)
-
-
-def test_applying_settings_changes_only_their_own_lines_of_serving_env(tmp_path: Path) -> None:
-    path = tmp_path / "serving.env"
-    settings = PRESENT.settings()
-    assert card.with_settings(path, settings) == card.environment_lines(settings)
-    path.write_text(
-        "# ours\nSLIPWAY_WORKERS=9\nexport SLIPWAY_NUM_THREADS=9\nSLIPWAY_MONITORING=false\n"
-    )
-    written = card.with_settings(path, settings)
-    assert written.splitlines()[:2] == ["# ours", "SLIPWAY_MONITORING=false"]
-    assert "9" not in written
-    path.write_text(written)
-    assert card.with_settings(path, settings) == written
-
-
-def test_capacity_page_lists_all_candidates_and_warns_of_a_busy_machine_or_client() -> None:
-    outcome = tuned(Formula(lambda candidate: 300.0), Goal(P99_MS, 100, None))
-    quiet, busy = card.machine(0.1, 2), card.machine(5.0, 2)
-    content = card.card(outcome, MODEL, "1: a sample", quiet)
-    json.dumps(content, allow_nan=False)
-    text = card.page(content)
-    assert text.count("\n| 1 | ") + text.count("\n| 2 | ") == len(outcome.all_tried)
-    assert card.environment_lines(outcome.best.candidate.settings()).strip() in text
-    assert "busy before" not in text
-    assert "busy before" in card.page(card.card(outcome, MODEL, "1: a sample", busy))
-    assert "near its limit" not in text
 
 
 def tune(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
