@@ -83,8 +83,8 @@ def emulated_lines(
             *("-r", str(folder / "requirements.txt")),
         )
         (prefix / "proc").mkdir(parents=True)
-        for part in {*system.absolute().iterdir()} - {system.absolute() / "proc"}:
-            (prefix / part.name).symlink_to(part)
+        for part in ("lib", "usr"):  # the script's folder may be in `tmp` or `home`, here only
+            (prefix / part).symlink_to(system.absolute() / part)
         cores = [_CORE.format(core=core) for core in range(os.cpu_count() or 1)]
         files.write_text(prefix / "proc/cpuinfo", "".join(cores))
         done = subprocess.run(
