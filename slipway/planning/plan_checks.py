@@ -6,6 +6,8 @@ succeeds.
 
 import importlib.util
 import shutil
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,15 +95,21 @@ def check_workers(
         )
 
 
-def check_disk(needed: int, folder: Path, findings: Findings) -> None:
-    """Check the bytes that the training writes against the free space of `folder`'s disk."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        findings.mismatches.append(
-            f"the training writes up to {size(needed)}, but {folder.absolute()} has {size(free)} "
-            "free. Free space there."
-        )
+def check_disks(written: Iterable[tuple[Path, int]], findings: Findings) -> None:
+    """Check the bytes that the training writes in each folder against the free space of its disk.
+
+    Folders on the same disk share its free space.
+    """
+    totals: Counter[int] = Counter()  # by disk
+    for folder, num_bytes in written:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        totals[disk := existing.stat().st_dev] += num_bytes
+        free = shutil.disk_usage(existing).free
+        if totals[disk] > free:
+            findings.mismatches.append(
+                f"the training writes up to {size(totals[disk])} to the disk of "
+                f"{folder.absolute()}, which has {size(free)} free. Free space there."
+            )
 
 
 def check_memory(needed: int, available: int | None, what: str, findings: Findings) -> None:

@@ -16,7 +16,7 @@ from slipway.planning.packages import missing_network, missing_packages
 from slipway.planning.plan_checks import (
     Findings,
     check_deepspeed,
-    check_disk,
+    check_disks,
     check_memory,
     check_placement,
     check_workers,
@@ -26,6 +26,7 @@ from slipway.system.errors import SlipwayError
 from slipway.system.memory import free_bytes, own_bytes
 from slipway.training.batches.batches import StepShape
 from slipway.training.distributed.placement import Placement, TrainingHost
+from slipway.training.distributed.state_on_disk import check_offload_path
 from slipway.training.job import (
     Paths,
     TrainingData,
@@ -100,10 +101,10 @@ def make_plan(
         plan.shape = _shape(train, plan.placement, plan.data, plan.findings)
     if not (plan.network and plan.shape and plan.placement):
         return plan
-    accumulates = plan.shape.num_accumulated > 1
     model_parallel = plan.placement.model_parallel or 1
     is_pipeline = plan.placement.strategy == "pipeline"
     try:
+        check_offload_path(train.offload_path)
         check_division(plan.network, plan.placement)
     except SlipwayError as error:
         plan.findings.mismatches.append(str(error))
@@ -112,7 +113,7 @@ def make_plan(
         plan.network,
         train,
         plan.shape.per_device,
-        accumulates=accumulates,
+        accumulates=plan.shape.num_accumulated > 1,
         model_parallel=model_parallel,
         num_micro_batches=plan.shape.num_micro_batches if is_pipeline else 0,
     )
@@ -123,14 +124,14 @@ def make_plan(
     check_workers(train, plan.placement, batch_bytes, plan.findings)
     _check_memory(plan.placement, plan.memory, plan.findings)
     steps = train.epochs * (plan.steps_per_epoch or 0)
-    num_tensors = len(list(plan.network.parameters()))
-    board_bytes = _board_bytes(train, steps, num_tensors, batch_bytes)
+    board_bytes = _board_bytes(train, steps, len(list(plan.network.parameters())), batch_bytes)
     plan.disk = _disk(train, traces, plan.placement, board_bytes, paths)
     written = sum(plan.disk[name] for name in ("checkpoints", "model", "TensorBoard"))
-    check_disk(written, paths.work, plan.findings)
+    folders = [(paths.work, written)]
     if train.offload_path:
         offloaded = plan.memory.device.disk * plan.placement.devices
-        check_disk(offloaded, Path(train.offload_path), plan.findings)
+        folders.append((Path(train.offload_path), offloaded))
+    check_disks(folders, plan.findings)
     if timing_seconds and plan.data and not plan.findings.mismatches:
         plan.seconds = _seconds(
             params.seed, train, plan.data, plan.shape, plan.placement, timing_seconds

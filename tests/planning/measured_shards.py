@@ -94,7 +94,8 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         for weight in built.parameters():
             weight.grad = torch.zeros_like(weight)
         if strategy == "ddp":  # so that the profiler sees its buckets
-            answer = DistributedDataParallel(built, broadcast_buffers=False)
+            # Not its first message with all weights: a thread of gloo frees it, see below.
+            answer = DistributedDataParallel(built, broadcast_buffers=False, init_sync=False)
         # Only one step: it also misses that a thread of gloo frees a buffer.
         step()
     allocated = max(gather_objects(held + peak_of_events(profiler)))

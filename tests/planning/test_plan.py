@@ -25,6 +25,7 @@ from slipway.planning.memory_plan import (
     trace_share,
 )
 from slipway.planning.plan import describe
+from slipway.planning.plan_checks import Findings, check_disks
 from slipway.planning.resource_plan import ResourcePlan, make_plan, process_bytes
 from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.reports.console import size
@@ -401,11 +402,49 @@ def test_a_plan_lists_every_mismatch_at_once(
         "'16-mixed', which strategy 'single' cannot do",
         "train.batch_size is 200, but there are only 150",
         "of shared memory, but /dev/shm has 1 B free",
-        "has 1 B free. Free space there",
+        "which has 1 B free. Free space there",
         "needs about",
     ):
         assert part in text, part
     assert "more than the" in "\n".join(found.findings.remarks)
+
+
+OFFLOADED: dict[str, Any] = {
+    "strategy": "deepspeed_stage_3",
+    "devices": 2,
+    "offload": "optimizer",
+}
+
+
+def test_a_plan_adds_an_offloaded_state_to_the_checkpoints_of_the_same_disk(
+    in_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
+    found, _ = plan(**OFFLOADED, offload_path=".")
+    assert found.memory is not None
+    written = sum(found.disk[name] for name in ("checkpoints", "model", "TensorBoard"))
+    offloaded = 2 * found.memory.device.disk
+    assert offloaded > 0
+    wanted = f"writes up to {size(written + offloaded)} to the disk of {Path.cwd()}, which"
+    assert wanted in found.findings.mismatches[-1]
+
+
+def test_folders_on_one_disk_share_its_free_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 0, 100))
+    findings, written = Findings(), [(tmp_path / "work", 60), (tmp_path / "state", 40)]
+    check_disks(written, findings)
+    assert findings.mismatches == []
+    check_disks([*written, (tmp_path, 1)], findings)
+    assert f"101 B to the disk of {tmp_path}, which has 100 B free" in findings.mismatches[0]
+
+
+def test_a_plan_refuses_an_offload_path_that_is_no_folder(in_project: Path) -> None:
+    (mismatch,) = plan(**OFFLOADED, offload_path="missing")[0].findings.mismatches
+    assert "train.offload_path is 'missing', which is no folder" in mismatch
 
 
 def test_a_plan_lists_an_indivisible_batch_with_the_other_mismatches(in_project: Path) -> None:
