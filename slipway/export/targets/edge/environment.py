@@ -17,7 +17,8 @@ from slipway.system import files
 from slipway.system.errors import ParityError, UnavailableError
 
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
-_FOR_AARCH64 = ("--only-binary", ":all:", "--python-platform", "aarch64-unknown-linux-gnu")
+# OpenVINO's wheel needs glibc 2.35: Debian 12 has a newer one, and so has the recipe's image.
+_FOR_AARCH64 = ("--only-binary", ":all:", "--python-platform", "aarch64-manylinux_2_35")
 # QEMU shows the /proc/cpuinfo of this machine, at which ONNX Runtime for aarch64 crashes.
 _CORE = """\
 processor\t: {core}

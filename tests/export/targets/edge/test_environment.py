@@ -96,7 +96,7 @@ def test_script_on_aarch64_is_compared_with_the_certified_graph(
     found = run_on_aarch64(tmp_path / "edge", source, EDGE, system)
     assert found == {"rows": 12, "max_difference": 0.0, "flipped": []}
     installed = (tmp_path / "installed").read_text()
-    assert "--only-binary :all: --python-platform aarch64-unknown-linux-gnu " in installed
+    assert "--only-binary :all: --python-platform aarch64-manylinux_2_35 " in installed
     assert "--python-version 3.13 " in installed
     assert list((system / "proc").iterdir()) == []
 
