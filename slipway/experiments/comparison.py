@@ -82,14 +82,14 @@ class Comparison:
         return replace(self, records=[*filled, *empty])
 
     def cost(self, record: ExperimentRecord) -> float | None:
-        """Return the price of the GPUs for the whole run; None if it cannot be computed.
+        """Return the price of the GPUs for the whole run; None without GPUs, or if it is unknown.
 
         All stages count, because GPUs are rented while the other stages run, too.
         """
-        processes = record.results and record.results.processes
-        if self.gpu_hour is None or record.seconds is None or not processes:
+        gpus = record.results and record.results.gpus
+        if self.gpu_hour is None or record.seconds is None or not gpus:
             return None
-        return self.gpu_hour * processes * record.seconds / 3600
+        return self.gpu_hour * gpus * record.seconds / 3600
 
     def text(self, width: int = 100) -> str:
         """Return the table for a terminal of `width` columns, followed by the failures.

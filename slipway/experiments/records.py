@@ -35,6 +35,7 @@ class Results(Contract):
     gates: Verdict | Literal[""]
     certificate: str  # status of the certificate
     processes: int | None = None  # number of training processes, one for each device
+    gpus: int | None = None  # 0 for a training on the CPU; older runs do not have it
 
 
 class Validation(Contract):

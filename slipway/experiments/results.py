@@ -35,16 +35,15 @@ def read_results(root: Path, stages: Collection[str], content: dict[str, Any]) -
         log_loss=loss and loss.value,
         gates=read_gates(root / GATES).gates if (root / GATES).is_file() else "",
         certificate=_certificate(root) if "verify" in stages else "",
-        processes=_processes(root),
+        **_devices(root),
     )
 
 
-def _processes(root: Path) -> int | None:
-    """Return the number of processes of the training; None if its metrics do not have it."""
-    if not (root / TRAINED).is_file():
-        return None
-    found = json.loads((root / TRAINED).read_text()).get("processes")
-    return found if isinstance(found, int) else None
+def _devices(root: Path) -> dict[str, int | None]:
+    """Return the numbers of processes and GPUs of the training; None for those not recorded."""
+    found = json.loads((root / TRAINED).read_text()) if (root / TRAINED).is_file() else {}
+    numbers = {name: found.get(name) for name in ("processes", "gpus")}
+    return {name: value if isinstance(value, int) else None for name, value in numbers.items()}
 
 
 def _certificate(root: Path) -> str:

@@ -434,6 +434,7 @@ def _report(
         "strategy": manifest.actual.strategy,
         "precision": manifest.actual.precision,
         "processes": manifest.actual.world_size,
+        "gpus": manifest.actual.world_size if manifest.actual.accelerator == "gpu" else 0,
         "ensemble": {
             "method": params.ensemble.method,
             "expected_val_loss": chosen.expected_loss,

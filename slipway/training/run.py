@@ -354,6 +354,7 @@ def training_metrics(manifest: ModelManifest, last: Checkpoint) -> dict[str, obj
         "strategy": manifest.actual.strategy,
         "precision": manifest.actual.precision,
         "processes": manifest.actual.world_size,
+        "gpus": manifest.actual.world_size if manifest.actual.accelerator == "gpu" else 0,
     }
 
 

@@ -40,16 +40,18 @@ def test_a_row_has_metric_interval_baseline_log_loss_seconds_gate_and_certificat
 
 
 def test_a_price_adds_the_cost_of_all_gpus_over_the_run() -> None:
-    four = record("four", results=results(processes=4), seconds=900.0)
+    four = record("four", results=results(processes=4, gpus=4), seconds=900.0)
     killed = record("killed", results=None, seconds=None)
-    priced = Comparison([four, killed], [four, killed], gpu_hour=2.5)
+    on_cpu = record("on_cpu", results=results(processes=4, gpus=0), seconds=900.0)
+    runs = [four, killed, on_cpu]
+    priced = Comparison(runs, runs, gpu_hour=2.5)
     columns, rows = priced.filtered([]).sorted("name").cells()
     place = columns.index("cost")
     assert columns[place - 1] == "seconds"
-    assert [row[place] for row in rows] == ["2.50", ""]
-    assert [entry["cost"] for entry in priced.entries()] == [2.5, None]
+    assert [row[place] for row in rows] == ["2.50", "", ""]
+    assert [entry["cost"] for entry in priced.entries()] == [2.5, None, None]
     table = list(csv.DictReader(io.StringIO(priced.csv())))
-    assert [row["cost"] for row in table] == ["2.5", ""]
+    assert [row["cost"] for row in table] == ["2.5", "", ""]
     assert "cost" not in Comparison([four], [four]).cells()[0]
     assert "cost" not in Comparison([four], [four]).csv()
 

@@ -197,6 +197,7 @@ def test_accumulated_gradients_give_the_same_steps_as_whole_batches(
         assert done.returncode == 0, done.stderr
         assert f"x 2 processes x {16 // max_batch} accumulated; 4 steps per epoch" in done.stdout
         metrics = json.loads((project / "metrics/train.json").read_text())
+        assert (metrics["processes"], metrics["gpus"]) == (2, 0)
         losses.append([metrics["train_loss"], metrics["val_loss"]])
     assert np.allclose(losses[0], losses[1], rtol=0, atol=1e-5)
 
