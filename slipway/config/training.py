@@ -185,7 +185,8 @@ class TrainParams(ParamsSection):
         if self.model_parallel and self.strategy not in ("tensor_parallel", "pipeline"):
             yield (
                 f"model_parallel is {self.model_parallel}, which needs strategy 'tensor_parallel' "
-                f"or 'pipeline', but strategy is {self.strategy!r}. Use null, or one of the two"
+                f"or 'pipeline', but strategy is {self.strategy!r}, and strategies cannot be "
+                "combined (decision 43). Use null, or one of the two"
             )
         if self.strategy == "pipeline" and self.log_histograms_every_epochs:
             yield (

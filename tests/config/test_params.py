@@ -225,7 +225,8 @@ def test_default_params_yaml_is_valid() -> None:
         (
             {"train__model_parallel": 2, "train__strategy": "fsdp"},
             "model_parallel is 2, which needs strategy 'tensor_parallel' or 'pipeline', but "
-            "strategy is 'fsdp'. Use null, or one of the two",
+            "strategy is 'fsdp', and strategies cannot be combined (decision 43). Use null, or one "
+            "of the two",
         ),
         ({"train__loss": "huber"}, "loss is 'huber', which needs huber_delta"),
         (

@@ -236,9 +236,16 @@ def test_the_how_to_page_names_every_strategy_of_the_plan() -> None:
     page = (ROOT / "docs/how-to/scaling.md").read_text()
     lines = [line.strip("| ").split(" | ") for line in page.splitlines() if " billion | " in line]
     assert len(lines) == 7
-    for name, *cells in lines:
+    assert all(f"`{strategy}`" in page for strategy in STRATEGIES)
+    for name, *cells, one_copy in lines:
         num_parameters = int(float(name.split()[0]) * 1e9)
         states = traces(num_parameters, block=4 * num_parameters // 32)
+        part = traces(num_parameters // 8).full
+        states = states._replace(shared=(part, part), stage=(part, part))
+        for strategy in ("tensor_parallel", "pipeline"):
+            memory = device_memory(states, strategy, "bf16-mixed", 8)
+            assert memory.total <= 0.75 * 80e9
+            assert one_copy == f"{memory.total / 1e9:.1f}"
         for cell, (num_gpus, memory_gb) in zip(cells, GPUS_OF_THE_HOW_TO, strict=True):
             assert cell == smallest_cell(states, num_gpus, memory_gb), (name, num_gpus, memory_gb)
 
