@@ -196,7 +196,14 @@ def _fit(
     if placement.world_size > 1:
         every = params.log_every_steps
         watches += [
-            RankTimes(every, shape.num_accumulated, log, profiler),
+            RankTimes(
+                network,
+                every,
+                shape.num_accumulated,
+                log,
+                profiler,
+                can_be_slow=placement.strategy != "pipeline",
+            ),
             StallWatch(job.store.root / "stalled", STALL_S),
         ]
     trainer = pl.Trainer(

@@ -1,8 +1,10 @@
 """Compares the processes of a training with each other, and names a slow or hanging one.
 
 All processes end a step together, so a slow one cannot be seen in the step time. Each process
-therefore measures its own work: waiting for batches, and the forward pass. With FSDP and ZeRO-3 the
-forward pass exchanges weights, so only the waiting can differ.
+therefore measures its own work: waiting for batches, and the forward passes of its layers. What
+processes exchange in a forward pass comes before or after the call of a layer, so the time of the
+layers has no waiting for others. Only a compiled network is measured as a whole: it calls no layer,
+and exchanges nothing. Stages of a pipeline have different layers, so none is named as slow.
 
 A hanging process leaves all others waiting in a collective operation until its timeout, half an
 hour later. So each process counts the parts of steps that it has begun, and writes the count to a
@@ -22,6 +24,8 @@ from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
+from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from slipway.system import files
 from slipway.system.contract import Contract
@@ -41,7 +45,7 @@ class RankTime(NamedTuple):
 
     host: str
     wait_ms: float  # mean wait for batches since the last measurement
-    forward_ms: float  # sum over all batches of the measured step
+    forward_ms: float  # of the layers, over all batches of the measured step
 
     @property
     def own_ms(self) -> float:
@@ -69,22 +73,81 @@ class SlowRankFinder:
         host, wait_ms, forward_ms = times[slowest]
         return (
             f"rank {slowest} on {host} takes {own[slowest]:,.1f} ms of a step by itself (waiting "
-            f"for batches {wait_ms:,.1f} ms, forward pass {forward_ms:,.1f} ms), the other ranks "
+            f"for batches {wait_ms:,.1f} ms, its layers {forward_ms:,.1f} ms), the other ranks "
             f"{others:,.1f} ms (median), and they wait for it"
         )
 
 
+class LayerTimes:
+    """Adds up the time that the calls of a network's layers take, without what processes exchange.
+
+    A layer is a module without children. The hooks of FSDP2, ZeRO-3 and tensor parallelism gather
+    weights before a call, or add up outputs after it: outside of the measured time. A compiled
+    network has no such hooks, and is measured as a whole.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._is_compiled = network._compiled_call_impl is not None
+        self._layers = [module for module in network.modules() if not any(module.children())]
+        self._handles: list[Any] = []
+        self._began: Any = None  # mark at the start of the call that runs
+        self._calls: list[tuple[Any, Any]] = []  # marks at the start and end of each call
+
+    def start(self, *, from_zero: bool) -> None:
+        """Measure all calls until `stop`; forget those before if `from_zero` is True."""
+        self._calls = [] if from_zero else self._calls
+        self._enter(None, ())
+        for layer in [] if self._is_compiled else self._layers:
+            # Before the later hook of the strategy, which was registered first.
+            self._handles.append(layer.register_forward_hook(self._leave, prepend=True))
+            self._handles.append(layer.register_forward_pre_hook(self._enter))
+
+    def stop(self) -> None:
+        if self._is_compiled:
+            self._leave()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def seconds(self) -> float:
+        """Return the seconds of all measured calls, after waiting for the GPU's queue."""
+        if not torch.cuda.is_available():
+            return float(sum(end - begin for begin, end in self._calls))
+        torch.cuda.synchronize()
+        return float(sum(begin.elapsed_time(end) for begin, end in self._calls)) / 1000
+
+    def _enter(self, _: Any, inputs: tuple[Any, ...]) -> None:
+        for value in inputs:
+            if isinstance(value, AsyncCollectiveTensor):  # otherwise the layer waits for others
+                value.trigger_wait()  # type: ignore[no-untyped-call]
+        self._began = _mark()
+
+    def _leave(self, *_: Any) -> None:
+        self._calls.append((self._began, _mark()))
+
+
 class RankTimes(pl.Callback):
-    """Measures all ranks every `every` steps; rank 0 writes the times to the run log."""
+    """Measures all ranks every `every` steps; rank 0 writes the times to the run log.
+
+    Args:
+        network: the network that is trained, compiled or not.
+        can_be_slow: False if ranks have different layers, so that none is named as slow.
+    """
 
     def __init__(
-        self, every: int, num_accumulated: int, log: RunLog, profiler: DataWaitProfiler
+        self,
+        network: nn.Module,
+        every: int,
+        num_accumulated: int,
+        log: RunLog,
+        profiler: DataWaitProfiler,
+        *,
+        can_be_slow: bool,
     ) -> None:
         self._every, self._num_accumulated = every, num_accumulated
         self._log, self._profiler = log, profiler
-        self._finder = SlowRankFinder()
+        self._finder = SlowRankFinder() if can_be_slow else None
         self._waited_s, self._measured_from = 0.0, 0
-        self._forward_s, self._began = 0.0, 0.0
+        self._layers = LayerTimes(network)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self._waited_s, self._measured_from = self._profiler.waited_s, trainer.global_step
@@ -92,14 +155,12 @@ class RankTimes(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        if batch_idx % self._num_accumulated == 0:
-            self._forward_s = 0.0
         if self._is_due(trainer.global_step + 1):
-            self._began = _now()
+            self._layers.start(from_zero=batch_idx % self._num_accumulated == 0)
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: Any, loss: Any) -> None:
         if self._is_due(trainer.global_step + 1):
-            self._forward_s += _now() - self._began
+            self._layers.stop()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -108,13 +169,13 @@ class RankTimes(pl.Callback):
         steps = trainer.global_step - self._measured_from
         if not ends_step or steps < 1 or not self._is_due(trainer.global_step):
             return
-        waited_s = self._profiler.waited_s - self._waited_s
-        own = RankTime(socket.gethostname(), 1000 * waited_s / steps, 1000 * self._forward_s)
+        waited_ms = 1000 * (self._profiler.waited_s - self._waited_s) / steps
+        own = RankTime(socket.gethostname(), waited_ms, 1000 * self._layers.seconds())
         self._waited_s, self._measured_from = self._profiler.waited_s, trainer.global_step
         times = gather_objects(own)
         if not trainer.is_global_zero:
             return
-        slow = self._finder.add(times)
+        slow = self._finder.add(times) if self._finder else None
         figures = [time._asdict() for time in times]
         self._log.write("ranks", step=trainer.global_step, ranks=figures, slow=slow)
         if slow:
@@ -260,8 +321,10 @@ class StallWatch(pl.Callback):
         }
 
 
-def _now() -> float:
-    """Return the time in seconds, after waiting for all queued work of the GPU."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def _mark() -> Any:
+    """Return the present time in seconds, or an event in the queue of the GPU."""
+    if not torch.cuda.is_available():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
