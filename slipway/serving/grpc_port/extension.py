@@ -6,8 +6,9 @@ the port with SO_REUSEPORT.
 """
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,7 @@ _MAX_METADATA_BYTES = 16 << 10
 _OWN_HEADERS = {b"content-length", b"content-type", b"transfer-encoding", b"expect", b"te"}
 _PACKAGES = ("grpc", "grpc_health", "grpc_reflection", "tritonclient")
 _NOT_READY = 503
+_WATCH_S = 0.5  # between two looks at the readiness for a caller of Watch
 # gRPC codes by HTTP status. Other errors that the caller caused are INVALID_ARGUMENT.
 # https://github.com/grpc/grpc/blob/master/doc/statuscodes.md
 _CODES = {
@@ -76,6 +78,7 @@ class GrpcPort:
         self._worker, self._settings = worker, worker.settings
         self._application = Application(_answer_nothing, worker, "only")
         self._server: grpc.aio.Server | None = None
+        self._closing, self._num_watches = asyncio.Event(), 0
 
     def open(self) -> None:
         """Start to listen and to serve calls. Raises SettingsError if the port is taken."""
@@ -96,7 +99,7 @@ class GrpcPort:
                 ("grpc.max_connection_idle_ms", self._settings.idle_timeout_s * 1000),
             ),
         )
-        methods = _Methods(self._request, self._read_message, self._read_next)
+        methods = _Methods(self._request, self._read_message, self._read_next, self._readiness)
         self._server.add_generic_rpc_handlers((methods.handlers(), methods.health()))
         names = (_SERVICE, _HEALTH, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
@@ -111,9 +114,32 @@ class GrpcPort:
 
     async def close(self) -> None:
         """Finish the calls in flight, and close the port."""
+        self._closing.set()
         if self._server:
             await self._started
             await self._server.stop(self._settings.request_timeout_s)
+
+    async def _readiness(self) -> AsyncGenerator[bool, None]:
+        """Yield the readiness of the model, then each change, until the port closes.
+
+        Callers that watch occupy at most a quarter of the places. Raises Refusal above that.
+        """
+        limit = max(1, self._settings.max_connections // 4)
+        if self._num_watches >= limit:
+            message = f"{limit} callers watch, a quarter of SLIPWAY_MAX_CONNECTIONS"
+            raise Refusal("too_many_connections", message)
+        self._num_watches += 1
+        last: bool | None = None
+        try:
+            while not self._closing.is_set():
+                is_ready = self._worker.model is not None and not self._worker.is_draining
+                if is_ready != last:
+                    yield (last := is_ready)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _WATCH_S)
+            yield False
+        finally:
+            self._num_watches -= 1
 
     async def _read_message(self, context: Any) -> Any:
         """Return the message of a call. Abort the call if it does not arrive in time."""
@@ -190,6 +216,7 @@ class _Methods:
         request: Callable[..., Awaitable[Response]],
         read_message: _ReadMessage,
         read_next: _ReadMessage,
+        readiness: Callable[[], AsyncGenerator[bool, None]],
     ) -> None:
         from tritonclient.grpc import service_pb2
 
@@ -197,6 +224,7 @@ class _Methods:
 
         self._request, self._pb, self._messages = request, service_pb2, messages
         self._read_message, self._read_next = read_message, read_next
+        self._readiness = readiness
 
     def handlers(self) -> "grpc.GenericRpcHandler":
         import grpc
@@ -240,10 +268,26 @@ class _Methods:
                 return status(status=status.NOT_SERVING)
             return status(status=status.SERVING)
 
-        handler = grpc.stream_unary_rpc_method_handler(
-            self._unary(health_pb2.HealthCheckRequest, check)
-        )
-        return grpc.method_handlers_generic_handler(_HEALTH, {"Check": handler})
+        async def watch(messages: object, context: Any) -> AsyncIterator[bytes]:
+            content = await self._read_message(context)
+            try:
+                asked = self._messages.parse(content, health_pb2.HealthCheckRequest)
+                async with contextlib.aclosing(self._readiness()) as changes:
+                    async for is_ready in changes:
+                        found = status.SERVING if is_ready else status.NOT_SERVING
+                        if asked.service not in ("", _SERVICE):
+                            found = status.SERVICE_UNKNOWN
+                        yield bytes(status(status=found).SerializeToString())
+            except Refusal as refusal:
+                await _abort(refusal, context)
+
+        methods = {
+            "Check": grpc.stream_unary_rpc_method_handler(
+                self._unary(health_pb2.HealthCheckRequest, check)
+            ),
+            "Watch": grpc.stream_stream_rpc_method_handler(watch),
+        }
+        return grpc.method_handlers_generic_handler(_HEALTH, methods)
 
     def _unary(self, kind: Any, answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         """Create a method with one message, read as a stream of one: gRPC limits no reading."""

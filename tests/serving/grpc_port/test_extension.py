@@ -47,6 +47,7 @@ from tests.serving.ready_service import ready_service
 from tests.serving.server import Server, free_port
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+ANSWERED = 'slipway_requests_total{{code="{}",route="/v2/models/slipway/infer"}}'
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,26 @@ def pixels(rows: int, seed: int = 0) -> NDArray[np.uint8]:
     return generator.integers(0, 256, (rows, SIZE_PX, SIZE_PX, 3), dtype=np.uint8)
 
 
-def image_request() -> bytes:
-    """Return the message that requests the prediction of one image."""
+def image_request(*, is_raw: bool = True) -> bytes:
+    """Return the message that requests the prediction of one image, as raw bytes or as numbers."""
     values = pixels(1)
     request = service_pb2.ModelInferRequest(model_name="slipway", id="one")
-    request.inputs.add(name="image", datatype="UINT8", shape=values.shape)
-    request.raw_input_contents.append(values.tobytes())
+    tensor = request.inputs.add(name="image", datatype="UINT8", shape=values.shape)
+    if is_raw:
+        request.raw_input_contents.append(values.tobytes())
+    else:
+        tensor.contents.uint_contents.extend(values.flatten().tolist())
+    return bytes(request.SerializeToString())
+
+
+def row_request() -> bytes:
+    """Return the message that requests the prediction of one row of a table."""
+    request = service_pb2.ModelInferRequest(model_name="slipway", id="one")
+    for name, value in table_row(1).items():
+        datatype, values = _one(value)
+        tensor = request.inputs.add(name=name, datatype=datatype, shape=[1])
+        field = {"BYTES": "bytes", "BOOL": "bool", "FP64": "fp64"}[datatype]
+        getattr(tensor.contents, f"{field}_contents").extend(values.tolist())
     return bytes(request.SerializeToString())
 
 
@@ -269,6 +284,88 @@ def test_a_call_that_expires_or_is_cancelled_in_the_queue_costs_no_inference(
     run(make_settings(grpc_port=port, request_timeout_s=limit_s), work)
 
 
+@pytest.mark.process
+def test_waiting_grpc_calls_form_one_batch_and_are_counted(make_settings: MakeSettings) -> None:
+    port = free_port()
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        model, message = SlowModel(worker), image_request()
+        first = await occupied(client, model, picture(), {"content-type": "image/png"})
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            waiting = [channel.unary_unary(INFER)(message) for _ in range(5)]
+            await until(lambda: worker.admission.num_requests == 6)
+            model.gate.set()
+            answers = [service_pb2.ModelInferResponse.FromString(await one) for one in waiting]
+        assert (await first).status_code == 200
+        assert len(answers) == 5
+        assert len({one.raw_output_contents[0] for one in answers}) == 1
+        assert model.sizes == [1, 5]
+        assert metric(worker, "slipway_batch_size_sum") == 6
+        assert metric(worker, "slipway_batch_size_count") == 2
+        assert metric(worker, ANSWERED.format(200)) == 5
+
+    run(make_settings(grpc_port=port), work)
+
+
+@pytest.mark.process
+def test_wrong_shapes_are_invalid_arguments_and_counted(make_settings: MakeSettings) -> None:
+    port = free_port()
+    sent = pixels(1).tobytes()
+    size = SIZE_PX
+    shapes: tuple[list[int], ...] = (
+        [1, size, size],
+        [1, size, size, 4],
+        [2, size, size, 3],
+        [-1],
+        [],
+    )
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for shape in shapes:
+                request = service_pb2.ModelInferRequest(model_name="slipway")
+                request.inputs.add(name="image", datatype="UINT8", shape=shape)
+                request.raw_input_contents.append(sent)
+                refused = channel.unary_unary(INFER)(request.SerializeToString())
+                assert await refused.code() == grpc.StatusCode.INVALID_ARGUMENT, shape
+                assert "shape" in await refused.details() or "bytes" in await refused.details()
+        assert metric(worker, ANSWERED.format(422)) == len(shapes)
+        assert metric(worker, 'slipway_errors_total{error="tensor_mismatch"}') == len(shapes)
+        assert metric(worker, "slipway_batch_size_count") == 0
+
+    run(make_settings(grpc_port=port), work)
+
+
+@pytest.mark.process
+def test_health_watch_yields_the_present_status_and_each_change(
+    make_settings: MakeSettings,
+) -> None:
+    port = free_port()
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch
+            health = watch(health_pb2.HealthCheckRequest(), timeout=20)
+            other = watch(health_pb2.HealthCheckRequest(service="other"), timeout=20)
+            assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
+            assert (await other.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            third = watch(health_pb2.HealthCheckRequest(), timeout=20)
+            assert await third.code() == grpc.StatusCode.UNAVAILABLE
+            other.cancel()
+            worker.is_draining = True
+            assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            worker.is_draining = False
+            assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
+            stop = worker.hooks["grpc_port"].stop
+            assert stop
+            stopping = asyncio.ensure_future(stop())
+            assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await health.read() == grpc.aio.EOF
+            await stopping
+
+    run(make_settings(grpc_port=port, max_connections=8), work)
+
+
 def mutated(message: bytes, draw: random.Random) -> bytes:
     """Return a message with some bytes changed, removed, repeated or added."""
     content = bytearray(message)
@@ -287,12 +384,13 @@ def mutated(message: bytes, draw: random.Random) -> bytes:
     return bytes(content)
 
 
-def send_mutated(service: Service, number: int) -> dict[str, int]:
-    """Send `number` mutated messages. Returns the number of replies by status."""
-    message, draw = image_request(), random.Random(7)
-    found: dict[str, int] = {}
+def require_mutants_refused(service: Service, message: bytes, number: int) -> None:
+    """Send a message, then `number` mutants: most are refused, and none fails the service."""
+    draw = random.Random(7)
+    found = dict.fromkeys(("OK", "INVALID_ARGUMENT", "NOT_FOUND"), 0)
     with grpc.insecure_channel(service.address) as channel:
         call = channel.unary_unary(INFER)
+        assert call(message, timeout=10)
         for _ in range(number):
             code = "OK"
             try:
@@ -300,25 +398,34 @@ def send_mutated(service: Service, number: int) -> dict[str, int]:
             except grpc.RpcError as error:
                 code = error.code().name
             found[code] = found.get(code, 0) + 1
-    return found
+    assert found.keys() == {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}, found
+    assert found["INVALID_ARGUMENT"] > number / 6, found
+    assert service.client().is_server_ready()
 
 
 @pytest.mark.process
-def test_mutated_messages_are_refused_and_never_fail_the_service(images: Service) -> None:
-    found = send_mutated(images, 300)
-    assert found.keys() <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}, found
-    assert found["INVALID_ARGUMENT"] > 50
-    assert images.client().is_server_ready()
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_mutated_messages_are_refused_and_never_fail_the_service(
+    images: Service, is_raw: bool
+) -> None:
+    require_mutants_refused(images, image_request(is_raw=is_raw), 300)
 
 
-@pytest.mark.nightly(seconds=60)
+@pytest.mark.nightly(seconds=90)
 def test_10_000_mutated_messages_are_refused_and_never_fail_the_service(
     tmp_path: Path,
 ) -> None:
     for service in started(tmp_path):
-        found = send_mutated(service, 10_000)
-        assert found.keys() <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}, found
-        assert service.client().is_server_ready()
+        require_mutants_refused(service, image_request(), 5_000)
+        require_mutants_refused(service, image_request(is_raw=False), 5_000)
+
+
+@pytest.mark.nightly(seconds=90)
+def test_10_000_mutated_rows_of_a_table_are_refused_and_never_fail_the_service(
+    tmp_path: Path,
+) -> None:
+    for service in started(tmp_path, row_classifier()):
+        require_mutants_refused(service, row_request(), 10_000)
 
 
 @pytest.mark.process
