@@ -31,7 +31,7 @@ class ModelProcess:
 
     def __init__(self, model: HostedModel) -> None:
         self.model = model
-        self.port = free_port()
+        self.port = 0  # chosen at each start
         self.reason = "it is starting"  # why there is no answer, if there is none
         self.num_restarts = 0
         self.memory_bytes = 0
@@ -106,6 +106,9 @@ class ModelProcess:
 
     async def _run_once(self) -> str:
         """Start the service and wait until it ends. Returns the reason."""
+        # Another program may take the port before the service does. It then ends, and its next
+        # start has another port.
+        self.port = free_port()
         command = (
             *(sys.executable, "-m", "slipway.system.parent_death", str(os.getpid())),
             *(sys.executable, "-m", "slipway.cli", "serve", "--port", str(self.port)),

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipway.serving.auth.extension import AuthSettings
 from slipway.serving.extensions import SECTIONS
+from slipway.serving.metrics.gauges import memory_limit_bytes
 from slipway.serving.process.launch import ENVIRONMENT, read_environment
 from slipway.serving.settings import (
     PREFIX,
@@ -69,7 +70,8 @@ def read_models(path: Path, environment: Mapping[str, str] | None = None) -> lis
     """Read the models of a file, in its order.
 
     Raises SettingsError if the file, a name, a folder or a serving.env is wrong, if two models
-    share a folder, or if SLIPWAY_ variables of the environment would reach every model.
+    share a folder, if the limits of memory add up to more than the machine or the container has,
+    or if SLIPWAY_ variables of the environment would reach every model.
     """
     given = os.environ if environment is None else environment
     if names := sorted(name for name in given if name.startswith(PREFIX)):
@@ -98,6 +100,15 @@ def read_models(path: Path, environment: Mapping[str, str] | None = None) -> lis
                 f"{model.folder}, and would share its state. Name each folder once."
             )
         seen[model.folder] = model.name
+    limits = {
+        model.name: model.max_memory_bytes >> 20 for model in models if model.max_memory_bytes
+    }
+    if (total := sum(limits.values())) > (available := memory_limit_bytes() >> 20):
+        parts = ", ".join(f"{name} {limit}" for name, limit in limits.items())
+        raise SettingsError(
+            f"{path}: max_memory_mib of all models is {total} ({parts}), and this machine or "
+            f"container has {available} MiB. Lower the limits, or serve fewer models."
+        )
     return models
 
 

@@ -8,6 +8,7 @@ with the label `model`.
 import asyncio
 import base64
 import hashlib
+import logging
 from collections.abc import AsyncIterator
 from html import escape
 from http import HTTPStatus
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from slipway.serving.gateway.model_process import ModelProcess
+from slipway.serving.gateway.model_process import MEMORY_CHECK_S, ModelProcess
 from slipway.serving.http.callers import CallerCheck
 from slipway.serving.http.framing import checked_headers
 from slipway.serving.http.responses import (
@@ -33,8 +34,10 @@ from slipway.serving.http.responses import (
     send_response,
 )
 from slipway.serving.http.routes import Headers, new_request_id, request_id_of
+from slipway.serving.metrics.gauges import memory_limit_bytes
 from slipway.serving.metrics.service_metrics import CollectedMetrics
 
+logger = logging.getLogger("slipway.gateway")
 # Headers of one connection (RFC 9110, section 7.6.1), not of the message.
 _OF_CONNECTION = frozenset(
     (
@@ -95,13 +98,34 @@ class Gateway:
     async def _live(self, receive: Receive, send: Send) -> None:
         """Run the services from the start of the gateway's server to its end."""
         await receive()
-        self._running = [asyncio.create_task(service.run()) for service in self._services.values()]
+        runs = (service.run() for service in self._services.values())
+        self._running = [asyncio.create_task(run) for run in (*runs, self._watch_memory())]
         await send({"type": "lifespan.startup.complete"})
         await receive()
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def _watch_memory(self) -> None:
+        """Warn once when the models take nine tenths of the memory, and again after they took less.
+
+        The system ends processes when memory runs out, and may choose those of any model.
+        """
+        has_warned = False
+        while True:
+            used, available = self._used_mib(), memory_limit_bytes() >> 20
+            is_short = used > 0.9 * available
+            if is_short and not has_warned:
+                logger.warning(
+                    "the models take %d of %d MiB of memory; set max_memory_mib, or serve fewer",
+                    *(used, available),
+                )
+            has_warned = is_short
+            await asyncio.sleep(MEMORY_CHECK_S)
+
+    def _used_mib(self) -> int:
+        return sum(service.memory_bytes for service in self._services.values()) >> 20
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = {}
@@ -178,30 +202,35 @@ class Gateway:
         found = await asyncio.gather(*(service.is_ready() for service in services))
         return dict(zip(self._services, found, strict=True))
 
-    async def _listed(self) -> list[dict[str, str | int | bool]]:
+    async def _listed(self) -> list[dict[str, str | int | bool | None]]:
         return [
             {
                 "name": name,
                 "ready": is_ready,
                 "url": f"/models/{name}/",
                 "restarts": self._services[name].num_restarts,
+                "memory_mib": self._services[name].memory_bytes >> 20,
+                "max_memory_mib": (self._services[name].model.max_memory_bytes or 0) >> 20 or None,
             }
             for name, is_ready in (await self._states()).items()
         ]
 
-    def _page(self, models: list[dict[str, str | int | bool]]) -> Response:
+    def _page(self, models: list[dict[str, str | int | bool | None]]) -> Response:
         rows = ""
         for model in models:
             name, is_ready = escape(str(model["name"])), bool(model["ready"])
             rows += (
                 f'<tr{" class=ready" * is_ready}><td><a href="models/{name}/">{name}</a></td>'
-                f"<td>{'ready' if is_ready else 'not ready'}</td><td>{model['restarts']}</td></tr>"
+                f"<td>{'ready' if is_ready else 'not ready'}</td><td>{model['memory_mib']}"
+                f"{' of ' * bool(limit := model['max_memory_mib'])}{limit or ''} MiB</td>"
+                f"<td>{model['restarts']}</td></tr>"
             )
         page = (
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>Slipway</title>'
             f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
-            "<h1>Models</h1><p>Each model has a page of its own.</p>"
-            f"<table><tr><th>Model</th><th>State</th><th>Restarts</th></tr>{rows}</table></html>"
+            "<h1>Models</h1><p>Each model has a page of its own.</p><table><tr><th>Model</th>"
+            f"<th>State</th><th>Memory</th><th>Restarts</th></tr>{rows}</table>"
+            f"<p>All use {self._used_mib()} of {memory_limit_bytes() >> 20} MiB.</p></html>"
         )
         return Response(200, page.encode(), "text/html; charset=utf-8", (_POLICY,))
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from slipway.serving.gateway import models_file
 from slipway.serving.gateway.models_file import read_models
 from slipway.serving.settings import SettingsError
 
@@ -62,6 +63,18 @@ def test_an_invalid_models_file_is_refused_with_the_place_of_the_mistake(
     with pytest.raises(SettingsError) as refused:
         read_models(write(folder, text), {})
     assert message in str(refused.value)
+
+
+def test_limits_of_memory_above_that_of_the_machine_are_refused_with_the_figures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models_file, "memory_limit_bytes", lambda: 1000 * 2**20)
+    text = '[models.a]\nfolder = "digits"\nmax_memory_mib = 600\n'
+    text += '[models.b]\nfolder = "wines"\nmax_memory_mib = '
+    assert len(read_models(write(folder, f"{text}400"), {})) == 2
+    message = r"is 1001 \(a 600, b 401\), and this machine or container has 1000 MiB"
+    with pytest.raises(SettingsError, match=message):
+        read_models(write(folder, f"{text}401"), {})
 
 
 def test_a_missing_models_file_is_refused(tmp_path: Path) -> None:

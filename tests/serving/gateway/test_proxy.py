@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
-from slipway.serving.gateway import model_process
+from slipway.serving.gateway import model_process, proxy
 from slipway.serving.gateway.model_process import ModelProcess
 from slipway.serving.gateway.models_file import HostedModel
 from slipway.serving.gateway.proxy import Gateway, merged
@@ -75,6 +75,7 @@ def ask(
     return asyncio.run(call())
 
 
+LIMITS = {"a": 500 * 2**20, "b": None}
 MODELS: dict[str, Respond | None] = {"a": echo, "b": None}
 
 
@@ -184,6 +185,69 @@ def test_the_page_of_the_gateway_links_each_model() -> None:
     assert "style-src 'sha256-" in page.headers["content-security-policy"]
     assert get("/models/a").headers["location"] == "a/"
     assert get("/nothing").status_code == 404
+
+
+def test_page_and_list_of_the_gateway_show_the_memory_of_each_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy, "memory_limit_bytes", lambda: 900 * 2**20)
+    models = [HostedModel(name, Path(), limit, Settings()) for name, limit in LIMITS.items()]
+    services = [ModelProcess(model) for model in models]
+    for service in services:
+        service.memory_bytes = 300 * 2**20
+
+    async def work() -> tuple[httpx.Response, httpx.Response]:
+        transport = httpx.ASGITransport(app=Gateway(services, LoopbackOnly()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            found = await client.get("/"), await client.get("/models")
+        await asyncio.gather(*(service.close() for service in services))
+        return found
+
+    page, listed = asyncio.run(work())
+    assert "<td>300 of 500 MiB</td>" in page.text
+    assert "<td>300 MiB</td>" in page.text
+    assert "All use 600 of 900 MiB." in page.text
+    found = [(one["memory_mib"], one["max_memory_mib"]) for one in listed.json()["models"]]
+    assert found == [(300, 500), (300, None)]
+
+
+def test_gateway_warns_once_when_its_models_take_almost_all_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(proxy, "memory_limit_bytes", lambda: 1000 * 2**20)
+    monkeypatch.setattr(proxy, "MEMORY_CHECK_S", 0.0)
+    service = ModelProcess(HostedModel("a", Path(), None, Settings()))
+    watch = Gateway([service], LoopbackOnly())._watch_memory
+
+    async def work() -> list[int]:
+        task, counts = asyncio.create_task(watch()), []
+        for used_mib in (900, 901, 902, 0, 950):
+            service.memory_bytes = used_mib * 2**20
+            for _ in range(10):
+                await asyncio.sleep(0)
+            counts.append(len(caplog.records))
+        task.cancel()
+        return counts
+
+    assert asyncio.run(work()) == [0, 1, 1, 1, 2]
+    assert "the models take 901 of 1000 MiB" in caplog.text
+
+
+def test_each_start_of_a_service_has_a_port_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A service whose port was taken by another program ends, and is started at another port."""
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    service = ModelProcess(HostedModel("a", tmp_path, None, Settings()))
+
+    async def work() -> set[int]:
+        ports = set()
+        for _ in range(3):
+            assert "exit code 1" in await service._run_once()
+            ports.add(service.port)
+        return ports
+
+    assert len(asyncio.run(work()) - {0}) > 1
 
 
 def test_gateway_hides_its_list_of_models_from_pages_of_other_sites() -> None:
