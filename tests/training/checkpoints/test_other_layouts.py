@@ -16,6 +16,7 @@ from slipway.training.networks.networks import read_model_manifest
 from tests.training.conftest import write_project
 from tests.training.forked_runs import kill_after_checkpoint, run_forked
 from tests.training.real_runs import kill_at_step, run_training, weights_digest
+from tests.training.text_projects import write_text_project
 
 pytestmark = pytest.mark.process
 EXACT = {
@@ -25,6 +26,7 @@ EXACT = {
     "stochastic_depth": 0.0,
     "normalisation": "group",
 }
+TRANSFORMER = {"width": 56, "num_layers": 2, "num_heads": 4, "patch": 4, "dropout": 0.0}
 EVERY_STEP = {"checkpoint_every_minutes": 1e-9}
 
 
@@ -205,19 +207,26 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.nightly(seconds=90)
-@pytest.mark.parametrize("strategy", ["deepspeed_stage_3", "fsdp"])
+@pytest.mark.parametrize("strategy", ["deepspeed_stage_3", "fsdp", "tensor_parallel", "pipeline"])
 def test_a_training_resumes_exactly_after_a_sharded_checkpoint_filled_the_disk(
     tmp_path: Path, small_disk: Path, strategy: str
 ) -> None:
-    settings = {
-        "network_arguments": EXACT | {"width": 32},  # a checkpoint takes 1 MB
+    # A checkpoint takes 1 MB.
+    is_text = strategy in ("tensor_parallel", "pipeline")
+    arguments = TRANSFORMER if is_text else EXACT | {"width": 32}
+    settings: dict[str, Any] = {
+        "network_arguments": arguments,
         "precision": "32-true",
         "epochs": 2,
+        "batch_size": 16 if is_text else 32,
         "devices": 2,
         "strategy": strategy,
     }
-    whole = write_project(tmp_path / "whole", **settings)
-    filled = write_project(tmp_path / "filled", **settings, **EVERY_STEP)
+    write = write_text_project if is_text else write_project
+    whole, filled = (
+        write(tmp_path / "whole", **settings),
+        write(tmp_path / "filled", **(settings | EVERY_STEP)),
+    )
     assert run_training(whole).returncode == 0
     failed = run_training(filled)
     assert failed.returncode == 1

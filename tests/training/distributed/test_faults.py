@@ -20,6 +20,7 @@ from slipway.training.distributed.processes import report_error_once
 from tests import warm_starts
 from tests.training import test_table_runs
 from tests.training.real_runs import environment
+from tests.training.text_projects import write_text_project
 
 MODULE = "tests.training.failing_training"
 LIGHTNING = [sys.executable, "-u", "-m", MODULE]
@@ -193,6 +194,28 @@ def test_torchrun_ends_all_ranks_and_reports_the_failing_one(
 def test_a_hanging_rank_is_reported_but_not_as_failed(
     project: Path, fault: str, message: str
 ) -> None:
+    _see_the_hang_reported(project, fault, message)
+
+
+@pytest.mark.nightly(seconds=60)
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
+def test_all_ranks_that_wait_in_the_same_forward_pass_are_reported_with_their_lines_of_code(
+    tmp_path: Path, strategy: str
+) -> None:
+    project = write_text_project(tmp_path / "project", strategy=strategy, devices=2, epochs=20)
+    try:
+        # Rank 0 waits within its forward pass for the weights or values of rank 1.
+        message = (
+            r"rank 0 on .* in the forward pass of step 3, at .*; rank 1 on .* in the forward pass "
+            r"of step 3, at .*failing_training\.py:\d+ in .*; no rank is ahead"
+        )
+        _see_the_hang_reported(project, "1:hang", message)
+    finally:
+        for process in _living_processes(project):
+            os.kill(process, 9)
+
+
+def _see_the_hang_reported(project: Path, fault: str, message: str) -> None:
     with warm_starts.start([MODULE], project, {**environment(), "FAIL": fault}) as process:
         assert process.stdout is not None
         lines = iter(process.stdout)
