@@ -1,7 +1,9 @@
 """The scripts of launch/ train the same weights on two nodes as two processes on one node."""
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +96,36 @@ def test_torchrun_on_two_nodes_trains_the_same_weights_as_on_one_node(
         done = nodes.run("node1", ["launch/torchrun.sh", "2", "1", "0", "node1"], project)
         assert done.returncode == 0, done.stdout + done.stderr
         assert second.wait(60) == 0
+    assert _trained_on_two_nodes(project) == _trained_on_one_node(tmp_path / "one", **settings)
+
+
+def _kill_after_a_checkpoint(project: Path, rank: int) -> int:
+    """Wait for a checkpoint, kill the process of `rank`, and return its id."""
+    saved = ".work/train/*/step-*/checkpoint.json"
+    wait_until(lambda: any(project.glob(saved)), "checkpoint", 300)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_rank = f"RANK={rank}".encode() in (entry / "environ").read_bytes().split(b"\0")
+            if is_rank and (entry / "cwd").readlink() == project:
+                os.kill(int(entry.name), signal.SIGKILL)
+                return int(entry.name)
+    raise AssertionError(f"rank {rank} does not run")
+
+
+@pytest.mark.nightly(seconds=90)
+def test_torchrun_on_two_nodes_restarts_a_lost_process_and_trains_the_same_weights(
+    nodes: TwoNodes, tmp_path: Path
+) -> None:
+    settings = {**DDP, "epochs": 12}
+    project = _shared_project(tmp_path / "two", **settings, checkpoint_every_minutes=1e-9)
+    with (
+        nodes.started("node2", ["launch/torchrun.sh", "2", "1", "1", "node1"], project) as second,
+        nodes.started("node1", ["launch/torchrun.sh", "2", "1", "0", "node1"], project) as first,
+    ):
+        _kill_after_a_checkpoint(project, rank=1)
+        assert first.wait(300) == 0, (project / "node1.log").read_text()
+        assert second.wait(60) == 0, (project / "node2.log").read_text()
+    assert "resumed   after epoch" in (project / "node1.log").read_text()
     assert _trained_on_two_nodes(project) == _trained_on_one_node(tmp_path / "one", **settings)
 
 
