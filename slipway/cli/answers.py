@@ -64,8 +64,11 @@ def predict(
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=3000, show_default=True)
 @click.option("--models", type=click.Path(path_type=Path), help="Serve the models of this file.")
+@click.option("--grpc-port", type=click.IntRange(1, 65535), help="With --models: serve gRPC, too.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def serve(host: str, port: int, models: Path | None, options: tuple[str, ...]) -> None:
+def serve(
+    host: str, port: int, models: Path | None, grpc_port: int | None, options: tuple[str, ...]
+) -> None:
     """Start the service of the project in the working directory.
 
     Settings are SLIPWAY_ variables of the environment, then those of serving.env. OPTIONS are
@@ -78,8 +81,10 @@ def serve(host: str, port: int, models: Path | None, options: tuple[str, ...]) -
             raise click.UsageError(f"--models takes no further options, found {options[0]}")
         from slipway.serving.gateway.serve import serve_models
 
-        serve_models(models, host, port)
+        serve_models(models, host, port, grpc_port or 0)
         return
+    if grpc_port:
+        raise click.UsageError("--grpc-port needs --models; one model has SLIPWAY_GRPC_PORT")
     from slipway.serving.process.launch import launch
 
     launch(host, port, [*(["--quiet"] if is_quiet() else []), *options])

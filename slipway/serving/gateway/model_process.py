@@ -29,9 +29,9 @@ _LAST = 19  # the highest niceness of the system
 class ModelProcess:
     """Starts, watches and stops the service of one model. All on one event loop."""
 
-    def __init__(self, model: HostedModel) -> None:
-        self.model = model
-        self.port = 0  # chosen at each start
+    def __init__(self, model: HostedModel, *, has_grpc: bool = False) -> None:
+        self.model, self._has_grpc = model, has_grpc
+        self.port = self.grpc_port = 0  # chosen at each start
         self.reason = "it is starting"  # why there is no answer, if there is none
         self.num_restarts = 0
         self.memory_bytes = 0
@@ -43,6 +43,11 @@ class ModelProcess:
     def address(self) -> str:
         """The URL at which the service receives requests of callers."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """The address at which the service receives calls of gRPC."""
+        return f"127.0.0.1:{self.grpc_port}"
 
     @property
     def operators_address(self) -> str:
@@ -118,6 +123,12 @@ class ModelProcess:
             name: value for name, value in os.environ.items() if not name.startswith(PREFIX)
         }
         environment[f"{PREFIX}MODEL_NAME"] = self.model.name
+        if self._has_grpc:
+            self.grpc_port = free_port()
+            environment |= {
+                f"{PREFIX}GRPC_PORT": str(self.grpc_port),
+                f"{PREFIX}GRPC_HOST": "127.0.0.1",
+            }
         self._process = await asyncio.create_subprocess_exec(
             *command,
             cwd=self.model.folder,

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from html import escape
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 import aiohttp
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -36,6 +37,9 @@ from slipway.serving.http.responses import (
 from slipway.serving.http.routes import Headers, new_request_id, request_id_of
 from slipway.serving.metrics.gauges import memory_limit_bytes
 from slipway.serving.metrics.service_metrics import CollectedMetrics
+
+if TYPE_CHECKING:
+    from slipway.serving.gateway.grpc_proxy import GrpcProxy
 
 logger = logging.getLogger("slipway.gateway")
 # Headers of one connection (RFC 9110, section 7.6.1), not of the message.
@@ -73,17 +77,24 @@ _POLICY = (
 class Gateway:
     """An ASGI application in front of the services of several models."""
 
-    def __init__(self, services: list[ModelProcess], caller_check: CallerCheck | None) -> None:
+    def __init__(
+        self,
+        services: list[ModelProcess],
+        caller_check: CallerCheck | None,
+        grpc_address: tuple[str, int] | None = None,
+    ) -> None:
         """Create the gateway.
 
-        `caller_check` guards its own addresses; None admits all callers.
+        `caller_check` guards its own addresses; None admits all callers. `grpc_address` is the host
+        and the port for gRPC.
         """
+        self._grpc_address = grpc_address
         self._services = {service.model.name: service for service in services}
         self._caller_check = caller_check
         self._registry = CollectorRegistry()
         self._answered = Counter(
             "slipway_gateway_requests",
-            "Answers of the gateway by model and status; without a model: its own addresses.",
+            "Answers by model and status, or code of gRPC; without a model: the gateway's own.",
             ["model", "code"],
             registry=self._registry,
         )
@@ -98,14 +109,29 @@ class Gateway:
     async def _live(self, receive: Receive, send: Send) -> None:
         """Run the services from the start of the gateway's server to its end."""
         await receive()
+        grpc_proxy = await self._open_grpc()
         runs = (service.run() for service in self._services.values())
         self._running = [asyncio.create_task(run) for run in (*runs, self._watch_memory())]
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        if grpc_proxy:
+            await grpc_proxy.close()
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def _open_grpc(self) -> "GrpcProxy | None":
+        if self._grpc_address is None:
+            return None
+        from slipway.serving.gateway.grpc_proxy import GrpcProxy
+
+        def count(model: str, code: str) -> None:
+            self._answered.labels(model, code).inc()
+
+        opened = GrpcProxy(self._services, self._states, count)
+        await opened.open(*self._grpc_address)
+        return opened
 
     async def _watch_memory(self) -> None:
         """Warn once when the models take nine tenths of the memory, and again after they took less.

@@ -26,7 +26,7 @@ def write_models(folder: Path, **graphs: onnx.ModelProto | None) -> None:
 
 
 @contextmanager
-def running_gateway(folder: Path) -> Iterator[Server]:
+def running_gateway(folder: Path, *options: str) -> Iterator[Server]:
     """Serve the models of `folder/models.toml`, and end the gateway by SIGTERM."""
     variables = {
         name: value
@@ -37,7 +37,7 @@ def running_gateway(folder: Path) -> Iterator[Server]:
     command = [sys.executable, "-m", "slipway.cli", "serve", "--models", "models.toml"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--port", str(port)],
+            [*command, "--port", str(port), *options],
             cwd=folder,
             env=variables | {"PYTHONPATH": str(ROOT)},
             stdout=output,
