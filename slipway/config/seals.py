@@ -400,9 +400,10 @@ def _facts(path: Path) -> str | dict[str, int] | None:
 
 
 def _ignored_names(folder: Path) -> re.Pattern[str] | None:
-    """Return the names that DVC may ignore anywhere in `folder`.
+    """Return a regular expression of the file names that DVC may ignore anywhere in `folder`.
 
-    None if a pattern of .dvcignore may match more than a name, or the path of `folder` itself.
+    Returns None if the .dvcignore files are too complex to tell: a pattern has brackets or a
+    backslash, or it may match `folder` itself or a folder above it.
     """
     patterns = [".git", ".hg", ".dvc", ".dvcignore"]
     path = Path(os.path.abspath(folder))

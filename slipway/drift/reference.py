@@ -92,7 +92,11 @@ class Reference:
 
 
 class References(Contract):
-    """The content of `drift.json`."""
+    """The distributions of inputs and answers in validation: `drift.json` of a bundle.
+
+    The service compares its traffic with it. Inputs have one reference, answers one for each
+    variant of the model, such as fp32 and int8.
+    """
 
     format_version: Literal[3]
     inputs: InputReference

@@ -19,7 +19,11 @@ Statistic = Literal["psi", "kolmogorov_smirnov", "mann_whitney", "mmd"]
 
 @dataclass(frozen=True)
 class TwoSampleTest:
-    """Values (...) of a statistic and their critical values at the chosen level."""
+    """The results of many two-sample tests at one significance level; arrays of one shape.
+
+    A test compares a window of traffic with the reference. Its value is beyond the threshold if
+    the two differ.
+    """
 
     statistic: Statistic
     values: Float

@@ -47,9 +47,10 @@ def _devices(root: Path) -> dict[str, int | None]:
 
 
 def _certificate(root: Path) -> str:
-    """Return the status of the certificate; "" if there is none.
+    """Return "certified", "refused" or another status of the certificate; "" if nothing is known.
 
-    A commit lacks the certificate, which is an output of DVC, but it has the verdict.
+    DVC keeps the certificate, so the files of a commit may lack it. Then the status is that in
+    the small file of metrics which `verify` writes, and which git keeps.
     """
     if (root / CERTIFICATE).is_file():
         return read_certificate(root / CERTIFICATE).status

@@ -43,9 +43,10 @@ def end() -> None:
 
 
 def undo() -> str:
-    """Restore the copies and the matching outputs; return a message, or "" without copies.
+    """Undo an interrupted `slipway take`: bring back the files as they were before it.
 
-    If this fails, the copies stay, so that the next command tries again.
+    Then checks out DVC's outputs that belong to them. Returns a message for the user; "" if no
+    take was interrupted. If this fails, the copied files stay, and the next command tries again.
     """
     place = FOLDER / _JOURNAL
     if not place.is_file():

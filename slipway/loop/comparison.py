@@ -63,17 +63,22 @@ def compare_models(
     refused: Sequence[str] = (),
     trusted: Sequence[str] = (),
 ) -> CandidateComparison:
-    """Compare two models on the N test rows of the merged data.
+    """Compare the served model with the candidate, on old and on recent test rows.
+
+    The N rows are the test rows of the former data and of the rows collected from traffic. A
+    collected row is recent if its request was answered after the cause of this cycle, such as
+    drift.
 
     Args:
         served: the served model's answers.
         candidate: the candidate's answers, with the targets.
         keys: (N,) name of the API key that labelled a recent row; None for an old row, "" for a
-            collected row whose request was answered before the trigger.
-        answered: (N,) time of the answer to each recent row, in seconds; of others not read.
-        resampling: of the bootstrap, for all parts.
+            collected row that is not recent.
+        answered: (N,) when each recent row was answered, in seconds since 1970; the numbers of
+            other rows have no effect.
+        resampling: settings of the bootstrap, which gives every interval.
         refused: descriptions of the keys whose labels were not used; they are only recorded.
-        trusted: keys that are never reported as contradicted.
+        trusted: keys that are never reported for labels that contradict the candidate.
     """
     names = np.array([key or "" for key in keys], object)
     is_old, is_recent = np.array([key is None for key in keys], bool), names != ""

@@ -230,7 +230,8 @@ class LoopProject(ObservedProject):
     def _copied_candidate(self, cycle: Cycle, record: ExperimentRecord) -> dict[str, Any]:
         """Copy the candidate's bundle, so that a later training cannot replace it.
 
-        Returns the detail of the step `trained`.
+        Returns what the journal records of the step `trained`: paths, versions and digests. Raises
+        LoopError if the bundle was made from other data, or from data without a digest.
         """
         bundle = load_bundle(BUNDLE)
         bundle.verify()

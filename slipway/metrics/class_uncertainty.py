@@ -104,7 +104,10 @@ class ClassUncertainty:
 
     @staticmethod
     def certainty(probabilities: NDArray[np.float32], thresholds: Sequence[float] | None) -> Float:
-        """Return (N,) the probability of each row's most probable class."""
+        """Return (N,) float64, the probability of each row's most probable class.
+
+        `thresholds` are for models of several labels, and have no effect here.
+        """
         return np.asarray(probabilities.max(axis=1), np.float64)
 
     @staticmethod

@@ -35,7 +35,11 @@ def rank_classes(targets: NDArray[np.int64], probabilities: Float) -> list[Ranke
 
 
 def rank_labels(is_own: NDArray[np.bool_], probabilities: Float) -> list[RankedClass]:
-    """Rank the rows for each label that some but not all rows have; both arguments are (N, K)."""
+    """Sort the rows by the probability of each label that some but not all rows have.
+
+    `is_own` (N, K) says which row has which label, `probabilities` is (N, K). `ranking_scores`
+    takes the result.
+    """
     sides = zip(is_own.T, probabilities.T, strict=True)
     return [_ranked(own, scores) for own, scores in sides if 0 < own.sum() < len(own)]
 

@@ -74,7 +74,11 @@ def latest_results(study: Study) -> dict[int, ResultLine]:
 
 
 def optimism_of(study: Study, space: Space, top_k: int | None, seed: int) -> Optimism | None:
-    """Estimate the winner's optimism; None for one trial, or a metric not computed from rows."""
+    """Estimate by how much the best trial's validation score is too good, being the best of many.
+
+    `top_k` is the rank within which a label counts for top-k accuracy. Returns None if fewer than
+    two trials have answers for the same rows, or the metric is not computed from rows.
+    """
     params = study.schedule.params
     done = [one.trial for one in latest_results(study).values() if one.status == "done"]
     answers = read_answers({trial: study.answers(trial).with_suffix(".npz") for trial in done})

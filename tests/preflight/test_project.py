@@ -193,7 +193,9 @@ def test_time_cuts_with_shards_that_name_splits_are_refused() -> None:
         ("evaluate__reference_model", "x" * 5000, "xxx"),
     ],
 )
-def test_impossible_path_is_refused_with_its_key(key: str, value: str, text: str) -> None:
+def test_a_path_that_cannot_exist_is_refused_by_the_name_of_its_key(
+    key: str, value: str, text: str
+) -> None:
     said = refusal(**{key: value})
     assert text in said
     assert key.replace("__", ".") in said

@@ -146,7 +146,7 @@ def _count_members(path: Path, most: int) -> int:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         end = view.rfind(b"PK\x05\x06", max(0, len(view) - 22 - 0xFFFF))
         if end < 0 or end + 22 > len(view):
-            raise zipfile.BadZipFile("no table of contents at its end")
+            raise zipfile.BadZipFile("it is cut off: a zip file ends with its table of contents")
         declared, size = struct.unpack_from("<HI", view, end + 10)
         wraps = 1 << 16  # writers without zip64 let the number of members wrap
         if (

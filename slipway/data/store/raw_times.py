@@ -81,7 +81,10 @@ def time_raw_rows(samples: Iterable[RawSample], contract: ImageContract) -> RawT
         processor += time.process_time() - processor_begin
         count, begin = count + 1, time.perf_counter()
     if not count:
-        raise DataError("found no raw image to time. Run `dvc repro split`.")
+        raise DataError(
+            "no split has an image whose decoding could be timed, expected one. Run "
+            "`dvc repro split`."
+        )
     each = {f"{name}_ms": seconds / count * 1000 for name, seconds in totals.items()}
     return RawTimes(rows=count, processor_ms=processor / count * 1000, **each)
 

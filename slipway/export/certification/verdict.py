@@ -99,7 +99,8 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
         names = {hop.name for hop in certificate.hops}
         absent = ", ".join(name for name in REQUIRED if name not in names)
         raise ParityError(
-            f"the hop {absent} did not run, and a certificate requires it. Run `dvc repro export`."
+            f"{absent} was not compared with the trained model, and a certificate requires it. Run "
+            "`dvc repro export`."
         )
     against = f" from {hop.reference}" if hop.reference else ""
     row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""

@@ -254,9 +254,10 @@ class Admission:
         return min(demand, inside + self._num_refused)
 
     def _close_window(self, now: float) -> None:
-        """End a measuring window, which begins and ends with the end of a batch.
+        """End the measurement of the model's speed, in items per second, and begin the next one.
 
-        Updates the speed only if the queue was never nearly empty during the window.
+        Called as a batch ends. While the queue is nearly empty, the callers set the pace and not
+        the model, so the speed is updated only if that never happened since the last call.
         """
         seconds = now - self._window_began
         if self._window_least >= self._min_items / 4 and seconds < 8 * WINDOW_S:

@@ -76,9 +76,10 @@ class PortableDeepSpeedStrategy(DeepSpeedStrategy):
     def _setup_model_and_optimizer(
         self, model: nn.Module, optimizer: Any, lr_scheduler: Any = None
     ) -> Any:
-        """Divide the weights one at a time; DeepSpeed would first move all of them to the device.
+        """Divide the weights between the processes, one weight at a time.
 
-        Runs after the optimizer is made, which needs the shapes of whole weights.
+        DeepSpeed would first move all of them to the device. Lightning calls this after the
+        optimizer is made, because the optimizer needs the shapes of undivided weights.
         """
         assert self.lightning_module is not None
         network = self.lightning_module.network

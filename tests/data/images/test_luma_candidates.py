@@ -102,7 +102,7 @@ def test_equal_luma_with_different_colours_is_not_a_duplicate() -> None:
     assert cleaned.rows["flags"].to_pylist() == [["near_duplicate"]] * 2
 
 
-def test_of_files_with_the_same_bytes_at_most_one_is_read_twice() -> None:
+def test_only_one_of_several_identical_files_is_decoded_again_for_comparison() -> None:
     payloads = [jpeg(photograph(seed)) for seed in range(8)]
     samples = [sample(f"{index}.jpg", payloads[index % 4], "cat") for index in range(20)]
     cleaned, twice = clean(*samples)

@@ -82,7 +82,7 @@ def test_certificate_is_refused_if_a_required_hop_was_not_executed(
     absent = [hop for hop in all_hops() if hop.name != name]
     skipped = [*absent, not_executed(name, EXECUTION, "not here")]
     for hops, reason in (
-        (absent, f"the hop {name} did not run"),
+        (absent, f"{name} was not compared with the trained model"),
         (skipped, f"hop {name} not executed"),
     ):
         certificate = make_certificate(bundle, hops, {}, [], draft=False)

@@ -30,7 +30,11 @@ _MARK = "|"  # separates the characters of a list; every tokenizer leaves it as 
 
 
 def unreadable_part(content: str | None) -> str | None:
-    """Return the part of a tokenizer.json that the page cannot repeat; None if it can."""
+    """Name the first part of a tokenizer that the exported page's JavaScript does not have.
+
+    `content` is the text of a tokenizer.json; None for a model of bytes, which needs none. Returns
+    None if the page can make the same tokens.
+    """
     if content is None:
         return None
     found = json.loads(content)

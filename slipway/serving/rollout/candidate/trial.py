@@ -1,7 +1,7 @@
 """Loads a candidate in one worker, and sends it requests or copies of requests.
 
-Loading happens at low priority. A candidate that cannot be loaded, or that is no successor of the
-stable model, is refused with the reason.
+Loading happens at low priority. A candidate is refused, with the reason, if it cannot be loaded, or
+if its inputs, outputs or metrics forbid that it replaces the stable model.
 """
 
 import asyncio
