@@ -385,7 +385,7 @@ def _members_that_do_not_fit(params: "Params") -> Iterator[str]:
 
 
 def _member_misfits(params: "Params") -> Iterator[str]:
-    """Yield the contradictions of each member, checked as if it were the only model."""
+    """Yield the contradictions in the settings of each ensemble member, read as one model."""
     ensemble = params.ensemble
     without = params.model_copy(update={"ensemble": _ONE_MODEL})
     known = set(misfits(without))

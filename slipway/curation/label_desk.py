@@ -171,7 +171,7 @@ class LabelDesk:
         return items[0]
 
     def _is_answered(self, row: QueuedRow) -> bool:
-        """Return True if the row has a label, or if a later request has the same id."""
+        """Return True if nobody needs to label the row: it has a label, or was sent again later."""
         with self._labels() as connection:
             (labels,) = connection.execute(
                 "SELECT count(*) FROM labels WHERE request_id = ? AND item = ?", row.key[:2]

@@ -75,9 +75,10 @@ def random_sums(bins: Sequence[Bins], table: Sequence[Float]) -> Sums:
 def fit_joint(
     features: Sequence[FeatureReference], values: NDArray[np.float32]
 ) -> JointReference | None:
-    """Fit the joint reference to (rows, features) input values.
+    """Fit the reference for drift of several features together to (rows, features) inputs.
 
-    Returns None for fewer than two varying numbers, or too few rows.
+    It shows changes in how numbers vary together, which no feature shows alone. Returns None if
+    fewer than two numeric features vary, or there are too few rows.
     """
     columns = [index for index, feature in enumerate(features) if feature.varies]
     if len(columns) < 2 or len(values) < _MIN_ROWS:

@@ -75,7 +75,9 @@ def _row(answer: dict[str, Any], manifest: Bundle) -> list[float]:
     if not labels:
         interval = calibration.interval(answer["value"])
         if answer["interval"] != (interval and list(interval)):
-            raise ValueError("value and interval are inconsistent")
+            raise ValueError(
+                f"value and interval are inconsistent: {answer['value']} has {interval}"
+            )
         return [float(answer["value"])]
     numbers = [float(answer["probabilities"][label]) for label in labels]
     if len(answer["probabilities"]) != len(numbers):
@@ -122,7 +124,9 @@ def _fetch(request: urllib.request.Request) -> dict[str, Any]:
             f"{error.code} {error.read(_SHOWN).decode(errors='replace')}"
         ) from error
     except (OSError, ValueError) as error:  # no connection; or no URL, or no JSON
-        raise UnavailableError(f"{request.full_url} gave no answer ({error})") from error
+        raise UnavailableError(
+            f"{request.full_url} gave no answer ({error}); start it, or correct the address"
+        ) from error
     if not isinstance(content, dict):
         raise UnavailableError(
             f"{request.full_url} answered {type(content).__name__}, expected an object"

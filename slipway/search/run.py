@@ -334,7 +334,7 @@ def _free_folder() -> tuple[str, IO[bytes]]:
 
 @dataclass
 class _Stop:
-    """The signal that ends the search."""
+    """The signal that the user or the system sent to end the search; `number` is 0 before it."""
 
     event: threading.Event
     number: int = 0

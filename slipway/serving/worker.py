@@ -364,7 +364,7 @@ class ModelWorker:
                 self.metrics.expired()
             raise
         except InvalidAnswerError as error:
-            logger.error("request %s: model %s: %s", request_id, model.version, error)
+            logger.error("request %s: model %s failed: %s", request_id, model.version, error)
             raise Refusal("invalid_answer", f"{error}; this request has no prediction") from None
         except Exception as error:
             if self._never_ran(submission):  # not decoded, or shed by admission

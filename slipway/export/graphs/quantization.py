@@ -234,10 +234,11 @@ def _excluded(graph: onnx.GraphProto) -> list[str]:
 
 
 def _joints(graph: onnx.GraphProto) -> list[str]:
-    """Return the sums and ReLUs of feature maps between layers, which the CPU's int8 includes.
+    """Return the names of the nodes between layers that add or rectify feature maps.
 
-    Results of a matrix product, and transposed tensors such as a transformer's tokens, do not count
-    as feature maps until the next convolution: int8 gains nothing in their sums and loses accuracy.
+    The int8 graph for the CPU quantizes them as well. Results of a matrix product, and transposed
+    tensors such as a transformer's tokens, do not count as feature maps until the next convolution:
+    int8 gains nothing in their sums and loses accuracy.
     """
     inside, no_maps, found = between_layers(graph), set[str](), []
     for node in graph.node:  # in topological order

@@ -52,7 +52,7 @@ def http_body(request: service_pb2.ModelInferRequest) -> tuple[bytes, int]:
     if len(contents) != len(request.inputs):
         raise Refusal(
             "tensor_mismatch",
-            f"{len(contents)} were found, expected one for each of {len(request.inputs)} inputs",
+            f"{len(contents)} contents were found, expected {len(request.inputs)}, one per input",
             field="raw_input_contents",
         )
     if request.raw_input_contents and any(one.HasField("contents") for one in request.inputs):

@@ -84,7 +84,8 @@ def require_model(content: dict[str, Any], version: str) -> None:
     found = content["model"]["version"]
     if found != version:
         raise UnavailableError(
-            f"the capacity is that of model {found}, expected {version}, which is in {BUNDLE}. "
+            f"the measured answers per second are those of model {found}, expected {version}, "
+            f"which is in {BUNDLE}. "
             f"Run `slipway tune serving --p99-ms {content['goal']['p99_ms']:g}` again."
         )
 

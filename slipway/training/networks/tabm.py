@@ -128,9 +128,12 @@ class Tabm(nn.Module):
         self.head = LinearEnsemble(arguments.width, num_outputs, k=k)
 
     def forward(self, values: Tensor, places: Tensor, others: Tensor) -> Tensor:
-        """Map values (B, N), positions (B, N, bins) and the rest (B, P) to the submodels' outputs.
+        """Return the outputs (B, num_submodels, num_outputs) for the output of `RowEncoding`.
 
-        They are (B, num_submodels, num_outputs).
+        Args:
+            values: (B, N) the N numbers of each row.
+            places: (B, N, bins) the position of each number in its bins, 0 to 1.
+            others: (B, P) marks of missing numbers, and one slot for each category.
         """
         features = others
         if self.linear is not None and self.pieces is not None:

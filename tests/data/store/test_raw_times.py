@@ -63,7 +63,7 @@ def test_raw_times_name_reading_from_a_slow_disk_as_the_largest_part() -> None:
 
 
 def test_timing_no_images_is_an_error() -> None:
-    with pytest.raises(DataError, match="no raw image"):
+    with pytest.raises(DataError, match="no split has an image"):
         time_raw_rows([], CONTRACT)
 
 

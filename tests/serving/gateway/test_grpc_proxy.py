@@ -183,7 +183,7 @@ def test_calls_reach_a_restarted_model_at_its_new_port(gateway: Started) -> None
     assert set(codes) == {"StatusCode.UNAVAILABLE"}
 
 
-def test_one_model_takes_no_grpc_port_of_a_gateway(tmp_path: Path) -> None:
+def test_the_option_grpc_port_is_refused_without_a_file_of_models(tmp_path: Path) -> None:
     from click.testing import CliRunner
 
     from slipway.cli.answers import serve

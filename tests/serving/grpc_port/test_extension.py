@@ -492,7 +492,7 @@ def test_grpc_call_cannot_ask_for_outputs_as_json() -> None:
 def test_raw_contents_are_refused_if_their_number_differs_from_the_inputs() -> None:
     request = service_pb2.ModelInferRequest(raw_input_contents=[b"a", b"b"])
     request.inputs.add(name="a", datatype="UINT8", shape=[1])
-    with pytest.raises(Refusal, match="2 were found, expected one for each of 1 inputs"):
+    with pytest.raises(Refusal, match="2 contents were found, expected 1, one per input"):
         http_body(request)
 
 

@@ -130,7 +130,7 @@ def row_of(row: Mapping[str, Any], contract: Mapping[str, Any]) -> NDArray[np.fl
     with np.errstate(over="ignore"):
         encoded = np.array([*values, *missing, *codes], np.float64).astype(np.float32)
     if not np.isfinite(encoded).all():
-        raise InputError("a number of this row is larger than float32 can hold. Correct the row.")
+        raise InputError("found a number beyond float32, expected a smaller one. Correct the row.")
     return encoded
 
 
