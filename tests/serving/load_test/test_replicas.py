@@ -87,7 +87,7 @@ def test_missing_damaged_or_foreign_capacity_card_is_refused(tmp_path: Path) -> 
     with pytest.raises(UnavailableError, match="is not JSON"):
         read_card(path, 50)
     require_model(CONTENT, "f5da06a61851")
-    with pytest.raises(UnavailableError, match="that of model f5da06a61851, expected other"):
+    with pytest.raises(UnavailableError, match="those of model f5da06a61851, expected other"):
         require_model(CONTENT, "other")
 
 
