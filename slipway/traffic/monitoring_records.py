@@ -157,10 +157,10 @@ def read_joined_labels(state: Path, *versions: str) -> list[JoinedLabel]:
         rows = connection.execute(
             "SELECT caller, label, value, predicted_label, predicted_value, answered, joined "
             "FROM labels "
-            "WHERE model IN (SELECT value FROM json_each(?)) "
+            f"WHERE model IN ({', '.join('?' * len(versions))}) "
             "AND (label IS NULL) = (predicted_label IS NULL) "
             "ORDER BY joined DESC, request_id, item",
-            (json.dumps(versions),),
+            versions,
         ).fetchall()
     return [
         JoinedLabel(
