@@ -127,12 +127,11 @@ def models_of(
         near = [manifest.parent / _CERTIFICATE, manifest.parent.parent / _CERTIFICATE]
         certificate = next((files.sha256_file(path) for path in near if path.is_file()), None)
         data = found_bundle.manifest.lineage.data
-        name = Path(data.path).name if data else ""
         add(
             found_bundle.version,
             str(found_bundle.root),
             data.digest if data else None,
-            name,
+            Path(data.path).name if data else "",
             certificate,
         )
     for entry in read_recorded(state).entries:
@@ -140,8 +139,15 @@ def models_of(
             served = entry.stable
             add(served.version, "history", served.data, root.name, served.certificate)
     for name, commit in repository.experiments().items():
-        digest = _locked_digest(repository.file_at(commit, "dvc.lock"), search.data.path)
-        add(name, "an experiment that DVC keeps", digest, root.name, None)
+        if not repository.file_at(commit, "dvc.yaml"):  # of another project in this repository
+            continue
+        add(
+            name,
+            "an experiment that DVC keeps",
+            _locked_digest(repository.file_at(commit, "dvc.lock"), search.data.path),
+            root.name,
+            None,
+        )
     return list(found.values())
 
 

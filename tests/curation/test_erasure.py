@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,26 @@ def test_erase_removes_one_row_of_a_request_from_every_store(
     with pytest.raises(SystemExit):
         replay(["r-1", "--request-log", "log", "--bundle", "artifacts/bundle"])
     assert "rows 0 of r-1 were erased" in capsys.readouterr().err
+
+
+def test_only_experiments_of_this_project_are_listed_as_models(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    author = ("-c", "user.name=a", "-c", "user.email=a@localhost")
+
+    def git(*command: str) -> None:
+        subprocess.run(["git", *author, *command], cwd=project, check=True, capture_output=True)
+
+    git("init")
+    # Of another project in the same repository, whose folder is beside this one.
+    git("commit", "--allow-empty", "--message", "other")
+    git("update-ref", "refs/exps/00/1111/other", "HEAD")
+    git("add", "dvc.yaml")
+    git("commit", "--message", "own")
+    git("update-ref", "refs/exps/00/1111/own", "HEAD")
+    main([*ARGUMENTS, "--json"])
+    models = json.loads(capsys.readouterr().out)["models"]
+    assert [one["version"] for one in models[1:]] == ["own"]
 
 
 def test_erase_removes_nothing_without_confirmation(
