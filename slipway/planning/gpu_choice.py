@@ -401,9 +401,8 @@ def settings_of_strategies(
         strategy that cannot divide this training.
     """
     found, refused, size = dict[str, dict[str, Setting]](), list[str](), placement.world_size
-    tried = [
-        name for name in STRATEGIES if (name != "single" if size > 1 else name not in _WAITING)
-    ]
+    impossible = ("single",) if size > 1 else _WAITING
+    tried = [name for name in STRATEGIES if name not in impossible]
     if size == 1:
         refused.append(f"{' and '.join(_WAITING)}: they divide the network over several processes")
     other = "bf16-mixed" if placement.precision == "32-true" else "32-true"
@@ -416,7 +415,7 @@ def settings_of_strategies(
             shape.per_device,
             accumulates=shape.num_accumulated > 1,
         )
-        for strategy in tried if precision != other else list(found):
+        for strategy in tried:
             shared = (placement.model_parallel or size) if strategy in _WAITING else None
             try:
                 setting = planner.setting(strategy, size, shared)
@@ -424,6 +423,7 @@ def settings_of_strategies(
                 refused.append(f"{strategy}: {error}")
             else:
                 found.setdefault(strategy, {})[precision] = setting
+        tried = list(found)  # the second precision of each
     return found, refused
 
 

@@ -104,9 +104,6 @@ def _strategy_lines(
     for strategy, settings in found.items():
         chosen = settings[precision]
         in_full = {name == "32-true": setting for name, setting in settings.items()}
-        in_host = host_bytes(
-            chosen.memory, memory.traces.full.parameters, memory.base_bytes, on_gpu=on_gpu
-        )
         rows.append(
             [
                 chosen.name,
@@ -114,7 +111,14 @@ def _strategy_lines(
                     size(in_full[key].memory.total) if key in in_full else ""
                     for key in (True, False)
                 ),
-                size(in_host),
+                size(
+                    host_bytes(
+                        chosen.memory,
+                        memory.traces.full.parameters,
+                        memory.base_bytes,
+                        on_gpu=on_gpu,
+                    )
+                ),
                 size(checkpoint_bytes(memory.traces, strategy, precision)),
                 size(int(chosen.every_sent_byte)),
             ]

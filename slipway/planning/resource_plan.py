@@ -101,7 +101,6 @@ def make_plan(
         plan.shape = _shape(train, plan.placement, plan.data, plan.findings)
     if not (plan.network and plan.shape and plan.placement):
         return plan
-    model_parallel = plan.placement.model_parallel or 1
     is_pipeline = plan.placement.strategy == "pipeline"
     try:
         check_offload_path(train.offload_path)
@@ -114,7 +113,7 @@ def make_plan(
         train,
         plan.shape.per_device,
         accumulates=plan.shape.num_accumulated > 1,
-        model_parallel=model_parallel,
+        model_parallel=plan.placement.model_parallel or 1,
         num_micro_batches=plan.shape.num_micro_batches if is_pipeline else 0,
     )
     process = process_bytes(traces, plan.placement, base_bytes)
