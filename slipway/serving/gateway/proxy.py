@@ -58,6 +58,7 @@ _STYLE = (
     "body{font:16px/1.5 system-ui;max-width:46rem;margin:2rem auto;padding:0 1rem;"
     "background:var(--ground);color:var(--ink)}"
     "h1{font-size:1.5rem;margin:0}p{color:var(--soft);margin:.25rem 0 1.25rem}"
+    "table+p{margin-top:.75rem}"
     "a{color:var(--accent)}"
     "table{border-collapse:separate;border-spacing:0;width:100%;background:var(--card);"
     "border:1px solid var(--line);border-radius:12px}"
@@ -256,7 +257,7 @@ class Gateway:
             f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
             "<h1>Models</h1><p>Each model has a page of its own.</p><table><tr><th>Model</th>"
             f"<th>State</th><th>Memory</th><th>Restarts</th></tr>{rows}</table>"
-            f"<p>All use {self._used_mib()} of {memory_limit_bytes() >> 20} MiB.</p></html>"
+            f"<p>All models use {self._used_mib()} of {memory_limit_bytes() >> 20} MiB.</p></html>"
         )
         return Response(200, page.encode(), "text/html; charset=utf-8", (_POLICY,))
 

@@ -206,7 +206,7 @@ def test_page_and_list_of_the_gateway_show_the_memory_of_each_model(
     page, listed = asyncio.run(work())
     assert "<td>300 of 500 MiB</td>" in page.text
     assert "<td>300 MiB</td>" in page.text
-    assert "All use 600 of 900 MiB." in page.text
+    assert "All models use 600 of 900 MiB." in page.text
     found = [(one["memory_mib"], one["max_memory_mib"]) for one in listed.json()["models"]]
     assert found == [(300, 500), (300, None)]
 
