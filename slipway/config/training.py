@@ -130,7 +130,8 @@ class TrainParams(ParamsSection):
         "deepspeed_stage_2",
         "deepspeed_stage_3",
     ]
-    # Processes that share a copy of the network. Only for tensor_parallel and pipeline. null: all.
+    # Processes that share a copy of the network. Only for tensor_parallel, pipeline and fsdp. null:
+    # all; with fsdp none.
     model_parallel: Annotated[int, Field(ge=2)] | None
     precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
     accelerator: Literal["auto", "cpu", "gpu"]
@@ -182,11 +183,11 @@ class TrainParams(ParamsSection):
                 f"offload_path is {self.offload_path!r}, which needs strategy 'deepspeed_stage_3', "
                 f"but strategy is {self.strategy!r}. Use it, or offload_path: null"
             )
-        if self.model_parallel and self.strategy not in ("tensor_parallel", "pipeline"):
+        if self.model_parallel and self.strategy not in ("tensor_parallel", "pipeline", "fsdp"):
             yield (
-                f"model_parallel is {self.model_parallel}, which needs strategy 'tensor_parallel' "
-                f"or 'pipeline', but strategy is {self.strategy!r}, and strategies cannot be "
-                "combined (decision 43). Use null, or one of the two"
+                f"model_parallel is {self.model_parallel}, which needs strategy "
+                f"'tensor_parallel', 'pipeline' or 'fsdp', but strategy is {self.strategy!r}, and "
+                "others cannot be combined (decision 43). Use null, or one of the three"
             )
         if self.strategy == "pipeline" and self.log_histograms_every_epochs:
             yield (

@@ -242,6 +242,8 @@ def check_division(network: Network, placement: Placement) -> None:
     size = placement.model_parallel or 1
     if placement.strategy == "tensor_parallel":
         check_layers(network, size)
+    if placement.strategy == "fsdp" and placement.model_parallel:
+        check_layers(network, size, placement.num_readers)
     if placement.strategy == "pipeline":
         check_stages(network, size)
 

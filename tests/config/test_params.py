@@ -223,10 +223,10 @@ def test_default_params_yaml_is_valid() -> None:
         ),
         ({"train__offload": "all"}, "train.offload: found 'all'"),
         (
-            {"train__model_parallel": 2, "train__strategy": "fsdp"},
-            "model_parallel is 2, which needs strategy 'tensor_parallel' or 'pipeline', but "
-            "strategy is 'fsdp', and strategies cannot be combined (decision 43). Use null, or one "
-            "of the two",
+            {"train__model_parallel": 2, "train__strategy": "deepspeed_stage_2"},
+            "model_parallel is 2, which needs strategy 'tensor_parallel', 'pipeline' or 'fsdp', "
+            "but strategy is 'deepspeed_stage_2', and others cannot be combined (decision 43). Use "
+            "null, or one of the three",
         ),
         ({"train__loss": "huber"}, "loss is 'huber', which needs huber_delta"),
         (

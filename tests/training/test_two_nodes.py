@@ -14,7 +14,7 @@ import pytest
 from slipway.system import files
 from slipway.training.networks.networks import read_model_manifest
 from tests.training.conftest import ROOT, write_project
-from tests.training.real_runs import run_training, weights_digest
+from tests.training.real_runs import run_command, run_training, weights_digest
 from tests.training.slurm_cluster import slurm, wait_until
 from tests.training.text_projects import write_text_project
 from tests.training.two_nodes import TwoNodes, skip_without, two_nodes
@@ -31,6 +31,8 @@ FSDP, TENSOR, STAGES = (
     {"strategy": strategy, "precision": "32-true"}
     for strategy in ("fsdp", "tensor_parallel", "pipeline")
 )
+# Two copies of the network, each on the two processes of a node.
+MESH: dict[str, Any] = {**FSDP, "model_parallel": 2}
 PIPELINE = (
     "stages: {train: {cmd: python -m slipway.stages.train, deps: [data], params: [train], "
     "outs: [artifacts/model]}}\n"
@@ -54,20 +56,27 @@ def _one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def _write(root: Path, **train: Any) -> Path:
     """Write a project of texts for strategies that divide only transformers, else of images."""
-    is_text = train["strategy"] in ("tensor_parallel", "pipeline")
+    is_text = train["strategy"] in ("tensor_parallel", "pipeline") or "model_parallel" in train
     return (write_text_project if is_text else write_project)(root, **{"epochs": 3, **train})
 
 
 def _trained_on_one_node(root: Path, **train: Any) -> str:
-    project = _write(root, devices=2, num_nodes=1, **train)
-    done = run_training(project)
+    devices = 2 * _num_devices(train)
+    project = _write(root, devices=devices, num_nodes=1, **train)
+    # A warm start has only one process beside the first.
+    done = run_training(project) if devices == 2 else run_command(project)
     assert done.returncode == 0, done.stderr
     return weights_digest(project)
 
 
+def _num_devices(train: dict[str, Any]) -> int:
+    """Return the number of processes of each node."""
+    return int(train.get("model_parallel", 1))
+
+
 def _shared_project(root: Path, **train: Any) -> Path:
     """Write a project with only the stage `train`, the scripts of launch/ and this code."""
-    _write(root, num_nodes=2, devices=1, **train)
+    _write(root, num_nodes=2, devices=_num_devices(train), **train)
     shutil.copytree(ROOT / "launch", root / "launch")
     shutil.copy(ROOT / "env.sh", root)
     for name in ("bin", "slipway", "transforms", "data/demo"):
@@ -80,23 +89,29 @@ def _shared_project(root: Path, **train: Any) -> Path:
     return root
 
 
-def _trained_on_two_nodes(project: Path) -> str:
-    assert read_model_manifest(project / "artifacts/model").actual.world_size == 2
+def _trained_on_two_nodes(project: Path, num_devices: int = 1) -> str:
+    assert read_model_manifest(project / "artifacts/model").actual.world_size == 2 * num_devices
     assert (project / "dvc.lock").is_file()
     return weights_digest(project)
 
 
 @pytest.mark.nightly(seconds=75)
-@pytest.mark.parametrize("settings", [DDP, FSDP, TENSOR, STAGES], ids=lambda each: each["strategy"])
+@pytest.mark.parametrize(
+    "settings",
+    [DDP, FSDP, TENSOR, STAGES, MESH],
+    ids=["ddp", "fsdp", "tensor_parallel", "pipeline", "fsdp-model_parallel"],
+)
 def test_torchrun_on_two_nodes_trains_the_same_weights_as_on_one_node(
-    nodes: TwoNodes, tmp_path: Path, settings: dict[str, str]
+    nodes: TwoNodes, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    project = _shared_project(tmp_path / "two", **settings)
-    with nodes.started("node2", ["launch/torchrun.sh", "2", "1", "1", "node1"], project) as second:
-        done = nodes.run("node1", ["launch/torchrun.sh", "2", "1", "0", "node1"], project)
+    project, devices = _shared_project(tmp_path / "two", **settings), _num_devices(settings)
+    launcher = ["launch/torchrun.sh", "2", str(devices)]
+    with nodes.started("node2", [*launcher, "1", "node1"], project) as second:
+        done = nodes.run("node1", [*launcher, "0", "node1"], project)
         assert done.returncode == 0, done.stdout + done.stderr
         assert second.wait(60) == 0
-    assert _trained_on_two_nodes(project) == _trained_on_one_node(tmp_path / "one", **settings)
+    one_node = _trained_on_one_node(tmp_path / "one", **settings)
+    assert _trained_on_two_nodes(project, devices) == one_node
 
 
 def _kill_after_a_checkpoint(project: Path, rank: int) -> int:

@@ -59,7 +59,7 @@ class Placement:
     @property
     def shares_rows(self) -> bool:
         """True if processes compute the same rows, each with a part of a copy of the network."""
-        return self.strategy in _SHARING
+        return self.strategy in _SHARING or self.model_parallel is not None
 
     @property
     def num_readers(self) -> int:
@@ -166,15 +166,20 @@ def _model_parallel(params: TrainParams, strategy: str, world_size: int) -> int 
 
     None if the strategy does not divide the network among them.
     """
-    if strategy not in _SHARING:
+    if strategy not in _SHARING and not params.model_parallel:
         return None
     size = params.model_parallel or world_size
     if world_size % size:
         raise ParamsError(
             f"train.model_parallel is {size}, but train.devices and train.num_nodes make "
             f"{world_size} processes, expected a multiple of {size}. Change their number, or set "
-            f"train.model_parallel to a divisor of {world_size}, or to null: all processes share "
-            "one copy."
+            f"train.model_parallel to a divisor of {world_size}, or to null."
+        )
+    if strategy == "fsdp" and size == world_size:
+        raise ParamsError(
+            f"train.model_parallel is {size}, the number of all processes, so strategy 'fsdp' has "
+            "no copies to divide weights over. Use strategy 'tensor_parallel', or model_parallel: "
+            "null."
         )
     return size
 

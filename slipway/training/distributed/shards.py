@@ -3,11 +3,13 @@
 Tensors that are not divided pass through unchanged.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import get_total_norm
 
@@ -50,11 +52,24 @@ def divided_from(part: Tensor, like: Tensor) -> Tensor:
     )
 
 
+def num_parts(tensor: Tensor) -> int:
+    """Return the number of parts into which processes divide `tensor`."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if not placement.is_replicate())
+
+
 def by_division(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Separate divided tensors from whole ones, because torch cannot mix both in one operation."""
-    divided: list[Tensor] = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
-    others = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
-    return [group for group in (divided, others) if group]
+    """Group tensors by the processes that divide them; torch cannot mix groups in one operation.
+
+    Whole tensors are a group as well.
+    """
+    groups: dict[DeviceMesh | None, list[Tensor]] = {}
+    for tensor in tensors:
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        groups.setdefault(mesh, []).append(tensor)
+    return list(groups.values())
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:

@@ -179,7 +179,9 @@ def trainer_arguments(
         "plugins": [cluster_environment(placement.launch)],
     }
     if placement.strategy == "fsdp":
-        arguments["strategy"] = FullyShardedStrategy(placement.world_size, placement.half_dtype)
+        arguments["strategy"] = FullyShardedStrategy(
+            placement.num_readers, placement.model_parallel, placement.half_dtype
+        )
         arguments["plugins"].append(ShardedPrecision())
         arguments["inference_mode"] = False  # its tensors could not be gathered for training again
         return arguments
@@ -245,7 +247,9 @@ def actual_setup(trainer: pl.Trainer) -> TrainingSetup:
         offload=_actual_offload(strategy),
         parameter_dtype=str(dtype).removeprefix("torch."),
         model_parallel=(
-            strategy.model_parallel if isinstance(strategy, SharedCopyStrategy) else None
+            strategy.model_parallel
+            if isinstance(strategy, SharedCopyStrategy | FullyShardedStrategy)
+            else None
         ),
     )
 

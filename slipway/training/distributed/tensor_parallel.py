@@ -4,7 +4,9 @@ The processes of a copy compute the same rows. Each holds its columns of the lay
 names (`parallel_layers()`), and everything else whole: Shoeybi et al. 2019, arXiv:1909.08053.
 """
 
+from collections.abc import Iterator
 from functools import partial
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,62 +36,84 @@ class TensorParallelStrategy(SharedCopyStrategy):
             isinstance(weight, DTensor)
             and weight.device_mesh.size() == self.model_parallel
             and local(weight).numel() * self.model_parallel == weight.numel()
-            for block in parallel_blocks(self.network)
-            for layer in parallel_layers(self.network)
-            for weight in [block.get_submodule(layer.name).weight]
+            for weight, _ in shared_weights(self.network)
         )
 
     def divide(self, network: Network) -> None:
         share_layers(network, self.copy_mesh)
+        for weight in network.parameters():
+            weight.data = weight.data.clone()  # out of the file, where it is not divided
 
 
-def share_layers(network: Network, mesh: DeviceMesh) -> None:
-    """Reduce the divided layers to this process's part, in place."""
+def shared_weights(network: Network) -> Iterator[tuple[Tensor, DividedLayer]]:
+    """Yield the weights, without biases, of all layers that processes share."""
     layers = parallel_layers(network)
     for block in parallel_blocks(network):
-        plan = {layer.name: _style(layer) for layer in layers}
+        for layer in layers:
+            module: Any = block.get_submodule(layer.name)
+            yield module.weight, layer
+
+
+def share_layers(network: Network, mesh: DeviceMesh, *, whole_biases: bool = False) -> None:
+    """Reduce the divided layers to this process's part, in place.
+
+    With `whole_biases` the biases of layers with several fused outputs stay whole.
+    """
+    layers = parallel_layers(network)
+    for block in parallel_blocks(network):
+        plan = {layer.name: _style(layer, whole_biases=whole_biases) for layer in layers}
         parallelize_module(block, mesh, plan, src_data_rank=None)
         if network.mapped:
             network.mapped.release()
-    for weight in network.parameters():
-        weight.data = weight.data.clone()  # out of the file, where it is not divided
 
 
-def _style(layer: DividedLayer) -> ParallelStyle:
+def _style(layer: DividedLayer, *, whole_biases: bool) -> ParallelStyle:
     if layer.by == "inputs":
         return RowwiseParallel()
-    return ColwiseParallel() if layer.parts == 1 else PartwiseParallel(layer.parts)
+    if layer.parts == 1:
+        return ColwiseParallel()
+    return PartwiseParallel(layer.parts, whole_bias=whole_biases)
 
 
 class PartwiseParallel(ParallelStyle):
     """Divides a linear layer with several fused outputs, such as queries, keys and values.
 
     Each process gets a part of every output. The whole weight keeps the order of its rows, so
-    checkpoints have the same format as from a single process.
+    checkpoints have the same format as from a single process. With `whole_bias` the bias stays
+    whole, and each process takes its part in each pass.
     """
 
-    def __init__(self, parts: int) -> None:
-        self._parts = parts
+    def __init__(self, parts: int, *, whole_bias: bool) -> None:
+        self._parts, self._whole_bias = parts, whole_bias
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Linear)
-        for name, weight in list(module.named_parameters()):
+        names = ["weight"] if self._whole_bias or module.bias is None else ["weight", "bias"]
+        for name in names:
+            weight = module.get_parameter(name)
             ranges = weight.detach().reshape(self._parts, -1, *weight.shape[1:])
             # The order survives in the placement of the flat tensor.
             divided = distribute_tensor(ranges, device_mesh, [Shard(1)], src_data_rank=None)
             weight = nn.Parameter(divided.flatten(0, 1), requires_grad=weight.requires_grad)
             module.register_parameter(name, weight)
-        module.forward = partial(_forward, module, device_mesh)  # type: ignore[method-assign]
+        forward = partial(_forward, module, self._parts, device_mesh)
+        module.forward = forward  # type: ignore[method-assign]
         return module
 
 
-def _forward(module: nn.Linear, mesh: DeviceMesh, inputs: Tensor) -> Tensor:
+def _forward(module: nn.Linear, parts: int, mesh: DeviceMesh, inputs: Tensor) -> Tensor:
     """Compute the outputs for this process's part of the weight, which DTensor would gather."""
-    # Backward adds up the gradients of all processes.
-    shared = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
-    own = shared.to_local(grad_placements=[Partial()])
-    weight, bias = (
-        value.to_local() if isinstance(value, DTensor) else value
-        for value in (module.weight, module.bias)
-    )
-    return F.linear(own, weight, bias)
+    assert isinstance(module.weight, DTensor)
+    weight, bias = module.weight.to_local(), cast(Tensor | None, module.bias)
+    if isinstance(bias, DTensor):
+        bias = bias.to_local()
+    elif bias is not None:
+        bias = _used_by_all(bias, mesh).view(parts, mesh.size(), -1)[:, mesh.get_local_rank()]
+        bias = bias.flatten()
+    return F.linear(_used_by_all(inputs, mesh), weight, bias)
+
+
+def _used_by_all(value: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return `value`, equal on all processes, whose gradient is the sum of all processes'."""
+    shared = DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+    return shared.to_local(grad_placements=[Partial()])

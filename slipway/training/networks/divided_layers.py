@@ -38,13 +38,22 @@ def parallel_layers(network: Network) -> list[DividedLayer]:
     return list(named()) if callable(named) else []
 
 
-def check_layers(network: Network, num_processes: int) -> None:
-    """Raise a ParamsError if the layers cannot be divided over `num_processes` processes."""
-    if found := _problem(network, num_processes):
+def check_layers(network: Network, num_processes: int, num_copies: int | None = None) -> None:
+    """Raise a ParamsError if the layers cannot be divided over `num_processes` processes.
+
+    `num_copies` is the number of copies over which `fsdp` divides each part; None without it.
+    """
+    found = _problem(network, num_processes)
+    if not found and num_copies:
+        found = _uneven_columns(network, num_copies)
+    if found:
         what, remedy = found
+        setting, other = "strategy is 'tensor_parallel'", "'fsdp', which"
+        if num_copies:
+            setting, other = f"model_parallel is {num_processes}", "model_parallel: null, which"
         raise ParamsError(
-            f"train.strategy is 'tensor_parallel', but {what} in train.network "
-            f"{network.spec.name!r}. {remedy}, or 'fsdp', which divides any network."
+            f"train.{setting}, but {what} in train.network {network.spec.name!r}. {remedy}, or "
+            f"{other} divides any network."
         )
 
 
@@ -103,6 +112,20 @@ def _uneven_layer(network: Network, num_processes: int) -> tuple[str, str] | Non
                 f"{num_processes} processes cannot equally share the {layer.groups} {layer.unit} "
                 f"of {layer.name!r}",
                 f"Use {use}",
+            )
+    return None
+
+
+def _uneven_columns(network: Network, num_copies: int) -> tuple[str, str] | None:
+    """Return a text on fused outputs that `fsdp` cannot divide equally, and the remedy, or None."""
+    block: Any = parallel_blocks(network)[0]
+    for layer in parallel_layers(network):
+        size = block.get_submodule(layer.name).in_features
+        if layer.parts > 1 and size % num_copies:
+            return (
+                f"{num_copies} copies cannot equally divide the {size} inputs of {layer.name!r}, "
+                f"which has {layer.parts} fused outputs",
+                f"Use a number of copies that divides {size}",
             )
     return None
 

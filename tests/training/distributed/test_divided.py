@@ -20,7 +20,7 @@ from tests.training.distributed.test_fully_sharded import epoch_losses
 from tests.training.real_runs import TRAIN, kill_at_step, run_command, weights_digest
 from tests.training.text_projects import write_text_project
 
-SHARING = ["tensor_parallel", "pipeline"]
+SHARING = ["tensor_parallel", "pipeline", "fsdp"]
 COPIES: dict[str, Any] = {"devices": 4, "model_parallel": 2}
 RECIPE: dict[str, Any] = {"gradient_clip_norm": 0.5, "l1": 1e-4, "ema_decay": 0.9}
 
@@ -49,7 +49,8 @@ def test_copies_of_a_network_read_different_rows_but_processes_of_a_copy_the_sam
     with pytest.raises(ParamsError, match=r"is 61, which 2 copies of the network cannot share"):
         step_shape(params.model_copy(update={"batch_size": 61}), placement)
     whole = place(params.model_copy(update={"model_parallel": None}), TrainingHost(0, True, None))
-    assert (whole.num_readers, whole.model_parallel) == (1, 6)
+    expected = (6, None) if strategy == "fsdp" else (1, 6)
+    assert (whole.num_readers, whole.model_parallel) == expected
 
 
 def test_a_batch_with_fewer_rows_than_pipeline_processes_is_refused() -> None:
@@ -68,7 +69,7 @@ def test_each_step_of_two_divided_copies_has_the_same_loss_as_on_one_process(
     settings: dict[str, Any] = {**RECIPE, "epochs": 20}
     one = trained(write_text_project(tmp_path / "one", **settings, strategy="single"))
     four = write_text_project(tmp_path / "four", **settings, strategy=strategy, **COPIES)
-    change(four, max_batch_per_device=16 if strategy == "tensor_parallel" else 8)
+    change(four, max_batch_per_device=8 if strategy == "pipeline" else 16)
     trained(four)
     assert len(epoch_losses(four)) == 20
     assert np.allclose(epoch_losses(four), epoch_losses(one), rtol=0, atol=1e-5)
@@ -109,16 +110,42 @@ def test_a_killed_training_of_divided_copies_resumes_to_the_same_weights(
 
 
 @pytest.mark.nightly(seconds=200)
-def test_other_meshes_and_strategies_resume_a_checkpoint_of_divided_copies(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [
+            {"strategy": "tensor_parallel", **COPIES},
+            {"strategy": "tensor_parallel", "devices": 4, "model_parallel": None},
+            {"strategy": "pipeline", **COPIES},
+            {"strategy": "ddp", "devices": 2, "model_parallel": None},
+        ],
+        [
+            {"strategy": "single", "devices": 1, "model_parallel": None},
+            {"strategy": "fsdp", **COPIES},
+            {"strategy": "ddp", "devices": 2, "model_parallel": None},
+            {"strategy": "fsdp", **COPIES},
+        ],
+        [
+            {"strategy": "fsdp", "devices": 4, "model_parallel": None},
+            {"strategy": "fsdp", **COPIES},
+            {"strategy": "tensor_parallel", **COPIES},
+            {"strategy": "fsdp", **COPIES},
+        ],
+        [
+            {"strategy": "fsdp", **COPIES},
+            {"strategy": "fsdp", "devices": 2, "model_parallel": None},
+            {"strategy": "fsdp", **COPIES},
+            {"strategy": "single", "devices": 1, "model_parallel": None},
+        ],
+    ],
+    ids=["copies", "from-single", "from-fsdp", "to-single"],
+)
+def test_other_meshes_and_strategies_resume_a_checkpoint_of_divided_copies(
+    tmp_path: Path, layouts: list[dict[str, Any]]
+) -> None:
     settings: dict[str, Any] = {"epochs": 5, "batch_size": 16}
     whole = trained(write_text_project(tmp_path / "whole", **settings, strategy="single"))
     moved = write_text_project(tmp_path / "moved", **(settings | EVERY_STEP))
-    layouts: list[dict[str, Any]] = [
-        {"strategy": "tensor_parallel", **COPIES},
-        {"strategy": "tensor_parallel", "devices": 4, "model_parallel": None},
-        {"strategy": "pipeline", **COPIES},
-        {"strategy": "ddp", "devices": 2, "model_parallel": None},
-    ]
     for index, layout in enumerate(layouts):
         change(moved, **layout)
         if index + 1 < len(layouts):
@@ -126,4 +153,5 @@ def test_other_meshes_and_strategies_resume_a_checkpoint_of_divided_copies(tmp_p
     trained(moved)
     assert np.allclose(losses(moved), losses(whole), rtol=0, atol=1e-5)
     segments = read_model_manifest(moved / "artifacts/model").segments
-    assert [segment.model_parallel for segment in segments] == [2, 4, 2, None]
+    found = [(segment.strategy, segment.model_parallel) for segment in segments]
+    assert found == [(each["strategy"], each["model_parallel"]) for each in layouts]

@@ -25,11 +25,14 @@ from tests.packed_rows import packed_rows
 from tests.project_params import PROJECT, augment_params, of_kind
 from tests.sentences import CLASSES, sentences
 from tests.tokens import token_contract
-from tests.training.real_runs import run_training
+from tests.training.real_runs import run_command, run_training
 
 pytestmark = pytest.mark.nightly(seconds=60)
 NUM_STEPS = 5
 STRATEGIES = ("ddp", "deepspeed_stage_2", "deepspeed_stage_3", "fsdp", "tensor_parallel")
+TWICE: dict[str, Any] = {"strategy": "fsdp", "model_parallel": 2, "devices": 4}
+SETTINGS = [*({"strategy": strategy, "devices": 2} for strategy in STRATEGIES), TWICE]
+NAMES = [*STRATEGIES, "fsdp-model_parallel"]
 
 
 def encoder_project(
@@ -92,9 +95,10 @@ def encoder_project(
     return root
 
 
-def trained(project: Path) -> list[float]:
+def trained(project: Path, num_processes: int = 1) -> list[float]:
     """Train the project; return the loss of each epoch."""
-    done = run_training(project)
+    # A warm start has only one process beside the first.
+    done = run_training(project) if num_processes <= 2 else run_command(project)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (project / "reports/live/plots/metrics/train/loss.tsv").read_text().splitlines()
     return [float(line.split("\t")[1]) for line in lines[1:]]
@@ -106,16 +110,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
     return project, trained(project)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 def test_a_divided_encoder_has_the_loss_of_one_process_and_its_weights_are_exported(
-    tmp_path: Path, strategy: str, alone: tuple[Path, list[float]]
+    tmp_path: Path, settings: dict[str, Any], alone: tuple[Path, list[float]]
 ) -> None:
-    project = encoder_project(tmp_path, strategy=strategy, devices=2)
-    losses = trained(project)
+    project = encoder_project(tmp_path, **settings)
+    losses = trained(project, settings["devices"])
     assert len(losses) == NUM_STEPS
     np.testing.assert_allclose(losses, alone[1], rtol=0, atol=1e-5)
     actual = read_model_manifest(project / "artifacts/model").actual
-    assert (actual.strategy, actual.world_size) == (strategy, 2)
+    found = (actual.strategy, actual.world_size, actual.model_parallel)
+    shared = 2 if settings["strategy"] == "tensor_parallel" else settings.get("model_parallel")
+    assert found == (settings["strategy"], settings["devices"], shared)
     network = load_network(project / "artifacts/model").eval()
     rows = np.load(project / "data/packed/val/inputs.npy")
     # Not the weights: a bias of keys changes no answer, so Adam steps along the noise of rounding.
@@ -135,13 +141,14 @@ def test_a_divided_encoder_has_the_loss_of_one_process_and_its_weights_are_expor
     np.testing.assert_allclose(onnx_answers(graph, rows).outputs, probabilities, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("settings", SETTINGS, ids=NAMES)
 def test_a_divided_lora_training_has_the_loss_of_one_process_and_leaves_no_adapter(
-    tmp_path: Path, strategy: str
+    tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     one = encoder_project(tmp_path / "one", lora_rank=4, strategy="single")
-    two = encoder_project(tmp_path / "two", lora_rank=4, strategy=strategy, devices=2)
-    np.testing.assert_allclose(trained(two), trained(one), rtol=0, atol=1e-5)
+    two = encoder_project(tmp_path / "two", lora_rank=4, **settings)
+    losses = trained(two, settings["devices"])
+    np.testing.assert_allclose(losses, trained(one), rtol=0, atol=1e-5)
     expected = load_network(one / "artifacts/model").state_dict()
     found = load_network(two / "artifacts/model").state_dict()
     assert not [name for name in found if "lora" in name]

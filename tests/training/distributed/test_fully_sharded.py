@@ -1,5 +1,6 @@
 """Compares strategies that divide the weights over two processes with one process."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 
 from slipway.training.networks.networks import load_network, read_model_manifest
 from tests.training.checkpoints.test_other_layouts import EXACT, losses
-from tests.training.conftest import write_project
-from tests.training.real_runs import run_training
+from tests.training.conftest import ROOT, write_project
+from tests.training.real_runs import run_command, run_training
 from tests.training.text_projects import write_text_project
 
 pytestmark = pytest.mark.process
@@ -74,3 +75,15 @@ def test_a_divided_transformer_has_the_same_loss_as_on_one_process(
     )
     # A bias of keys changes no answer, so Adam steps along the noise of rounding.
     assert (own - alone).abs().quantile(0.9) < 1e-4
+
+
+def test_weights_divided_over_copies_and_within_them_are_those_of_one_process(
+    tmp_path: Path,
+) -> None:
+    # Fused outputs: queries, keys and values of the first, of modernbert's also two wide layers.
+    networks = ["small_transformer", "bert", "modernbert", "modernbert-lora-4"]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=4"]
+    module = ["-m", "tests.training.distributed.divided_twice", str(tmp_path), *networks]
+    done = run_command(ROOT, [sys.executable, "-m", *launcher, *module])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"equal {name}" for name in networks]

@@ -159,6 +159,18 @@ def test_settings_chosen_by_the_user_have_no_recorded_reason() -> None:
             ParamsError,
             "model_parallel is 4, .* 6 processes, expected a multiple of 4.* divisor of 6",
         ),
+        (
+            NO_GPU,
+            {"strategy": "fsdp", "devices": 6, "model_parallel": 4},
+            ParamsError,
+            "model_parallel is 4, .* 6 processes, expected a multiple of 4.* divisor of 6",
+        ),
+        (
+            NO_GPU,
+            {"strategy": "fsdp", "devices": 4, "model_parallel": 4},
+            ParamsError,
+            "is 4, the number of all processes, .* no copies .* Use strategy 'tensor_parallel'",
+        ),
     ],
 )
 def test_impossible_strategy_precision_and_device_settings_are_refused(

@@ -103,6 +103,17 @@ def test_error_for_an_uneven_division_names_the_possible_numbers_of_processes() 
         check_layers(transformer(width=48, num_heads=12), 5)
 
 
+def test_fused_outputs_whose_inputs_copies_cannot_divide_equally_are_refused() -> None:
+    check_layers(transformer(), 2, num_copies=2)
+    with pytest.raises(
+        ParamsError,
+        match=r"model_parallel is 2, but 3 copies cannot equally divide the 32 inputs of "
+        r"'queries_keys_values', .* 3 fused outputs .* divides 32, or model_parallel: null, which",
+    ):
+        check_layers(transformer(), 2, num_copies=3)
+    check_layers(own(_Named()), 2, num_copies=3)  # no fused outputs
+
+
 def test_networks_that_name_no_parallel_layers_are_refused_with_alternatives() -> None:
     with pytest.raises(ParamsError, match=r"'hashed_ngrams'.*'small_transformer', 'encoder'"):
         check_layers(network(), 2)
