@@ -28,7 +28,9 @@ class Batchable:
     def __init__(self) -> None:
         self.model = Model()
 
-    @bentoml.api(batchable=True, max_batch_size=MAX_BATCH_SIZE, max_latency_ms=10_000)  # type: ignore[untyped-decorator]
+    @bentoml.api(  # type: ignore[untyped-decorator]
+        batchable=True, max_batch_size=MAX_BATCH_SIZE, max_latency_ms=10_000
+    )
     def predict(self, images: list[PILImage]) -> list[dict[str, Any]]:
         """Return the label and probabilities of each image."""
         pixels = np.stack([image_array(image, self.model.contract) for image in images])

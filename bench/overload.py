@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -126,8 +127,8 @@ def serving(name: str, folder: Path) -> Iterator[str]:
         with started("bench.stock_service:Stock", folder) as url:
             yield url
         return
-    settings = {} if name == "the service" else {"max_wait_s": 600}
-    with running(folder, num_threads=1, **settings) as server:  # type: ignore[arg-type]  # settings are none of the other arguments
+    settings: dict[str, Any] = {} if name == "the service" else {"max_wait_s": 600}
+    with running(folder, num_threads=1, **settings) as server:
         server.wait()
         yield server.url
 

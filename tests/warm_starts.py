@@ -364,7 +364,8 @@ def _fork_second_rank() -> Job | None:
     pid = os.fork()
     if pid:
         os.close(waiting)
-        setattr(subprocess_script, "subprocess", SimpleNamespace(Popen=_Rank(pid, begin).start))  # noqa: B010
+        stand_in = SimpleNamespace(Popen=_Rank(pid, begin).start)
+        setattr(subprocess_script, "subprocess", stand_in)  # noqa: B010
         return None
     os.close(begin)
     prctl = ctypes.CDLL(None).prctl

@@ -107,10 +107,11 @@ def _write_collected(path: Path) -> None:
 
 def state_of(project: Path) -> dict[str, Any]:
     """The content of a project that an erasure may change."""
+    requests = list(read_requests(project / "log"))
     return {
         "raw": (project / "raw.csv").read_text(),
         "collected": pq.read_table(project / "data/collected.parquet").to_pylist(),
-        "requests": [one.request_id for one in read_requests(project / "log")],  # type: ignore[union-attr]
+        "requests": [one.request_id for one in requests],  # type: ignore[union-attr]
     }
 
 

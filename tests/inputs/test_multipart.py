@@ -1,4 +1,5 @@
 import hashlib
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -49,7 +50,9 @@ def test_boundary_avoids_bytes_that_occur_in_an_image() -> None:
         lambda body: body.replace(b'"image"', b'"other"'),
     ],
 )
-def test_decode_images_refuses_forms_that_encode_images_did_not_write(spoil) -> None:  # type: ignore[no-untyped-def]  # a lambda
+def test_decode_images_refuses_forms_that_encode_images_did_not_write(
+    spoil: Callable[[bytes], bytes],
+) -> None:
     content_type, body = encode_images([b"one", b"two"])
     with pytest.raises(ValueError, match="is not as Slipway writes it"):
         decode_images(content_type, spoil(body))

@@ -17,7 +17,9 @@ from slipway.system.errors import ImageError
 MAX_PIXELS = 10**6
 
 
-def encoded(pixels: NDArray[np.uint8], mode: str | None = None, **options: object) -> bytes:
+def encoded(
+    pixels: NDArray[np.uint8] | NDArray[np.uint16], mode: str | None = None, **options: object
+) -> bytes:
     image = Image.fromarray(pixels)
     stream = io.BytesIO()
     (image.convert(mode) if mode else image).save(stream, "PNG", **options)
@@ -122,7 +124,7 @@ OTHERS: dict[str, Callable[[], bytes]] = {
     ),
     "of a palette": lambda: encoded(random_pixels(1, (9, 9), 3), "P"),
     "of one bit": lambda: encoded(random_pixels(1, (9, 9), 1), "1"),
-    "of 16 bits": lambda: encoded(np.arange(81, dtype=np.uint16).reshape(9, 9)),  # type: ignore[arg-type]  # of another width
+    "of 16 bits": lambda: encoded(np.arange(81, dtype=np.uint16).reshape(9, 9)),
     "grey and transparent": lambda: encoded(random_pixels(1, (9, 9), 1), "LA"),
     "turned by EXIF": lambda: encoded(
         random_pixels(1, (9, 7), 3),

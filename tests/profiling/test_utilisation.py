@@ -8,7 +8,7 @@ import torch
 from slipway.planning.step_memory import step_flop
 from slipway.profiling.step_times import PARTS, Round
 from slipway.profiling.utilisation import matrix_rate, matrix_rates, utilisation
-from slipway.training.distributed.placement import Placement
+from slipway.training.distributed.placement import Placement, PrecisionName
 from tests.project_params import PROJECT
 from tests.training.networks.test_text_networks import TOKENS, network
 
@@ -35,8 +35,10 @@ class ProductClock:
         return next(self._times)
 
 
-def placement(precision: str = "32-true", accelerator: str = "cpu", devices: int = 1) -> Placement:
-    return Placement("ddp", precision, accelerator, devices, 1, None, None, ())  # type: ignore[arg-type]
+def placement(
+    precision: PrecisionName = "32-true", accelerator: str = "cpu", devices: int = 1
+) -> Placement:
+    return Placement("ddp", precision, accelerator, devices, 1, None, None, ())
 
 
 def timed(*step_ms: float) -> list[Round]:

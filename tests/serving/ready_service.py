@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -12,10 +13,10 @@ from tests.serving.server import Server, running
 
 @contextmanager
 def ready_service(
-    folder: Path, graph: onnx.ModelProto | None = None, **settings: object
+    folder: Path, graph: onnx.ModelProto | None = None, **settings: Any
 ) -> Iterator[Server]:
     """Write bundle and certificate to `folder`; `settings` are further SLIPWAY_ variables."""
     certify(folder / "certificate.json", write_bundle(folder / "bundle", graph))
-    with running(folder, **settings) as server:  # type: ignore[arg-type]  # its own arguments have other names
+    with running(folder, **settings) as server:
         server.wait()
         yield server

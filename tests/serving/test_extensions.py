@@ -12,6 +12,7 @@ from slipway.serving.extensions import EXTENSIONS
 from tests import plain_http
 from tests.serving.bundles import certify, picture, write_bundle
 from tests.serving.server import Server, copy_service, environment, free_port, running
+from tests.structure.core_modules import MOST_CORE_MODULES, num_core_modules
 
 NAMES = tuple(one.name for one in EXTENSIONS)
 # The extensions that most others know of, and all, are taken out in every run.
@@ -32,16 +33,6 @@ PATHS = {
 }
 STATUS_PARTS = {"monitoring": {"drift", "feedback"}, "rollout": {"rollout"}, "gpu": {"gpu"}}
 MODEL_INFO = {"engine_rebuild": "rebuild", "rollout": "rolled_out"}
-# Of our modules in a fresh interpreter that imports the service without extensions.
-MAX_MODULES = 60
-COUNT = """
-import sys, types
-extensions = types.ModuleType("slipway.serving.extensions")
-extensions.EXTENSIONS = extensions.SECTIONS = ()
-sys.modules["slipway.serving.extensions"] = extensions
-import slipway.serving.service
-print(sum(name.split(".")[0] == "slipway" for name in sys.modules))
-"""
 
 
 def service_without(folder: Path, *names: str) -> Path:
@@ -112,7 +103,4 @@ def test_without_authentication_the_service_listens_on_loopback_only(tmp_path: P
 
 @pytest.mark.process
 def test_the_core_of_the_service_stays_small(root: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert 30 < int(done.stdout.splitlines()[-1]) <= MAX_MODULES
+    assert 30 < num_core_modules(root) <= MOST_CORE_MODULES

@@ -40,7 +40,8 @@ MADE_OF = (
     "task.",
 )
 FORBIDDEN = re.compile(
-    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|https?://(?!www\.w3\.org/2000/svg)"
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc"
+    r"|https?://(?!www\.w3\.org/2000/svg)"
 )
 
 

@@ -226,7 +226,8 @@ class Connection(HttpToolsProtocol):
         self.transport.is_body_owed = False
         super().connection_lost(exc)
         self.pipeline.clear()
-        self.cycle = self._previous = None  # type: ignore[assignment]  # they refer to this connection
+        # Both refer to this connection.
+        self.cycle = self._previous = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Parse received data, unless an earlier request is still being processed."""

@@ -274,7 +274,8 @@ class ServiceMetrics:
                     else sample
                     for sample in metric.samples
                 ]
-        text: bytes = exposition.generate_latest(CollectedMetrics(metrics))  # type: ignore[no-untyped-call]
+        collected = CollectedMetrics(metrics)
+        text: bytes = exposition.generate_latest(collected)  # type: ignore[no-untyped-call]
         return _without_former_models(text)
 
     def collect(self) -> list[Metric]:

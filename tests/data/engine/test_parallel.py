@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,8 +34,8 @@ def process_of(_: int) -> int:
     return os.getpid()
 
 
-def run(function: object, count: int, num_workers: int) -> list[int]:
-    return list(ordered_map(function, range(count), num_workers, lambda _: 1))  # type: ignore[arg-type]
+def run(function: Callable[[int], int], count: int, num_workers: int) -> list[int]:
+    return list(ordered_map(function, range(count), num_workers, lambda _: 1))
 
 
 def test_ordered_map_returns_results_in_order() -> None:

@@ -43,8 +43,8 @@ def pack(path: Path, members: list[tuple[str, bytes]]) -> Path:
                 info.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(info, content)
         return path
-    modes = {".tar": "w", ".bz2": "w:bz2", ".xz": "w:xz"}
-    with tarfile.open(str(path), modes.get(path.suffix, "w:gz")) as archive:  # type: ignore[call-overload]
+    mode = {".tar": "w", ".bz2": "w:bz2", ".xz": "w:xz"}.get(path.suffix, "w:gz")
+    with tarfile.open(str(path), mode) as archive:  # type: ignore[call-overload]
         for name, content in members:
             tarinfo = tarfile.TarInfo(name)
             tarinfo.size = len(content)

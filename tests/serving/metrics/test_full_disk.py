@@ -46,7 +46,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def shown(path: Path) -> dict[str, float]:
-    return {key: value for key, value, _, _ in MmapedDict.read_all_values_from_file(str(path))}  # type: ignore[no-untyped-call]
+    entries = MmapedDict.read_all_values_from_file(str(path))  # type: ignore[no-untyped-call]
+    return {key: value for key, value, _, _ in entries}
 
 
 def test_counters_increased_on_a_full_disk_are_exposed_once_there_is_space(

@@ -346,9 +346,11 @@ def test_monitored_rows_counter_starts_at_zero_and_grows_before_the_window_close
         assert f"{MONITORED} 0.0" in worker.metrics.exposition().decode()  # an alert needs the zero
         for count in (40, 80) if monitoring else ():
             await send(client, pictures(count, 40))
-            await until(
-                lambda count=count: metric(worker, MONITORED) == rows_in(settings.state) == count  # type: ignore[misc]
-            )
+
+            def is_counted(count: int = count) -> bool:
+                return metric(worker, MONITORED) == rows_in(settings.state) == count
+
+            await until(is_counted)
         assert sum(windows(worker, verdict) for verdict in ("clean", "drifted", "too_small")) == 0
 
     run(settings, work)

@@ -176,7 +176,11 @@ def test_shadow_predicts_copies_of_requests_and_counts_agreement(
                     "model_version"
                 ] == load_bundle(settings.bundle).version
             name = f'slipway_shadow_total{{outcome="{outcome}"}}'
-            await settle(worker, lambda name=name: metric(worker, name) == len(PICTURES))  # type: ignore[misc]  # a default binds it
+
+            def is_compared(name: str = name) -> bool:
+                return metric(worker, name) == len(PICTURES)
+
+            await settle(worker, is_compared)
             status = (await client.get("/rollout")).json()["candidate"]
             assert (status["mode"], status["share"]) == ("shadow", 0)
             await asyncio.to_thread(commands.rollback, settings)
