@@ -20,7 +20,10 @@ from bench.conditions import conditions
 from slipway.config.params import load_params
 from slipway.planning.resource_plan import ResourcePlan, make_plan
 from slipway.planning.step_memory import parameter_counts
-from slipway.project.new_project import create_project, plan_project
+from slipway.project.creation import create
+from slipway.project.inspection import inspect
+from slipway.project.pretrained import find_weights
+from slipway.project.proposal import propose
 from slipway.reports.console import size
 from slipway.system import files
 from slipway.training.distributed.placement import this_host
@@ -74,11 +77,13 @@ def measure(case: Case) -> list[str]:
     """Measure one case; return its row."""
     folder = SCRATCH / case.name.replace(" ", "_").replace(",", "")
     shutil.rmtree(folder, ignore_errors=True)
-    proposal = plan_project(folder, case.path, case.task, case.target)
+    summary = inspect(case.path)
+    weights = None if summary.images is None else find_weights(folder)
+    proposal = propose(summary, case.task, case.target, weights=weights)
     content = dict(proposal.params)
     for section, values in case.changes.items():
         content[section] = {**content[section], **values}
-    create_project(folder, dataclasses.replace(proposal, params=content))
+    create(folder, dataclasses.replace(proposal, params=content))
     begin = time.monotonic()
     subprocess.run([sys.executable, "-m", "dvc", "repro", "augment"], cwd=folder, check=True)
     seconds = time.monotonic() - begin
