@@ -2,7 +2,7 @@
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.structure.prose import Finding
@@ -46,6 +46,17 @@ def duplicate_class_names(sources: Iterable[str]) -> set[str]:
         node.name for source in sources for node in nodes(source) if isinstance(node, ast.ClassDef)
     )
     return {name for name, count in names.items() if count > 1}
+
+
+def lazy_modules(sources: Mapping[str, str]) -> Iterator[str]:
+    """The modules that compute attributes on use, by a `__getattr__` outside classes."""
+    for path, source in sources.items():
+        classes = [node for node in nodes(source) if isinstance(node, ast.ClassDef)]
+        methods = {statement for one in classes for statement in one.body}
+        for node in nodes(source):
+            is_hook = isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
+            if is_hook and node not in methods:
+                yield path
 
 
 def gerunds(paths: Iterable[str]) -> Iterator[Finding]:

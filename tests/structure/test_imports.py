@@ -79,11 +79,36 @@ def test_an_import_against_the_arrows_is_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_a_room_without_a_row_is_reported(tmp_path: Path) -> None:
+def test_an_extension_that_imports_another_or_that_the_core_imports_is_reported(
+    tmp_path: Path,
+) -> None:
     write_modules(
-        tmp_path, {f"slipway/data/{room}/a.py": "" for room in (*TABLES["slipway/data"], "attic")}
+        tmp_path,
+        {
+            "slipway/serving/worker.py": "from slipway.serving.rollout import store\n",
+            "slipway/serving/service.py": "from slipway.serving import extensions\n",
+            "slipway/serving/extensions.py": "import slipway.serving.rollout.store\n",
+            "slipway/serving/http/routes.py": "import slipway.serving.worker\n",
+            "slipway/serving/rollout/store.py": "from slipway.serving.monitoring import settings\n",
+            "slipway/serving/monitoring/settings.py": "from slipway.serving import worker\n",
+            "slipway/serving/monitoring/other.py": "from slipway.serving import service\n",
+        },
     )
-    assert unlisted_rooms(tmp_path, "slipway/data") == ["attic"]
+    assert forbidden_arrows(tmp_path, "slipway/serving") == [
+        "slipway/serving/http/routes.py -> slipway/serving/worker.py",
+        "slipway/serving/monitoring/other.py -> slipway/serving/service.py",
+        "slipway/serving/rollout/store.py -> slipway/serving/monitoring/settings.py",
+        "slipway/serving/worker.py -> slipway/serving/rollout/store.py",
+    ]
+
+
+@pytest.mark.parametrize("folder", TABLES)
+def test_a_room_without_a_row_and_a_row_without_a_room_are_reported(
+    tmp_path: Path, folder: str
+) -> None:
+    gone, *rooms = TABLES[folder]
+    write_modules(tmp_path, {f"{folder}/{room}/a.py": "" for room in (*rooms, "attic")})
+    assert unlisted_rooms(tmp_path, folder) == sorted(["attic", gone])
 
 
 def write_modules(root: Path, modules: dict[str, str]) -> None:

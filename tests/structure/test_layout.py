@@ -7,6 +7,7 @@ from tests.structure.layout import (
     MOST_STATEMENTS,
     duplicate_class_names,
     gerunds,
+    lazy_modules,
     misplaced_tests,
     modules,
     modules_by_folder,
@@ -47,6 +48,22 @@ def test_a_class_name_that_two_modules_use_is_reported() -> None:
     assert duplicate_class_names(["class A: ...\nclass B: ...", "def f():\n  class A: ..."]) == {
         "A"
     }
+
+
+def test_only_the_package_itself_computes_attributes_on_use(root: Path) -> None:
+    sources = {path: (root / path).read_text() for path in modules(root)}
+    assert list(lazy_modules(sources)) == ["slipway/__init__.py"]
+
+
+def test_a_module_that_computes_attributes_on_use_is_reported() -> None:
+    hook = "def __getattr__(name): ...\n"
+    sources = {
+        "a.py": hook,
+        "b.py": f"if x:\n    {hook}",
+        "c.py": f"class C:\n    {hook}",
+        "d.py": "",
+    }
+    assert list(lazy_modules(sources)) == ["a.py", "b.py"]
 
 
 def test_each_room_says_in_three_lines_what_it_holds(root: Path) -> None:
