@@ -65,14 +65,14 @@ def predict(
 @click.option("--port", type=click.IntRange(0, 65535), default=3000, show_default=True)
 @click.option("--models", type=click.Path(path_type=Path), help="Serve the models of this file.")
 @click.option("--grpc-port", type=click.IntRange(1, 65535), help="With --models: serve gRPC, too.")
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.argument("options", nargs=-1, metavar="[BENTOML_OPTION]...", type=click.UNPROCESSED)
 def serve(
     host: str, port: int, models: Path | None, grpc_port: int | None, options: tuple[str, ...]
 ) -> None:
     """Start the service of the project in the working directory.
 
-    Settings are SLIPWAY_ variables of the environment, then those of serving.env. OPTIONS are
-    passed to `bentoml serve`.
+    Settings are SLIPWAY_ variables of the environment, then those of serving.env. Options of
+    `bentoml serve` are passed to it.
 
     With --models, several projects are served at one address, each below /models/NAME/.
     """

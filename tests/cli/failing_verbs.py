@@ -28,7 +28,14 @@ def hint() -> None:
     say("a hint")
 
 
+@click.command()
+@click.argument("options", nargs=-1)
+def same(options: tuple[str, ...]) -> None:
+    """Have a usage with two equal placeholders."""
+
+
 FAILING = {
+    "same": Verb(f"{__name__}:same", "repeats a word"),
     "fail": Verb(f"{__name__}:fail", "fails", extra="serve"),
     "hint": Verb(f"{__name__}:hint", "hints"),
     "gone": Verb("no.such.module:verb", "a text about it"),

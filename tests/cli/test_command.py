@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import click
 import pytest
 
 from slipway.cli.command import SLIPWAY, check_python, main, slipway_group
-from slipway.cli.lazy import LazyGroup
+from slipway.cli.lazy import LazyGroup, Verb
 from slipway.cli.verbs import VERBS
 from slipway.system.errors import UnavailableError
 from slipway.system.version import installed_version
@@ -100,6 +101,34 @@ def test_wrong_arguments_of_every_verb_are_described_in_three_parts(
     assert mistake in text
     assert f"Expected `{usage}" in text
     assert "--help`." in text
+
+
+def words_of_usage(verb: Verb, name: str) -> list[str]:
+    """The placeholders in the usage of a verb, such as OPTIONS."""
+    command = verb.command(name)
+    return re.findall(r"[A-Z][A-Z_]+", command.get_usage(click.Context(command, info_name=name)))
+
+
+VERBS_AND_SUBVERBS = [
+    *VERBS.items(),
+    *(
+        sub
+        for verb in VERBS.values()
+        if not isinstance(verb.target, str)
+        for sub in verb.target.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "verb"), VERBS_AND_SUBVERBS)
+def test_the_usage_of_a_verb_names_each_placeholder_once(name: str, verb: Verb) -> None:
+    words = words_of_usage(verb, name)
+    assert words
+    assert len(words) == len(set(words))
+
+
+def test_a_repeated_placeholder_is_seen_in_a_usage() -> None:
+    assert words_of_usage(FAILING["same"], "same") == ["OPTIONS", "OPTIONS"]
 
 
 def test_error_for_a_missing_package_names_its_extra(
