@@ -3,6 +3,9 @@
 `python -m bench.exports PROJECT RUNTIME` writes PROJECT/artifacts/exports/ and
 bench/results/exports.md. RUNTIME is the folder of onnxruntime-web.
 
+`python -m bench.exports webgpu PROJECT RUNTIME` writes the page with WebGPU, and
+bench/results/exports_webgpu.md: its two hops, and the adapter of this machine.
+
 `python -m bench.exports jpeg FOLDER RUNTIME` lets the browser decode the JPEGs in FOLDER for a tiny
 model: whole images, and tiles of the model's input size, which are not resized. It writes
 bench/results/exports_jpeg.md.
@@ -44,6 +47,16 @@ def exported(runtime: Path) -> Iterator[tuple[Path, ExportRecord]]:
             yield out, write_script(out, source, target)
 
 
+def exported_with_webgpu(runtime: Path) -> Iterator[tuple[Path, ExportRecord]]:
+    """Write the page with WebGPU; give each of its hops as an export."""
+    for variant in ("fp32", "int8"):
+        out = Path("artifacts/exports") / f"browser_webgpu_{variant}"
+        web = read_runtime(runtime, has_webgpu=True)
+        record = write_browser(out, read_source(variant), web)
+        for hop in (record.hop, *record.more_hops):
+            yield out, record.model_copy(update={"hop": hop})
+
+
 def exported_to_triton() -> Iterator[tuple[Path, ExportRecord]]:
     """Write the repository of each variant, and certify it by NVIDIA's own server."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -62,7 +75,7 @@ def line(out: Path, record: ExportRecord) -> str:
     installed = record.facts.get("installed_mb")
     hop = record.hop
     cells = [
-        record.target,
+        hop.name,
         record.variant,
         f"{hop.rows} {hop.status}",
         f"{hop.max_difference:.1e}",
@@ -115,6 +128,13 @@ def main() -> None:
             lines = [line(out, record) for out, record in exported_to_triton()]
         title = f"# Exports of the digits of the demo, in NVIDIA's Triton server ({PACKAGES[0]})"
         name, text = "exports_triton", "\n".join([title, "", HEAD, "|---" * 8 + "|", *lines])
+    elif sys.argv[1] == "webgpu":
+        with contextlib.chdir(sys.argv[2]):
+            found = list(exported_with_webgpu(runtime))
+            lines = [line(out, record) for out, record in found]
+        adapter = found[0][1].facts["webgpu"]["adapter"]
+        title = f"# Exports of the digits of the demo with WebGPU, by the adapter {adapter}"
+        name, text = "exports_webgpu", "\n".join([title, "", HEAD, "|---" * 8 + "|", *lines])
     elif sys.argv[1] == "jpeg":
         name, text = "exports_jpeg", measure_jpegs(Path(sys.argv[2]), runtime)
     else:

@@ -22,7 +22,7 @@ Thresholds = tuple[Sequence[float] | None, Sequence[float] | None]
 FILE = "golden_rows.npz"
 # Tolerances relative to an answer near 1. fp16: four roundings to 11 bits; int8: to half a step;
 # fp32: the tolerance between torch and ONNX at export.
-_ROUNDING = {"fp32": 1e-5, "fp16": 4 * 2**-11, "int8": 4 * 2**-8}
+ROUNDING = {"fp32": 1e-5, "fp16": 4 * 2**-11, "int8": 4 * 2**-8}
 _SLACK = 4.0  # a guess: kernels of other providers round in other places
 _FALSE_ALARMS = 1e-3  # fraction of starts refused for flips if rows flip independently
 _ADVICE = "Run the certified files on a machine like the certified one, or run `slipway run` here."
@@ -116,7 +116,7 @@ def golden_budget(
         max_flipped = _most_by_chance(len(outputs), (num_flipped + 1) / (len(outputs) + 2))
     else:
         spread = max(float(outputs.std()), float(np.abs(outputs).max()) / 100)
-    rounding = _ROUNDING[precision]
+    rounding = ROUNDING[precision]
     difference = float(_distances(found.outputs, outputs).mean())
     score_difference = float(_distances(found.scores, expected.scores).mean())
     largest_score = float(np.abs(expected.scores).max())

@@ -60,15 +60,18 @@ def _place(*options: Any, variant: str = "fp32") -> Callable[[Callable[..., str]
         help="onnxruntime-web, as `npm pack onnxruntime-web` gives it.",
     ),
     click.option("--download", is_flag=True, help="Let npm fetch onnxruntime-web."),
+    click.option("--webgpu", is_flag=True, help="Answer by WebGPU in browsers that have it."),
 )
-def browser(out: Path, variant: str | None, runtime: Path | None, download: bool) -> str:
+def browser(
+    out: Path, variant: str | None, runtime: Path | None, download: bool, webgpu: bool
+) -> str:
     """Write a web page that runs the model in the browser, and certify it in Chromium.
 
     The folder works on any static host, and from the disk. The page opens no connection.
     """
     from slipway.export.targets.browser.export import export_browser
 
-    return export_browser(out, runtime, variant, download=download)
+    return export_browser(out, runtime, variant, download=download, webgpu=webgpu)
 
 
 @_place(_AARCH64, variant="the choice for a CPU")

@@ -32,6 +32,7 @@ from slipway.artifacts.certificate import (
     Execution,
     Hop,
     check_certificate,
+    first_fault,
     read_certificate,
     write_certificate,
 )
@@ -65,6 +66,7 @@ class ExportRecord(Contract):
     variant: str
     certified: bool  # True if its own hop agrees on every test row
     hop: Hop
+    more_hops: tuple[Hop, ...] = ()  # other ways of running the same files, such as browser/webgpu
     facts: dict[str, Any]  # facts about the target: runtime, sizes, differences
     files: dict[str, str]  # hex SHA-256 by path in the folder, of all files but this one
 
@@ -259,12 +261,13 @@ def write_export(
     out: Path,
     source: ExportSource,
     target: Target,
-    fill: Callable[[Path], tuple[Hop, dict[str, Any]]],
+    fill: Callable[[Path], tuple[Sequence[Hop], dict[str, Any]]],
     finish: Callable[[Path, Certificate, bool], None] | None = None,
 ) -> ExportRecord:
-    """Write the export's folder `out`: `fill` writes the target's files and runs its hop.
+    """Write the export's folder `out`: `fill` writes the target's files and runs its hops.
 
-    `finish` may add files that show the certificate.
+    The first hop certifies the export; any that differs refuses it. `finish` may add files that
+    show the certificate.
 
     Raises:
         UnavailableError: `out` exists and is no earlier export.
@@ -282,17 +285,20 @@ def write_export(
         card = source.bundle.card()
         if card is not None:
             files.write_text(folder / CARD, card)
-        hop, facts = fill(folder)
+        hops, facts = fill(folder)
+        hop = first_fault(hops) or hops[0]
         if hop.status == "differs":
             row = f" Worst row: {hop.worst_row}." if hop.worst_row else ""
+            option = hop.name.partition("/")[2]
+            fix = f"Export without --{option}, or report" if option else "Report"
             raise ParityError(
                 f"hop {hop.name} differs: {hop.reason.rstrip('.')}; expected the answers of "
                 f"{hop.reference or 'the certified graph'} on every test row.{row} "
-                f"Nothing was written to {out}. Report it with this message."
+                f"Nothing was written to {out}. {fix} it with this message."
             )
         is_certified = hop.status == "agrees"
         certificate = source.certificate.model_copy(
-            update={"hops": [*source.certificate.hops, hop]}
+            update={"hops": [*source.certificate.hops, *hops]}
         )
         write_certificate(folder / CERTIFICATE.name, certificate)
         if finish:
@@ -304,6 +310,7 @@ def write_export(
             variant=source.variant,
             certified=is_certified,
             hop=hop,
+            more_hops=tuple(hops[1:]),
             facts=facts,
             files={
                 path.relative_to(folder).as_posix(): files.sha256_file(path)
@@ -322,13 +329,13 @@ def megabytes(folder: Path) -> float:
 
 def summary(out: Path, record: ExportRecord, extra: Sequence[str] = ()) -> str:
     """Return a summary of the export, for a terminal."""
-    hop = record.hop
     lines = [f"{out}: {megabytes(out):.1f} MB, variant {record.variant}"]
-    if record.certified:
-        lines.append(
-            f"hop {hop.name} agrees: {hop.rows} rows, largest difference "
-            f"{hop.max_difference:.1e}, {hop.latency_ms:.2f} ms per row"
-        )
-    else:
-        lines.append(f"NOT certified: hop {hop.name} was not run: {hop.reason}")
+    for hop in (record.hop, *record.more_hops):
+        if hop.status == "agrees":
+            lines.append(
+                f"hop {hop.name} agrees: {hop.rows} rows, largest difference "
+                f"{hop.max_difference:.1e}, {hop.latency_ms:.2f} ms per row"
+            )
+        else:
+            lines.append(f"NOT certified: hop {hop.name} was not run: {hop.reason}")
     return "\n".join([*lines, *extra])

@@ -82,11 +82,11 @@ def write_layout(out: Path, source: ExportSource, target: LayoutTarget) -> Expor
     """Write the layout of a certified model, and run its hop."""
     fill, load = _LAYOUTS[target]
 
-    def write(folder: Path) -> tuple[Hop, dict[str, Any]]:
+    def write(folder: Path) -> tuple[list[Hop], dict[str, Any]]:
         files.write_text(folder / NOTE, preprocessing_note(source))
         facts = fill(folder, source)
         (folder / GRAPH).write_bytes(source.graph())
-        return run_layout_hop(folder, source, target, load), facts
+        return [run_layout_hop(folder, source, target, load)], facts
 
     return write_export(out, source, target, write)
 

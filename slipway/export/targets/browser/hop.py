@@ -3,7 +3,8 @@
 The page itself runs, with `hop.js` as one more script, which fetches rows from a server on
 127.0.0.1 and sends back the pixels or numbers that the network took, and the predictions. A PNG
 must give exactly Slipway's pixels. A JPEG is decoded by the browser: its pixels may differ by
-MOST_LEVELS, the difference is recorded, and no label may change.
+MOST_LEVELS, the difference is recorded, and no label may change. A page with WebGPU predicts each
+row by both runtimes, and `browser/webgpu` is a hop of its own.
 """
 
 import json
@@ -35,14 +36,20 @@ from slipway.kinds.registry import input_kind
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
 NAME = "browser"
+WEBGPU = "browser/webgpu"
 # Of 255, after resizing. Chromium's libjpeg-turbo gives ours exactly; another build of it may
 # round chroma differently. A resize by a canvas is off by 7 to 25 levels.
 MOST_LEVELS = 3
+# During the hop the page's certificate offers WebGPU, with no row to compare before.
+_OFFER = b"slipway.certificate = { hops: [], webgpu: { reason: '', rows: [] } };"
 _PAGE = package_files("slipway.export.targets.browser") / "page"
 _SILENCE_S = 120.0  # longest time without any message from the page
 _JPEG = b"\xff\xd8"
+_NO_GPU = ("--disable-gpu",)
+# Else headless Chromium gives no adapter. Without a GPU it is SwiftShader, on the CPU.
+_GPU = ("--enable-unsafe-webgpu", "--enable-features=Vulkan")
 _FLAGS = (
-    "--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--headless=new", "--disable-dev-shm-usage", "--no-first-run",
     "--no-default-browser-check", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--disable-extensions",
 )  # fmt: skip
@@ -67,13 +74,16 @@ class Conversation:
     rounds: int
     answers: dict[int, bytes] = field(default_factory=dict)
     fault: str | None = None
+    hop: str = NAME  # the hop of the fault
     done: dict[str, Any] | None = None
     last: float = field(default_factory=time.monotonic)
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-def run_browser_hop(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
-    """Run the hop on the page in `folder`; return it with facts on decoder, speed and browser."""
+def run_browser_hop(
+    folder: Path, source: ExportSource, has_webgpu: bool = False
+) -> tuple[list[Hop], dict[str, Any]]:
+    """Run the hops on the page in `folder`; return them with facts on decoder and browser."""
     requested = source.requested("browser", "wasm")
     browser = find_browser()
     if browser is None:
@@ -81,10 +91,11 @@ def run_browser_hop(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, 
             "there is no Chromium here, expected one of " + ", ".join(COMMANDS) + ". To run it: "
             "apt-get install chromium, then export again"
         )
-        return not_executed(NAME, requested, reason), {}
+        return [not_executed(NAME, requested, reason)], {}
     payloads = sorted(source.rows.payloads(), key=lambda payload: payload.position)
     talk = Conversation(payloads, source.rows.timing_rounds)
-    with _serving(folder, talk) as url, _browsing(browser, url) as process:
+    flags = _GPU if has_webgpu else _NO_GPU
+    with _serving(folder, talk) as url, _browsing(browser, flags, url) as process:
         while not talk.ended.wait(0.2):
             if process.poll() is not None:
                 talk.fault = f"the browser ended with {process.returncode}"
@@ -93,36 +104,41 @@ def run_browser_hop(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, 
             if talk.fault:
                 break
     if talk.fault or talk.done is None:
-        return failed(NAME, requested, str(talk.fault)), {}
+        return [failed(talk.hop, requested, str(talk.fault))], {}
     return judge(source, talk, talk.done)
 
 
 def judge(
     source: ExportSource, talk: Conversation, done: dict[str, Any]
-) -> tuple[Hop, dict[str, Any]]:
+) -> tuple[list[Hop], dict[str, Any]]:
     """Compare the page's inputs and predictions with the packed rows and the certified graph's.
 
-    `done` has the browser's name, its speed, and if it has WebGPU.
+    `done` has the browser's name, the speed, and for a page with WebGPU the adapter and its speed,
+    or the reason why there is none.
     """
-    requested = source.requested("browser", "wasm")
+    requested, webgpu = source.requested("browser", "wasm"), done["webgpu"]
     rows, contract = source.rows.comparison.rows, source.bundle.manifest.input
     packed = np.ascontiguousarray(rows.inputs[:])
     num_outputs = max(1, len(rows.classes))
-    head = 4 * (num_outputs + 1)
+    num_answers = 2 if webgpu and "adapter" in webgpu else 1
+    head = 4 * (num_outputs + 1) * num_answers
     length = head + packed[0].nbytes
     wrong = [row for row, body in talk.answers.items() if len(body) != length]
     if wrong or len(talk.answers) < len(rows.ids):
         reason = (
             f"{len(talk.answers)} of {len(rows.ids)} rows were answered, {len(wrong)} in another "
-            f"form than {num_outputs + 1} numbers and an input of {packed[0].nbytes} bytes"
+            f"form than {head // 4} numbers and an input of {packed[0].nbytes} bytes"
         )
-        return failed(NAME, requested, reason), {}
+        return [failed(NAME, requested, reason)], {}
     bodies = [talk.answers[payload.position] for payload in talk.payloads]
     numbers = np.stack([np.frombuffer(body[:head], "<f4") for body in bodies])
     inputs = np.stack(
         [np.frombuffer(body[head:], contract.dtype).reshape(contract.shape) for body in bodies]
     )
-    answers = Answers(np.ascontiguousarray(numbers[:, :-1]), np.ascontiguousarray(numbers[:, -1]))
+    answers, *by_webgpu = (
+        Answers(np.ascontiguousarray(part[:, :-1]), np.ascontiguousarray(part[:, -1]))
+        for part in np.split(numbers, num_answers, axis=1)
+    )
     by_decoder = np.array([payload.content.startswith(_JPEG) for payload in talk.payloads])
     if not input_kind(contract.kind).has_pixels:
         by_decoder[:] = False
@@ -130,9 +146,7 @@ def judge(
     problems = _preprocessing_problems(differences, by_decoder, rows.ids)
     facts: dict[str, Any] = {
         "browser": done["agent"],
-        "webgpu": "not executed: the exported runtime has no WebGPU"
-        if done["webgpu"]
-        else "not executed: this browser has none",
+        "webgpu": webgpu or "not executed: exported without --webgpu",
         "rows_with_equal_inputs": int((differences == 0).sum()),
     }
     if by_decoder.any():
@@ -153,7 +167,13 @@ def judge(
     if problems:
         reason = "; ".join([*problems, *([hop.reason] if hop.reason else [])])
         hop = hop.model_copy(update={"status": "differs", "reason": reason})
-    return hop, facts
+    hops, requested = [hop], source.requested("browser", "webgpu")
+    for other in by_webgpu:
+        found = TargetAnswers(other, webgpu["latency_ms"], webgpu["rows_per_second"])
+        hops.append(compare(source, WEBGPU, requested, found, given, is_other_runtime=True))
+    if webgpu and not by_webgpu:
+        hops.append(not_executed(WEBGPU, requested, webgpu["reason"]))
+    return hops, facts
 
 
 def _row_differences(found: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.float64]:
@@ -184,6 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Serves the page and the rows over HTTP, and receives the predictions."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each row waits 40 ms for an acknowledgement
 
     def __init__(self, folder: Path, talk: Conversation, *given: Any) -> None:
         self._folder = folder
@@ -201,6 +222,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(self._talk.payloads[row].content, "application/octet-stream")
         elif path == "hop.js":
             self._send((_PAGE / path).read_bytes(), "text/javascript")
+        elif path == "certificate.js":
+            self._send(_OFFER, "text/javascript")
         elif path == "index.html":
             self._send(self._page(), "text/html")
         elif "/" not in path and (self._folder / path).is_file():
@@ -219,7 +242,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._talk.done = json.loads(body)
             self._talk.ended.set()
         elif path == "/hop/fault":
-            self._talk.fault = self._described(json.loads(body))
+            fault = json.loads(body)
+            self._talk.fault, self._talk.hop = self._described(fault), fault["hop"]
             self._talk.ended.set()
         self._send(b"", "text/plain")
 
@@ -268,10 +292,12 @@ def _serving(folder: Path, talk: Conversation) -> Iterator[str]:
 
 
 @contextmanager
-def _browsing(command: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
+def _browsing(
+    command: str, options: tuple[str, ...], url: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Open `url` in a new headless browser, whose processes end with the block."""
     # Chromium's sandbox refuses root, as whom containers run.
-    flags = [*_FLAGS, *["--no-sandbox"] * (os.geteuid() == 0)]
+    flags = [*_FLAGS, *options, *["--no-sandbox"] * (os.geteuid() == 0)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
             [command, *flags, f"--user-data-dir={profile}", "--remote-debugging-port=0", url],

@@ -119,7 +119,7 @@ def write_script(
     """Write the script, graph and recipe of a certified model, and verify them within `budget`."""
     require_script(source)
 
-    def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
+    def fill(folder: Path) -> tuple[list[Hop], dict[str, Any]]:
         write_files(folder, source, target)
         hop, facts = run_script_hop(folder, source, target)
         facts = {"folder_mb": megabytes(folder)} | facts
@@ -128,7 +128,7 @@ def write_script(
         if hop.status == "agrees":
             facts["aarch64_run"] = run_on_aarch64(folder, source, target, aarch64_system)
         require_within(budget, facts | {"latency_ms": hop.latency_ms}, hop)
-        return hop, facts
+        return [hop], facts
 
     return write_export(out, source, target.name, fill)
 

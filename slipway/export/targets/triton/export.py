@@ -95,7 +95,7 @@ def require_name(name: str) -> None:
 def write_server(out: Path, source: ExportSource, given: ServerExport) -> ExportRecord:
     """Write the repository of a certified model, and run its hop if there is a server."""
 
-    def fill(folder: Path) -> tuple[Hop, dict[str, Any]]:
+    def fill(folder: Path) -> tuple[list[Hop], dict[str, Any]]:
         batching, remark = read_batching(CAPACITY, source)
         model = folder / REPOSITORY / given.name
         (model / "1").mkdir(parents=True)
@@ -108,7 +108,7 @@ def write_server(out: Path, source: ExportSource, given: ServerExport) -> Export
         if given.target == "kserve":
             files.write_text(folder / SERVICE, service_text(source, given, batching))
         facts = {"batching": remark, "schema": check_config(config)}
-        return run_server_hop(source, given), facts
+        return [run_server_hop(source, given)], facts
 
     return write_export(out, source, given.target, fill)
 

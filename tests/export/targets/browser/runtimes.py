@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from slipway.export.targets.browser.export import WebRuntime, read_runtime
+from slipway.export.targets.browser.export import (
+    SHA256,
+    WEBGPU_SHA256,
+    WebRuntime,
+    read_runtime,
+)
 from slipway.export.targets.browser.hop import find_browser
 
 VARIABLE = "ONNXRUNTIME_WEB"
@@ -21,13 +26,14 @@ needs_browser = pytest.mark.skipif(
 )
 
 
-def real_runtime() -> WebRuntime:
-    return read_runtime(Path(os.environ[VARIABLE]))
+def real_runtime(has_webgpu: bool = False) -> WebRuntime:
+    return read_runtime(Path(os.environ[VARIABLE]), has_webgpu)
 
 
 def write_stand_in(folder: Path, code: str = CODE) -> Path:
     """Write files in the layout of the package, which cannot run a model."""
     (folder / "dist").mkdir(parents=True)
-    (folder / "dist/ort.wasm.bundle.min.mjs").write_text(code)
-    (folder / "dist/ort-wasm-simd-threaded.wasm").write_bytes(b"\0asm")
+    for script, binary in (SHA256, WEBGPU_SHA256):
+        (folder / "dist" / script).write_text(code)
+        (folder / "dist" / binary).write_bytes(b"\0asm")
     return folder

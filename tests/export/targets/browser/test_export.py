@@ -15,7 +15,10 @@ from slipway.artifacts.uncertainty import Answers
 from slipway.export.certification.comparison import not_executed
 from slipway.export.targets.browser import hop as browser_hop
 from slipway.export.targets.browser.export import (
+    SHA256,
     VERSION,
+    WEBGPU_SHA256,
+    RunHop,
     export_browser,
     read_runtime,
     require_page,
@@ -32,24 +35,31 @@ from tests.serving.bundles import CONTRACT, text_classifier, write_bundle
 from tests.tokens import bpe, token_contract
 
 LATER = ("certificate.json", "certificate.js", "export.json")  # written after the measured files
-RunHop = Callable[[Path, ExportSource], tuple[Hop, dict[str, Any]]]
 
 
-def answering(shift: float = 0.0) -> RunHop:
+def answering(shift: float = 0.0, webgpu: Hop | None = None) -> RunHop:
     """Return a fake hop that predicts as the graph does, plus `shift` for the first row."""
 
-    def run(_: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
+    def run(_: Path, source: ExportSource, __: bool) -> tuple[list[Hop], dict[str, Any]]:
         found = source.reference(np.asarray(source.rows.comparison.rows.inputs))
         outputs = found.outputs.copy()
         outputs[0] += np.float32(shift)
         answers = TargetAnswers(Answers(outputs, found.scores), 1.5, 100.0)
-        return compare(source, "browser", source.requested("browser", "wasm"), answers), {}
+        hop = compare(source, "browser", source.requested("browser", "wasm"), answers)
+        return [hop, *([webgpu] if webgpu else [])], {}
 
     return run
 
 
-def not_run(_: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
-    return not_executed("browser", source.requested("browser", "wasm"), "no browser here"), {}
+def not_run(_: Path, source: ExportSource, __: bool) -> tuple[list[Hop], dict[str, Any]]:
+    return [not_executed("browser", source.requested("browser", "wasm"), "no browser here")], {}
+
+
+def terms_of_webgpu(folder: Path) -> dict[str, Any]:
+    """Read from certificate.js if the page offers WebGPU, and what it compares before."""
+    text = (folder / "certificate.js").read_text()
+    content = json.loads(text.removeprefix("slipway.certificate = ").rstrip(";\n"))
+    return dict(content["webgpu"])
 
 
 def test_the_folder_has_contract_certificate_model_and_a_record_of_every_file(
@@ -103,7 +113,7 @@ def test_browser_hop_without_chromium_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    hop, _ = browser_hop.run_browser_hop(tmp_path, image_source(tmp_path, photos()))
+    [hop], _ = browser_hop.run_browser_hop(tmp_path, image_source(tmp_path, photos()))
     assert hop.status == "not_executed"
     assert "there is no Chromium here, expected one of chromium" in hop.reason
     assert "apt-get install chromium" in hop.reason
@@ -195,25 +205,106 @@ def test_error_names_the_part_of_the_bundle_that_the_page_cannot_run(tmp_path: P
 
 
 def judged(
-    source: ExportSource, change: Callable[[dict[int, bytes]], None]
-) -> tuple[Hop, dict[str, Any]]:
-    """Judge the messages of a page: the right predictions after `change`."""
+    source: ExportSource,
+    change: Callable[[dict[int, bytes]], None],
+    webgpu: dict[str, Any] | None = None,
+    shift: float = 0.0,
+) -> tuple[list[Hop], dict[str, Any]]:
+    """Judge the messages of a page: the right predictions after `change`.
+
+    With an adapter in `webgpu`, WebGPU's first output of each row is off by `shift`.
+    """
     rows = np.asarray(source.rows.comparison.rows.inputs)
     outputs, scores = source.reference(rows)
     talk = browser_hop.Conversation(list(source.rows.payloads()), rounds=1)
     for row, values in enumerate(rows):
         numbers = np.append(outputs[row], scores[row]).astype("<f4")
-        talk.answers[row] = numbers.tobytes() + values.tobytes()
+        by_webgpu = numbers + np.eye(1, len(numbers), dtype="<f4")[0] * np.float32(shift)
+        both = [numbers, by_webgpu] if webgpu and "adapter" in webgpu else [numbers]
+        talk.answers[row] = np.concatenate(both).tobytes() + values.tobytes()
     change(talk.answers)
-    done = {"agent": "test", "latency_ms": 1.0, "rows_per_second": 9.0, "webgpu": False}
+    done = {"agent": "test", "latency_ms": 1.0, "rows_per_second": 9.0, "webgpu": webgpu}
     return browser_hop.judge(source, talk, done)
 
 
 def test_browser_hop_agrees_if_inputs_and_predictions_are_equal(tmp_path: Path) -> None:
-    hop, facts = judged(image_source(tmp_path, photos()), lambda _: None)
+    [hop], facts = judged(image_source(tmp_path, photos()), lambda _: None)
     assert hop.status == "agrees"
     assert facts["rows_with_equal_inputs"] == 12
-    assert facts["webgpu"] == "not executed: this browser has none"
+    assert facts["webgpu"] == "not executed: exported without --webgpu"
+
+
+ADAPTER = {"adapter": "acme gpu", "latency_ms": 2.5, "rows_per_second": 7.0}
+
+
+def test_predictions_by_webgpu_are_a_hop_of_their_own_with_its_speed(tmp_path: Path) -> None:
+    source = image_source(tmp_path, photos())
+    (hop, webgpu), facts = judged(source, lambda _: None, ADAPTER, shift=4e-6)
+    assert (hop.status, webgpu.status) == ("agrees", "agrees")
+    assert (hop.name, webgpu.name) == ("browser", "browser/webgpu")
+    assert (hop.latency_ms, webgpu.latency_ms) == (1.0, 2.5)
+    assert webgpu.requested.provider == "webgpu"
+    assert hop.max_difference == 0
+    assert webgpu.max_difference == pytest.approx(4e-6, rel=0.1)
+    assert facts["webgpu"] == ADAPTER
+
+
+def test_webgpu_hop_differs_beyond_the_tolerance_of_fp32(tmp_path: Path) -> None:
+    source = image_source(tmp_path, photos())
+    (hop, webgpu), _ = judged(source, lambda _: None, ADAPTER, shift=4e-5)
+    assert (hop.status, webgpu.status) == ("agrees", "differs")
+    assert "expected at most 1e-05 (verify.max_difference)" in webgpu.reason
+
+
+def test_webgpu_without_an_adapter_is_recorded_with_the_reason(tmp_path: Path) -> None:
+    absent = {"reason": "this browser has no WebGPU adapter"}
+    (hop, webgpu), facts = judged(image_source(tmp_path, photos()), lambda _: None, absent)
+    assert (hop.status, webgpu.status) == ("agrees", "not_executed")
+    assert webgpu.reason == absent["reason"]
+    assert facts["webgpu"] == absent
+
+
+def test_page_offers_webgpu_only_if_its_hop_agrees(tmp_path: Path) -> None:
+    source = image_source(tmp_path, photos())
+    runtime = read_runtime(write_stand_in(tmp_path / "runtime"), has_webgpu=True)
+    (_, agreed), _ = judged(source, lambda _: None, ADAPTER)
+    record = write_browser(tmp_path / "yes", source, runtime, answering(webgpu=agreed))
+    assert record.more_hops == (agreed,)
+    certificate = read_certificate(tmp_path / "yes/certificate.json")
+    assert [hop.name for hop in certificate.hops[-2:]] == ["browser", "browser/webgpu"]
+    terms = terms_of_webgpu(tmp_path / "yes")
+    assert (terms["reason"], terms["max_difference"], len(terms["rows"])) == ("", 1e-5, 4)
+    assert "hop browser/webgpu agrees: 12 rows" in summary(tmp_path / "yes", record)
+
+    requested = source.requested("browser", "webgpu")
+    absent = not_executed("browser/webgpu", requested, "no adapter here")
+    record = write_browser(tmp_path / "no", source, runtime, answering(webgpu=absent))
+    assert record.certified
+    assert terms_of_webgpu(tmp_path / "no")["reason"] == "its hop was not run: no adapter here"
+    assert "NOT certified: hop browser/webgpu was not run" in summary(tmp_path / "no", record)
+
+    record = write_browser(tmp_path / "without", source, runtime, not_run)
+    assert not record.certified
+    assert terms_of_webgpu(tmp_path / "without")["reason"].endswith("no browser here")
+
+
+def test_export_is_refused_if_webgpu_differs_and_names_its_hop(tmp_path: Path) -> None:
+    source, out = image_source(tmp_path, photos()), tmp_path / "page"
+    runtime = read_runtime(write_stand_in(tmp_path / "runtime"), has_webgpu=True)
+    (_, differs), _ = judged(source, lambda _: None, ADAPTER, shift=0.01)
+    with pytest.raises(ParityError, match=r"hop browser/webgpu differs: .*Export without --webgpu"):
+        write_browser(out, source, runtime, answering(webgpu=differs))
+    assert not out.exists()
+
+
+def test_runtime_with_webgpu_is_read_from_its_own_files(tmp_path: Path) -> None:
+    folder = write_stand_in(tmp_path / "runtime")
+    assert read_runtime(folder).digests.keys() == SHA256.keys()
+    assert read_runtime(folder, has_webgpu=True).digests.keys() == WEBGPU_SHA256.keys()
+    for name in WEBGPU_SHA256:
+        (folder / "dist" / name).unlink()
+    with pytest.raises(UnavailableError, match=r"has no ort\.webgpu\.bundle\.min\.mjs"):
+        read_runtime(folder, has_webgpu=True)
 
 
 def test_browser_hop_differs_if_one_png_pixel_is_one_level_off(tmp_path: Path) -> None:
@@ -221,7 +312,7 @@ def test_browser_hop_differs_if_one_png_pixel_is_one_level_off(tmp_path: Path) -
         last = answers[3][-1]
         answers[3] = answers[3][:-1] + bytes([last - 1 if last else 1])
 
-    hop, _ = judged(image_source(tmp_path, photos()), change)
+    [hop], _ = judged(image_source(tmp_path, photos()), change)
     assert hop.status == "differs"
     assert "preprocessing: 1 of 12 rows became other inputs, by up to 1 in row3" in hop.reason
 
@@ -236,6 +327,6 @@ def test_browser_hop_refuses_missing_and_incomplete_predictions(
         else:
             del answers[2]
 
-    hop, _ = judged(image_source(tmp_path, photos()), change)
+    [hop], _ = judged(image_source(tmp_path, photos()), change)
     assert hop.status == "differs"
     assert "of 12 rows were answered" in hop.reason

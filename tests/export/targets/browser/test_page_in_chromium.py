@@ -77,7 +77,7 @@ def test_browser_hop_differs_if_preprocessing_has_a_planted_fault(
 ) -> None:
     before, after = FAULTS[fault]
 
-    def planted(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
+    def planted(folder: Path, source: ExportSource, _: bool) -> tuple[list[Hop], dict[str, Any]]:
         script = folder / "images.js"
         assert before in script.read_text()
         script.write_text(script.read_text().replace(before, after))
@@ -153,7 +153,7 @@ def test_page_predicts_hostile_texts_as_the_certified_graph_does(
 def test_browser_hop_differs_if_texts_are_normalized_wrongly(
     before: str, after: str, tmp_path: Path
 ) -> None:
-    def planted(folder: Path, source: ExportSource) -> tuple[Hop, dict[str, Any]]:
+    def planted(folder: Path, source: ExportSource, _: bool) -> tuple[list[Hop], dict[str, Any]]:
         script = folder / "texts.js"
         assert before in script.read_text()
         script.write_text(script.read_text().replace(before, after))
@@ -423,6 +423,6 @@ def test_error_names_an_operator_that_the_pages_runtime_lacks(tmp_path: Path) ->
     source = planted_operator(tmp_path / "source", "Unknown")
     (tmp_path / "page").mkdir()
     write_page(tmp_path / "page", source, real_runtime())
-    found, _ = run_browser_hop(tmp_path / "page", source)
+    [found], _ = run_browser_hop(tmp_path / "page", source)
     assert found.status == "differs"
     assert "Unknown" in found.reason

@@ -17,6 +17,13 @@
     byId("state").dataset.state = state;
   }
 
+  // Names the runtime that answers; for WebAssembly in place of WebGPU, with the reason.
+  function sayRuntime({ used, adapter, reason }) {
+    const name = used === "webgpu" ? `WebGPU (${adapter})` : "WebAssembly";
+    byId("runtime").textContent = `Answers by ${name}${reason && `, because ${reason}`}.`;
+    byId("runtime").dataset.used = used;
+  }
+
   const shown = (number) => Number(number.toPrecision(6)).toString();
 
   function show(answer, milliseconds) {
@@ -57,6 +64,7 @@
       const begin = performance.now();
       const found = await slipway.run(await makeInput());
       show(slipway.answerOf(found), performance.now() - begin);
+      sayRuntime(await slipway.session);
     } catch (error) {
       byId("answer").hidden = true;
       say(error.message, "failed");
@@ -143,7 +151,9 @@
     for (const hop of certificate.hops) {
       const line = element("tr");
       const difference = hop.max_difference === null ? "" : hop.max_difference.toExponential(1);
-      for (const cell of [hop.name, hop.status.replace("_", " "), hop.rows || "", difference]) {
+      const status = hop.status.replace("_", " ");
+      const latency = hop.latency_ms?.toFixed(2) ?? "";
+      for (const cell of [hop.name, status, hop.rows || "", difference, latency]) {
         line.append(element("td", cell));
       }
       byId("hops").append(line);
@@ -159,7 +169,10 @@
   if (kind === "images") listenForImages();
   else listenForRows();
   slipway.session.then(
-    () => say("Ready. Nothing that you choose here leaves this device.", "ready"),
+    (opened) => {
+      sayRuntime(opened);
+      say("Ready. Nothing that you choose here leaves this device.", "ready");
+    },
     (error) => say(error.message, "failed"),
   );
 })();

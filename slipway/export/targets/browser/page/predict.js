@@ -1,5 +1,5 @@
-// The session of ONNX Runtime, and the answers to one row. Needs model.js, runtime.js and
-// runtime_wasm.js before it, and images.js, columns.js or texts.js for the input.
+// The sessions of ONNX Runtime, and the answers to one row. Needs model.js, runtime.js,
+// runtime_wasm.js and certificate.js before it, and images.js, columns.js or texts.js for inputs.
 "use strict";
 
 (() => {
@@ -31,12 +31,74 @@
     }
     ort.env.wasm.numThreads = 1; // more need headers that a static host may not send
     ort.env.wasm.wasmBinary = bytesOf(slipway.runtimeWasm).buffer;
-    const session = await ort.InferenceSession.create(bytesOf(slipway.model.onnx), {
-      executionProviders: ["wasm"],
-    });
+    const opened = { wasm: await create("wasm"), used: "wasm", reason: "" };
+    if (slipway.model.webgpu) await addWebgpu(opened);
     slipway.runtimeWasm = slipway.model.onnx = null; // their text is no longer needed
-    return session;
+    return opened;
   }
+
+  const create = (provider) =>
+    ort.InferenceSession.create(bytesOf(slipway.model.onnx), { executionProviders: [provider] });
+
+  // Let WebGPU answer, or say in `reason` why WebAssembly does. Only what the hop certified is
+  // tried. A fault of WebGPU, as opposed to its absence, is in `fault` as well.
+  async function addWebgpu(opened) {
+    const hop = slipway.certificate?.webgpu ?? { reason: "no hop certifies WebGPU" };
+    opened.reason = hop.reason || (await whyNoAdapter());
+    if (opened.reason) return;
+    const stop = (problem) => {
+      opened.used = "wasm";
+      opened.reason = opened.fault = problem;
+    };
+    try {
+      opened.webgpu = await create("webgpu");
+      const device = await ort.env.webgpu.device;
+      const { vendor, architecture, description } = device.adapterInfo;
+      opened.adapter = [vendor, architecture, description].filter(Boolean).join(" ") || "unnamed";
+      await compareRuntimes(opened, hop);
+      opened.used = "webgpu";
+      device.lost.then(({ message }) => stop(`WebGPU was lost: ${message}`));
+    } catch (error) {
+      stop(error.message);
+    }
+  }
+
+  async function whyNoAdapter() {
+    if (!isSecureContext) return "browsers have WebGPU only over HTTPS, of localhost or from files";
+    if (!navigator.gpu) return "this browser has no WebGPU";
+    try {
+      return (await navigator.gpu.requestAdapter()) ? "" : "this browser has no WebGPU adapter";
+    } catch (error) {
+      return `this browser gives no WebGPU adapter (${error.message})`;
+    }
+  }
+
+  // Throw unless both runtimes answer synthetic rows alike: another GPU than that of the hop rounds
+  // elsewhere, and its driver may be wrong.
+  async function compareRuntimes(opened, { rows, max_difference: allowed }) {
+    const { contract } = slipway.model;
+    for (const row of rows) {
+      const values = typed(contract, bytesOf(row).buffer);
+      const [expected, found] = await Promise.all(
+        [opened.wasm, opened.webgpu].map((session) => runIn(session, values)),
+      );
+      for (const [place, value] of [...expected.outputs, expected.score].entries()) {
+        const other = [...found.outputs, found.score][place];
+        const distance = Math.abs(value - other) / Math.max(1, Math.abs(value));
+        if (!(distance <= allowed)) {
+          throw new Error(
+            `WebGPU of this device differs from WebAssembly by ${distance.toExponential(1)}, ` +
+              `expected at most ${allowed}`,
+          );
+        }
+      }
+    }
+  }
+
+  const typed = ({ kind, tokenizer }, buffer) => {
+    if (kind === "images" || (kind === "texts" && !tokenizer)) return new Uint8Array(buffer);
+    return kind === "texts" ? new Int32Array(buffer) : new Float32Array(buffer);
+  };
 
   function tensorOf(values, contract) {
     if (contract.kind === "images") {
@@ -49,12 +111,30 @@
     return new ort.Tensor("int32", values.subarray(0, length), [1, length]);
   }
 
-  // The outputs (Float32Array) and the OOD score of one row.
+  // The outputs (Float32Array) and the OOD score of one row. A WebGPU that fails is not used again.
   async function run(values) {
-    const session = await slipway.session;
+    const opened = await slipway.session;
+    if (opened.used === "webgpu") {
+      try {
+        return await runIn(opened.webgpu, values);
+      } catch (error) {
+        opened.used = "wasm";
+        opened.reason = `WebGPU failed: ${error.message}`;
+      }
+    }
+    return runIn(opened.wasm, values);
+  }
+
+  let last = Promise.resolve(); // the runtime with WebGPU runs one row at a time
+
+  function runIn(session, values) {
     const { contract, input_name: name, output_name: output, score_name: score } = slipway.model;
-    const found = await session.run({ [name]: tensorOf(values, contract) });
-    return { outputs: found[output].data, score: found[score].data[0] };
+    const next = last.then(async () => {
+      const found = await session.run({ [name]: tensorOf(values, contract) });
+      return { outputs: found[output].data, score: found[score].data[0] };
+    });
+    last = next.catch(() => {});
+    return next;
   }
 
   // The values that the network takes, from the bytes of an image or of a row as JSON.
@@ -91,5 +171,5 @@
 
   slipway.session = open();
   slipway.session.catch(() => {}); // the page shows it
-  Object.assign(slipway, { run, inputOf, answerOf });
+  Object.assign(slipway, { run, runIn, inputOf, answerOf });
 })();
