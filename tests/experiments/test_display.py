@@ -1,4 +1,4 @@
-"""`slipway show`: the page of all reports, and its server on loopback."""
+"""`slipway show`: the page of all reports with a view and a sentence each, and its server."""
 
 import threading
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from slipway.experiments.display import open_page, page_server
+from slipway.experiments.display import index_page, open_page, page_server
 from slipway.system.errors import UnavailableError
 
 
@@ -50,3 +50,26 @@ def test_no_browser_is_opened_without_a_display_or_over_ssh(
     for name, value in display.items():
         monkeypatch.setenv(name, value)
     assert not open_page(reports / "index.html")
+
+
+def test_the_page_shows_each_existing_report_with_a_view_and_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "evaluate.html").write_text("<title>Evaluation</title>")
+    (tmp_path / "augment.png").write_bytes(b"")
+    page = index_page(tmp_path)
+    assert '<iframe src="evaluate.html"' in page
+    assert '<img src="augment.png"' in page
+    assert "Metrics, gates and slices" in page
+    assert "verify.html" not in page
+    assert "<script" not in page
+
+
+def test_pages_that_slipway_did_not_write_are_listed_by_their_title(tmp_path: Path) -> None:
+    (tmp_path / "mine.html").write_text("<title>Mine &amp; <b>yours</title>")
+    (tmp_path / "index.html").write_text("<title>Reports</title>")
+    page = index_page(tmp_path)
+    assert "Mine &amp; &lt;b&gt;yours" in page
+    assert "index.html" not in page
+
+
+def test_without_reports_the_page_says_what_writes_them(tmp_path: Path) -> None:
+    assert "slipway run" in index_page(tmp_path)

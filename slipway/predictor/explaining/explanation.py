@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -12,15 +13,18 @@ from slipway.artifacts.bundle import Bundle
 from slipway.inputs.columns import ColumnContract, encode_rows, positions_of, read_row
 from slipway.inputs.contract import InputContract
 from slipway.inputs.images import ImageContract
-from slipway.inputs.texts import TextContract, decode_row
+from slipway.inputs.texts import SEPARATOR, TextContract, decode_row, encode_texts
 from slipway.kinds.registry import input_kind
-from slipway.predictor.explaining import occlusion, pictures, shapley, words
+from slipway.predictor.explaining import occlusion, pictures, shapley
 from slipway.predictor.model import InvalidAnswerError
 from slipway.system.errors import UnavailableError
 
 # Possible numbers of changed copies; the largest that the time allows is used. There are few steps,
 # so that noise in the measured time rarely changes the explanation.
 ROWS = (1024, 256, 64, 16, 4)
+# A word is a run of characters without white space; in scripts without spaces, a single character.
+_ALONE = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # kana, Chinese characters, Hangul
+_WORD = re.compile(rf"[{_ALONE}]|[^\s{_ALONE}]+")
 RunRows = Callable[[NDArray[Any]], Awaitable[NDArray[np.float32]]]  # inputs to (rows, outputs)
 
 
@@ -123,8 +127,8 @@ async def explain_text(
     most_rows: int,
 ) -> dict[str, Any]:
     """Explain a text, as JSON fields: the change of the output when each word is left out."""
-    pieces = words.words_of(decode_row(row, contract, mark=""), most_rows)
-    changes = explained.own - await explained(words.without_each(pieces, contract))
+    pieces = words_of(decode_row(row, contract, mark=""), most_rows)
+    changes = explained.own - await explained(without_each(pieces, contract))
     return {
         "kind": "words",
         "words": [
@@ -132,6 +136,30 @@ async def explain_text(
             for text, change in zip(pieces, changes.tolist(), strict=True)
         ],
     }
+
+
+def words_of(text: str, most: int) -> list[str]:
+    """Divide a text into at most `most` pieces of one or more words and the white space after them.
+
+    Joined, the pieces are the text.
+    """
+    begins = [found.start() for found in _WORD.finditer(text)]
+    per_piece = -(-len(begins) // most)
+    begins = [0, *begins[::per_piece][1:]] if begins else [0]
+    ends = [*begins[1:], len(text)]
+    return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def without_each(words: Sequence[str], contract: TextContract) -> NDArray[Any]:
+    """Return network inputs (words, ...): for each word, a copy of the text that lacks this word.
+
+    Separators between the columns of a text stay, even if they are a part of the word.
+    """
+    left = [SEPARATOR * word.count(SEPARATOR) for word in words]
+    copies = [
+        "".join([*words[:place], left[place], *words[place + 1 :]]) for place in range(len(words))
+    ]
+    return encode_texts(copies, contract)
 
 
 async def explain_row(
@@ -142,27 +170,27 @@ async def explain_row(
 ) -> dict[str, Any]:
     """Explain a table row, as JSON fields: the effect of each column on the output.
 
-    For each column, they give the change of the output if only this column has its baseline value,
+    For each column, they give the change of the output if only this column has its typical value,
     and its Shapley value with the standard error. Shapley values are null if `most_rows` is too
     small for them.
     """
-    baseline, positions = baseline_vector(contract), positions_of(contract)
-    distances = _distances(vector, baseline, positions)
+    typical, positions = typical_vector(contract), positions_of(contract)
+    distances = _distances(vector, typical, positions)
     furthest = np.argsort(-distances, kind="stable")[: max(1, most_rows)]
     players = np.sort(furthest[distances[furthest] > 0])
     places = [positions[player] for player in players]
     changes = np.zeros(0)
     if len(players):
-        without_one = _blended(vector, baseline, places, ~np.eye(len(players), dtype=bool))
+        without_one = _blended(vector, typical, places, ~np.eye(len(players), dtype=bool))
         changes = explained.own - await explained(without_one)
     # The seed is derived from the row, so equal rows always get equal explanations.
     seed = int.from_bytes(hashlib.sha256(vector.tobytes()).digest()[:8])
     planned = shapley.plan(len(players), most_rows, seed)
     contributions = None
     if planned is not None:
-        values = await explained(_blended(vector, baseline, places, planned.coalitions))
+        values = await explained(_blended(vector, typical, places, planned.coalitions))
         contributions = planned.contributions(values)
-    (baseline_answer,) = await explained(baseline[np.newaxis])
+    (typical_answer,) = await explained(typical[np.newaxis])
     described: list[dict[str, Any]] = [
         {"name": column.name, "change": 0.0, "contribution": 0.0, "standard_error": 0.0}
         for column in contract.columns
@@ -175,7 +203,7 @@ async def explain_row(
         }
     return {
         "kind": "columns",
-        "usual_answer": float(baseline_answer),
+        "usual_answer": float(typical_answer),
         "method": planned.method if planned else "changes_only",
         "orders": planned.num_orders if planned else None,
         "columns": described,
@@ -183,8 +211,8 @@ async def explain_row(
     }
 
 
-def baseline_vector(contract: ColumnContract) -> NDArray[np.float32]:
-    """Return the encoded baseline row, (width,) float32, which has typical values.
+def typical_vector(contract: ColumnContract) -> NDArray[np.float32]:
+    """Return the encoded row of typical values, (width,) float32.
 
     They are the median of each number or date, the more frequent boolean, and the most frequent
     category. `GET /model` shows the same row as an example.
@@ -195,26 +223,26 @@ def baseline_vector(contract: ColumnContract) -> NDArray[np.float32]:
 
 
 def _distances(
-    vector: NDArray[np.float32], baseline: NDArray[np.float32], positions: Sequence[Sequence[int]]
+    vector: NDArray[np.float32], typical: NDArray[np.float32], positions: Sequence[Sequence[int]]
 ) -> NDArray[np.float32]:
-    """Return the distance of each column from the baseline in encoded units, (columns,)."""
+    """Return the distance of each column from its typical value in encoded units, (columns,)."""
     return np.array(
-        [np.abs(vector[places] - baseline[places]).max() for places in positions], dtype=np.float32
+        [np.abs(vector[places] - typical[places]).max() for places in positions], dtype=np.float32
     )
 
 
 def _blended(
     vector: NDArray[np.float32],
-    baseline: NDArray[np.float32],
+    typical: NDArray[np.float32],
     positions: Sequence[Sequence[int]],
     given: NDArray[np.bool_],
 ) -> NDArray[np.float32]:
-    """Return copies of `vector`, (rows, width), with some columns replaced by the baseline's.
+    """Return copies of `vector`, (rows, width), with some columns replaced by typical ones.
 
     `given` (rows, columns) is True for each column of `positions` that stays. Columns that
     `positions` lacks stay as well.
     """
     rows = np.repeat(vector[np.newaxis], len(given), axis=0)
     for number, places in enumerate(positions):
-        rows[np.ix_(~given[:, number], np.array(places))] = baseline[places]
+        rows[np.ix_(~given[:, number], np.array(places))] = typical[places]
     return rows

@@ -14,7 +14,7 @@ from slipway.predictor.explaining.pictures import image_of
 
 SIDES = (8, 4, 2)  # places along one side; the first that the time allows is used
 # Standard deviation of the Gaussian per side: removes the shapes of a place, keeps its colour.
-_BLUR_SHARE = 1 / 8
+_BLUR_FRACTION = 1 / 8
 
 
 def side_for(most_rows: int, size_px: int) -> int:
@@ -53,5 +53,5 @@ def _edges(position: int, side: int, size_px: int) -> tuple[int, int]:
 
 
 def _blurred(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    blurred = image_of(pixels).filter(ImageFilter.GaussianBlur(len(pixels) * _BLUR_SHARE))
+    blurred = image_of(pixels).filter(ImageFilter.GaussianBlur(len(pixels) * _BLUR_FRACTION))
     return np.asarray(blurred, dtype=np.uint8).reshape(pixels.shape)

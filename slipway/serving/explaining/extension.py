@@ -1,44 +1,65 @@
-"""Adds `POST /explain`, which returns the response of `/predict` with an explanation."""
+"""Adds `POST /explain`, which returns the response of `/predict` with an explanation.
+
+An explanation takes up to 1,024 further rows, fewer if the model is slow. So each worker explains
+one request at a time, behind live traffic (slipway/serving/explaining/background.py). These rows do
+not count as predictions and no observer sees them.
+"""
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipway.artifacts.bundle import Bundle
+from slipway.predictor.explaining.explanation import (
+    ROWS,
+    explain_item,
+    require_explainable,
+    rows_within,
+)
+from slipway.predictor.model import AnsweredRow, InvalidAnswerError
 from slipway.serving.endpoints.predict import describe_predict
-from slipway.serving.explaining.background import predictions_first
-from slipway.serving.explaining.explainer import Explainer
+from slipway.serving.explaining.background import BackgroundRows, predictions_first
 from slipway.serving.extension import Extension, Hooks
-from slipway.serving.http.responses import Refusal, Response, json_response
+from slipway.serving.http.responses import RETRY_AFTER, Refusal, Response, json_response
 from slipway.serving.http.routes import Operation, Request, Route, Routes
 from slipway.serving.models.live_model import LiveModel
 from slipway.serving.requests.payload import Payload, receive_payload
 from slipway.serving.schemas import ANYTHING, ImageApi, input_api
 from slipway.serving.worker import ModelWorker
+from slipway.system.errors import UnavailableError
 
+_TRIES = 3  # measurements of a row's time, because other work can slow down any one of them
 logger = logging.getLogger("bentoml.slipway")
 
 
-class _Explanations:
+class Explainer:
     """Explains one request at a time. Refuses explanations while the worker is overloaded."""
 
     def __init__(self, worker: ModelWorker) -> None:
         self._worker = worker
-        self._explainer = Explainer(worker.settings.request_timeout_s / 2)
+        self._budget_s = worker.settings.request_timeout_s / 2  # of the model's time
+        self._is_busy = False
 
     def require_capacity(self) -> None:
         """Raise Refusal if the worker is overloaded or another explanation is running."""
         admission = self._worker.admission
         if admission.is_overloaded_now():
             raise predictions_first(admission.retry_after())
-        self._explainer.require_idle()
+        self._require_idle()
 
     async def explain(self, payload: Payload, request_id: str) -> dict[str, Any]:
-        """Return the response's JSON fields, explanation included, without the request id.
+        """Predict one item and explain the prediction.
 
-        Raises Refusal if the worker is busy or the answer cannot be explained.
+        Returns the response's JSON fields, explanation included, without the request id. Raises
+        Refusal if the worker is busy, `payload` has several items or the model gives no valid
+        answer.
         """
         worker = self._worker
         stable = worker.require_live()
@@ -55,7 +76,8 @@ class _Explanations:
         self, live: LiveModel, payload: Payload, request_id: str
     ) -> dict[str, Any]:
         try:
-            return await self._explainer.explain(live, payload)
+            with self._alone(), live:
+                return await self._explain_payload(live, payload)
         except Refusal as refusal:
             if refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
                 logger.error(
@@ -63,10 +85,65 @@ class _Explanations:
                 )
             raise
 
+    async def _explain_payload(self, live: LiveModel, payload: Payload) -> dict[str, Any]:
+        inputs = (await live.decoder.decode(*payload.items)).inputs
+        if len(inputs) != 1:
+            message = f"the request has {len(inputs)} items, expected one"
+            raise Refusal("not_one_item", f"{message}: send one request for each")
+        try:
+            require_explainable(live.model.input_kind)
+        except UnavailableError as error:
+            raise Refusal("not_found", f"{error}; use /predict") from None
+        try:
+            explained = await self._explain_item(live, inputs[0])
+        except InvalidAnswerError as error:
+            raise Refusal("invalid_answer", f"{error}; this request has no explanation") from None
+        return explained | {"model_version": live.model.version}
+
+    async def _explain_item(self, live: LiveModel, item: NDArray[Any]) -> dict[str, Any]:
+        rows = BackgroundRows(live.batcher, live.model.max_batch_size)
+        own, most_rows = await self._predict(rows, item)
+        manifest, place = live.model.bundle.manifest, live.model.explained_place(own.outputs)
+        answer = live.model.answer(own.outputs, own.score)
+        for remark in manifest.input.remarks(item[np.newaxis]):
+            answer |= remark
+        explanation = await explain_item(manifest, item, own.outputs, place, rows.run, most_rows)
+        return answer | {"explanation": explanation}
+
+    async def _predict(self, rows: BackgroundRows, item: NDArray[Any]) -> tuple[AnsweredRow, int]:
+        """Run the model on the unchanged item.
+
+        Returns its prediction, and the number of changed copies that fit into the time budget.
+        """
+        seconds = float("inf")
+        for _ in range(_TRIES):
+            answers, taken = await rows.submit(item[np.newaxis])
+            seconds = min(seconds, taken)
+            if seconds * ROWS[0] <= self._budget_s:
+                break
+        return answers[0], rows_within(seconds, self._budget_s)
+
+    def _require_idle(self) -> None:
+        if self._is_busy:
+            message = (
+                "this worker is explaining another request, and does one at a time; "
+                "try again, or use /predict, which does not wait"
+            )
+            raise Refusal("explain_busy", message, headers=(RETRY_AFTER,))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._require_idle()
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
 
 def explain_routes(worker: ModelWorker) -> Routes:
     """Return the route `/explain`, which explains the prediction for one image, row or text."""
-    explanations, settings = _Explanations(worker), worker.settings
+    explainer, settings = Explainer(worker), worker.settings
 
     async def explain(request: Request) -> Response:
         kind = worker.require_model().bundle.manifest.input.kind
@@ -78,14 +155,14 @@ def explain_routes(worker: ModelWorker) -> Routes:
                     settings.max_body_bytes,
                     settings.max_items,
                     kind,
-                    explanations.require_capacity,
+                    explainer.require_capacity,
                 )
                 code, message = (
                     "deadline_exceeded",
                     "live requests go first, and there was no explanation within",
                 )
-                explanations.require_capacity()
-                answer = await explanations.explain(parse(), request.id)
+                explainer.require_capacity()
+                answer = await explainer.explain(parse(), request.id)
         except TimeoutError:
             raise Refusal(
                 code, f"{message} {settings.request_timeout_s:g} s (SLIPWAY_REQUEST_TIMEOUT_S)"

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from slipway.inputs.texts import TextContract, decode_row, encode_texts
-from slipway.predictor.explaining.explanation import ExplainedOutput, explain_text
-from slipway.predictor.explaining.words import without_each, words_of
+from slipway.predictor.explaining.explanation import (
+    ExplainedOutput,
+    explain_text,
+    without_each,
+    words_of,
+)
 from tests.tokens import token_contract
 
 pytestmark = pytest.mark.unit

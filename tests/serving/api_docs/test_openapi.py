@@ -12,8 +12,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from slipway.serving.api_docs.docs_page import render_docs
-from slipway.serving.api_docs.extension import routes
+from slipway.serving.api_docs.extension import render_docs, routes
 from slipway.serving.api_docs.openapi import openapi
 from slipway.serving.app import all_routes
 from slipway.serving.auth.extension import KeyCheck

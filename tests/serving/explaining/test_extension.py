@@ -17,7 +17,7 @@ from PIL import Image
 
 from slipway.inputs.columns import encode_rows, positions_of, read_row
 from slipway.inputs.images import array_from_bytes
-from slipway.predictor.explaining.explanation import baseline_vector
+from slipway.predictor.explaining.explanation import typical_vector
 from slipway.predictor.explaining.occlusion import covered, side_for
 from slipway.predictor.explaining.pictures import overlay
 from slipway.serving.explaining.background import BATCH_SECONDS
@@ -184,7 +184,7 @@ def test_contributions_of_columns_to_a_label_add_up_including_a_missing_value(
             column["name"]: column["contribution"] for column in explanation["columns"]
         }
         label = LABELS.index(answer["label"])
-        usual = float(row_probabilities(baseline_vector(COLUMNS)[np.newaxis])[0, label])
+        usual = float(row_probabilities(typical_vector(COLUMNS)[np.newaxis])[0, label])
         assert explanation["usual_answer"] == pytest.approx(usual, abs=1e-6)
         assert sum(contributions.values()) == pytest.approx(explanation["answer"] - usual, abs=1e-6)
         assert contributions["income"] != 0  # only its indicator is not as usual
@@ -192,7 +192,7 @@ def test_contributions_of_columns_to_a_label_add_up_including_a_missing_value(
     run(make_settings(), work)
 
 
-def test_columns_with_the_baseline_value_contribute_nothing_and_need_no_model_rows(
+def test_columns_with_typical_values_contribute_nothing_and_need_no_model_rows(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
@@ -506,9 +506,9 @@ def test_overlay_distinguishes_regions_for_against_and_neutral(channels: int) ->
     assert np.array_equal(overlay(pixels, np.zeros((2, 2))), np.full((256, 256, 3), 100))
 
 
-def test_the_baseline_row_is_the_example_row_of_the_model() -> None:
+def test_the_typical_row_is_the_example_row_of_the_model() -> None:
     assert np.array_equal(
-        baseline_vector(COLUMNS), encode_rows([read_row(USUAL, COLUMNS)], COLUMNS)[0]
+        typical_vector(COLUMNS), encode_rows([read_row(USUAL, COLUMNS)], COLUMNS)[0]
     )
 
 

@@ -11,10 +11,10 @@ import pytest
 from slipway.data.engine.rows import SPLIT_ROWS
 from slipway.data.sources.samples import RawSample
 from slipway.data.store.packing import pack
-from slipway.data.store.raw_times import time_raw_rows
 from slipway.data.store.store_form import StoreForm
 from slipway.inputs.images import ImageContract, TransformContract
 from slipway.inputs.user_function import code_digest
+from slipway.profiling.input_pipeline import time_raw_rows
 from slipway.system import files
 from tests.data.pictures import picture
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from slipway.data.sources.samples import RawSample
-from slipway.data.store import raw_times
-from slipway.data.store.raw_times import RawTimes, time_raw_rows
 from slipway.inputs.images import ImageContract, TransformContract
 from slipway.inputs.user_function import code_digest
+from slipway.profiling import input_pipeline
+from slipway.profiling.input_pipeline import RawTimes, time_raw_rows
 from slipway.system.errors import DataError
 from tests.data.pictures import picture
 from tests.fake_clock import CLOCK
@@ -34,7 +34,7 @@ def wait(image):
 
 @pytest.fixture(autouse=True)
 def _fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_times, "time", CLOCK)
+    monkeypatch.setattr(input_pipeline, "time", CLOCK)
 
 
 def _samples(count: int, seconds: float = 0.0) -> Iterator[RawSample]:
