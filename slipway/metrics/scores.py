@@ -116,7 +116,7 @@ def wilson_interval(num_hits: int, num_rows: int, confidence: float) -> tuple[fl
     return min(share, max(0.0, float(centre - reach))), max(share, min(1.0, float(centre + reach)))
 
 
-def share_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
+def fraction_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
     """Return the fraction of (N,) rows that are True, with Wilson's interval."""
     low, high = wilson_interval(int(is_so.sum()), len(is_so), confidence)
     return Metric(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.uncertainty import Answers, Calibration, exact
 from slipway.kinds.registry import Task, kind_of
-from slipway.metrics.scores import share_of
+from slipway.metrics.scores import fraction_of
 
 MIN_SCORE_RANK = 0.5  # a guess: with a lower correlation most rows change their order
 
@@ -55,7 +55,7 @@ def ood_fraction(
     """Return the fraction of (N,) `scores` above the threshold; None without a threshold."""
     if calibration.ood.threshold is None:
         return None
-    return share_of(calibration.is_ood(scores), confidence)
+    return fraction_of(calibration.is_ood(scores), confidence)
 
 
 def score_rank(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float | None:

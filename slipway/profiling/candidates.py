@@ -59,7 +59,7 @@ def _slow_loading(facts: Facts, is_jpeg: bool) -> tuple[str, str]:
     loader = facts.loader
     how = "it waits (for a disk, say) rather than computes" if facts.loader_waits else "it computes"
     batch = f"{loader.batch_ms[0]:.1f} ms for a batch in one process; {how}"
-    if facts.reading_share < 0.5:
+    if facts.reading_fraction < 0.5:
         return "making batches", f"changing the images takes longest, not reading them: {batch}"
     if is_jpeg and not waits(loader.read_ms, loader.read_processor_ms, loader.read_queued_ms):
         return "decoding", f"decoding the stored JPEGs takes longest: {batch}"

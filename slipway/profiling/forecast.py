@@ -32,7 +32,7 @@ class Facts:
         return waits(self.loader.batch_ms[0], self.loader.processor_ms, self.loader.queued_ms)
 
     @property
-    def reading_share(self) -> float:
+    def reading_fraction(self) -> float:
         """The fraction of the time of a batch that is spent reading stored rows."""
         return min(1.0, self.loader.read_ms / self.loader.batch_ms[0])
 

@@ -16,7 +16,7 @@ from slipway.metrics.class_uncertainty import (
     softmax,
 )
 from slipway.metrics.number_scores import NumberUncertainty
-from slipway.metrics.scores import share_of
+from slipway.metrics.scores import fraction_of
 from slipway.metrics.uncertainty import upper_quantile
 from slipway.reports.evaluation.uncertainty import coverage_warnings
 from slipway.system.errors import IntegrityError, SchemaError
@@ -199,7 +199,7 @@ def test_calibration_survives_a_round_trip_and_refuses_malformed_files(
 
 
 def measured(hits: int, rows: int) -> Metric:
-    return share_of(np.arange(rows) < hits, 0.95)
+    return fraction_of(np.arange(rows) < hits, 0.95)
 
 
 @pytest.mark.parametrize(("hits", "verdict"), [(110, "below"), (124, "within"), (138, "above")])

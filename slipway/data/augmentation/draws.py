@@ -78,7 +78,8 @@ def draw_places(
 class MixDraw(NamedTuple):
     """The parts and weights for mixing N images, each with another image."""
 
-    own_share: NDArray[np.float32]  # (N,) weight of the image in the mixed target; 1 without mixing
+    # (N,) weight of the image in the mixed target; 1 without mixing
+    own_fraction: NDArray[np.float32]
     # (N, 4) left, top, right, bottom in pixels: the partner's part (CutMix). An empty box means
     # that whole images are blended (MixUp).
     boxes: NDArray[np.int64]
@@ -134,11 +135,11 @@ def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px
     numbers = _Numbers(plan.seed, epoch, keys)
     mixed = numbers.chance(plan.mix_probability if plan.mixes else 0.0, "mix")
     cut = numbers.chance(_cutmix_probability(plan), "cutmix")
-    cutmix_shares = numbers.beta(plan.cutmix_alpha, "cutmix_share")
-    shares = np.where(cut, cutmix_shares, numbers.beta(plan.mixup_alpha, "mixup_share"))
-    boxes = np.where((mixed & cut)[:, None], _boxes(1 - shares, numbers, size_px), 0)
+    cutmix_fractions = numbers.beta(plan.cutmix_alpha, "cutmix_share")
+    fractions = np.where(cut, cutmix_fractions, numbers.beta(plan.mixup_alpha, "mixup_share"))
+    boxes = np.where((mixed & cut)[:, None], _boxes(1 - fractions, numbers, size_px), 0)
     covered = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / size_px**2
-    own = np.where(mixed, np.where(cut, 1 - covered, shares), 1.0)
+    own = np.where(mixed, np.where(cut, 1 - covered, fractions), 1.0)
     return MixDraw(own.astype(np.float32), boxes)
 
 

@@ -7,7 +7,7 @@ from slipway.artifacts.uncertainty import Calibration
 from slipway.data.store.packed import PackedSplit
 from slipway.export.graphs.graph import onnx_answers
 from slipway.kinds.registry import Task, kind_of
-from slipway.metrics.scores import Resampling, share_of
+from slipway.metrics.scores import Resampling, fraction_of
 from slipway.metrics.uncertainty import with_thresholds
 from slipway.training.uncertainty.calibration import fitting_half
 
@@ -37,4 +37,4 @@ def own_coverage(
     outputs = onnx_answers(graph, test.inputs).outputs
     uncertainty = kind_of(task).target.load_part("uncertainty")
     held = uncertainty.is_held(calibration, outputs, test.targets)
-    return None if held is None else share_of(held, resampling.confidence)
+    return None if held is None else fraction_of(held, resampling.confidence)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
 from slipway.kinds.registry import Task, kind_of
-from slipway.metrics.scores import Resampling, measure, share_of
+from slipway.metrics.scores import Resampling, fraction_of, measure
 from slipway.metrics.user_metrics import UserMetric, measure_user_metrics
 from slipway.reports.evaluation.slices import Dimension
 
@@ -247,4 +247,4 @@ def _measured(answers: RowAnswers, members: NDArray[np.bool_], resampling: Resam
     target = kind_of(answers.task).target
     if not target.headline_is_fraction:
         return answers.measure(members, [target.headline], resampling)[target.headline]
-    return share_of(answers.losses[members] == 0, resampling.confidence)
+    return fraction_of(answers.losses[members] == 0, resampling.confidence)

@@ -17,10 +17,10 @@ from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.calibration_error import ReliabilityBin, reliability_bins
 from slipway.metrics.scores import (
     Resampling,
+    fraction_of,
     measure,
     percentiles,
     resampled_rows,
-    share_of,
 )
 
 Float = NDArray[np.float64]
@@ -42,10 +42,10 @@ class UncertaintyReport:
     def metrics(self) -> dict[str, Metric]:
         """Metrics by name; those with "before" are without the temperature."""
         held, confidence = self.is_held, self.resampling.confidence
-        coverage = {"coverage": share_of(held, confidence)} if held is not None else {}
+        coverage = {"coverage": fraction_of(held, confidence)} if held is not None else {}
         is_ood = self.calibration.is_ood(self.answers.scores)
         measured = coverage | self._class_metrics() | self._decision_metrics()
-        return measured | {"outliers": share_of(is_ood, confidence)}
+        return measured | {"outliers": fraction_of(is_ood, confidence)}
 
     @property
     def warnings(self) -> list[str]:
@@ -119,7 +119,7 @@ class UncertaintyReport:
         found = {"cost": self._mean(costs)}
         if rule.costs.abstain is not None:
             abstains = rule.abstains(self.answers.outputs)
-            found["abstained"] = share_of(abstains, self.resampling.confidence)
+            found["abstained"] = fraction_of(abstains, self.resampling.confidence)
         return found
 
     @property

@@ -18,8 +18,8 @@ from slipway.predictor.loader import read_certified
 from slipway.serving.rollout.comparison import require_successor
 from slipway.serving.rollout.decision import decide
 from slipway.serving.rollout.history import Author, change_rollout
-from slipway.serving.rollout.records.follower import follow
 from slipway.serving.rollout.records.model_files import publish
+from slipway.serving.rollout.records.sync import sync
 from slipway.serving.rollout.rehearsal import rehearse
 from slipway.serving.rollout.reports import Report, iso, read_reports
 from slipway.serving.rollout.state import (
@@ -220,7 +220,7 @@ def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
     """
     deadline = time.monotonic() + seconds
     while True:
-        follow(settings.state)
+        sync(settings.state)
         reports = read_reports(settings.state)
         # Workers decide. If the last one died, this process has to.
         rollout = change_rollout(
@@ -242,7 +242,7 @@ def wait(settings: Settings, seconds: float) -> tuple[Rollout, list[Report]]:
 def _shared_command(state: Path) -> Iterator[None]:
     """Run a command under a lock, on the newest state if several services share the rollout."""
     with command_lock(state):
-        follow(state, is_locked=True)
+        sync(state, is_locked=True)
         yield
 
 

@@ -19,7 +19,7 @@ from slipway.serving.requests.bodies import BODY_ERRORS, read_json
 from slipway.serving.rollout import commands
 from slipway.serving.rollout.candidate.trial import RolloutSettings
 from slipway.serving.rollout.history import Author
-from slipway.serving.rollout.reconciler import RolloutReconciler, follow_at_start
+from slipway.serving.rollout.reconciler import RolloutReconciler, sync_at_start
 from slipway.serving.rollout.state import Allowed, Mode, RolloutPlan, read_rollout
 from slipway.serving.rollout.store import settings_of
 from slipway.serving.schemas import ANYTHING, schema_of
@@ -201,7 +201,7 @@ def initial_settings(settings: Settings) -> Settings:
     """
     if settings.accept_draft:  # RolloutReconciler.initial_settings does the same
         return settings
-    follow_at_start(settings.state)
+    sync_at_start(settings.state)
     return settings_of(settings, read_rollout(settings.state).stable)
 
 

@@ -20,7 +20,7 @@ from slipway.serving.rollout.decision import decide
 from slipway.serving.rollout.evidence import Evidence
 from slipway.serving.rollout.history import change_rollout, record_served, return_alone
 from slipway.serving.rollout.metrics import RolloutMetrics
-from slipway.serving.rollout.records.follower import Follower, follow
+from slipway.serving.rollout.records.sync import RolloutSync, sync
 from slipway.serving.rollout.reports import (
     Report,
     describe,
@@ -50,10 +50,10 @@ POLL_S = 0.25
 _REPORT_S = 1.0  # least time between two reports that differ only in counts
 
 
-def follow_at_start(state: Path) -> None:
+def sync_at_start(state: Path) -> None:
     """Copy the shared state of several services. Without the database, use the last copy."""
     try:
-        follow(state)
+        sync(state)
     except (SlipwayError, OSError) as error:
         logger.warning("starting with the last known rollout in %s: %s", state, error)
 
@@ -80,7 +80,7 @@ class RolloutReconciler:
         self.num_reports = 0  # written so far
         self._recorded = ""  # version of SLIPWAY_BUNDLE that the history records
         self._has_recorded = False  # True once this start is in the history
-        self._follower: Follower | None = None  # of a rollout that several services share
+        self._sync: RolloutSync | None = None  # of a rollout that several services share
         self._last_error = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -88,7 +88,7 @@ class RolloutReconciler:
         """Return settings for the first model. Raises SlipwayError if that model is missing."""
         if self._settings.accept_draft:  # the verify stage always checks SLIPWAY_BUNDLE
             return self._settings
-        follow_at_start(self._state_folder)
+        sync_at_start(self._state_folder)
         self._rollout = read_rollout(self._state_folder)
         self._stable, self._initial_revision = self._rollout.stable, self._rollout.revision
         if self._stable:
@@ -123,8 +123,8 @@ class RolloutReconciler:
         if self._task and self._reported:
             try:
                 await asyncio.to_thread(self._write, report)
-                if self._follower:
-                    await asyncio.to_thread(self._follower.close)
+                if self._sync:
+                    await asyncio.to_thread(self._sync.close)
             except OSError as error:
                 logger.error(
                     "cannot report to the rollout in %s that this worker stops: %s; "
@@ -159,14 +159,14 @@ class RolloutReconciler:
             )
         # Decide before loading a candidate, which may have killed the previous process here.
         await self._decide()
-        await self._follow_stable()
-        await self._follow_candidate()
+        await self._reconcile_stable()
+        await self._reconcile_candidate()
         await asyncio.to_thread(self._report_changes)
         await self._record_served()
-        if self._follower is None and given_url() is not None:
+        if self._sync is None and given_url() is not None:
             metrics = self._worker.metrics
-            self._follower = Follower(self._state_folder, lambda: metrics.fault("rollout"))
-            self._follower.start()
+            self._sync = RolloutSync(self._state_folder, lambda: metrics.fault("rollout"))
+            self._sync.start()
 
     async def _run(self) -> None:
         await self._worker.loaded()
@@ -253,7 +253,7 @@ class RolloutReconciler:
             prune_unless_locked(self._state_folder)
         return after
 
-    async def _follow_stable(self) -> None:
+    async def _reconcile_stable(self) -> None:
         wanted, revision = self._rollout.stable, self._rollout.revision
         has_tried = self._worker.model is not None or revision == self._initial_revision
         if wanted == self._stable and has_tried:
@@ -285,7 +285,7 @@ class RolloutReconciler:
         settings = settings_of(self._settings, wanted)
         return self._worker.make_live(await asyncio.to_thread(load_model, settings), "stable")
 
-    async def _follow_candidate(self) -> None:
+    async def _reconcile_candidate(self) -> None:
         candidate, trial = self._rollout.candidate, self._trial
         if trial and (candidate is None or trial.candidate.id != candidate.id):
             await self._drop()

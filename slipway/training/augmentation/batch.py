@@ -35,7 +35,7 @@ class Changes(NamedTuple):
     greys: Tensor | None  # (R,) float32
     erased: Tensor  # (R, 4) int64, see `erased_bounds`
     partners: Tensor  # (B,) int64 in [0, R)
-    own_shares: Tensor  # (B,) float32, see `MixDraw`
+    own_fractions: Tensor  # (B,) float32, see `MixDraw`
     boxes: Tensor  # (B, 4) int64, see `MixDraw`
     sizes: Tensor  # (size_px,) unused bytes: transfer to a device keeps shapes, but no numbers
 
@@ -55,6 +55,7 @@ def device_changes(
         else (None, None)
     )
     no_boxes = np.zeros((len(partners), 4), np.int64)
+    unmixed = np.ones(len(partners), np.float32)
     return Changes(
         matrices=torch.from_numpy(affine_matrices(change, size_px)),
         bounds=torch.from_numpy(crop_bounds(change, stored_px)),
@@ -62,7 +63,7 @@ def device_changes(
         greys=greys,
         erased=torch.from_numpy(erased_bounds(change, size_px)),
         partners=torch.from_numpy(partners),
-        own_shares=torch.from_numpy(mixing.own_share) if mixing else torch.ones(len(partners)),
+        own_fractions=torch.from_numpy(mixing.own_fraction if mixing else unmixed),
         boxes=torch.from_numpy(mixing.boxes if mixing else no_boxes),
         sizes=torch.zeros(size_px, dtype=torch.uint8),
     )
@@ -166,6 +167,6 @@ def _inside(bounds: Tensor, size_px: int) -> Tensor:
 def _mix(pixels: Tensor, changes: Changes) -> Tensor:
     own, partners = pixels[: len(changes.partners)], pixels[changes.partners]
     cut = (changes.boxes[:, 2] > changes.boxes[:, 0]) & (changes.boxes[:, 3] > changes.boxes[:, 1])
-    shares = torch.where(cut, 1.0, changes.own_shares)[:, None, None, None]
-    blended = (own * shares + partners * (1 - shares)).round_().to(torch.uint8)
+    fractions = torch.where(cut, 1.0, changes.own_fractions)[:, None, None, None]
+    blended = (own * fractions + partners * (1 - fractions)).round_().to(torch.uint8)
     return torch.where(_inside(changes.boxes, own.shape[1])[..., None], partners, blended)

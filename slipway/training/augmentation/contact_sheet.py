@@ -261,10 +261,10 @@ def _combined_line(
         images = changed_images(samples.stored, everyone, draw(plan, epoch, keys), samples.size_px)
         mixing = draw_mixing(plan, epoch, keys, samples.size_px)
         partners = np.roll(everyone, -(1 + epoch))
-        share = float(mixing.own_share[index])
-        mixed = (
-            f"+ {1 - share:.0%} {samples.names[partners[index]]}" if share < 1 else f"epoch {epoch}"
-        )
+        fraction = float(mixing.own_fraction[index])
+        mixed = f"epoch {epoch}"
+        if fraction < 1:
+            mixed = f"+ {1 - fraction:.0%} {samples.names[partners[index]]}"
         cells.append(_Cell(mixed_images(images, partners, mixing)[index], mixed))
     return _Line("all together", samples.names[index], cells)
 

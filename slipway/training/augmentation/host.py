@@ -95,15 +95,15 @@ def mixed_images(images: Pixels, partners: NDArray[np.int64], mixing: MixDraw) -
     `partners` is (B,). Returns (B, ...).
     """
     result = images[: len(partners)].copy()
-    for row in np.flatnonzero(mixing.own_share < 1):
+    for row in np.flatnonzero(mixing.own_fraction < 1):
         left, top, right, bottom = mixing.boxes[row]
-        partner, share = images[partners[row]], float(mixing.own_share[row])
+        partner, fraction = images[partners[row]], float(mixing.own_fraction[row])
         if right > left and bottom > top:
             result[row, top:bottom, left:right] = partner[top:bottom, left:right]
         else:
-            result[row] = cv2.addWeighted(images[row], share, partner, 1 - share, 0.0).reshape(
-                partner.shape
-            )
+            result[row] = cv2.addWeighted(
+                images[row], fraction, partner, 1 - fraction, 0.0
+            ).reshape(partner.shape)
     return result
 
 

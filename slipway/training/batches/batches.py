@@ -40,7 +40,7 @@ class Mixing(NamedTuple):
     """Mixing of a batch: the second target of each row, and the weight of the first target."""
 
     targets: Tensor  # (B,) targets of the partners, as `Batch.targets`
-    own_shares: Tensor  # (B,) float32 in [0, 1], weight of the row's own target
+    own_fractions: Tensor  # (B,) float32 in [0, 1], weight of the row's own target
     soft: Tensor | None = None  # (B, K) float32 soft targets of the partner, if there are any
 
 
@@ -227,11 +227,11 @@ class TrainingBatches(Dataset[Batch]):
         needed, partners, mix = rows, np.arange(len(rows)), None
         if len(partner_rows):
             mix = draw_mixing(how.plan, epoch, self._keys[rows], how.size_px)
-            mixed_with = np.where(mix.own_share < 1, partner_rows, rows)
+            mixed_with = np.where(mix.own_fraction < 1, partner_rows, rows)
             needed, partners = _with_partners(rows, mixed_with)
             mixing = Mixing(
                 self._targets[partner_rows],
-                torch.from_numpy(mix.own_share),
+                torch.from_numpy(mix.own_fraction),
                 self._soft[partner_rows] if self._soft is not None else None,
             )
             batch = batch._replace(mixing=mixing)

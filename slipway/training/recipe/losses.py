@@ -60,7 +60,7 @@ class RowLosses(nn.Module):
         if mixing is None:
             return own
         partner = self._unmixed(answers, mixing.targets, mixing.soft)
-        return mixing.own_shares * own + (1 - mixing.own_shares) * partner
+        return mixing.own_fractions * own + (1 - mixing.own_fractions) * partner
 
     def _unmixed(self, answers: Tensor, targets: Tensor, soft: Tensor | None) -> Tensor:
         if answers.ndim == 3:

@@ -48,7 +48,7 @@ def test_a_plan_without_operations_draws_no_change() -> None:
         affine_matrices(draw(plan(), 3, KEYS[:5]), 16), np.broadcast_to(identity, (5, 2, 3))
     )
     assert not draw(plan(), 3, KEYS[:5]).recolours
-    assert (draw_mixing(plan(), 3, KEYS, 16).own_share == 1).all()
+    assert (draw_mixing(plan(), 3, KEYS, 16).own_fraction == 1).all()
 
 
 def test_the_draw_of_an_image_does_not_depend_on_the_other_keys() -> None:
@@ -61,7 +61,7 @@ def test_the_draw_of_an_image_does_not_depend_on_the_other_keys() -> None:
         draw_mixing(plan(**ON), 3, KEYS, 16),
         draw_mixing(plan(**ON), 3, KEYS[some], 16),
     )
-    assert np.array_equal(of_some.own_share, mixing.own_share[some])
+    assert np.array_equal(of_some.own_fraction, mixing.own_fraction[some])
     assert np.array_equal(of_some.boxes, mixing.boxes[some])
 
 
@@ -70,8 +70,8 @@ def test_each_epoch_draws_different_changes(epoch: int) -> None:
     for first, second in zip(draw(plan(**ON), 3, KEYS), draw(plan(**ON), epoch, KEYS), strict=True):
         assert not np.array_equal(first, second)
     assert not np.array_equal(
-        draw_mixing(plan(**ON), 3, KEYS, 16).own_share,
-        draw_mixing(plan(**ON), epoch, KEYS, 16).own_share,
+        draw_mixing(plan(**ON), 3, KEYS, 16).own_fraction,
+        draw_mixing(plan(**ON), epoch, KEYS, 16).own_fraction,
     )
 
 
@@ -94,7 +94,9 @@ def test_operations_occur_with_the_requested_probabilities() -> None:
     assert abs((values.erased[:, 2] > 0).mean() - 0.5) < 0.02
     assert (
         abs(
-            (draw_mixing(plan(**ON | {"mix_probability": 0.3}), 0, KEYS, 64).own_share < 1).mean()
+            (
+                draw_mixing(plan(**ON | {"mix_probability": 0.3}), 0, KEYS, 64).own_fraction < 1
+            ).mean()
             - 0.3
         )
         < 0.02
@@ -138,7 +140,7 @@ def test_erased_rectangles_have_the_requested_area() -> None:
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 4.0])
 def test_mixup_weights_are_beta_distributed(alpha: float) -> None:
-    shares = draw_mixing(plan(mixup_alpha=alpha), 0, KEYS, 16).own_share.astype(float)
+    shares = draw_mixing(plan(mixup_alpha=alpha), 0, KEYS, 16).own_fraction.astype(float)
     points = np.linspace(0.01, 0.99, 99)  # not at 0 and 1, where float32 ends
     found = np.searchsorted(np.sort(shares), points) / len(shares)
     assert np.abs(found - stats.beta(alpha, alpha).cdf(points)).max() < 2 / np.sqrt(len(shares))
@@ -150,7 +152,7 @@ def test_mixup_weights_are_beta_distributed(alpha: float) -> None:
 def test_cutmix_weights_an_image_by_its_area_outside_the_box() -> None:
     mixing = draw_mixing(plan(cutmix_alpha=1.0), 0, KEYS, 40)
     sides = mixing.boxes[:, 2:] - mixing.boxes[:, :2]
-    assert np.allclose(mixing.own_share, 1 - sides.prod(axis=1) / 1600)
+    assert np.allclose(mixing.own_fraction, 1 - sides.prod(axis=1) / 1600)
     assert sides.min() >= 0
     assert mixing.boxes.min() == 0
     assert mixing.boxes.max() == 40
@@ -166,7 +168,7 @@ def test_augmentation_operations_are_drawn_independently_of_each_other() -> None
     mixing = draw_mixing(plan(**ON), 0, KEYS, 16)
     columns = [
         column.astype(float).reshape(len(KEYS), -1)
-        for column in (*values[:-1], (values.erased[:, :1] > 0), mixing.own_share)
+        for column in (*values[:-1], (values.erased[:, :1] > 0), mixing.own_fraction)
     ]
     table = np.abs(np.corrcoef(np.concatenate(columns, axis=1).T))
     table[:4, :4] = 0  # where a crop is depends on how large it is

@@ -110,7 +110,7 @@ def _step(
                 batch.rows.tolist(),
                 inputs.numpy(),
                 batch.mixing.targets.tolist(),
-                batch.mixing.own_shares.tolist(),
+                batch.mixing.own_fractions.tolist(),
             )
             found |= {
                 row: (image.tobytes(), target, share)
@@ -140,7 +140,7 @@ def test_a_row_is_mixed_with_another_row_of_its_step() -> None:
         if torch.equal(batch.mixing.targets, plain.targets.roll(-shift))
         and np.abs(
             batch.inputs.numpy()
-            - _blended(plain.inputs.numpy(), batch.mixing.own_shares.numpy(), shift)
+            - _blended(plain.inputs.numpy(), batch.mixing.own_fractions.numpy(), shift)
         ).max()
         <= 1
     ]
@@ -213,7 +213,7 @@ def test_loader_processes_produce_the_same_batches_as_the_trainer() -> None:
         assert alone.mixing is not None
         assert shared.mixing is not None
         assert torch.equal(alone.mixing.targets, shared.mixing.targets)
-        assert torch.equal(alone.mixing.own_shares, shared.mixing.own_shares)
+        assert torch.equal(alone.mixing.own_fractions, shared.mixing.own_fractions)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

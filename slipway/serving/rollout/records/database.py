@@ -173,7 +173,7 @@ def apply(
 def settle(folder: Path, rollout: Rollout, waiting: Waiting) -> None:
     """Copy the committed state to `rollout.json`, and drop the waiting entries that were added.
 
-    A state whose models are not here yet is copied by the follower, which gets them.
+    A state whose models are not here yet is copied by `RolloutSync`, which gets them.
     """
     with state_lock(folder):
         now = read_waiting(folder)

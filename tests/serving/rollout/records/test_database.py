@@ -23,8 +23,8 @@ from slipway.serving.rollout.records.database import (
     service_name,
     shared_transaction,
 )
-from slipway.serving.rollout.records.follower import Follower, follow
 from slipway.serving.rollout.records.model_files import fetch, publish, remove_unnamed
+from slipway.serving.rollout.records.sync import RolloutSync, sync
 from slipway.serving.rollout.reports import (
     NO_COUNTS,
     Report,
@@ -66,7 +66,7 @@ class Service:
         self.state = state
         state.mkdir(parents=True)
         self.name = service_name(state)
-        self.follower = Follower(state, lambda: None)
+        self.sync = RolloutSync(state, lambda: None)
         process = os.getpid()
         self.report = Report(
             process=process,
@@ -89,9 +89,9 @@ class Service:
     def starts(self) -> None:
         record_served(self.state, VERSION, self.state / "bundle", self.state / "certificate.json")
 
-    def follows(self) -> None:
-        self.follower.work_once()
-        self.follower._database.close()  # a killed database breaks its connection anyway
+    def syncs(self) -> None:
+        self.sync.work_once()
+        self.sync._database.close()  # a killed database breaks its connection anyway
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +147,13 @@ def test_killed_database_neither_forks_nor_repeats_the_history_that_services_sha
     for one in (first, second):
         one.starts()
         one.starts()  # another worker
-        one.follows()
+        one.syncs()
     entries = read_recorded(first.state).entries
     assert [(one.service, one.reason) for one in entries] == [
         (first.name, START),
         (second.name, START),
     ]
-    first.follows()
+    first.syncs()
     names = [f"worker {os.getpid()}", f"worker {os.getpid()} of {second.name}"]
     assert [one.name for one in read_reports(first.state) if one.is_alive] == names
 
@@ -165,15 +165,15 @@ def test_killed_database_neither_forks_nor_repeats_the_history_that_services_sha
     write_copy(first.state, NEW)
     publish(postgres.url, first.state, NEW)
     change_rollout(first.state, with_canary)
-    second.follows()
+    second.syncs()
     assert read_rollout(second.state) == read_rollout(first.state)
 
-    follow(tmp_path / "elsewhere")  # as a command does that has no service here
+    sync(tmp_path / "elsewhere")  # as a command does that has no service here
     assert read_rollout(tmp_path / "elsewhere") == read_rollout(first.state)
     assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o700
 
     postgres.stop()
-    for call in (lambda: change_rollout(first.state, refused("no")), first.follows):
+    for call in (lambda: change_rollout(first.state, refused("no")), first.syncs):
         with pytest.raises(Exception, match="connect"):
             call()
     # Meanwhile a service starts, and one of the others returns from the candidate on its own.
@@ -187,7 +187,7 @@ def test_killed_database_neither_forks_nor_repeats_the_history_that_services_sha
     postgres.start()
     change_rollout(second.state, refused("later"))
     for one in (second, first, third, second):
-        one.follows()
+        one.syncs()
     assert [read_rollout(one.state).candidate for one in (first, second)] == [None, None]
     assert read_rollout(first.state) == read_rollout(second.state)
     entries = read_recorded(first.state).entries
@@ -203,9 +203,9 @@ def test_killed_database_neither_forks_nor_repeats_the_history_that_services_sha
     draft = entries[0].model_dump(mode="json", exclude={"previous"})
     add_waiting(first.state, draft | {"what": "stopped", "time": entries[-3].time + 1})
     waiting = (first.state / WAITING).read_bytes()
-    first.follows()
+    first.syncs()
     (first.state / WAITING).write_bytes(waiting)
-    first.follows()
+    first.syncs()
     assert read_waiting(first.state).entries == []
     assert len(read_recorded(first.state).entries) == len(entries) + 1
 
@@ -224,10 +224,10 @@ def test_killed_database_neither_forks_nor_repeats_the_history_that_services_sha
     # The second service is silent for a minute, and comes back; the third one ends.
     with shared_transaction(postgres.url) as connection:
         connection.execute("UPDATE services SET seen = seen - 61 WHERE name = ?", (second.name,))
-    third.follows()
-    second.follows()
+    third.syncs()
+    second.syncs()
     write_report(third.state, third.report.model_copy(update={"stopped": True}))
-    third.follows()
+    third.syncs()
     entries = read_recorded(first.state).entries
     assert [(one.what, one.service, one.reason) for one in entries[-3:]] == [
         ("stopped", second.name, "it has not reported for 60 s"),
@@ -337,7 +337,7 @@ def test_models_are_uploaded_again_if_their_files_are_removed_or_changed(
         connection.execute("UPDATE parts SET content = ? WHERE length(content) > 2", (b"x",))
     with pytest.raises(RolloutError, match="uploads it again"):
         fetch(empty.url, tmp_path / "third", NEW)
-    first.follows()
+    first.syncs()
     fetch(empty.url, tmp_path / "third", NEW)
 
     # A model that a command is about to name stays, however old its upload is.
@@ -380,7 +380,7 @@ def test_change_refused_by_a_full_database_leaves_no_trace_and_entries_wait(
     with small_cluster() as (small, disk):
         monkeypatch.setenv(DATABASE_URL, small.url)
         one = Service(tmp_path / "one")
-        one.follows()
+        one.syncs()
         before = change_rollout(one.state, refused("first"))
         with filled(disk):
             one.starts()

@@ -1,4 +1,4 @@
-"""Follows the rollout that several services share, on a thread of one worker at a time.
+"""Syncs with the rollout that several services share, on a thread of one worker at a time.
 
 Every second it adds the entries that wait in this service, stores the reports of this service's
 workers, and copies the state, the models that it names and the other services' reports to
@@ -39,10 +39,10 @@ logger = logging.getLogger("bentoml.slipway")
 
 _LIMIT_S = 30.0  # time limit of a transaction
 _TIDY_S = 600.0
-_LOCK = "follower.lock"
+_LOCK = "sync.lock"
 
 
-def follow(folder: Path, *, is_locked: bool = False) -> None:
+def sync(folder: Path, *, is_locked: bool = False) -> None:
     """Copy the shared state to this service, before a command or before the first model loads.
 
     Does nothing without SLIPWAY_DATABASE_URL. Raises UnavailableError if the database is down.
@@ -72,8 +72,8 @@ def _fetch_missing(url: str, folder: Path, rollout: Rollout, *, is_locked: bool)
                 fetch(url, folder, model)
 
 
-class Follower:
-    """The thread that follows the shared rollout; `report_fault` counts a failed round."""
+class RolloutSync:
+    """The thread that syncs with the shared rollout; `report_fault` counts a failed round."""
 
     def __init__(self, state: Path, report_fault: Callable[[], None]) -> None:
         self._state = state
@@ -85,7 +85,7 @@ class Follower:
         self._last_event = read_rollout(state).num_events
         self._tidied = time.monotonic()
         self._rounds = Rounds(
-            "slipway-follower",
+            "slipway-rollout-sync",
             self.work_once,
             report_fault,
             self._database.close,
