@@ -19,11 +19,11 @@ from slipway.artifacts.engine_manifest import (
 )
 from slipway.system import files
 from slipway.system.errors import EngineError, IntegrityError, UnavailableError
-from tests.small_bundle import (
+from tests.serving.bundles import (
     MACHINE,
     TENSORRT_FP16,
     engine_manifest_for,
-    write_small_bundle,
+    write_inert_bundle,
 )
 
 PLAN = b"an engine"
@@ -33,7 +33,7 @@ REQUEST = EngineRequest(
 
 
 def test_a_matching_engine_is_read_back(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path / "bundle")
+    bundle = write_inert_bundle(tmp_path / "bundle")
     write_engine(tmp_path / "engine", PLAN, engine_manifest_for(bundle, PLAN))
     engine_manifest = read_engine_manifest(tmp_path / "engine")
     check_origin(engine_manifest, bundle)
@@ -43,8 +43,8 @@ def test_a_matching_engine_is_read_back(tmp_path: Path) -> None:
 
 def test_an_engine_of_another_graph_of_the_same_architecture_is_refused(tmp_path: Path) -> None:
     old, new = (
-        write_small_bundle(tmp_path / "old", b"old weights"),
-        write_small_bundle(tmp_path / "new", b"new weights"),
+        write_inert_bundle(tmp_path / "old", b"old weights"),
+        write_inert_bundle(tmp_path / "new", b"new weights"),
     )
     with pytest.raises(EngineError, match="model digest"):
         check_origin(engine_manifest_for(old, PLAN), new)
@@ -65,7 +65,7 @@ def test_an_engine_of_another_graph_of_the_same_architecture_is_refused(tmp_path
 def test_error_names_the_difference_between_engine_and_bundle(
     tmp_path: Path, change: dict[str, Any], name: str
 ) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     with pytest.raises(EngineError, match=name):
         check_origin(engine_manifest_for(bundle, PLAN, **change), bundle)
 
@@ -76,19 +76,19 @@ def test_error_for_an_engine_of_a_different_machine_names_both_values_of_each_di
 ) -> None:
     here = MACHINE.model_copy(update={field: "other"})
     with pytest.raises(EngineError, match=f"built with {getattr(MACHINE, field)}, here other"):
-        check_machine(engine_manifest_for(write_small_bundle(tmp_path), PLAN), here)
+        check_machine(engine_manifest_for(write_inert_bundle(tmp_path), PLAN), here)
 
 
 def test_a_driver_update_does_not_invalidate_the_engine(tmp_path: Path) -> None:
     check_machine(
-        engine_manifest_for(write_small_bundle(tmp_path), PLAN),
+        engine_manifest_for(write_inert_bundle(tmp_path), PLAN),
         MACHINE.model_copy(update={"driver_version": "13.2"}),
     )
 
 
 @pytest.mark.parametrize("position", range(len(PLAN)))
 def test_an_altered_engine_is_refused(tmp_path: Path, position: int) -> None:
-    engine_manifest = engine_manifest_for(write_small_bundle(tmp_path / "bundle"), PLAN)
+    engine_manifest = engine_manifest_for(write_inert_bundle(tmp_path / "bundle"), PLAN)
     altered = bytearray(PLAN)
     altered[position] ^= 1
     write_engine(tmp_path / "engine", bytes(altered), engine_manifest)
@@ -97,7 +97,7 @@ def test_an_altered_engine_is_refused(tmp_path: Path, position: int) -> None:
 
 
 def test_an_engine_manifest_other_than_the_certified_one_is_refused(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path / "bundle")
+    bundle = write_inert_bundle(tmp_path / "bundle")
     write_engine(tmp_path / "engine", PLAN, engine_manifest_for(bundle, PLAN))
     certified = files.sha256_file(tmp_path / "engine/engine_manifest.json")
     assert read_engine_manifest(tmp_path / "engine", certified)
@@ -110,7 +110,7 @@ def test_an_engine_manifest_other_than_the_certified_one_is_refused(tmp_path: Pa
 
 
 def test_an_engine_manifest_without_its_engine_is_refused(tmp_path: Path) -> None:
-    engine_manifest = engine_manifest_for(write_small_bundle(tmp_path / "bundle"), PLAN)
+    engine_manifest = engine_manifest_for(write_inert_bundle(tmp_path / "bundle"), PLAN)
     with pytest.raises(EngineError, match="missing"):
         read_plan(tmp_path, engine_manifest)
 
@@ -141,7 +141,7 @@ def test_error_for_a_graph_for_the_cpu_only_proposes_no_other_machine(tmp_path: 
 def test_engine_manifest_and_skipped_build_both_record_the_requested_execution(
     tmp_path: Path,
 ) -> None:
-    engine_manifest = engine_manifest_for(write_small_bundle(tmp_path / "bundle"), PLAN)
+    engine_manifest = engine_manifest_for(write_inert_bundle(tmp_path / "bundle"), PLAN)
     write_engine(tmp_path / "engine", PLAN, engine_manifest)
     write_skipped_build(tmp_path / "skipped_build", REQUEST, "no NVIDIA driver")
     for root in (tmp_path / "engine", tmp_path / "skipped_build"):

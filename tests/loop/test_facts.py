@@ -33,9 +33,9 @@ from tests.serving.bundles import (
     probabilities,
     row_classifier,
     write_bundle,
+    write_inert_bundle,
 )
 from tests.serving.monitoring.monitored import monitored_bundle, pixels
-from tests.small_bundle import write_small_bundle
 from tests.traffic.test_request_log import logged
 
 HOUR_S = 3600.0
@@ -98,7 +98,7 @@ def test_labels_that_arrive_during_a_cycle_count_for_the_next_one(
     is_replaced: bool, tmp_path: Path
 ) -> None:
     """Those of a model that the cycle replaced count as well: they have trained no model yet."""
-    bundle = write_small_bundle(tmp_path / "bundle")
+    bundle = write_inert_bundle(tmp_path / "bundle")
     settings = Settings(state=tmp_path / "state", bundle=bundle.root)
     before = "replaced" if is_replaced else bundle.version
     loop = loop_params(triggers={"drift": False, "objective": None, "new_labels": 2})

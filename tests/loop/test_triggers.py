@@ -20,7 +20,7 @@ from slipway.loop.triggers import (
 from slipway.traffic.monitoring_records import JoinedLabel, JudgedWindow
 from tests.drift.populations import Population, reference_of, window_of
 from tests.loop.cases import SECTION, loop_params, write_steps
-from tests.small_bundle import write_small_bundle
+from tests.serving.bundles import write_inert_bundle
 
 
 def windows(*drifted: str, model: str = "v/fp32") -> list[JudgedWindow]:
@@ -126,7 +126,7 @@ def labels(num_right: int, num_wrong: int) -> list[JoinedLabel]:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Bundle:
-    return write_small_bundle(tmp_path / "bundle").manifest
+    return write_inert_bundle(tmp_path / "bundle").manifest
 
 
 def test_quality_triggers_only_if_the_whole_interval_misses_the_objective(

@@ -11,7 +11,7 @@ from slipway.runtimes.engine_runner import EngineRunner, open_engine
 from slipway.runtimes.runtime import why_unavailable
 from slipway.system.errors import EngineError, UnavailableError
 from tests.packed_tables import fit_contract
-from tests.small_bundle import CONTRACT, LABELS, engine_manifest_for, write_small_bundle
+from tests.serving.bundles import CONTRACT, LABELS, engine_manifest_for, write_inert_bundle
 
 
 class FakeDevice:
@@ -79,7 +79,7 @@ class FakeEngine:
 
 
 def make_runner(tmp_path: Path, runs: bool = True) -> tuple[EngineRunner, FakeDevice]:
-    bundle, device = write_small_bundle(tmp_path), FakeDevice()
+    bundle, device = write_inert_bundle(tmp_path), FakeDevice()
     return EngineRunner(
         FakeEngine(FakeContext(device, runs)), bundle, engine_manifest_for(bundle, b"plan"), device
     ), device
@@ -112,7 +112,7 @@ def test_engine_refuses_a_batch_of_another_dtype(tmp_path: Path) -> None:
 
 def test_engine_for_a_table_allocates_four_bytes_per_number(tmp_path: Path) -> None:
     contract = fit_contract({"size": [1.0, 2.0], "place": ["a", "b"]})
-    bundle, device = write_small_bundle(tmp_path, contract=contract), FakeDevice()
+    bundle, device = write_inert_bundle(tmp_path, contract=contract), FakeDevice()
     EngineRunner(
         FakeEngine(FakeContext(device)), bundle, engine_manifest_for(bundle, b"plan"), device
     )
@@ -153,7 +153,7 @@ def test_failed_engine_execution_raises_an_error(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_an_execution_context_is_refused(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     with pytest.raises(EngineError, match="GPU memory is too small"):
         EngineRunner(FakeEngine(None), bundle, engine_manifest_for(bundle, b"plan"), FakeDevice())
 
@@ -166,7 +166,7 @@ def test_a_deleted_runner_frees_its_device_memory(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(why_unavailable("tensorrt") is None, reason="there is a GPU with TensorRT")
 def test_without_a_gpu_an_engine_is_refused_and_never_replaced(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path / "bundle")
+    bundle = write_inert_bundle(tmp_path / "bundle")
     write_engine(tmp_path / "engine", b"plan", engine_manifest_for(bundle, b"plan"))
     with pytest.raises(UnavailableError, match="'tensorrt' was requested and cannot run here"):
         open_engine(tmp_path / "engine", bundle)

@@ -1,6 +1,7 @@
-"""Tiny real bundles and certificates, made without training."""
+"""Tiny bundles, certificates and manifests of engines, made without training."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from slipway.artifacts.bundle import (
     OutputContract,
 )
 from slipway.artifacts.certificate import Certificate, Execution, Hop, write_certificate
+from slipway.artifacts.engine_manifest import EngineMachine, EngineManifest, Profile
 from slipway.artifacts.gates import GateResult, verdict_of
 from slipway.artifacts.golden_rows import (
     FILE,
@@ -31,13 +33,22 @@ from slipway.artifacts.golden_rows import (
 )
 from slipway.artifacts.uncertainty import Answers
 from slipway.inputs.columns import Column, ColumnContract
-from slipway.inputs.contract import InputContract
+from slipway.inputs.contract import InputContract, input_name
 from slipway.inputs.images import ImageContract
 from slipway.inputs.texts import TextContract
 from slipway.kinds.registry import Task
 from slipway.system.files import sha256_bytes
 from tests.calibrations import CALIBRATION
 
+MACHINE = EngineMachine(
+    tensorrt_version="10.16.1",
+    cuda_version="13.0",
+    driver_version="580.95.05",
+    driver_cuda_version="13.1",
+    gpu="H200",
+    compute_capability="9.0",
+)
+TENSORRT_FP16 = Execution(backend="tensorrt", provider="tensorrt", precision="fp16", variant="fp16")
 SIZE_PX = 8
 LABELS = ["dark", "grey", "bright"]
 CLASS_FIELDS = [
@@ -98,6 +109,7 @@ COLUMNS = ColumnContract(
         column("since", "date", has_missing=True),
     ],
 )
+ONE_COLUMN = ColumnContract(kind="columns", columns=[column("x", required=True)])
 ROW: dict[str, Any] = {
     "age": 41,
     "income": 28500.5,
@@ -282,31 +294,56 @@ def _model(
 
 def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: Any) -> LoadedBundle:
     """Write a bundle of one graph to `root`; `changes` replace fields of its manifest."""
-    root.mkdir(parents=True, exist_ok=True)
     graph = graph or classifier()
-    (root / "model_fp32.onnx").write_bytes(graph.SerializeToString())
-    models: dict[str, ModelFile] = {
-        "fp32": bundles.describe_model(root / "model_fp32.onnx", "fp32", ["cpu", "cuda"])
-    }
-    is_value = graph.graph.output[0].name == "value"
-    contracts: dict[str, tuple[str, InputContract]] = {
-        "row": ("table", COLUMNS),
-        "text": ("text", TEXTS),
-        "image": ("image", CONTRACT),
-    }
-    name, contract = contracts[graph.graph.input[0].name]
-    task: Task = f"{name}_regression" if is_value else f"{name}_classification"
+    labels = [] if graph.graph.output[0].name == "value" else LABELS
+    contracts = {"row": COLUMNS, "text": TEXTS, "image": CONTRACT}
+    contract = contracts[graph.graph.input[0].name]
+    payload = graph.SerializeToString()
+    model = _write_model(root, "fp32", payload, ["cpu", "cuda"])
+    return _write_manifest(root, model, contract, labels, changes)
+
+
+def write_inert_bundle(
+    root: Path,
+    model: bytes = b"a graph",
+    labels: list[str] = LABELS,
+    contract: InputContract = CONTRACT,
+) -> LoadedBundle:
+    """Write a bundle for tests that never run its graph: `model` stands in for the fp16 variant."""
+    described = _write_model(root, "fp16", model, ["tensorrt"])
+    changes = {"max_batch_size": 8, "metrics": {}, "baseline": {}}
+    return _write_manifest(root, described, contract, labels, changes)
+
+
+def _write_model(
+    root: Path, precision: Literal["fp32", "fp16"], payload: bytes, meant_for: list[Any]
+) -> ModelFile:
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / f"model_{precision}.onnx"
+    path.write_bytes(payload)
+    return bundles.describe_model(path, precision, meant_for)
+
+
+def _write_manifest(
+    root: Path,
+    model: ModelFile,
+    contract: InputContract,
+    labels: list[str],
+    changes: Mapping[str, Any],
+) -> LoadedBundle:
+    kinds = {"columns": "table", "texts": "text", "images": "image"}
+    target = "classification" if labels else "regression"
+    task: Task = f"{kinds[contract.kind]}_{target}"
+    output_kind = "probabilities" if labels else "value"
     manifest = Bundle(
         format_version=7,
         task=task,
         input=contract,
-        input_name=graph.graph.input[0].name,
-        output=OutputContract(kind="value", labels=[])
-        if is_value
-        else OutputContract(kind="probabilities", labels=LABELS),
-        output_name=graph.graph.output[0].name,
+        input_name=input_name(contract),
+        output=OutputContract.model_validate({"kind": output_kind, "labels": labels}),
+        output_name=output_kind,
         max_batch_size=16,
-        models=models,
+        models={model.precision: model},
         golden_rows=None,
         left_out={},
         choice={},
@@ -320,6 +357,23 @@ def write_bundle(root: Path, graph: onnx.ModelProto | None = None, **changes: An
     )
     bundles.write_manifest(root, manifest.model_copy(update=changes))
     return bundles.load_bundle(root)
+
+
+def engine_manifest_for(bundle: LoadedBundle, plan: bytes, **changes: Any) -> EngineManifest:
+    """Return the manifest of the engine `plan`, built from the fp16 model of the bundle."""
+    manifest = EngineManifest(
+        format_version=2,
+        engine_sha256=sha256_bytes(plan),
+        model_sha256=bundle.manifest.models["fp16"].sha256,
+        bundle_digest=bundle.digest,
+        profile=Profile(smallest=1, optimal=4, largest=8),
+        workspace_mib=256,
+        machine=MACHINE,
+        requested=TENSORRT_FP16,
+        actual=TENSORRT_FP16,
+        precision_read_from="engine",
+    )
+    return manifest.model_copy(update=changes)
 
 
 def with_golden_rows(bundle: LoadedBundle, num_rows: int = 20) -> LoadedBundle:

@@ -21,9 +21,14 @@ from slipway.serving.settings import Settings
 from slipway.system.errors import CertificateError, SlipwayError
 from slipway.system.version import installed_version
 from tests import plain_http
-from tests.serving.bundles import certify, picture, write_bundle
+from tests.serving.bundles import (
+    certify,
+    engine_manifest_for,
+    picture,
+    write_bundle,
+    write_inert_bundle,
+)
 from tests.serving.server import ROOT, Server, environment, free_port, running
-from tests.small_bundle import engine_manifest_for, write_small_bundle
 from tests.structure.syntax import imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -184,7 +189,7 @@ def flip_a_byte(path: Path) -> None:
 
 
 def swap_the_engine(root: Path) -> None:
-    other = write_small_bundle(root / "other")
+    other = write_inert_bundle(root / "other")
     write_engine(root / "artifacts/engine", b"plan", engine_manifest_for(other, b"plan"))
 
 

@@ -47,6 +47,7 @@ from slipway.system.errors import IntegrityError, ParityError, UnavailableError
 from tests import fake_tensorrt
 from tests.serving.bundles import (
     CONTRACT,
+    MACHINE,
     WEIGHTS,
     certify,
     classifier,
@@ -59,7 +60,6 @@ from tests.serving.bundles import (
 from tests.serving.conftest import MakeSettings
 from tests.serving.in_process import behind, full_worker, put_in_place_of, rebuild_of
 from tests.serving.server import ROOT
-from tests.small_bundle import MACHINE
 
 COMMAND = (sys.executable, "-m", "tests.fake_rebuild")
 PNG = {"content-type": "image/png"}

@@ -20,8 +20,8 @@ from slipway.serving.models.model import ServedModel
 from slipway.system import files
 from slipway.system.errors import BundleError, CertificateError, SlipwayError
 from tests.export.conftest import Project
+from tests.serving.bundles import engine_manifest_for
 from tests.serving.in_process import read_all_settings
-from tests.small_bundle import engine_manifest_for
 
 pytestmark = pytest.mark.process
 FP32 = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")

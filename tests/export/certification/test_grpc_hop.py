@@ -16,15 +16,16 @@ from slipway.artifacts.bundle import LoadedBundle
 from slipway.export.certification import grpc_hop
 from slipway.export.certification.grpc_hop import GrpcClient, why_no_grpc
 from slipway.export.certification.http_hop import RowPayload
-from slipway.inputs.columns import Column, ColumnContract
+from slipway.inputs.columns import ColumnContract
 from slipway.system.errors import ParityError
-from tests.small_bundle import COLUMN, LABELS, write_small_bundle
+from tests.serving.bundles import LABELS, column, write_inert_bundle
 
 MIXED = ColumnContract(
     kind="columns",
     columns=[
-        Column.model_validate(COLUMN | {"name": name, "kind": kind, "has_missing": True})
-        for name, kind in (("x", "number"), ("flag", "boolean"), ("city", "category"))
+        column("x", required=True, has_missing=True),
+        column("flag", "boolean", required=True, has_missing=True),
+        column("city", "category", required=True, has_missing=True),
     ],
 )
 DATATYPES = {"x": "FP64", "flag": "BOOL", "city": "BYTES"}
@@ -111,7 +112,7 @@ def rows(*contents: dict[str, Any]) -> list[RowPayload]:
 
 
 def test_grpc_client_returns_value_and_ood_score_for_a_numeric_target(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path, labels=[], contract=MIXED)
+    bundle = write_inert_bundle(tmp_path, labels=[], contract=MIXED)
     with serving(bundle, values) as (client, asked):
         (payload,) = rows({"x": 3.0, "flag": True, "city": "Köln"})
         assert client.predict(payload).tolist() == [6.0, 0.5]
@@ -121,7 +122,7 @@ def test_grpc_client_returns_value_and_ood_score_for_a_numeric_target(tmp_path: 
 def test_grpc_client_sends_rows_without_a_boolean_separately_and_keeps_the_order(
     tmp_path: Path,
 ) -> None:
-    bundle = write_small_bundle(tmp_path, labels=[], contract=MIXED)
+    bundle = write_inert_bundle(tmp_path, labels=[], contract=MIXED)
     with serving(bundle, values) as (client, asked):
         group = rows(
             {"x": 1.0, "flag": True, "city": None},
@@ -135,7 +136,7 @@ def test_grpc_client_sends_rows_without_a_boolean_separately_and_keeps_the_order
 def test_grpc_client_refuses_predictions_whose_label_and_probabilities_differ(
     tmp_path: Path,
 ) -> None:
-    bundle = write_small_bundle(tmp_path, contract=MIXED)
+    bundle = write_inert_bundle(tmp_path, contract=MIXED)
     (payload,) = rows({"x": 1.0, "flag": True, "city": "Bonn"})
     with serving(bundle, probabilities) as (client, _):
         assert client.predict(payload).tolist() == [1.0, 0.0, 0.0, 0.5]
@@ -155,7 +156,7 @@ def test_grpc_client_refuses_predictions_whose_label_and_probabilities_differ(
 
 
 def test_grpc_client_refuses_another_model_and_an_unreachable_service(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path, labels=[], contract=MIXED)
+    bundle = write_inert_bundle(tmp_path, labels=[], contract=MIXED)
     (payload,) = rows({"x": 1.0, "flag": True, "city": "Bonn"})
     with (
         serving(bundle, values, version="other") as (client, _),

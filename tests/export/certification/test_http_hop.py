@@ -21,7 +21,7 @@ from slipway.export.certification.measurement import TestRows
 from slipway.system.errors import IntegrityError, ParityError
 from tests.calibrations import CALIBRATION, described
 from tests.export.certification.payloads import original_payloads, row_payloads
-from tests.small_bundle import COLUMNS, LABELS, write_small_bundle
+from tests.serving.bundles import LABELS, ONE_COLUMN, write_inert_bundle
 
 ACTUAL = Execution(backend="onnxruntime", provider="cpu", precision="fp16", variant="fp16")
 PAYLOADS = [bytes([number]) * 10 for number in range(20)]
@@ -116,7 +116,7 @@ def payloads(order: list[int] | None = None) -> Iterator[RowPayload]:
 
 
 def test_http_client_assigns_predictions_to_rows_for_any_order_of_raw_data(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     with service(bundle) as client:
         single, _ = client.measure(
             payloads(order=list(reversed(range(20)))), len(PAYLOADS), timing_rounds=2, actual=ACTUAL
@@ -133,7 +133,7 @@ def test_prediction_sets_of_a_pruned_variant_are_checked_by_its_own_calibration(
     tmp_path: Path,
 ) -> None:
     """Control: a client that has not read `/model` yet uses the calibration of the bundle."""
-    plain = write_small_bundle(tmp_path)
+    plain = write_inert_bundle(tmp_path)
     wide = CALIBRATION.model_copy(
         update={"conformal": CALIBRATION.conformal.model_copy(update={"threshold": 0.0})}
     )
@@ -155,7 +155,7 @@ def test_prediction_sets_of_a_pruned_variant_are_checked_by_its_own_calibration(
 
 
 def test_http_client_reads_requested_and_actual_execution_from_model_info(tmp_path: Path) -> None:
-    with service(write_small_bundle(tmp_path)) as client:
+    with service(write_inert_bundle(tmp_path)) as client:
         choice = client.choice()
     assert choice.behind == ACTUAL
     assert choice.requested == Execution(
@@ -194,14 +194,14 @@ def test_error_names_the_row_whose_response_is_malformed_or_of_another_model(
     tmp_path: Path, change: Change, message: str
 ) -> None:
     row = RowPayload(0, "the-row", PAYLOADS[0], "image/png")
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     with service(bundle, change) as client, pytest.raises(ParityError, match=message) as caught:
         client.predict(row)
     assert "the-row" in str(caught.value)
 
 
 def test_error_response_of_the_service_is_reported_with_its_message(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     with (
         service(bundle, lambda _: {"error": "too large"}, status=413) as client,
         pytest.raises(ParityError, match=r"413.*too large"),
@@ -210,7 +210,7 @@ def test_error_response_of_the_service_is_reported_with_its_message(tmp_path: Pa
 
 
 def test_an_unreachable_service_is_an_error_without_traceback(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     with (
         ServiceClient("http://127.0.0.1:9", bundle, LABELS) as client,
         pytest.raises(ParityError, match="gave no answer"),
@@ -239,7 +239,7 @@ def test_model_info_of_another_form_is_refused(
     tmp_path: Path, card: dict[str, Any], message: str
 ) -> None:
     with (
-        service(write_small_bundle(tmp_path), model=card) as client,
+        service(write_inert_bundle(tmp_path), model=card) as client,
         pytest.raises(ParityError, match=message),
     ):
         client.choice()
@@ -325,7 +325,7 @@ def test_table_rows_are_sent_singly_and_in_groups_and_predictions_keep_their_row
         asked.append(len(json.loads(content).get("rows", [])))
         return answer_to_rows(content, version)
 
-    with service(write_small_bundle(tmp_path, contract=COLUMNS), answer=noting) as client:
+    with service(write_inert_bundle(tmp_path, contract=ONE_COLUMN), answer=noting) as client:
         single, grouped = client.measure(
             row_payloads(reversed(ROWS), table_rows()), len(ROWS), timing_rounds=1, actual=ACTUAL
         )
@@ -351,7 +351,7 @@ def test_table_rows_are_sent_singly_and_in_groups_and_predictions_keep_their_row
 
 
 def test_http_client_sends_one_image_per_request(tmp_path: Path) -> None:
-    with service(write_small_bundle(tmp_path)) as client:
+    with service(write_inert_bundle(tmp_path)) as client:
         assert client.measure(payloads(), len(PAYLOADS), timing_rounds=1, actual=ACTUAL)[1] is None
 
 
@@ -369,7 +369,7 @@ def test_predictions_that_do_not_fit_their_rows_are_refused(
     tmp_path: Path, change: Change, message: str
 ) -> None:
     some = list(row_payloads(ROWS, table_rows()))[:3]
-    bundle = write_small_bundle(tmp_path, contract=COLUMNS)
+    bundle = write_inert_bundle(tmp_path, contract=ONE_COLUMN)
     with service(bundle, answer=answer_to_rows) as client:
         assert client.predict_group(some).shape == (
             3,

@@ -28,7 +28,7 @@ from slipway.system import files
 from slipway.system.errors import ParityError
 from slipway.training.networks.image_networks import ImageNetwork
 from tests.export.conftest import RESAMPLING, Project
-from tests.small_bundle import engine_manifest_for
+from tests.serving.bundles import engine_manifest_for
 
 pytestmark = pytest.mark.process
 

@@ -20,7 +20,7 @@ from slipway.export.certification.measurement import Measurement, TestRows
 from slipway.export.certification.service_hop import ServiceHop, not_tried
 from slipway.metrics.scores import Resampling
 from tests.calibrations import described
-from tests.small_bundle import COLUMNS, LABELS, write_small_bundle
+from tests.serving.bundles import LABELS, ONE_COLUMN, write_inert_bundle
 
 pytestmark = pytest.mark.process
 
@@ -84,7 +84,7 @@ def run_hop(
     command: list[str] | None = None,
     score: float = 0.5,
 ) -> Hop:
-    bundle = write_small_bundle(tmp_path / "bundle")
+    bundle = write_inert_bundle(tmp_path / "bundle")
     (tmp_path / "service.py").write_text(SERVICE)
     (tmp_path / "book.json").write_text(json.dumps(make_book(bundle, answers, behind, score)))
     service = ServiceHop(
@@ -119,7 +119,7 @@ def run_table_hop(
     tmp_path: Path, params: Params, alone: NDArray[np.float32], together: NDArray[np.float32]
 ) -> Hop:
     """Run the hop with a service that predicts `alone` for single rows, `together` for several."""
-    bundle = write_small_bundle(tmp_path / "bundle", contract=COLUMNS)
+    bundle = write_inert_bundle(tmp_path / "bundle", contract=ONE_COLUMN)
     book = make_book(bundle, outputs(), FP32)
     (tmp_path / "service.py").write_text(TABLE_SERVICE)
     answers = {

@@ -24,7 +24,7 @@ from slipway.export.certification.verdict import (
 )
 from slipway.system import files
 from slipway.system.errors import CertificateError, IntegrityError, ParityError
-from tests.small_bundle import write_small_bundle
+from tests.serving.bundles import write_inert_bundle
 
 EXECUTION = Execution(backend="onnxruntime", provider="cpu", precision="fp32", variant="fp32")
 GPU_HOP = not_executed("tensorrt/fp16", EXECUTION, "no GPU")
@@ -49,7 +49,7 @@ def all_hops() -> list[Hop]:
 def test_agreeing_hops_are_certified_and_the_service_accepts_the_certificate(
     tmp_path: Path,
 ) -> None:
-    bundle = write_small_bundle(tmp_path / "bundle")
+    bundle = write_inert_bundle(tmp_path / "bundle")
     certificate = make_certificate(bundle, [*all_hops(), GPU_HOP], {}, [], draft=False)
     assert certificate.status == "certified"
     raise_if_refused(certificate, tmp_path)
@@ -60,7 +60,7 @@ def test_agreeing_hops_are_certified_and_the_service_accepts_the_certificate(
 def test_a_certificate_names_the_strategies_that_trained_and_an_older_one_stays_readable(
     tmp_path: Path,
 ) -> None:
-    bundle, path = write_small_bundle(tmp_path / "bundle"), tmp_path / "certificate.json"
+    bundle, path = write_inert_bundle(tmp_path / "bundle"), tmp_path / "certificate.json"
     layouts = [
         "fsdp on 2 processes with 8 rows a batch",
         "single on 1 process with 16 rows a batch",
@@ -78,7 +78,7 @@ def test_a_certificate_names_the_strategies_that_trained_and_an_older_one_stays_
 def test_certificate_is_refused_if_a_required_hop_was_not_executed(
     tmp_path: Path, name: str
 ) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     absent = [hop for hop in all_hops() if hop.name != name]
     skipped = [*absent, not_executed(name, EXECUTION, "not here")]
     for hops, reason in (
@@ -94,7 +94,7 @@ def test_certificate_is_refused_if_a_required_hop_was_not_executed(
 def test_error_for_a_refused_certificate_names_the_differing_hop_and_its_worst_row(
     tmp_path: Path,
 ) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     bad = failed("onnxruntime/cpu/int8", EXECUTION, "too far away", "torch").model_copy(
         update={"worst_row": "row5"}
     )
@@ -116,7 +116,7 @@ def uncertified(name: str, execution: Execution) -> Hop:
 
 
 def test_unserved_uncertified_variant_does_not_refuse_the_certificate(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     lost = uncertified("onnxruntime/cpu/fp16", EXECUTION.model_copy(update={"variant": "fp16"}))
     certificate = make_certificate(bundle, [*all_hops(), lost], {}, [], draft=False)
     assert certificate.status == "certified"
@@ -129,7 +129,7 @@ def test_unserved_uncertified_variant_does_not_refuse_the_certificate(tmp_path: 
 def test_an_uncertified_variant_is_served_only_on_backends_that_verify_saw_agree(
     tmp_path: Path,
 ) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     on_cpu = EXECUTION.model_copy(update={"variant": "fp16"})
     on_gpu = on_cpu.model_copy(update={"backend": "tensorrt", "provider": "tensorrt"})
     lost = uncertified("onnxruntime/cpu/fp16", on_cpu)
@@ -154,7 +154,7 @@ def test_error_of_a_lossy_variant_gives_its_budget_key_and_remedies(
     bad = failed("onnxruntime/cpu/int8", int8, "too much lost", "torch")
     bad = bad.model_copy(update={"allowed": bounds})
     certificate = make_certificate(
-        write_small_bundle(tmp_path), [*all_hops(), bad], {}, [], draft=False
+        write_inert_bundle(tmp_path), [*all_hops(), bad], {}, [], draft=False
     )
     ways = r"Take 'int8' out of export.variants, raise verify.max_metric_loss.int8, or test with"
     with pytest.raises(ParityError, match=ways):
@@ -162,7 +162,7 @@ def test_error_of_a_lossy_variant_gives_its_budget_key_and_remedies(
 
 
 def test_error_lists_a_file_that_changed_since_the_bundle_was_made(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     lineage = bundle.manifest.lineage.model_copy(
         update={"digests": {"checkpoint/model.json": "a" * 64, "packed": "b" * 64}}
     )
@@ -186,7 +186,7 @@ def test_first_fault_returns_the_first_bad_hop() -> None:
 
 
 def test_check_certificate_accepts_a_draft_only_with_accept_draft(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     draft = make_certificate(bundle, all_hops()[:2], {}, [], draft=True)
     check_certificate(draft, bundle, accept_draft=True)
     with pytest.raises(CertificateError, match="its HTTP hop has not run"):
@@ -195,8 +195,8 @@ def test_check_certificate_accepts_a_draft_only_with_accept_draft(tmp_path: Path
 
 def test_a_certificate_of_another_bundle_is_refused(tmp_path: Path) -> None:
     one, other = (
-        write_small_bundle(tmp_path / "one", b"1"),
-        write_small_bundle(tmp_path / "other", b"2"),
+        write_inert_bundle(tmp_path / "one", b"1"),
+        write_inert_bundle(tmp_path / "other", b"2"),
     )
     with pytest.raises(CertificateError, match="the certificate is for bundle"):
         check_certificate(
@@ -206,7 +206,7 @@ def test_a_certificate_of_another_bundle_is_refused(tmp_path: Path) -> None:
 
 def test_metrics_of_verify_have_figures_for_each_executed_hop_and_no_nulls(tmp_path: Path) -> None:
     certificate = make_certificate(
-        write_small_bundle(tmp_path), [*all_hops(), GPU_HOP], {}, [], draft=False
+        write_inert_bundle(tmp_path), [*all_hops(), GPU_HOP], {}, [], draft=False
     )
     summary = summarise(certificate)
     assert summary["certified"] == 1
@@ -225,7 +225,7 @@ def test_console_table_lists_every_hop_and_each_reason_for_not_executing_one(
     tmp_path: Path,
 ) -> None:
     second = GPU_HOP.model_copy(update={"name": "onnxruntime/cuda/fp16"})
-    table = hop_table([*all_hops(), GPU_HOP, second], write_small_bundle(tmp_path)).splitlines()
+    table = hop_table([*all_hops(), GPU_HOP, second], write_inert_bundle(tmp_path)).splitlines()
     assert [line.split()[0] for line in table[1:4]] == ["torch", "onnxruntime/cpu/fp32", "http"]
     assert table[4:] == ["not executed, no GPU: tensorrt/fp16, onnxruntime/cuda/fp16"]
     assert max(map(len, table)) <= 100
@@ -237,13 +237,13 @@ def test_console_table_shows_requested_and_actual_execution_if_they_differ(
     moved = agreeing("onnxruntime/cpu/fp16").model_copy(
         update={"actual": EXECUTION.model_copy(update={"provider": "cuda"})}
     )
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     assert "cpu fp32 -> cuda fp32" in hop_table([moved], bundle)
     assert "->" not in hop_table(all_hops(), bundle)
 
 
 def test_certificate_has_digests_of_every_file_that_the_hops_read(tmp_path: Path) -> None:
-    bundle = write_small_bundle(tmp_path)
+    bundle = write_inert_bundle(tmp_path)
     digests = digest_everything(bundle, [tmp_path / "bundle.json"])
     assert digests[(tmp_path / "bundle.json").as_posix()] == bundle.digest
     assert (

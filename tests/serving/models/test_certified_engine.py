@@ -22,12 +22,12 @@ from slipway.system.errors import (
     UnavailableError,
 )
 from tests.serving.bundles import (
+    MACHINE,
     certify,
     hop,
 )
 from tests.serving.conftest import MakeSettings
 from tests.serving.models.damage import flip_a_byte
-from tests.small_bundle import MACHINE
 
 ENGINE_FP32 = Execution(backend="tensorrt", provider="tensorrt", precision="fp32", variant="fp32")
 
