@@ -120,7 +120,7 @@ SERVING: Table = {
     "extensions": ("extension", *_EXTENSIONS),
     "service": (*_SERVING_CORE, "extensions"),
     "load_test": (*_SERVING_CORE, *_EXTENSIONS, "extensions"),  # a client
-    "gateway": (*_SERVING_CORE, "auth", "extensions"),  # a command
+    "gateway": (*_SERVING_CORE, "auth", "grpc_port", "extensions"),  # a command
 }
 TABLES: Mapping[str, Table] = {
     "slipway": ROOMS,

@@ -2,7 +2,8 @@
 
 It reads the name of the model in the first message of a call, and passes the call on to the gRPC
 port of that model's service: messages as bytes, metadata, deadline, cancellation and status. Keys
-and limits are decided there. Its own replies are the health and the list of the models.
+and limits are decided there. Its own replies are the health, the list of the models, and server
+reflection.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2
 
 from slipway.serving.gateway.model_process import PATIENCE_S, ModelProcess
+from slipway.serving.grpc_port.reflection import add_reflection
 
 _SERVICE, _HEALTH = "/inference.GRPCInferenceService/", "/grpc.health.v1.Health/"
 # Methods of one model. Field 1 of their messages is the model's name, as in ModelReadyRequest.
@@ -24,10 +26,11 @@ _STREAM = "ModelStreamInfer"
 _OVERHEAD_BYTES = 64 << 10  # most bytes of a message besides its tensors
 _MAX_METADATA_BYTES = 16 << 10
 _MAX_CALLS = 4096
+_WATCH_S = 0.5  # between two looks at the readiness for the callers of Watch
 _MESSAGE_S, _STOP_S = 60.0, 5.0  # time for the first message of a call; for the last calls
 _NO_LIMIT = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _OF_CONNECTION = ("user-agent", "te", "content-type")  # metadata that gRPC writes itself
-_Code = grpc.StatusCode
+_Code, _Status = grpc.StatusCode, health_pb2.HealthCheckResponse
 
 
 class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped
@@ -47,6 +50,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped
         self._services, self._states, self._count = services, states, count
         self._channels: dict[str, tuple[int, grpc.aio.Channel]] = {}
         self._server: grpc.aio.Server | None = None
+        self._closing, self._num_watches = asyncio.Event(), 0
+        self._look: tuple[float, asyncio.Future[dict[str, bool]] | None] = (0.0, None)
 
     async def open(self, host: str, port: int) -> None:
         """Start to serve calls at `host` and `port`."""
@@ -61,11 +66,14 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped
                 ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
             ),
         )
+        names = (_SERVICE.strip("/"), _HEALTH.strip("/"))
+        add_reflection(self._server, names, _next)
         self._server.add_insecure_port(f"{f'[{host}]' if ':' in host else host}:{port}")
         await self._server.start()
 
     async def close(self) -> None:
         """Finish the calls in flight, and close the port and the connections to the services."""
+        self._closing.set()
         if self._server:
             await self._server.stop(_STOP_S)
         await asyncio.gather(*(channel.close() for _, channel in self._channels.values()))
@@ -80,7 +88,9 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped
             f"{_SERVICE}RepositoryIndex": (service_pb2.RepositoryIndexRequest, self._index),
         }
         path: str = details.method
-        if path not in own and path.removeprefix(_SERVICE) not in (*_OF_A_MODEL, _STREAM):
+        is_watch = path == f"{_HEALTH}Watch"
+        is_known = is_watch or path in own
+        if not is_known and path.removeprefix(_SERVICE) not in (*_OF_A_MODEL, _STREAM):
             return None
 
         async def handle(messages: object, context: Any) -> AsyncIterator[bytes]:
@@ -91,9 +101,13 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped
                     kind, answer = own[path]
                     yield (await answer(_parsed(kind, first))).SerializeToString()
                 else:
-                    name = self._model(first)
-                    passed_on = self._pass_on(path, name, first, context)
-                    async with contextlib.aclosing(passed_on) as replies:
+                    name = "" if is_watch else self._model(first)
+                    found = (
+                        self._watch(first)
+                        if is_watch
+                        else self._pass_on(path, name, first, context)
+                    )
+                    async with contextlib.aclosing(found) as replies:
                         async for reply in replies:
                             yield reply
                 code = _Code.OK
@@ -112,11 +126,38 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # untyped
         return name
 
     async def _check(self, asked: Any) -> Message:
-        name, states = asked.service, await self._states()
-        if name not in ("", _SERVICE.strip("/"), *states):
-            raise _unknown(name, self._services)
-        is_ready = states[name] if name in states else any(states.values())
-        return health_pb2.HealthCheckResponse(status=1 if is_ready else 2)  # NOT_SERVING: 2
+        status = _status(asked.service, await self._states())
+        if status == _Status.SERVICE_UNKNOWN:
+            raise _unknown(asked.service, self._services)
+        return _Status(status=status)
+
+    async def _watch(self, message: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield the health of the whole or of a model, then each change, until the port closes."""
+        if self._num_watches >= _MAX_CALLS // 4:
+            text = f"{_MAX_CALLS // 4} callers watch, the limit"
+            raise _EndedCallError(_Code.UNAVAILABLE, text)
+        name = _parsed(health_pb2.HealthCheckRequest, message).service
+        self._num_watches += 1
+        last: int | None = None
+        try:
+            while not self._closing.is_set():
+                status = _status(name, await self._recent_states())
+                if status != last:
+                    yield _Status(status=status).SerializeToString()
+                last = status
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _WATCH_S)
+            yield _Status(status=_Status.NOT_SERVING).SerializeToString()
+        finally:
+            self._num_watches -= 1
+
+    async def _recent_states(self) -> dict[str, bool]:
+        """Return states that all callers of Watch share, because each look asks every service."""
+        now = asyncio.get_running_loop().time()
+        if (found := self._look[1]) is None or now - self._look[0] >= _WATCH_S:
+            found = asyncio.ensure_future(self._states())
+            self._look = (now, found)
+        return await asyncio.shield(found)
 
     async def _live(self, asked: Any) -> Message:
         return service_pb2.ServerLiveResponse(live=True)
@@ -212,6 +253,25 @@ def _parsed(kind: Any, content: bytes) -> Any:
     except (DecodeError, UnicodeDecodeError):
         message = f"the message is not a {kind.DESCRIPTOR.name}, expected one"
         raise _EndedCallError(_Code.INVALID_ARGUMENT, message) from None
+
+
+def _status(name: str, states: Mapping[str, bool]) -> int:
+    """Return the health of a model, or of the whole: SERVING if any model is ready."""
+    if name not in ("", _SERVICE.strip("/"), *states):
+        return int(_Status.SERVICE_UNKNOWN)
+    is_ready = states[name] if name in states else any(states.values())
+    return int(_Status.SERVING if is_ready else _Status.NOT_SERVING)
+
+
+async def _next(context: Any) -> Any:
+    """Return the next message of a call, None at its end. Abort an idle call."""
+    try:
+        async with asyncio.timeout(_MESSAGE_S):
+            message = await context.read()
+    except TimeoutError:
+        text = f"no message arrived within {_MESSAGE_S:g} s"
+        await context.abort(_Code.DEADLINE_EXCEEDED, text)
+    return None if message is grpc.aio.EOF else message
 
 
 async def _first(context: Any) -> bytes:

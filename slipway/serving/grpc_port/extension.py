@@ -8,7 +8,7 @@ the port with SO_REUSEPORT.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from importlib.util import find_spec
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,7 +83,8 @@ class GrpcPort:
     def open(self) -> None:
         """Start to listen and to serve calls. Raises SettingsError if the port is taken."""
         import grpc
-        from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+
+        from slipway.serving.grpc_port.reflection import add_reflection
 
         own = self._settings.section(GrpcSettings)
         self._server = grpc.aio.server(
@@ -101,10 +102,7 @@ class GrpcPort:
         )
         methods = _Methods(self._request, self._read_message, self._read_next, self._readiness)
         self._server.add_generic_rpc_handlers((methods.handlers(), methods.health()))
-        names = (_SERVICE, _HEALTH, reflection.SERVICE_NAME)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-            _reflection(names, self._read_next), self._server
-        )
+        add_reflection(self._server, (_SERVICE, _HEALTH), self._read_next)
         host = f"[{own.grpc_host}]" if ":" in own.grpc_host else own.grpc_host
         try:
             self._server.add_insecure_port(f"{host}:{own.grpc_port}")
@@ -364,24 +362,6 @@ class _Methods:
             except (Refusal, _FailedError) as error:
                 answer.error_message = error.message
             yield bytes(answer.SerializeToString())
-
-
-def _reflection(names: Sequence[str], read_next: _ReadMessage) -> Any:
-    """Return the reflection of these services, whose streams end if they are idle."""
-    from grpc_reflection.v1alpha import reflection
-
-    class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # untyped
-        async def ServerReflectionInfo(  # noqa: N802  # the name in the protocol
-            self, messages: object, context: Any
-        ) -> AsyncIterator[Any]:
-            async def read() -> AsyncIterator[Any]:
-                while (message := await read_next(context)) is not None:
-                    yield message
-
-            async for answer in super().ServerReflectionInfo(read(), context):
-                yield answer
-
-    return Reflection(names)
 
 
 def _model(asked: Any) -> str:

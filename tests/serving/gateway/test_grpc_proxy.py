@@ -1,8 +1,9 @@
 """The gRPC port in front of several models: Triton's client, routing, and faults of a model."""
 
+import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,18 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 from tritonclient import grpc as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from slipway.serving.auth.keys import add_key
+from slipway.serving.gateway import grpc_proxy
+from slipway.serving.gateway.grpc_proxy import GrpcProxy
 from tests import plain_http
 from tests.serving.bundles import SIZE_PX, probabilities, row_classifier, table_row
 from tests.serving.gateway.started import SETTINGS, running_gateway, write_models
@@ -148,6 +155,73 @@ def test_standard_health_check_reports_the_whole_and_each_model(gateway: Started
     assert found == [status.SERVING, status.SERVING, status.NOT_SERVING]
 
 
+def test_reflection_describes_the_protocol_and_the_health_check(gateway: Started) -> None:
+    with grpc.insecure_channel(gateway.address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        names = set(database.get_services())
+        service = DescriptorPool(database).FindServiceByName("inference.GRPCInferenceService")
+    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} < names
+    assert "ModelInfer" in service.methods_by_name
+
+
+def looks_during(work: Callable[[GrpcProxy, list[bool]], Awaitable[None]]) -> int:
+    """Let `work` watch a proxy of a model whose readiness it changes; count the looks at it."""
+    looks = 0
+
+    async def main() -> None:
+        ready = [True]
+
+        async def states() -> dict[str, bool]:
+            nonlocal looks
+            looks += 1
+            return {"only": ready[0]}
+
+        await work(GrpcProxy({}, states, lambda *_: None), ready)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    return looks
+
+
+def parsed(message: bytes) -> int:
+    return int(health_pb2.HealthCheckResponse.FromString(message).status)
+
+
+@pytest.mark.unit
+def test_a_watch_ends_with_not_serving_when_the_port_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_proxy, "_WATCH_S", 0.01)
+
+    async def work(proxy: GrpcProxy, ready: list[bool]) -> None:
+        watch = proxy._watch(b"")
+        found = [parsed(await anext(watch))]
+        for ready[0] in (False, True):
+            found.append(parsed(await anext(watch)))
+        await proxy.close()
+        found += [parsed(message) async for message in watch]
+        assert found == [1, 2, 1, 2]
+
+    assert looks_during(work) >= 3
+
+
+@pytest.mark.unit
+def test_watches_share_one_look_and_those_above_the_limit_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_proxy, "_MAX_CALLS", 12)
+
+    async def work(proxy: GrpcProxy, _: list[bool]) -> None:
+        watches = [proxy._watch(b"") for _ in range(4)]
+        found = [parsed(await anext(watch)) for watch in watches[:3]]
+        assert found == [1, 1, 1]
+        with pytest.raises(Exception, match="3 callers watch, the limit"):
+            await anext(watches[3])
+        await watches[0].aclose()
+        assert parsed(await anext(proxy._watch(b""))) == 1
+
+    assert looks_during(work) == 1
+
+
 def test_a_deadline_ends_the_call_to_a_model_that_hangs_and_no_other(gateway: Started) -> None:
     services = psutil.Process(gateway.server.process.pid).children()
     service = next(one for one in services if one.cwd().endswith("/images"))
@@ -164,11 +238,10 @@ def test_a_deadline_ends_the_call_to_a_model_that_hangs_and_no_other(gateway: St
         worker.send_signal(signal.SIGCONT)
 
 
-def test_calls_reach_a_restarted_model_at_its_new_port(gateway: Started) -> None:
+def test_calls_and_health_watch_follow_a_model_through_a_restart(gateway: Started) -> None:
+    status = health_pb2.HealthCheckResponse
     services = psutil.Process(gateway.server.process.pid).children()
     service = next(one for one in services if one.cwd().endswith("/rows"))
-    os.kill(service.pid, signal.SIGKILL)
-
     codes = []
 
     def answers() -> bool:
@@ -178,8 +251,20 @@ def test_calls_reach_a_restarted_model_at_its_new_port(gateway: Started) -> None
             codes.append(error.status())
             return False
 
-    until(lambda: not answers())
-    until(answers, 60)
+    with grpc.insecure_channel(gateway.address) as channel:
+        rows, whole, other = (
+            health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(service=name), timeout=90
+            )
+            for name in ("rows", "", "other")
+        )
+        assert next(other).status == status.SERVICE_UNKNOWN
+        assert next(whole).status == status.SERVING
+        assert next(rows).status == status.SERVING
+        os.kill(service.pid, signal.SIGKILL)
+        until(lambda: not answers())
+        until(answers, 60)
+        assert [next(rows).status for _ in range(2)] == [status.NOT_SERVING, status.SERVING]
     assert set(codes) == {"StatusCode.UNAVAILABLE"}
 
 
