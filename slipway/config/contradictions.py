@@ -203,14 +203,17 @@ def _settings_without_effect(params: "Params") -> Iterator[str]:
     """Yield messages for settings without effect for the task, such as classes for a number."""
     task = params.data.task
     kind = kind_of(task)
-    yield from (
-        f"{key} is {list(value) if isinstance(value, dict) else value!r}, "
-        f"but data.task is {task!r}: {key} is for {other.name}; set it to {as_yaml(nothing)}"
-        for other in input_kinds().values()
-        if other.name != kind.input.name
-        for key, nothing in other.requests.items()
-        if (value := attrgetter(key)(params)) != nothing
-    )
+    for other in input_kinds().values():
+        if other.name == kind.input.name:
+            continue
+        for key, nothing in other.requests.items():
+            value = attrgetter(key)(params)
+            if value != nothing:
+                shown = list(value) if isinstance(value, dict) else value
+                yield (
+                    f"{key} is {shown!r}, but data.task is {task!r}: "
+                    f"{key} is for {other.name}; set it to {as_yaml(nothing)}"
+                )
     yield from _labels_without_effect(params.data, kind.target)
     yield from _decision_without_classes(params, kind.target)
     if kind.target.several and params.audit.folds is not None:
@@ -224,10 +227,11 @@ def _settings_without_effect(params: "Params") -> Iterator[str]:
             "data.classes": "is for classes; set it to null",
             "audit.folds": "finds wrong labels of classes, not wrong numbers; set it to null",
         }
+        values = {key: attrgetter(key)(params) for key in reasons}
         yield from (
-            f"{key} is {attrgetter(key)(params)!r}, but data.task is {task!r}: {key} {reason}"
-            for key, reason in reasons.items()
-            if attrgetter(key)(params) not in (None, {})
+            f"{key} is {value!r}, but data.task is {task!r}: {key} {reasons[key]}"
+            for key, value in values.items()
+            if value not in (None, {})
         )
 
 
@@ -368,11 +372,12 @@ def _members_that_do_not_fit(params: "Params") -> Iterator[str]:
             "set it to 'average'"
         )
     if ensemble.method == "stack":
+        columns = {key: getattr(params.data, key) for key in ("group_column", "time_column")}
         yield from (
             f"data.{key} is {column!r}, but the folds of ensemble.method 'stack' are drawn row by "
             "row: set the method to greedy"
-            for key in ("group_column", "time_column")
-            if (column := getattr(params.data, key)) is not None
+            for key, column in columns.items()
+            if column is not None
         )
     if ensemble.student is not None:
         yield from _wrong_temperature(ensemble.student, kind_of(task).target.has_classes)

@@ -136,7 +136,8 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
     if detail["type"] == "missing":
         yield f"{key}: missing; it has no default, see docs/reference/params.md; {expected}"
         return
-    correction = f"; did you mean {as_yaml(meant[0])}?" if (meant := _meant(found, kind)) else ""
+    meant = _meant(found, kind)
+    correction = f"; did you mean {as_yaml(meant[0])}?" if meant else ""
     yield f"{key}: found {as_yaml(found)}, {expected}{correction}"
 
 

@@ -130,6 +130,7 @@ def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
     recall(_ROOT)
     pipeline = read_pipeline(content)
     before, deps = _sealed_before(pipeline, stage), pipeline.deps.get(stage, [])
+    facts = {} if before else {path: _facts(Path(path)) for path in deps}
     kinds, named = project_kinds(_ROOT), project_names(_ROOT)
     seal = Seal(
         stage=stage,
@@ -138,7 +139,7 @@ def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
         named=named,
         code=stage_files(_ROOT, stage, kinds, named),
         inputs={path: _state(Path(path)) for path in deps},
-        data={} if before else {path: facts for path in deps if (facts := _facts(Path(path)))},
+        data={path: found for path, found in facts.items() if found},
         before=before,
     )
     _check_code(seal)

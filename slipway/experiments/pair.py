@@ -120,11 +120,9 @@ class ExperimentPair:
         columns = ["metric", self.first.name, "interval", self.second.name, "its interval"]
         rows = []
         for name, before, after in self.metrics:
-            values = [
-                text
-                for found in (before, after)
-                for text in ([number(found.value), interval(found)] if found else ["", ""])
-            ]
+            values: list[str] = []
+            for found in (before, after):
+                values += [number(found.value), interval(found)] if found else ["", ""]
             pair = self.paired.get(name)
             bounds = f"{_signed(pair.low)} to {_signed(pair.high)}" if pair else ""
             change = ""

@@ -118,7 +118,8 @@ def new_name(requested: str | None) -> str:
     """
     taken = {path.stem for path in EXPERIMENTS.glob("*.json")} | set(repository.experiments())
     if requested is None:
-        numbers = [int(found[1]) for name in taken if (found := _NUMBERED.fullmatch(name))]
+        matches = [_NUMBERED.fullmatch(name) for name in taken]
+        numbers = [int(one[1]) for one in matches if one]
         return f"run-{max(numbers, default=0) + 1}"
     if not _NAME.fullmatch(requested):
         raise ParamsError(
@@ -128,7 +129,7 @@ def new_name(requested: str | None) -> str:
     if requested in taken:
         raise ParamsError(
             f"an experiment {requested!r} exists, and a name is used once. Choose another name "
-            f"such as {_free(requested, taken)!r}, or remove the old one: "
+            f"such as {free_name(requested, taken)!r}, or remove the old one: "
             f"rm -f {EXPERIMENTS}/{requested}.*; dvc exp remove {requested}"
         )
     return requested
@@ -171,5 +172,7 @@ def shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 
 
-def _free(name: str, taken: set[str]) -> str:
-    return next(other for number in range(2, 10**6) if (other := f"{name}-{number}") not in taken)
+def free_name(prefix: str, taken: set[str], first: int = 2) -> str:
+    """Return the first of PREFIX-2, PREFIX-3 and so on that is not taken."""
+    names = (f"{prefix}-{number}" for number in range(first, 10**6))
+    return next(name for name in names if name not in taken)

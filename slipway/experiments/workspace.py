@@ -107,7 +107,8 @@ def removable() -> list[Path]:
     pages = [*_REPORTS.glob("*.html"), *_REPORTS.glob("*.png")]
     work = [path for path in _WORK.glob("*") if path.name not in _KEPT]
     found = dict.fromkeys([*map(Path, outputs), *pages, *work])
-    mine = [Path(value) for key in _OF_THE_USER if isinstance(value := value_at(content, key), str)]
+    values = [value_at(content, key) for key in _OF_THE_USER]
+    mine = [Path(value) for value in values if isinstance(value, str)]
     return [
         path
         for path in found

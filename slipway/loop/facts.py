@@ -134,8 +134,10 @@ class ObservedProject:
             found.append(missed_objective(bundle.manifest, labels, triggers.objective))
         # Labels that arrived after the last cycle collected its rows have trained no model yet,
         # those of the model that this cycle replaced included.
-        used = last.time_of("collected" if last.has("collected") else "triggered") if last else 0.0
-        before = last.detail("triggered")["served"] if last else bundle.version
+        used, before = 0.0, bundle.version
+        if last:
+            used = last.time_of("collected" if last.has("collected") else "triggered")
+            before = last.detail("triggered")["served"]
         new = [
             one
             for one in self._usable_labels({bundle.version, before}, refused)
@@ -186,6 +188,7 @@ class ObservedProject:
             and candidate.model.digest == trained["bundle_digest"]
         )
         shadow, canary = self.stage_of(cycle, "shadow"), self.stage_of(cycle, "canary")
+        newest = canary or shadow
         counts = total(
             report.counts
             for report in reports
@@ -197,7 +200,7 @@ class ObservedProject:
             shadow="none" if not shadow else ("running" if is_own else "ended"),
             shadowed=sum(counts.disagreements) if is_own else 0,
             canary=_canary_state(canary),
-            why=canary[-1].reason if canary else shadow[-1].reason if shadow else "",
+            why=newest[-1].reason if newest else "",
         )
 
     def stage_of(self, cycle: Cycle, mode: str) -> list[Entry]:

@@ -71,11 +71,11 @@ def keys_that_stand_out(
     strata = np.searchsorted(np.unique(edges), moments, side="right")
     is_used, found = np.ones(len(values), bool), list[KeyRecord]()
     while True:
-        records = [
-            record
+        compared = [
+            _compared(key, values[is_used], keys[is_used], strata[is_used])
             for key in sorted(set(keys[is_used]) - set(trusted))
-            if (record := _compared(key, values[is_used], keys[is_used], strata[is_used]))
         ]
+        records = [record for record in compared if record]
         if not records:
             return found
         found.append(max(records, key=lambda record: record.z))

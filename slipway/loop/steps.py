@@ -20,7 +20,7 @@ from slipway.data.merge.__main__ import merge, merged_params
 from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.sources.sources import find_layout
 from slipway.data.store.packed import open_split, read_manifest
-from slipway.experiments.records import ExperimentRecord, read_records
+from slipway.experiments.records import ExperimentRecord, free_name, read_records
 from slipway.experiments.run import PARAMS, ExperimentRequest
 from slipway.experiments.run import run as run_pipeline
 from slipway.export.reference_model import answer_test_rows, open_reference
@@ -207,7 +207,8 @@ class LoopProject(ObservedProject):
         _require_digest(merged)
         record = self._finished_run(cycle)
         if record is None:
-            name = _free_name(cycle)
+            taken = {record.name for record in read_records()}
+            name = free_name(f"loop-{cycle.number}", taken, first=1)
             request = ExperimentRequest(merged["assignments"], name=name, is_quiet=True)
             record = run_pipeline(request)
         if record.status == "interrupted":
@@ -425,12 +426,6 @@ class LoopProject(ObservedProject):
             if cycle.has("merged"):
                 edit.propose(PARAMS, cycle.detail("merged")["before"], apply=True)
         return {"outcome": step.outcome, "why": step.why}
-
-
-def _free_name(cycle: Cycle) -> str:
-    taken = {record.name for record in read_records()}
-    prefix = f"loop-{cycle.number}"
-    return next(name for number in range(1, 10**6) if (name := f"{prefix}-{number}") not in taken)
 
 
 def _require_digest(detail: dict[str, Any]) -> None:

@@ -22,14 +22,10 @@ _MOST_NAMED = 5  # columns or classes that one warning names
 
 def date_columns(columns: Sequence[SampledColumn]) -> Iterator[str]:
     """Warn of dates, if none of them orders the rows."""
+    missing = [column.missing_fraction for column in columns]
     names = ", ".join(
-        f"{column.name!r}"
-        + (
-            f" ({missing:.1%} of the rows have none)"
-            if (missing := column.missing_fraction)
-            else ""
-        )
-        for column in columns
+        f"{column.name!r}" + f" ({fraction:.1%} of the rows have none)" * bool(fraction)
+        for column, fraction in zip(columns, missing, strict=True)
     )
     if names:
         yield (

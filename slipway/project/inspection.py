@@ -1,31 +1,34 @@
 """Inspects a data set: its form, rows, columns and some of its images.
 
 It reads at most about 1 GiB in at most about 30 seconds, whatever the size of the data, and reports
-what it sampled. It reads files with the same code as the stages.
+what it sampled. It reads files with the same code as the stages. Of an archive it unpacks some
+files of each folder, and counts the files of all folders; only the stages unpack and check all.
 """
 
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
-from slipway.data.sources.archives import is_archive
+from slipway.data.sources.archive_members import CHUNK_BYTES, DAMAGE, Member, read_members
+from slipway.data.sources.archives import is_archive, name_problem
+from slipway.data.sources.formats import excel
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TablePart, is_table_file
 from slipway.data.sources.raw_tables import RawColumn, RawTable, column_names
-from slipway.data.sources.samples import visible_entries
+from slipway.data.sources.samples import is_skipped, visible_entries
 from slipway.data.sources.shards import is_parquet, parquet_errors
 from slipway.data.sources.sources import find_layout
 from slipway.kinds.inputs import IMAGES
 from slipway.kinds.registry import task_for
 from slipway.kinds.targets import CLASS
-from slipway.project.archive_sample import sample_archive
 from slipway.project.folder_sample import (
     IMAGE_NAME,
     payloads,
@@ -42,6 +45,11 @@ _USUAL_FRACTION = 0.9  # fraction of the cells of a column that are image names
 _MOST_NAMED = 5
 _MOST_GROUPS = 20  # of a Parquet file
 _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy", ".npz")
+_MOST_MEMBERS, _MOST_RATIO = 1_000_000, 200
+_MOST_SECONDS = 15.0
+_FILES_PER_FOLDER = 40
+_MOST_BYTES = 1 << 28
+_MOST_TABLE_BYTES = 1 << 27
 
 
 def inspect(path: Path) -> DataSummary:
@@ -54,7 +62,7 @@ def inspect(path: Path) -> DataSummary:
     if not is_archive(path):
         return _inspect(path, lambda _, listed: listed)
     with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
-        found = sample_archive(path, Path(folder))
+        found = _sample_archive(path, Path(folder))
 
         def counted(inside: Path, _: int) -> int:
             place = PurePosixPath(inside.relative_to(found.root))
@@ -202,12 +210,9 @@ def _named_images(
 ) -> Iterator[tuple[str, bytes]]:
     folders = list(dict.fromkeys(part.path.parent for part in parts))
     names = column.values.to_pylist()
-    paths = [
-        path
-        for text in names
-        for folder in folders
-        if (path := folder / text.replace("\\", "/")).is_file()
-    ]
+    relative = [text.replace("\\", "/") for text in names]
+    candidates = [folder / path for path in relative for folder in folders]
+    paths = [path for path in candidates if path.is_file()]
     if not paths:
         tried = folders[0] / names[0]
         raise DataError(
@@ -236,3 +241,79 @@ def _stored_images(paths: Sequence[Path], column: str) -> Iterator[tuple[str, by
                     yield name or column, content
                 elif name:
                     yield from payloads([str(path.parent / name)])
+
+
+class ArchiveSample(NamedTuple):
+    """The root of the unpacked files, the number of files in each folder below it, and remarks."""
+
+    root: Path
+    num_files: Counter[str]  # files by the folder's path relative to `root`; "." for the top
+    notes: tuple[str, ...]
+
+
+def _sample_archive(path: Path, folder: Path) -> ArchiveSample:
+    """Unpack a sample into the empty `folder`; DataError if the archive is damaged or unsafe."""
+    if path.suffix.lower() == excel.ENDING:
+        excel.write_sheet(path, folder / "sheet.jsonl", _MOST_RATIO * path.stat().st_size)
+        return ArchiveSample(folder, Counter({".": 1}), ())
+    num_files, notes = _unpack_some(path, folder)
+    entries = visible_entries(folder)
+    # The stages do the same.
+    root = Path(entries[0].path) if len(entries) == 1 and entries[0].is_dir() else folder
+    top = str(root.relative_to(folder))
+    below = Counter(
+        {
+            str(PurePosixPath(place).relative_to(top)): count
+            for place, count in num_files.items()
+            if PurePosixPath(place).is_relative_to(top)
+        }
+    )
+    return ArchiveSample(root, below, notes)
+
+
+def _unpack_some(path: Path, folder: Path) -> tuple[Counter[str], tuple[str, ...]]:
+    """Unpack all tables and some files of each folder; return the files by folder, and remarks."""
+    begin, num_bytes = time.monotonic(), 0
+    num_files: Counter[str] = Counter()
+    for member in read_members(path, _MOST_MEMBERS, _MOST_RATIO * path.stat().st_size):
+        if time.monotonic() - begin > _MOST_SECONDS:
+            return num_files, (f"looked at the first {num_files.total():,} files of the archive",)
+        inside = PurePosixPath(member.name)
+        if member.is_folder or any(map(is_skipped, inside.parts)):
+            continue
+        if problem := member.problem or name_problem(member.name):
+            raise DataError(
+                f"the archive {str(path)!r} has {member.name!r}, {problem}. Pack it without it."
+            )
+        place = str(inside.parent)
+        num_files[place] += 1
+        is_table = is_table_file(inside.name)
+        if is_table or (num_files[place] <= _FILES_PER_FOLDER and num_bytes < _MOST_BYTES):
+            num_bytes += _write(member, folder / inside)
+    return num_files, ()
+
+
+def _write(member: Member, target: Path) -> int:
+    """Unpack one file and return its size in bytes; a large text table is cut after a line."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    written = 0
+    try:
+        with member.open() as source, target.open("wb") as sink:
+            while written < _MOST_TABLE_BYTES and (chunk := source.read(CHUNK_BYTES)):
+                written += sink.write(chunk)
+            is_cut = written >= _MOST_TABLE_BYTES and bool(source.read(1))
+    except DAMAGE as error:
+        raise DataError(
+            f"{member.name!r} in the archive is damaged: {error}. Pack it again."
+        ) from error
+    if is_cut and is_parquet(target):
+        raise DataError(f"{member.name!r} is too large to inspect: unpack the archive first.")
+    if is_cut and is_table_file(target.name):
+        with target.open("r+b") as file:
+            _drop_last_line(file, written)
+    return written
+
+
+def _drop_last_line(file: IO[bytes], size: int) -> None:
+    file.seek(size - CHUNK_BYTES)
+    file.truncate(size - CHUNK_BYTES + file.read().rfind(b"\n") + 1)

@@ -106,8 +106,8 @@ def image_values(images: ImageSample, counts_matter: bool, has_weights: bool, gp
         size = max(_MIN_PX, side)
         why = f"the images have {width}x{height} px"
     else:
-        size = _PHOTOGRAPH_PX["scratch" if not has_weights else "gpu" if gpu else "pretrained"]
-        size = min(size, side)
+        weights = "gpu" if gpu else "pretrained"
+        size = min(_PHOTOGRAPH_PX[weights if has_weights else "scratch"], side)
         why = f"the images have {width}x{height} px; larger sees more and takes longer"
     if images.same_aspect:
         mode = ("stretch", "all images have nearly the same shape")

@@ -20,7 +20,7 @@ def import_onnxruntime() -> Any:
 @cache
 def refuse_two_runtimes() -> None:
     """Raise UnavailableError if two packages installed onnxruntime and overwrote each other."""
-    found = [name for name in ("onnxruntime", "onnxruntime-gpu") if _version(name)]
+    found = [name for name in ("onnxruntime", "onnxruntime-gpu") if version_of(name)]
     if len(found) == 2:
         raise UnavailableError(
             f"{' and '.join(found)} are both installed, and each has overwritten files of the "
@@ -29,7 +29,8 @@ def refuse_two_runtimes() -> None:
         )
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

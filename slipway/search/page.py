@@ -254,10 +254,11 @@ def _parallel(study: Study, space: Space, latest: Mapping[int, ResultLine]) -> H
 def _trial_lines(axes: Collection[_Axis], ranks: Sequence[float], step: float) -> Iterator[str]:
     """Draw a line for each trial; the better its rank, from 0 to 1, the darker the line."""
     for row, rank in enumerate(ranks):
+        places = [found[row] for found, _ in axes]
         points = " ".join(
             f"{_SIDE + column * step:.1f},{_y(place):.1f}"
-            for column, (found, _) in enumerate(axes)
-            if (place := found[row]) is not None
+            for column, place in enumerate(places)
+            if place is not None
         )
         yield (
             f'<polyline class="line first" points="{points}" '

@@ -329,7 +329,8 @@ class _Claim:
 def _free_folder() -> tuple[str, IO[bytes]]:
     """Lock a folder that no trial uses; return its name and the lock."""
     names = (f"worker-{number}" for number in itertools.count())
-    return next((name, lock) for name in names if (lock := try_lock(_FOLDER_LOCKS / name)))
+    locks = ((name, try_lock(_FOLDER_LOCKS / name)) for name in names)
+    return next((name, lock) for name, lock in locks if lock)
 
 
 @dataclass

@@ -227,11 +227,8 @@ def _new_study(
     taken |= {found.rpartition("-")[0] for found in repository.experiments()}
     taken |= {path.stem.rpartition("-")[0] for path in EXPERIMENTS.glob("*.json")}
     if name is None:
-        numbers = [
-            int(found[2])
-            for one in taken
-            if (found := _NUMBERED.fullmatch(one)) and found[1] == prefix
-        ]
+        found = [_NUMBERED.fullmatch(one) for one in taken]
+        numbers = [int(one[2]) for one in found if one and one[1] == prefix]
         name = f"{prefix}-{max(numbers, default=0) + 1}"
     elif name in taken:
         raise SlipwayError(

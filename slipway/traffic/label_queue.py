@@ -106,11 +106,8 @@ class LabelQueue:
     def waiting(self, labeller: str) -> list[QueuedRow]:
         """Return the undecided rows that this labeller has neither labelled nor skipped."""
         opinions = self._all_opinions()
-        return [
-            row
-            for row in self.rows()
-            if labeller not in (own := opinions.get(row.key[:2], {})) and self._is_open(own)
-        ]
+        found = ((row, opinions.get(row.key[:2], {})) for row in self.rows())
+        return [row for row, own in found if labeller not in own and self._is_open(own)]
 
     def conflicts(self) -> list[tuple[QueuedRow, dict[str, Any]]]:
         """Return the rows without a majority, each with the labels by labeller."""

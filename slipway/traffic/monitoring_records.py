@@ -181,6 +181,7 @@ def read_judged_windows(state: Path, version: str) -> list[JudgedWindow]:
             "WHERE model LIKE ? || '/%' AND drifted IS NOT NULL ORDER BY closed, id",
             (version,),
         ).fetchall()
+    judgements = [json.loads(text) for *_, text, _ in rows]
     return [
         JudgedWindow(
             model,
@@ -190,8 +191,7 @@ def read_judged_windows(state: Path, version: str) -> list[JudgedWindow]:
             content,
             judgement["seconds"],
         )
-        for model, opened, closed, text, content in rows
-        for judgement in (json.loads(text),)
+        for (model, opened, closed, _, content), judgement in zip(rows, judgements, strict=True)
     ]
 
 

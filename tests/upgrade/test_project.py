@@ -12,9 +12,8 @@ from slipway.config.params import load_params
 from slipway.config.pipeline import RECORD, is_unedited, pipeline_text
 from slipway.system import files
 from slipway.system.errors import ParamsError, SchemaError
-from slipway.upgrade.project import upgrade
+from slipway.upgrade.project import Rerun, reruns, upgrade
 from slipway.upgrade.renames import renamed_text, table
-from slipway.upgrade.reruns import Rerun, reruns
 
 pytestmark = pytest.mark.unit
 FORMER = Path(__file__).parent

@@ -84,8 +84,8 @@ def raw_tables(data: DataParams) -> list[Path]:
     if kind_of(data.task).input.has_pixels:
         return [part.path for part in find_layout(data).tables]
     own = [data] if data.sources is None else list(each_source(data).values())
-    tables = [table for one in own if not is_text_folder(table := find_table(one))]
-    return [path for table in tables for path in table_files(table)]
+    tables = [find_table(one) for one in own]
+    return [path for table in tables if not is_text_folder(table) for path in table_files(table)]
 
 
 def named_files(data: DataParams, names: Sequence[str]) -> list[Path]:

@@ -57,11 +57,8 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _named_splits(folders: Iterable[Path]) -> dict[Path, str]:
     """Return the folders that hold files and are named after splits, in the order of SPLITS."""
-    named = {
-        folder: split
-        for folder in folders
-        if (split := named_split(folder.name)) and _has_files(folder)
-    }
+    splits = {folder: named_split(folder.name) for folder in folders}
+    named = {folder: split for folder, split in splits.items() if split and _has_files(folder)}
     return dict(sorted(named.items(), key=lambda entry: SPLITS.index(entry[1])))
 
 

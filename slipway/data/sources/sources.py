@@ -228,10 +228,11 @@ def _join(data: DataParams) -> Layout:
 
 def _class_folders(root: Path, data: DataParams) -> Layout:
     folders, note = split_folders(root, data)
+    tables = {name: table_in(root / name, data) for name in sorted(folders)}
     parts = [
-        TablePart(path, f"{name}/", split)
-        for name, split in sorted(folders.items())
-        if (table := table_in(root / name, data)) is not None
+        TablePart(path, f"{name}/", folders[name])
+        for name, table in tables.items()
+        if table is not None
         for path in table_files(table)
     ]
     if not parts and not kind_of(data.task).target.has_classes:
@@ -269,12 +270,10 @@ def _folders_of_images(root: Path) -> dict[str, str]:
 
     The result is empty unless at least two splits are named.
     """
-    folders = {
-        entry.name: split
-        for entry in visible_entries(root)
-        if entry.is_dir() and (split := named_split(entry.name))
-    }
-    return folders if len(set(folders.values())) > 1 else {}
+    names = [entry.name for entry in visible_entries(root) if entry.is_dir()]
+    splits = {name: named_split(name) for name in names}
+    named = {name: split for name, split in splits.items() if split}
+    return named if len(set(named.values())) > 1 else {}
 
 
 def _check_folder_has_no_columns(data: DataParams) -> None:

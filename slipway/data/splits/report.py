@@ -16,6 +16,7 @@ _NUM_BINS = 30  # bins of a histogram of the target
 def report(split: Split, seed: int) -> dict[str, Any]:
     """Return the content of `reports/split.json`."""
     classes = count_classes(split.rows, several=split.several)
+    missing = {name: _missing(classes, index) for index, name in enumerate(SPLITS)}
     return {
         "seed": seed,
         "way": split.way,
@@ -26,9 +27,7 @@ def report(split: Split, seed: int) -> dict[str, Any]:
         if split.fractions is None
         else dict(zip(SPLITS, split.fractions, strict=True)),
         "largest_deviation": _largest_deviation(split, classes),
-        "classes_missing": {
-            name: found for index, name in enumerate(SPLITS) if (found := _missing(classes, index))
-        },
+        "classes_missing": {name: found for name, found in missing.items() if found},
         "units": {"number": len(split.unit_sizes), "largest": int(split.unit_sizes.max(initial=0))},
         "folds": _fold_counts(split.rows),
         "purged": split.purged.num_rows,

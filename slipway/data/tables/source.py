@@ -82,11 +82,11 @@ def stored_tables(data: DataParams) -> list[Path]:
             return [Path(file.path) for file in text_files(data) if file.path]
         return [table]
     found = {Path(data.path, name): source for name, source in each_source(data).items()}
-    return [
-        stored
+    stored = [
+        [path] if Path(source.path) != path else stored_tables(source)
         for path, source in found.items()
-        for stored in ([path] if Path(source.path) != path else stored_tables(source))
     ]
+    return [table for tables in stored for table in tables]
 
 
 def table_of(data: DataParams, source: str) -> Path:

@@ -68,11 +68,11 @@ def score_columns(rows: pa.Table, folder: Path) -> list[ColumnScore]:
     targets = (
         _codes(training["label"]).astype(float) if of_classes else training["target"].to_numpy()
     )
-    found = [
-        ColumnScore(name, *best)
+    scores = (
+        (name, best_score(cells, targets, of_classes=of_classes))
         for name, cells in _columns(folder / CELLS, training["id"])
-        if (best := best_score(cells, targets, of_classes=of_classes)) is not None
-    ]
+    )
+    found = [ColumnScore(name, *best) for name, best in scores if best is not None]
     return sorted(found, key=lambda copy: (-copy.score, copy.column))
 
 

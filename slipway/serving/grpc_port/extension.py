@@ -132,7 +132,8 @@ class GrpcPort:
             while not self._closing.is_set():
                 is_ready = self._worker.model is not None and not self._worker.is_draining
                 if is_ready != last:
-                    yield (last := is_ready)
+                    last = is_ready
+                    yield is_ready
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), _WATCH_S)
             yield False

@@ -9,10 +9,10 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from slipway.runtimes.onnx_runtime import version_of
 from slipway.serving.load_test.figures import CLIENT_IS_FULL, Figures
 from slipway.serving.load_test.tuner import NUM_ROUNDS, Outcome, Tried
 from slipway.system.cores import cpu_model
@@ -36,13 +36,14 @@ def machine(load_before: float, cores: int) -> dict[str, Any]:
 
     `load_before` is the load average before the test.
     """
+    versions = {name: version_of(name) for name in _PACKAGES}
     return {
         "cpu": cpu_model(),
         "cores": cores,
         "load_before": round(load_before, 2),
         "system": f"{platform.system()} {platform.machine()}",
         "versions": {"python": platform.python_version()}
-        | {name: found for name in _PACKAGES if (found := _installed(name))},
+        | {name: found for name, found in versions.items() if found},
     }
 
 
@@ -309,10 +310,3 @@ def _milliseconds(value: float | None) -> str:
 
 def _markdown(columns: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

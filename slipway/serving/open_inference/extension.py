@@ -4,11 +4,14 @@ There is one model, SLIPWAY_MODEL_NAME, in one version at a time: the model that
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
+
+from prometheus_client.metrics_core import Metric
 
 from slipway.artifacts.bundle import Bundle
 from slipway.serving.endpoints.predict import ERRORS, predict_within_deadline
@@ -32,6 +35,7 @@ from slipway.serving.http.routes import (
     always,
 )
 from slipway.serving.http.strict_json import parse
+from slipway.serving.metrics.service_metrics import PREDICTION_ROUTES
 from slipway.serving.models.model import ServedModel
 from slipway.serving.open_inference.conversion import (
     as_outputs,
@@ -48,13 +52,20 @@ from slipway.serving.open_inference.messages import (
     parse_request,
     response,
 )
-from slipway.serving.open_inference.statistics import summarize
 from slipway.serving.requests.bodies import BODY_ERRORS, read_body
 from slipway.serving.requests.payload import Payload
 from slipway.serving.schemas import ANYTHING, ERROR_FIELDS, TEXT, ImageApi, input_api
 from slipway.serving.worker import ModelWorker
 
 Result = TypeVar("Result")
+_DURATION = "slipway_prediction_duration_seconds"
+_FAILED_SECONDS = "slipway_failed_prediction_seconds_total"
+_STAGES = {
+    "queue": "queue",
+    "compute_input": "decode",
+    "compute_infer": "infer",
+    "compute_output": "encode",
+}
 _BACKEND = "slipway"
 _EXTENSIONS = [
     "binary_tensor_data",
@@ -341,6 +352,41 @@ def _head_length(request: Request) -> int | None:
 def _attach(worker: ModelWorker) -> Hooks:
     thread = WorkerThread("slipway-translate", worker.settings.max_queue)
     return Hooks(routes=protocol_routes(worker, thread), close=thread.close)
+
+
+def summarize(metrics: Iterable[Metric], name: str, version: str) -> dict[str, Any]:
+    """Return the entry of `model_stats`. It counts predictions of all versions since the start.
+
+    The hexadecimal `version` becomes decimal: Triton's perf_analyzer reads it as an integer, and
+    fails or finds no statistics for any other text.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    num_failed = 0
+    for sample in (sample for metric in metrics for sample in metric.samples):
+        sums[sample.name + sample.labels.get("stage", "")] += sample.value
+        is_prediction = sample.labels.get("route", "").endswith(PREDICTION_ROUTES)
+        if sample.name == "slipway_requests_total" and is_prediction:
+            num_failed += int(sample.value) if sample.labels["code"] != "200" else 0
+
+    def duration(count: str, seconds: str) -> dict[str, int]:
+        return {"count": int(sums[count]), "ns": round(1e9 * sums[seconds])}
+
+    stages = {
+        theirs: duration(f"slipway_stage_seconds_count{ours}", f"slipway_stage_seconds_sum{ours}")
+        for theirs, ours in _STAGES.items()
+    }
+    return {
+        "name": name,
+        "version": str(int(version, 16)),
+        "inference_count": int(sums["slipway_batch_size_sum"]),  # rows
+        "execution_count": int(sums["slipway_batch_size_count"]),  # batches
+        "inference_stats": {
+            "success": duration(f"{_DURATION}_count", f"{_DURATION}_sum"),
+            "fail": {"count": num_failed, "ns": round(1e9 * sums[_FAILED_SECONDS])},
+            **stages,
+        },
+        "batch_stats": [],
+    }
 
 
 EXTENSION = Extension("open_inference", _attach)

@@ -139,12 +139,12 @@ def _allowed(options: argparse.Namespace) -> Allowed:
 
 
 def _plan(options: argparse.Namespace) -> RolloutPlan:
-    default = RolloutPlan()
+    default, slow_ms = RolloutPlan(), vars(options).get("slow_ms")
     return RolloutPlan(
         steps=options.steps or default.steps,
         hold_s=default.hold_s if options.hold_seconds is None else options.hold_seconds,
         hold_requests=options.hold_requests or default.hold_requests,
-        slow_s=slow_ms / 1000 if (slow_ms := vars(options).get("slow_ms")) else None,
+        slow_s=slow_ms / 1000 if slow_ms else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from slipway.serving.open_inference.statistics import summarize
+from slipway.serving.open_inference.extension import summarize
 
 
 def _histogram(name: str, count: int, total: float, stage: str | None = None) -> Metric:

@@ -65,7 +65,7 @@ def emulated_lines(
     """
     if system is None:
         raise UnavailableError("no --aarch64-system was given")
-    emulator = next((found for name in EMULATORS if (found := shutil.which(name))), None)
+    emulator = next(filter(None, map(shutil.which, EMULATORS)), None)
     if emulator is None:
         raise UnavailableError(
             f"none of {', '.join(EMULATORS)} is here, expected one: "

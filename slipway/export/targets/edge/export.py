@@ -149,12 +149,16 @@ def require_within(budget: ScriptParams, measured: Mapping[str, Any], hop: Hop) 
 
     A hop that differs is reported by itself.
     """
+    limits = {
+        name: getattr(budget, f"max_{name}")
+        for name in ("folder_mb", "installed_mb", "memory_mb", "latency_ms")
+    }
+    found = {name: measured.get(name) for name, most in limits.items() if most is not None}
     beyond = [
         f"{name} is {'not measured' if value is None else f'{value:.4g}'}, expected at most "
-        f"{most:g} ({hop.name}.max_{name})"
-        for name in ("folder_mb", "installed_mb", "memory_mb", "latency_ms")
-        if (most := getattr(budget, f"max_{name}")) is not None
-        and ((value := measured.get(name)) is None or value > most)
+        f"{limits[name]:g} ({hop.name}.max_{name})"
+        for name, value in found.items()
+        if value is None or value > limits[name]
     ]
     if beyond and hop.status != "differs":
         raise ParityError(

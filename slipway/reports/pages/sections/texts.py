@@ -25,11 +25,10 @@ def text_sections(splits: Mapping[str, PackedSplit], manifest: PackedManifest) -
     train, contract = splits["train"], manifest.input
     most = max(1, _MOST_NUMBERS // contract.shape[0])
     rows = np.asarray(train.inputs[:most])
-    groups = {
-        name: own[own < most]
-        for label, name in enumerate(manifest.classes[:_MOST_CLASSES])
-        if len(own := train.rows_of(label))
-    } or {"all": np.arange(len(rows))}
+    classes = manifest.classes[:_MOST_CLASSES]
+    places = {name: train.rows_of(label) for label, name in enumerate(classes)}
+    found = {name: own[own < most] for name, own in places.items() if len(own)}
+    groups = found or {"all": np.arange(len(rows))}
     return [_lengths(rows, groups, contract), _examples(rows, groups, contract)]
 
 
