@@ -36,9 +36,10 @@ from slipway.training.batches.batches import StepShape
 from slipway.training.distributed.execution import check_execution
 from slipway.training.distributed.pipeline import blocks_of_stage
 from slipway.training.distributed.placement import Placement, TrainingHost, auto_precision, place
+from slipway.training.distributed.zero_sizes import largest_block
 from slipway.training.job import check_division, step_shape
 from slipway.training.networks.blocks import check_blocks, parallel_blocks
-from slipway.training.networks.divided_layers import narrow, parallel_layers
+from slipway.training.networks.divided_layers import narrow, narrowed, parallel_layers
 from slipway.training.networks.networks import Network, example_rows
 
 _USABLE, _UTILISATION = 0.9, 0.4
@@ -92,7 +93,7 @@ class Setting:
     flop: float  # floating-point operations; a pipeline's idle time counts as operations, too
     sent_bytes: float  # bytes sent to GPUs of the same copy, if several share one
     model_parallel: int | None = None  # GPUs that share a copy of the network; None if none do
-    averaged_bytes: float = 0.0  # gradients, sent to the other copies
+    averaged_bytes: float = 0.0  # gradients, and with fsdp weights, sent to the other copies
     moved_bytes: float = 0.0  # bytes moved to the host's memory and back, because of offload
 
     @property
@@ -117,13 +118,18 @@ class Setting:
 
         Data parallelism sends gradients while it computes, so the longer of the two times counts.
         With `pipeline` and `tensor_parallel` GPUs wait for each other's values, so the times of
-        computing and sending add up. Offload adds the time on the bus, but not that of the CPU.
+        computing and sending add up. They also do with `fsdp` and `model_parallel`, while GPUs
+        exchange weights and gradients with the other copies. Offload adds the time on the bus, but
+        not that of the CPU.
         """
         rate = kind.full_rate if precision == "32-true" else kind.half_rate
         computing = self.flop / (rate * 1e12 * _UTILISATION)
         sending = self.sent_bytes / _link_rate(kind, self.model_parallel or self.num_gpus)
+        averaging = self.averaged_bytes / _link_rate(kind, self.num_gpus)
         if self.strategy in _WAITING:
-            return computing + sending + self.averaged_bytes / _link_rate(kind, self.num_gpus)
+            return computing + sending + averaging
+        if self.model_parallel:
+            return max(computing + sending, averaging)
         return max(computing, sending) + self.moved_bytes / (kind.bus_rate * 1e9)
 
 
@@ -193,6 +199,7 @@ class _Planner:
         self._network, self._params, self._precision = network, params, precision
         self._half = None if precision == "32-true" else torch.bfloat16
         self._traces = {(rows, accumulates): traces}
+        self._shares = dict[tuple[int, int, int], Setting]()  # of `tensor_parallel`
         self._row_flop = step_flop(network, params, rows) / rows
         self._values = _exchanged_values(network)
 
@@ -221,6 +228,8 @@ class _Planner:
         check_division(self._network, placement)
         shape = step_shape(params, placement)
         passes = shape.num_accumulated
+        if strategy == "fsdp" and model_parallel:
+            return self._sharded_copies(placement, shape)
         if model_parallel:
             shared = self._pipeline if strategy == "pipeline" else self._shared
             return self._with_copies(shared(model_parallel, shape), num_gpus)
@@ -259,7 +268,7 @@ class _Planner:
         """Return the bytes of weights and gradients that a process sends in a step."""
         trainable, frozen = parameter_counts(self._network)
         every, itemsize = trainable + frozen, 2 if self._half else 4
-        part = (placement.world_size - 1) / placement.world_size
+        part = (placement.num_readers - 1) / placement.num_readers
         # Bytes of gathered weights plus bytes of reduced gradients.
         sent = {
             "single": 0,
@@ -298,7 +307,52 @@ class _Planner:
             averaged_bytes=2 * (copies - 1) / copies * gradients,
         )
 
+    def _sharded_copies(self, placement: Placement, shape: StepShape) -> Setting:
+        """Predict `fsdp` over copies of the network, each shared by several GPUs."""
+        passes, shared = shape.num_accumulated, placement.model_parallel or 1
+        whole = self._shared(shared, shape)
+        memory = whole.memory
+        held = memory.parameters / (4 * sum(parameter_counts(self._network)))
+        state = cast = StepMemory(
+            memory.parameters,
+            memory.gradients,
+            memory.optimizer,
+            memory.buffers,
+            memory.activations,
+        )
+        if self._half:
+            cast = trace_share(
+                self._network,
+                self._params,
+                shape.per_device,
+                shared,
+                self._half,
+                accumulates=passes > 1,
+                casts_parameters=True,
+            )
+        share = Traces(
+            state,
+            state,
+            cast,
+            block=4 * largest_block(narrowed(self._network, shared)),
+            averages=self._params.ema_decay is not None,
+        )
+        return replace(
+            whole,
+            strategy="fsdp",
+            num_gpus=placement.world_size,
+            memory=device_memory(share, "fsdp", self._precision, placement.num_readers),
+            model_parallel=shared,
+            averaged_bytes=held * self._sent_state(placement, passes),
+        )
+
     def _shared(self, num_gpus: int, shape: StepShape) -> Setting:
+        key = (num_gpus, shape.per_device, shape.num_accumulated)
+        if key not in self._shares:
+            self._shares[key] = self._trace_shared(num_gpus, shape)
+        return self._shares[key]
+
+    def _trace_shared(self, num_gpus: int, shape: StepShape) -> Setting:
         rows, passes = shape.per_device, shape.num_accumulated
         part = partial(narrow, num_processes=num_gpus)
         flop = step_flop(self._network, self._params, rows, part) * passes
@@ -417,6 +471,8 @@ def settings_of_strategies(
         )
         for strategy in tried:
             shared = (placement.model_parallel or size) if strategy in _WAITING else None
+            if strategy == placement.strategy == "fsdp":
+                shared = placement.model_parallel
             try:
                 setting = planner.setting(strategy, size, shared)
             except SlipwayError as error:
@@ -445,7 +501,8 @@ def _try_each(
                 gpus = f"{num_gpus} GPU{'s' * (num_gpus > 1)}"
                 if sharing and sharing < num_gpus:
                     gpus += f", {sharing} for each copy"
-                texts.setdefault(strategy, f"{strategy} on {gpus}: {error}")
+                if sharing is None or strategy in _WAITING:  # else `tensor_parallel` says why
+                    texts.setdefault(strategy, f"{strategy} on {gpus}: {error}")
         num_gpus *= 2
     return settings, list(texts.values())
 
@@ -453,8 +510,10 @@ def _try_each(
 def _layouts(num_gpus: int) -> list[tuple[str, int | None]]:
     """List each strategy, with each number of GPUs of a machine that can share a copy, or all."""
     sizes = [size for size in (2, 4, 8) if size < num_gpus]
-    return [(strategy, None) for strategy in STRATEGIES_BY_TRAFFIC] + [
-        (strategy, size) for strategy in _WAITING for size in (*sizes, num_gpus)
+    return [
+        *((strategy, None) for strategy in STRATEGIES_BY_TRAFFIC),
+        *((strategy, size) for strategy in _WAITING for size in (*sizes, num_gpus)),
+        *(("fsdp", size) for size in sizes),
     ]
 
 

@@ -1,8 +1,8 @@
 """Predicts the memory that each process takes on its device, for each training strategy.
 
 `ddp` and `single` replicate parameters, gradients and optimizer state. `fsdp` shards all three, and
-gathers the weights block by block. For `tensor_parallel` and `pipeline` the step is traced on the
-part of the network that one process computes. ZeRO shards the optimizer state and float32 master
+gathers the weights block by block. Where processes share a copy of the network, the step is traced
+on the part that one of them computes. ZeRO shards the optimizer state and float32 master
 weights (stage 1), also the gradients (stage 2), also the parameters (stage 3): Rajbhandari et al.,
 arXiv 1910.02054, section 5. What DeepSpeed 0.19 and Lightning 2.6 add to it (buckets, gathered
 parameters) was read off running engines; `zero_sizes` limits it.
@@ -20,7 +20,7 @@ from slipway.planning.step_memory import StepMemory, trace_step
 from slipway.training.distributed.pipeline import blocks_of_stage, weights_of_stage
 from slipway.training.distributed.placement import Placement
 from slipway.training.distributed.zero_sizes import largest_block, zero_sizes
-from slipway.training.networks.divided_layers import can_share, narrow
+from slipway.training.networks.divided_layers import can_share, narrow, narrowed
 from slipway.training.networks.networks import Network
 
 STRATEGIES = (
@@ -46,8 +46,8 @@ class Traces(NamedTuple):
     autocast: StepMemory  # float32 weights, autocast to bfloat16 or float16 (the same memory)
     cast: StepMemory  # half-precision weights, without the optimizer
     block: int = 0  # float32 bytes of the largest block, which `fsdp` gathers
-    # One process of `tensor_parallel`: (float32, autocast). None if the network cannot be divided.
-    shared: tuple[StepMemory, StepMemory] | None = None
+    # One of the processes that share a copy of the network. None if it cannot be divided.
+    shared: "Traces | None" = None
     # The largest process of `pipeline`: (float32, autocast). None without micro-batches.
     stage: tuple[StepMemory, StepMemory] | None = None
     averages: bool = False  # the weights are averaged (EMA)
@@ -93,19 +93,28 @@ def trace_all(
     network. `num_micro_batches` is 0 unless the strategy is `pipeline`.
     """
     half = torch.bfloat16
-    share = partial(trace_share, network, params, rows, model_parallel, accumulates=accumulates)
     stage = partial(trace_stage, network, params, rows, num_micro_batches, model_parallel)
     shares = model_parallel > 1 and can_share(network, model_parallel)
-    return Traces(
-        full=trace_step(network, params, rows, accumulates=accumulates),
-        autocast=trace_step(network, params, rows, half=half, accumulates=accumulates),
-        cast=trace_step(
-            network, params, rows, half=half, casts_parameters=True, accumulates=accumulates
-        ),
+    step = partial(trace_step, network, params, rows, accumulates=accumulates)
+    share = partial(trace_share, network, params, rows, model_parallel, accumulates=accumulates)
+    traces = Traces(
+        full=step(),
+        autocast=step(half=half),
+        cast=step(half=half, casts_parameters=True),
         block=4 * largest_block(network),
-        shared=(share(None), share(half)) if shares else None,
         stage=(stage(None), stage(half)) if num_micro_batches else None,
         averages=params.ema_decay is not None,
+    )
+    if not shares:
+        return traces
+    return traces._replace(
+        shared=Traces(
+            full=share(None),
+            autocast=share(half),
+            cast=share(half, casts_parameters=True),
+            block=4 * largest_block(narrowed(network, model_parallel)),
+            averages=traces.averages,
+        )
     )
 
 
@@ -117,10 +126,21 @@ def trace_share(
     half: torch.dtype | None,
     *,
     accumulates: bool,
+    casts_parameters: bool = False,
 ) -> StepMemory:
-    """Trace a step of one process with `tensor_parallel`; `half` is the dtype of autocast."""
-    part = partial(narrow, num_processes=num_processes)
-    return trace_step(network, params, rows, half=half, accumulates=accumulates, part=part)
+    """Trace a step of one of `num_processes` processes that share a copy of the network.
+
+    `half` and `casts_parameters` are as in `trace_step`.
+    """
+    return trace_step(
+        network,
+        params,
+        rows,
+        half=half,
+        casts_parameters=casts_parameters,
+        accumulates=accumulates,
+        part=partial(narrow, num_processes=num_processes),
+    )
 
 
 def trace_stage(
@@ -181,24 +201,26 @@ def device_memory(
     precision: str,
     world_size: int,
     *,
+    model_parallel: int = 1,
     offload: Offload | None = None,
     on_disk: bool = False,
 ) -> DeviceMemory:
     """Predict the memory of one of `world_size` processes.
 
-    `traces` must have been made for the same number of processes. `offload` has an effect only with
-    DeepSpeed; below stage 3 parameters stay on the device. With `on_disk` stage 3 keeps the
-    optimizer's state on a disk.
+    `traces` must have been made for the same number of processes, of which `model_parallel` share
+    a copy of the network. `offload` has an effect only with DeepSpeed; below stage 3 parameters
+    stay on the device. With `on_disk` stage 3 keeps the optimizer's state on a disk.
     """
     mixed = precision != "32-true"
     if strategy == "fsdp":
-        return _fully_sharded(traces, world_size, itemsize=2 if mixed else 4)
+        share = traces.shared if model_parallel > 1 and traces.shared else traces
+        return _fully_sharded(share, world_size // model_parallel, itemsize=2 if mixed else 4)
     if strategy.startswith("deepspeed"):
         step, stage = traces.cast if mixed else traces.full, int(strategy[-1])
         return _zero(traces, step, stage, world_size, offload, on_disk=on_disk)
     step = traces.autocast if mixed else traces.full
     if strategy == "tensor_parallel" and traces.shared:
-        step = traces.shared[mixed]
+        step = traces.shared.autocast if mixed else traces.shared.full
     if strategy == "pipeline" and traces.stage:
         step = traces.stage[mixed]
     # DDP allocates buckets of the gradients' size in addition to them.
@@ -282,18 +304,18 @@ def _with_average(memory: DeviceMemory, averaged: int, copied: int) -> DeviceMem
     )
 
 
-def _fully_sharded(traces: Traces, world_size: int, itemsize: int) -> DeviceMemory:
+def _fully_sharded(traces: Traces, num_copies: int, itemsize: int) -> DeviceMemory:
     """Predict the memory with `fsdp`; shards are float32, gathered weights `itemsize` bytes."""
     full, half = traces.full, traces.cast
     activations = full.activations if itemsize == 4 else half.activations
     weights = _GATHERED_WEIGHTS * traces.block * itemsize // 4
     # Gradient buffers exist when most activations are freed, so only their excess adds memory.
     gradients = max(0, _GATHERED_GRADIENTS * traces.block - activations)
-    shard = full.parameters // world_size
+    shard = full.parameters // num_copies
     memory = DeviceMemory(
         parameters=shard,
         gradients=shard,
-        optimizer=full.optimizer // world_size,
+        optimizer=full.optimizer // num_copies,
         buffers=full.buffers,
         activations=activations,
         buckets=weights + gradients,
@@ -308,6 +330,7 @@ def planned_memory(traces: Traces, placement: Placement) -> DeviceMemory:
         placement.strategy,
         placement.precision,
         placement.world_size,
+        model_parallel=placement.model_parallel or 1,
         offload=placement.offload,
         on_disk=placement.offload_path is not None,
     )

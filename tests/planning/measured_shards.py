@@ -1,7 +1,7 @@
 """Measures the memory of real steps of a small transformer that two processes divide.
 
-With more processes, each two of them share a copy, except with `fsdp`. With `ddp` each process has
-the whole transformer.
+With more processes, each two of them share a copy, except with `fsdp`; with `fsdp+shared` they do,
+and FSDP2 divides their parts over the copies. With `ddp` each process has the whole transformer.
 `torchrun --nproc_per_node 2 -m tests.planning.measured_shards STRATEGY WIDTH,LAYERS,ROWS ...`
 prints for each shape, as a line of JSON on rank 0, the bytes that torch's profiler saw allocated at
 the peak, the plan's, and the number of weights. With ZeRO-3 it also prints the largest number of
@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from slipway.planning.memory_plan import device_memory, trace_all
 from slipway.training.distributed.collectives import gather_objects
 from slipway.training.distributed.divided import average_gradients
+from slipway.training.distributed.fully_sharded import FullyShardedStrategy
 from slipway.training.distributed.pipeline import _Stage
 from slipway.training.distributed.shards import local
 from slipway.training.distributed.tensor_parallel import share_layers
@@ -35,6 +36,7 @@ from slipway.training.recipe.losses import RowLosses
 from slipway.training.recipe.optimizers import optimizer_and_schedule
 from tests.planning.measured_step import peak_of_events
 from tests.project_params import PROJECT
+from tests.training.distributed.divided_twice import divide
 from tests.training.networks.test_text_networks import network
 
 NUM_MICRO_BATCHES = 2  # of a pipeline
@@ -43,8 +45,9 @@ NUM_MICRO_BATCHES = 2  # of a pipeline
 def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, int]:
     """Return predicted and allocated bytes of the process that takes most."""
     world_size = distributed.get_world_size()
-    names = "copies", "shared"
+    names = "data_parallel", "tensor_parallel"
     mesh = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=names)
+    shares = strategy in ("tensor_parallel", "pipeline", "fsdp+shared")
     built = network(
         "small_transformer", width=width, num_layers=num_layers, num_heads=4, patch=4, dropout=0.0
     )
@@ -53,10 +56,16 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         PROJECT.train,
         rows,
         accumulates=False,
-        model_parallel=2 if strategy in ("tensor_parallel", "pipeline") else 1,
+        model_parallel=2 if shares else 1,
         num_micro_batches=NUM_MICRO_BATCHES if strategy == "pipeline" else 0,
     )
-    predicted = device_memory(traces, strategy, "32-true", world_size)
+    predicted = device_memory(
+        traces,
+        strategy.removesuffix("+shared"),
+        "32-true",
+        world_size,
+        model_parallel=2 if shares else 1,
+    )
     num_weights = built.num_parameters
     losses = RowLosses(built, PROJECT.train)
     texts = torch.randint(1, 200, (rows, 64), dtype=torch.uint8)
@@ -71,9 +80,11 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
     if strategy == "deepspeed_stage_3":
         return {"predicted": predicted.total, **_zero(built, texts, targets, losses)}
     if strategy == "pipeline":
-        gradients = _pipeline(built, texts, targets, losses, mesh["shared"])
+        gradients = _pipeline(built, texts, targets, losses, mesh["tensor_parallel"])
     elif strategy == "tensor_parallel":
-        share_layers(built, mesh["shared"])
+        share_layers(built, mesh["tensor_parallel"])
+    elif strategy == "fsdp+shared":
+        divide(built, FullyShardedStrategy(world_size // 2, 2, None), mesh)
     elif strategy == "fsdp":
         for module in (*parallel_blocks(built), built):
             fully_shard(module, reshard_after_forward=True)
@@ -82,7 +93,7 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
     def step() -> None:
         gradients()
         if world_size > 2 and strategy in ("tensor_parallel", "pipeline"):
-            average_gradients(built, mesh["copies"])
+            average_gradients(built, mesh["data_parallel"])
         optimizer.step()
 
     step()

@@ -127,6 +127,14 @@ def test_tensor_parallel_and_pipeline_are_proposed_only_for_networks_that_can_be
     assert copies.memory.parameters == shared.memory.parameters
     assert copies.averaged_bytes == pytest.approx(shared.memory.parameters)
     assert (copies.sent_bytes, copies.flop) == (shared.sent_bytes / 2, shared.flop / 2)
+    # The same work; states are divided over the copies, and weights are gathered from them.
+    sharded = next(each for each in found if each.name == "fsdp, model_parallel 2")
+    assert (sharded.num_gpus, sharded.sent_bytes) == (4, copies.sent_bytes)
+    assert sharded.flop == copies.flop
+    assert sharded.memory.parameters == copies.memory.parameters // 2
+    assert sharded.memory.optimizer == copies.memory.optimizer // 2
+    # Each of two copies sends half of its part: weights twice, and gradients once.
+    assert sharded.averaged_bytes == pytest.approx(1.5 * shared.memory.parameters)
     refused = " ".join(refusals)
     assert "tensor_parallel on 4 GPUs" in refused
     assert "share the 2 heads" in refused
@@ -142,6 +150,11 @@ def test_copies_send_values_within_a_machine_and_only_gradients_between_machines
     assert (whole.name, copies.name) == ("tensor_parallel", "tensor_parallel, model_parallel 8")
     assert whole.step_seconds(kind, "bf16-mixed") == pytest.approx(1 / 12.5)
     assert copies.step_seconds(kind, "bf16-mixed") == pytest.approx(1 / 450 + 1 / 12.5)
+    # FSDP2 gathers weights of the next block while a process computes and waits for values.
+    flop = kind.half_rate * 0.4e12
+    for sent, seconds in ((1e9, 1 + 1 / 450), (25e9, 2)):
+        sharded = Setting("fsdp", 64, memory, flop, 1e9, 8, averaged_bytes=sent)
+        assert sharded.step_seconds(kind, "bf16-mixed") == pytest.approx(seconds)
 
 
 def test_auto_is_fp16_on_a_t4_and_leaves_out_strategies_without_a_loss_scale() -> None:
@@ -242,7 +255,7 @@ def test_the_how_to_page_names_every_strategy_of_the_plan() -> None:
         num_parameters = int(float(name.split()[0]) * 1e9)
         states = traces(num_parameters, block=4 * num_parameters // 32)
         part = traces(num_parameters // 8).full
-        states = states._replace(shared=(part, part), stage=(part, part))
+        states = states._replace(shared=Traces(part, part, part), stage=(part, part))
         for strategy in ("tensor_parallel", "pipeline"):
             memory = device_memory(states, strategy, "bf16-mixed", 8)
             assert memory.total <= 0.75 * 80e9

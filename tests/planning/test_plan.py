@@ -247,7 +247,10 @@ def test_a_tensor_parallel_process_holds_its_part_of_weights_and_activations(
     built, traces = divided
     one = traces.full
     assert traces.shared
-    two, four = traces.shared[0], trace_share(built, PROJECT.train, 16, 4, None, accumulates=False)
+    two, four = (
+        traces.shared.full,
+        trace_share(built, PROJECT.train, 16, 4, None, accumulates=False),
+    )
     # Of each block: queries, keys, values, their answer, and twice the wide layer.
     layers = 4 * 2 * (3 * 64 * 64 + 64 * 64 + 2 * 64 * 128)
     biases = 4 * 2 * (3 * 64 + 128)  # those of the layers by inputs are whole
@@ -258,6 +261,27 @@ def test_a_tensor_parallel_process_holds_its_part_of_weights_and_activations(
     assert four.activations < two.activations < one.activations
     planned = device_memory(traces, "tensor_parallel", "32-true", 2)
     assert planned.total == two.peak
+
+
+def test_fsdp_with_shared_layers_divides_a_processs_states_over_the_copies(
+    divided: tuple[Network, Traces],
+) -> None:
+    _, traces = divided
+    assert traces.shared
+    share = traces.shared._replace(block=8_000_000)
+    traces = traces._replace(shared=share, block=12_000_000)
+    for precision, activations in (
+        ("32-true", share.full.activations),
+        ("bf16-mixed", share.cast.activations),
+    ):
+        memory = device_memory(traces, "fsdp", precision, 8, model_parallel=2)  # four copies
+        alone = device_memory(traces, "fsdp", precision, 8)
+        assert memory.parameters == memory.gradients == share.full.parameters // 4
+        assert memory.optimizer == share.full.optimizer // 4
+        assert memory.activations == activations < alone.activations
+        assert alone.buckets - memory.buckets > 2 * 4_000_000  # of smaller blocks
+        # Embeddings and norms are divided over the copies only.
+        assert alone.parameters < memory.parameters < traces.full.parameters // 4
 
 
 def test_a_network_that_the_processes_cannot_divide_has_no_traces_of_shares() -> None:
@@ -294,6 +318,7 @@ def test_the_memory_of_a_pipeline_is_that_of_its_largest_stage(
         ("pipeline", 2),
         ("tensor_parallel", 4),  # two copies
         ("pipeline", 4),
+        ("fsdp+shared", 4),
         ("deepspeed_stage_3", 2),
     ],
 )

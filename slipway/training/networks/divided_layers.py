@@ -132,20 +132,26 @@ def _uneven_columns(network: Network, num_copies: int) -> tuple[str, str] | None
 
 def _unusable_share(network: Network, num_processes: int) -> tuple[str, str] | None:
     """Return the reason why a divided block fails, and the remedy; None if it works."""
+    share = narrowed(network, num_processes)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            share.eval()(example_rows(network.spec))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        return (
+            f"a block cannot compute with its share of the layers ({error})",
+            "Take the numbers of heads and columns from the tensors' shapes",
+        )
+    return None
+
+
+def narrowed(network: Network, num_processes: int) -> Network:
+    """Return a copy of `network` with one process's part of the layers, and without data."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
         share = copy.deepcopy(network)
     with fake:
         narrow(share, num_processes)
-        try:
-            with torch.no_grad():
-                share.eval()(example_rows(network.spec))
-        except (RuntimeError, AssertionError, ValueError) as error:
-            return (
-                f"a block cannot compute with its share of the layers ({error})",
-                "Take the numbers of heads and columns from the tensors' shapes",
-            )
-    return None
+    return share
 
 
 def narrow(network: Network, num_processes: int) -> None:

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from slipway.system.errors import ParamsError
 from slipway.training.networks.blocks import parallel_blocks
-from slipway.training.networks.divided_layers import DividedLayer, check_layers, narrow
+from slipway.training.networks.divided_layers import (
+    DividedLayer,
+    check_layers,
+    narrow,
+    narrowed,
+)
 from slipway.training.networks.networks import Network
 from slipway.training.networks.text_networks import TextNetwork
 from tests.encoder_folders import SIZES, tiny_encoder
@@ -79,6 +84,17 @@ def test_each_process_holds_an_equal_share_of_a_transformers_heads(
     assert block.attended.weight.shape == (32, 32 // num_processes)
     assert block.layer[0].bias.shape == (64 // num_processes,)
     assert block.layer[2].bias.shape == (32,)
+
+
+def test_a_narrowed_copy_has_half_of_a_blocks_layers_and_the_network_stays_whole() -> None:
+    whole = transformer()
+    share = narrowed(whole, 2)
+    size, half = (
+        sum(weight.numel() for weight in parallel_blocks(each)[0].parameters())
+        for each in (whole, share)
+    )
+    # Queries, keys, values, their answer, twice the wide layer; no biases of layers by inputs.
+    assert size - half == (8 * 32 * 32 + 3 * 32 + 64) // 2
 
 
 @pytest.mark.parametrize(
