@@ -28,7 +28,7 @@ KEYS = ("rows", "flipped", "max_difference", "metric")
 
 @dataclass
 class Model:
-    """What one commit made of the digits."""
+    """The model that one commit makes of the digits."""
 
     commit: str
     file_sha256: str
