@@ -76,7 +76,7 @@ class TrainingSetup(Contract):
     zero_stage: int | None  # null in a request, or without DeepSpeed
     offload: str | None  # "optimizer", "optimizer_and_parameters": kept in the host's memory
     parameter_dtype: str | None  # dtype in forward and backward; null in a request
-    # Processes that share one copy of the network, in tensor_parallel and pipeline; otherwise null.
+    # Processes that share one copy of the network; null if none do.
     model_parallel: int | None = None
 
 
