@@ -10,14 +10,14 @@ parameters) was read off running engines; `zero_sizes` limits it.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from slipway.config.training import Offload, TrainParams
 from slipway.planning.step_memory import StepMemory, trace_step
-from slipway.training.distributed.pipeline import blocks_of_stage, weights_of_stage
+from slipway.training.distributed.pipeline import Stage, empty_weight
 from slipway.training.distributed.placement import Placement
 from slipway.training.distributed.zero_sizes import largest_block, zero_sizes
 from slipway.training.networks.divided_layers import can_share, narrow, narrowed
@@ -161,9 +161,23 @@ def trace_stage(
 
 
 def keep_stage(network: Network, index: int, num_stages: int) -> None:
-    """Remove all blocks but those of one stage; layers outside the blocks stay."""
-    backbone: Any = network.backbone
-    backbone.blocks = nn.ModuleList(blocks_of_stage(network, index, num_stages))
+    """Let `network` compute one stage only, and empty the weights of the others."""
+    stage = Stage(network, index, num_stages)
+    first_learning, num_outputs = stage.first_learning(), network.spec.num_outputs
+    for name, weight in network.named_parameters():
+        if name not in stage.own_names:
+            empty_weight(weight)
+
+    def forward(rows: Tensor) -> Tensor:
+        received, _ = stage.examples(len(rows), first_learning)
+        values = rows if index == 0 else torch.zeros_like(received, device="cpu")
+        passed_on: Tensor = stage(values.requires_grad_(received.requires_grad), rows)
+        if index == num_stages - 1:
+            return passed_on
+        # Its gradient is as large as the one that the next stage sends.
+        return passed_on.flatten(1)[:, :num_outputs].float()
+
+    vars(network)["forward"] = forward
 
 
 def _stage_memory(
@@ -177,7 +191,7 @@ def _stage_memory(
 ) -> StepMemory:
     """Trace one stage of a pipeline, with all micro-batches whose activations it holds at once."""
     num_kept = num_stages - index
-    step = trace_step(
+    return trace_step(
         network,
         params,
         rows // num_micro_batches,
@@ -187,12 +201,6 @@ def _stage_memory(
         part=partial(keep_stage, index=index, num_stages=num_stages),
         num_forward=num_kept,
     )
-    weights = dict(network.named_parameters())
-    own = 4 * sum(weights[name].numel() for name in weights_of_stage(network, index, num_stages))
-    gradients, optimizer = (
-        part * own // step.parameters for part in (step.gradients, step.optimizer)
-    )
-    return replace(step, parameters=own, gradients=gradients, optimizer=optimizer)
 
 
 def device_memory(

@@ -203,7 +203,8 @@ def _forward_backward(
             losses.append(RowLosses(network, params)(network(inputs), targets).mean())
     if not accumulates:
         network.zero_grad()
-    losses.pop(0).backward()
+    while losses:  # further micro-batches add to the gradients of the first
+        losses.pop(0).backward()
 
 
 def _batch(network: Network, rows: int, length: int | None) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from slipway.config.training import TrainParams
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import TrainingError
 from slipway.training.augmentation.batch import augment_batch
-from slipway.training.batches.batches import Batch
+from slipway.training.batches.batches import Batch, Mixing
 from slipway.training.batches.soft_answers import Distillation
 from slipway.training.distributed.collectives import num_ranks
 from slipway.training.distributed.pipeline import PipelineStrategy
@@ -89,10 +89,7 @@ class TrainingModule(pl.LightningModule):
 
     def _answers_to(self, batch: Batch) -> Tensor:
         """Run the forward pass of a training batch; return outputs (B, K)."""
-        inputs = batch.inputs
-        if batch.changes is not None:
-            inputs = augment_batch(inputs, batch.changes)
-        answers: Tensor = self.network(inputs)
+        answers: Tensor = self.network(_final_inputs(batch))
         return answers
 
     def _row_losses(self, answers: Tensor, batch: Batch) -> Tensor:
@@ -201,6 +198,7 @@ class PipelinedModule(TrainingModule):
         self._start_batch(batch, batch_index)
         self.network.zero_grad()
         means: list[Tensor] = []
+        batch = batch._replace(inputs=_final_inputs(batch), changes=None)
 
         def loss(answers: Tensor, places: Tensor) -> Tensor:
             part = _rows_of(batch, places)
@@ -239,9 +237,19 @@ class PipelinedModule(TrainingModule):
         return strategy
 
 
+def _final_inputs(batch: Batch) -> Tensor:
+    """Return the network's inputs (B, ...), after augmentation if the device is to do it."""
+    return batch.inputs if batch.changes is None else augment_batch(batch.inputs, batch.changes)
+
+
 def _rows_of(batch: Batch, places: Tensor) -> Batch:
-    """Return the rows of a batch at positions `places` (B,) int64. The batch must not be mixed."""
+    """Return the rows of a batch with final inputs at positions `places` (B,) int64."""
+    mixing = batch.mixing
+    if mixing is not None:
+        soft = None if mixing.soft is None else mixing.soft[places]
+        mixing = Mixing(mixing.targets[places], mixing.own_fractions[places], soft)
     return batch._replace(
+        mixing=mixing,
         inputs=batch.inputs[places],
         targets=batch.targets[places],
         weights=batch.weights[places],

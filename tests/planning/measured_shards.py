@@ -26,7 +26,7 @@ from slipway.planning.memory_plan import device_memory, trace_all
 from slipway.training.distributed.collectives import gather_objects
 from slipway.training.distributed.divided import average_gradients
 from slipway.training.distributed.fully_sharded import FullyShardedStrategy
-from slipway.training.distributed.pipeline import _Stage
+from slipway.training.distributed.pipeline import Stage, empty_weight
 from slipway.training.distributed.shards import local
 from slipway.training.distributed.tensor_parallel import share_layers
 from slipway.training.distributed.zero_sizes import largest_block, zero_sizes
@@ -167,10 +167,10 @@ def _pipeline(
 ) -> Any:
     """Keep this process's stage; return a function that makes the gradients of a step."""
     rank = mesh.get_local_rank()
-    stage = _Stage(built, rank, 2)
+    stage = Stage(built, rank, 2)
     for name, weight in built.named_parameters():
         if name not in stage.own_names:
-            weight.data = weight.data.new_empty((0, *weight.shape[1:]))
+            empty_weight(weight)
     examples = stage.examples(len(texts) // NUM_MICRO_BATCHES)
     schedule = Schedule1F1B(
         PipelineStage(stage, rank, 2, torch.device("cpu"), *examples, group=mesh.get_group()),

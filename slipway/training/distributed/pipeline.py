@@ -3,6 +3,7 @@
 A batch is cut into micro-batches, so that all processes compute at the same time: torch's
 Schedule1F1B, Narayanan et al. 2021, arXiv:2104.04473. The weights of other processes are empty
 tensors in the same places, so names and the order of the optimizer are those of one process.
+Frozen stages before the first one that learns keep no values and get no gradients.
 """
 
 from collections.abc import Callable
@@ -10,14 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from slipway.system.errors import ParamsError
+from slipway.system.user_code import is_user_code
 from slipway.training.distributed.collectives import gather_objects
 from slipway.training.distributed.divided import SharedCopyStrategy, save_without_data
-from slipway.training.networks.blocks import parallel_blocks
+from slipway.training.networks.blocks import (
+    STAGE_METHODS,
+    block_arguments,
+    parallel_blocks,
+    stage_problem,
+)
 from slipway.training.networks.networks import Network, example_rows
 
 # Maps outputs (B, K) and positions in the batch (B,) int64 to a mean loss ().
@@ -27,10 +35,18 @@ LossOfRows = Callable[[Tensor, Tensor], Tensor]
 def check_stages(network: Network, num_stages: int) -> None:
     """Raise a ParamsError if `network` cannot be divided into `num_stages` of whole blocks."""
     name = network.spec.name
-    if not hasattr(network.backbone, "before_blocks"):
+    lacking = [f"{each}()" for each in STAGE_METHODS if not hasattr(network.backbone, each)]
+    if lacking and is_user_code(name):
+        raise ParamsError(
+            f"train.strategy is 'pipeline', but train.network {name!r} has no method "
+            f"{', '.join(lacking)}. Add it (docs/how-to/own_network.md), or use 'fsdp', which "
+            "divides any network."
+        )
+    if lacking:
         raise ParamsError(
             f"train.strategy is 'pipeline', but train.network {name!r} has no stages. Expected "
-            "'small_transformer'. Use it, or 'fsdp', which divides any network."
+            "'small_transformer', 'encoder' or a network of your own. Use one of these, or "
+            "'fsdp', which divides any network."
         )
     num_blocks = len(parallel_blocks(network))
     if num_stages > num_blocks:
@@ -39,13 +55,22 @@ def check_stages(network: Network, num_stages: int) -> None:
             f"has only {num_blocks} blocks, expected one or more for each process. Use at most "
             f"{num_blocks} processes, or more layers in train.network_arguments."
         )
+    # Stages of Slipway's own networks are tested; those of the user are tried here.
+    if problem := stage_problem(network) if is_user_code(name) else "":
+        raise ParamsError(
+            f"train.strategy is 'pipeline', but in train.network {name!r} {problem}. See "
+            "docs/how-to/own_network.md, or use 'fsdp', which divides any network."
+        )
 
 
 def blocks_of_stage(network: Network, index: int, num_stages: int) -> list[nn.Module]:
     """Return the blocks that stage `index` of `num_stages` computes, in order."""
     blocks = parallel_blocks(network)
-    begin, end = (place * len(blocks) // num_stages for place in (index, index + 1))
-    return blocks[begin:end]
+    return blocks[_places(len(blocks), index, num_stages)]
+
+
+def _places(num_blocks: int, index: int, num_stages: int) -> slice:
+    return slice(index * num_blocks // num_stages, (index + 1) * num_blocks // num_stages)
 
 
 def weights_of_stage(network: Network, index: int, num_stages: int) -> set[str]:
@@ -75,8 +100,9 @@ class PipelineStrategy(SharedCopyStrategy):
     def __init__(self, num_copies: int, model_parallel: int, num_micro_batches: int) -> None:
         super().__init__(num_copies, model_parallel)
         self._num_micro_batches = num_micro_batches
-        self._stage: _Stage | None = None
-        self._schedules: dict[tuple[int, bool], Any] = {}  # schedules by rows of a micro-batch
+        self._stage: Stage | None = None
+        # Schedules by rows of a micro-batch, training, and the first stage that learns.
+        self._schedules: dict[tuple[int, bool, int], Any] = {}
         self._loss: LossOfRows | None = None  # loss of the current batch
 
     @property
@@ -97,15 +123,17 @@ class PipelineStrategy(SharedCopyStrategy):
         return self.copy_mesh.get_local_rank()
 
     def divide(self, network: Network) -> None:
-        self._stage = _Stage(network, self._index, self.model_parallel)
+        self._stage = Stage(network, self._index, self.model_parallel)
         for name, weight in network.named_parameters():
-            empty = weight.data.new_empty((0, *weight.shape[1:]))
-            weight.data = weight.data.clone() if name in self._stage.own_names else empty
+            if name in self._stage.own_names:
+                weight.data = weight.data.clone()
+            else:
+                empty_weight(weight)
             if network.mapped:
                 network.mapped.release()
 
     def train_batch(self, rows: Tensor, loss: LossOfRows) -> None:
-        """Run forward and backward passes of rows (B, L), and accumulate the gradients.
+        """Run forward and backward passes of rows (B, ...), and accumulate the gradients.
 
         Only the last stage calls `loss`.
         """
@@ -116,7 +144,7 @@ class PipelineStrategy(SharedCopyStrategy):
         schedule.step(*first, target=places, return_outputs=False, rows=rows)
 
     def answers(self, rows: Tensor) -> Tensor:
-        """Run a forward pass of rows (B, L) through all stages; return the outputs (B, K).
+        """Run a forward pass of rows (B, ...) through all stages; return the outputs (B, K).
 
         The result is zeros in all stages except the last one.
         """
@@ -167,15 +195,16 @@ class PipelineStrategy(SharedCopyStrategy):
         return self._loss(answers, places)
 
     def _schedule(self, rows: int, *, trains: bool) -> Any:
-        key = (rows, trains)
+        assert self._stage is not None
+        first_learning = self._stage.first_learning() if trains else 0
+        key = (rows, trains, first_learning)
         if key not in self._schedules:
-            assert self._stage is not None
             stage = PipelineStage(
                 self._stage,
                 self._index,
                 self.model_parallel,
                 self.root_device,
-                *self._stage.examples(rows),
+                *self._stage.examples(rows, first_learning),
                 group=self.copy_mesh.get_group(),
             )
             self._schedules[key] = (
@@ -186,7 +215,12 @@ class PipelineStrategy(SharedCopyStrategy):
         return self._schedules[key]
 
 
-class _Stage(nn.Module):
+def empty_weight(weight: nn.Parameter) -> None:
+    """Replace the data of a weight that another process holds by an empty tensor."""
+    weight.data = weight.data.new_empty((0, *weight.shape[1:]))
+
+
+class Stage(nn.Module):
     """One pipeline stage: consecutive blocks, the embedding if first, and the head if last."""
 
     def __init__(self, network: Network, index: int, num_stages: int) -> None:
@@ -196,33 +230,48 @@ class _Stage(nn.Module):
         backbone: Any = network.backbone
         self._backbone: Any = backbone
         self._blocks = blocks_of_stage(network, index, num_stages)
-        self.own_names = weights_of_stage(network, index, num_stages)
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            values = backbone.before_blocks(example_rows(network.spec).to(torch.int64))
+        self._num_blocks = len(parallel_blocks(network))
+        self._place, self._num_stages = index, num_stages
+        names = [weights_of_stage(network, place, num_stages) for place in range(num_stages)]
+        self.own_names, self._names = names[index], names
+        mode = active_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
+        with mode, torch.no_grad():
+            values = backbone.before_blocks(network.backbone_inputs(example_rows(network.spec)))
         self._shape, self._dtype = tuple(values.shape[1:]), values.dtype
 
     def forward(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Run this stage on activations (B, T, W), or on rows (B, L) in the first stage.
+        """Run this stage on activations (B, ...), or on rows of the store in the first stage.
 
-        Returns activations (B, T, W), or in the last stage the network's outputs (B, K) float32.
+        Returns activations (B, ...), or in the last stage the network's outputs (B, K) float32.
         """
-        places = self._network.places(rows)
-        values = self._backbone.before_blocks(places) if self._is_first else values
-        further = self._backbone.block_arguments(places)
-        for block in self._blocks:
-            values = block(values, *further)
+        inputs = self._network.backbone_inputs(rows)
+        values = self._backbone.before_blocks(inputs) if self._is_first else values
+        further = block_arguments(self._backbone, inputs, self._num_blocks)
+        own = further[_places(self._num_blocks, self._place, self._num_stages)]
+        for block, arguments in zip(self._blocks, own, strict=True):
+            values = block(values, *arguments)
         if not self._is_last:
-            return values
-        answers: Tensor = self._network.to_target_unit(self._backbone.after_blocks(values))
+            # The next stage expects one dtype, which autocast may have narrowed.
+            return values.to(self._dtype).contiguous()
+        answers: Tensor = self._network.to_target_unit(self._backbone.after_blocks(values, inputs))
         return answers.to(torch.float32)
 
-    def examples(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Return meta tensors with the shapes of this stage's input and output for `rows` rows."""
+    def first_learning(self) -> int:
+        """Return the index of the first stage that has a weight which is not frozen."""
+        learning = {name for name, one in self._network.named_parameters() if one.requires_grad}
+        return next((place for place, own in enumerate(self._names) if own & learning), 0)
+
+    def examples(self, rows: int, first_learning: int = 0) -> tuple[Tensor, Tensor]:
+        """Return meta tensors like this stage's input and output for `rows` rows.
+
+        Activations from stages before `first_learning` need no gradient.
+        """
         values = torch.empty(rows, *self._shape, dtype=self._dtype, device="meta")
-        values = values.requires_grad_()
+        passed_on = values.detach().requires_grad_(self._place >= first_learning)
+        values.requires_grad_(self._place > first_learning)
         inputs = example_rows(self._network.spec, rows).to("meta") if self._is_first else values
         answers = torch.empty(rows, self._network.spec.num_outputs, device="meta")
-        return inputs, answers.requires_grad_() if self._is_last else values
+        return inputs, answers.requires_grad_() if self._is_last else passed_on
 
 
 def _described(value: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from slipway.config.network_arguments import EncoderArguments
 from slipway.inputs.texts import TextContract, read_tokenizer
 from slipway.system.errors import ParamsError, UnavailableError
+from slipway.training.networks.blocks import forward_by_blocks
 from slipway.training.networks.divided_layers import DividedLayer
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 
@@ -83,23 +84,52 @@ class EncoderBackbone(nn.Module):
 
     def forward(self, places: Tensor) -> Tensor:
         """Map token ids plus 1, (B, L) int64 with 0 for padding, to outputs (B, K)."""
-        is_there = places > 0
-        ids = torch.where(is_there, places - 1, self._padding)
-        # The first place is never masked: attention to nothing is NaN.
-        first = torch.arange(places.shape[1], device=places.device) == 0
-        mask = torch.where(is_there | first, 0.0, _MASKED).to(self.head.weight.dtype)
-        # A mask with an entry for each score is used unchanged in every precision.
-        encoder: Any = self.encoder
-        masks = self._masks(mask[:, None, None, :])
+        return forward_by_blocks(self, places)
+
+    def before_blocks(self, places: Tensor) -> Tensor:
+        """Map token ids plus 1, (B, L), to the embeddings that the first layer reads, (B, L, W)."""
+        ids = torch.where(places > 0, places - 1, self._padding)
         types = {} if self._separator is None else {"token_type_ids": self._types(ids)}
-        states = encoder(input_ids=ids, attention_mask=masks, **types).last_hidden_state
+        values: Tensor = self.encoder.embeddings(input_ids=ids, **types)
+        if hasattr(self.encoder, "embeddings_project"):  # ELECTRA with narrow embeddings
+            values = self.encoder.embeddings_project(values)
+        return values
+
+    def block_arguments(self, places: Tensor) -> list[tuple[Any, ...]]:
+        """Return the arguments of each layer: additive mask of attention (B, 1, 1 or L, L).
+
+        For ModernBERT also the rotary position embeddings; both depend on the kind of the layer.
+        """
+        # The first place is never masked: attention to nothing is NaN.
+        order = torch.arange(places.shape[1], device=places.device)
+        mask = torch.where((places > 0) | (order == 0), 0.0, _MASKED).to(self.head.weight.dtype)
+        mask = mask[:, None, None, :]
+        encoder, layers = self.encoder, self.parallel_blocks()
+        if encoder.config.model_type != "modernbert":
+            return [(mask,)] * len(layers)
+        is_near = (order[:, None] - order[None, :]).abs() <= encoder.config.sliding_window
+        window = torch.where(is_near, 0.0, _MASKED).to(mask.dtype)
+        masks = {"full_attention": mask, "sliding_attention": torch.minimum(mask, window)}
+        of_kind = {
+            kind: (masks[kind], encoder.rotary_emb(mask, order[None, :], kind))
+            for kind in set(encoder.config.layer_types)
+        }
+        return [of_kind[layer.attention_type] for layer in layers]
+
+    def after_blocks(self, states: Tensor, places: Tensor) -> Tensor:
+        """Pool the last layer's output (B, L, W) over the tokens, and map it to outputs (B, K)."""
+        states = getattr(self.encoder, "final_norm", nn.Identity())(states)  # of ModernBERT
         if self._is_mean:
-            weights = is_there.to(states.dtype)[:, :, None]
+            weights = (places > 0).to(states.dtype)[:, :, None]
             pooled = (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
         else:
             pooled = states[:, 0]
         logits: Tensor = self.head(self.dropout(pooled))
         return logits
+
+    def after_modules(self) -> list[nn.Module]:
+        """Return the modules that only `after_blocks` uses."""
+        return [self.head, getattr(self.encoder, "final_norm", self.dropout)]
 
     def named_parts(self) -> list[list[str]]:
         """Return the names of all parameters in groups: embeddings, each layer, then the head."""
@@ -118,7 +148,7 @@ class EncoderBackbone(nn.Module):
             parts[owner.get(name, 0 if is_before else -1)].append(name)
         return parts
 
-    def parallel_blocks(self) -> list[nn.Module]:
+    def parallel_blocks(self) -> list[Any]:
         """Return the encoder's layers in order."""
         return list(_layers(self.encoder))
 
@@ -173,16 +203,6 @@ class EncoderBackbone(nn.Module):
                 return False
             own[name].copy_(value)
         return True
-
-    def _masks(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return the mask (B, 1, 1, L); for ModernBERT, a dictionary with one per kind of layer."""
-        config: Any = self.encoder.config
-        if config.model_type != "modernbert":
-            return mask
-        places = torch.arange(mask.shape[-1], device=mask.device)
-        distance = (places[:, None] - places[None, :]).abs()
-        window = torch.where(distance <= config.sliding_window, 0.0, _MASKED).to(mask.dtype)
-        return {"full_attention": mask, "sliding_attention": torch.minimum(mask, window)}
 
 
 def encoder_backbone(spec: NetworkSpec) -> EncoderBackbone:

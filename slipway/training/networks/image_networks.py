@@ -35,9 +35,13 @@ class ImageNetwork(Network):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, H, W, C) uint8 to outputs (B, K)."""
+        return self.to_target_unit(self.backbone(self.backbone_inputs(images)))
+
+    def backbone_inputs(self, images: Tensor) -> Tensor:
+        """Map images (B, H, W, C) uint8 to normalised pixels (B, C, H, W) float32."""
         # The cast comes first: TensorRT transposes no uint8.
         pixels = images.to(torch.float32).permute(0, 3, 1, 2)
-        return self.to_target_unit(self.backbone((pixels - self.pixel_mean) * self.pixel_scale))
+        return (pixels - self.pixel_mean) * self.pixel_scale
 
     def misfit(self, error: Exception) -> str:
         """Return a sentence on why the network cannot read images of this size, and the remedy."""

@@ -151,6 +151,10 @@ class Network(nn.Module):
             return answer
         return answer.to(torch.float32) * self.target_std + self.target_mean
 
+    def backbone_inputs(self, rows: Tensor) -> Tensor:
+        """Convert rows of the packed store (B, ...) to the inputs of the backbone (B, ...)."""
+        raise NotImplementedError(f"{type(self).__name__} has no backbone that is one module")
+
     @property
     def num_parameters(self) -> int:
         """The number of weights."""

@@ -185,8 +185,12 @@ class UserTableNetwork(Network):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map rows (B, width) float32 to outputs (B, K)."""
+        return self.to_target_unit(self.backbone(self.backbone_inputs(rows)))
+
+    def backbone_inputs(self, rows: Tensor) -> Tensor:
+        """Map rows (B, width) float32 to features (B, features) float32."""
         values, _, others = self.encoding(rows)
-        return self.to_target_unit(self.backbone(torch.cat([values, others], dim=1)))
+        return torch.cat([values, others], dim=1)
 
 
 def tabm_network(spec: NetworkSpec) -> TableNetwork:

@@ -14,6 +14,7 @@ from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import input_kind
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code
+from slipway.training.networks.blocks import forward_by_blocks
 from slipway.training.networks.divided_layers import DividedLayer
 from slipway.training.networks.networks import Network, NetworkSpec, parse_arguments
 from slipway.training.networks.user_network import user_backbone
@@ -33,13 +34,13 @@ class TextNetwork(Network):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map bytes or tokens (B, L) uint8 or int32 to outputs (B, K)."""
-        places = self.places(rows)
+        places = self.backbone_inputs(rows)
         # The planner traces tensors without content, which have a class of their own.
         if not torch.compiler.is_exporting() and type(rows) is Tensor:
             places = _without_padding(places)
         return self.to_target_unit(self.backbone(places))
 
-    def places(self, rows: Tensor) -> Tensor:
+    def backbone_inputs(self, rows: Tensor) -> Tensor:
         """Return bytes or tokens (B, L) as int64, without the mark of a truncated text."""
         return self._places(rows.to(torch.int64))
 
@@ -64,7 +65,11 @@ class UserTextNetwork(TextNetwork):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map bytes or tokens (B, L) uint8 or int32 to outputs (B, K)."""
-        return self.to_target_unit(self.backbone(self._places(rows.to(torch.float32))))
+        return self.to_target_unit(self.backbone(self.backbone_inputs(rows)))
+
+    def backbone_inputs(self, rows: Tensor) -> Tensor:
+        """Return bytes or tokens (B, L) as float32, without the mark of a truncated text."""
+        return self._places(rows.to(torch.float32))
 
 
 class HashedNgrams(nn.Module):
@@ -163,11 +168,7 @@ class SmallTransformer(nn.Module):
 
     def forward(self, places: Tensor) -> Tensor:
         """Map bytes or tokens (B, L) int64, 0 for padding, to outputs (B, K)."""
-        tokens = self.before_blocks(places)
-        further = self.block_arguments(places)
-        for block in self.blocks:
-            tokens = block(tokens, *further)
-        return self.after_blocks(tokens)
+        return forward_by_blocks(self, places)
 
     def before_blocks(self, places: Tensor) -> Tensor:
         """Map bytes or tokens (B, L) to the input of the first block, (B, T, W)."""
@@ -177,13 +178,13 @@ class SmallTransformer(nn.Module):
         first = self.first.expand(places.shape[0], 1, -1)
         return torch.cat([first, tokens], dim=1)
 
-    def block_arguments(self, places: Tensor) -> tuple[Tensor]:
+    def block_arguments(self, places: Tensor) -> list[tuple[Tensor]]:
         """Return the second argument of each block: the additive attention mask (B, 1, 1, T)."""
         # The first is never masked: attention to nothing is NaN.
         is_there = F.pad(self._patches_of(places).amax(dim=2) > 0, (1, 0), value=True)
-        return (torch.where(is_there, 0.0, _MASKED)[:, None, None, :],)
+        return [(torch.where(is_there, 0.0, _MASKED)[:, None, None, :],)] * len(self.blocks)
 
-    def after_blocks(self, tokens: Tensor) -> Tensor:
+    def after_blocks(self, tokens: Tensor, places: Tensor) -> Tensor:
         """Map the last block's output (B, T, W) to the network's outputs (B, K)."""
         logits: Tensor = self.head(self.norm(tokens[:, 0]))
         return logits

@@ -29,7 +29,9 @@ from tests.training.real_runs import run_command, run_training
 
 pytestmark = pytest.mark.nightly(seconds=60)
 NUM_STEPS = 5
-STRATEGIES = ("ddp", "deepspeed_stage_2", "deepspeed_stage_3", "fsdp", "tensor_parallel")
+STRATEGIES = (
+    *("ddp", "deepspeed_stage_2", "deepspeed_stage_3", "fsdp", "tensor_parallel", "pipeline"),
+)
 TWICE: dict[str, Any] = {"strategy": "fsdp", "model_parallel": 2, "devices": 4}
 SETTINGS = [*({"strategy": strategy, "devices": 2} for strategy in STRATEGIES), TWICE]
 NAMES = [*STRATEGIES, "fsdp-model_parallel"]
