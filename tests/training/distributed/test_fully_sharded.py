@@ -86,4 +86,5 @@ def test_weights_divided_over_copies_and_within_them_are_those_of_one_process(
     module = ["-m", "tests.training.distributed.divided_twice", str(tmp_path), *networks]
     done = run_command(ROOT, [sys.executable, "-m", *launcher, *module])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"equal {name}" for name in networks]
+    found = [line for line in done.stdout.splitlines() if line.startswith("equal")]
+    assert found == [f"equal {name}" for name in networks]
