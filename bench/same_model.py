@@ -21,8 +21,6 @@ from safetensors import safe_open
 from bench.conditions import conditions
 
 RESULTS = Path("bench/results/same_model.md")
-# The folder of the model was renamed.
-WEIGHTS = ("artifacts/model/weights.safetensors", "artifacts/checkpoint/weights.safetensors")
 KEYS = ("rows", "flipped", "max_difference", "metric")
 
 
@@ -71,7 +69,9 @@ def model_of(commit: str, checkout: Path) -> Model:
             check=True,
             stdout=sys.stderr,
         )
-        weights = next(checkout / path for path in WEIGHTS if (checkout / path).exists())
+        # The folder of the model has had two names.
+        found = checkout.glob("artifacts/*/weights.safetensors")
+        [weights] = [path for path in found if path.parent.name != "pruned"]
         file_digest = hashlib.sha256(weights.read_bytes()).hexdigest()
         digest, count = weights_sha256(weights)
         certificate = json.loads((checkout / "artifacts/certificate.json").read_bytes())

@@ -25,7 +25,8 @@ from tests.packed_rows import packed_rows
 from tests.project_params import PROJECT, augment_params, of_kind
 from tests.sentences import CLASSES, sentences
 from tests.tokens import token_contract
-from tests.training.real_runs import run_command, run_training
+from tests.training.checkpoints.test_other_layouts import EVERY_STEP, change
+from tests.training.real_runs import kill_at_step, run_command, run_training
 
 pytestmark = pytest.mark.nightly(seconds=60)
 NUM_STEPS = 5
@@ -38,11 +39,15 @@ NAMES = [*STRATEGIES, "fsdp-model_parallel"]
 
 
 def encoder_project(
-    root: Path, lora_rank: int | None = None, checkpoint_activations: bool = False, **train: Any
+    root: Path,
+    lora_rank: int | None = None,
+    checkpoint_activations: bool = False,
+    family: str = "bert",
+    **train: Any,
 ) -> Path:
     """Write a packed store of texts, an encoder folder, and params.yaml."""
     torch.manual_seed(3)
-    folder = tiny_encoder(root / "models/tiny", tokenizer=word_piece())
+    folder = tiny_encoder(root / "models/tiny", family, tokenizer=word_piece())
     config = json.loads((folder / "config.json").read_text())
     config |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
     (folder / "config.json").write_text(json.dumps(config))
@@ -174,3 +179,38 @@ def test_an_encoder_with_activation_checkpoints_and_offload_has_the_loss_of_one_
     np.testing.assert_allclose(trained(two), trained(one), rtol=0, atol=1e-5)
     actual = read_model_manifest(two / "artifacts/model").actual
     assert (actual.zero_stage, actual.offload) == (3, "optimizer_and_parameters")
+
+
+def test_a_modernbert_whose_layers_have_masks_of_their_own_trains_in_a_pipeline(
+    tmp_path: Path,
+) -> None:
+    losses = [
+        trained(
+            encoder_project(
+                tmp_path / strategy,
+                family="modernbert",
+                strategy=strategy,
+                devices=devices,
+                epochs=20,
+            )
+        )
+        for strategy, devices in (("single", 1), ("pipeline", 2))
+    ]
+    assert len(losses[0]) == 20
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.nightly(seconds=120)
+def test_a_gradually_unfrozen_encoder_resumes_with_a_pipeline_and_without(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"epochs": 6, "freeze_epochs": 2, "unfreeze_epochs": 2}
+    whole = encoder_project(tmp_path / "whole", strategy="single", **settings)
+    expected = trained(whole)
+    moved = encoder_project(tmp_path / "moved", **(settings | EVERY_STEP))
+    layouts = [("pipeline", 2), ("single", 1), ("pipeline", 2), ("ddp", 2)]
+    for index, (strategy, devices) in enumerate(layouts):
+        change(moved, strategy=strategy, devices=devices)
+        if index + 1 < len(layouts):
+            kill_at_step(moved, index + 1)
+    np.testing.assert_allclose(trained(moved), expected, rtol=0, atol=1e-5)
+    segments = read_model_manifest(moved / "artifacts/model").segments
+    assert [segment.strategy for segment in segments] == [strategy for strategy, _ in layouts]
