@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]  # the first test 
 EDITS: dict[str, tuple[str, Any, str, Any]] = {
     "clean": ("clean.outlier_mad_threshold", 7.0, "split.folds", 5),
     "split": ("split.assignment", "exact", "clean.max_bad_fraction", 0.06),
-    "precompute": ("precompute.jpeg_quality", 90, "split.folds", 5),
+    "precompute": ("precompute.num_quantiles", 24, "split.folds", 5),
     "augment": ("seed", 8, "train.epochs", 9),
     "audit": ("audit.epochs", 9, "prune.epochs", 9),
     "train": ("train.label_smoothing", 0.1, "evaluate.top_k", 2),
@@ -248,6 +248,7 @@ def test_the_bundle_records_the_params_of_the_runs_and_not_later_edits(project: 
         "train",
         "evaluate",
         "prune",
+        "ensemble",
         "export",
     } == set(params)
 
