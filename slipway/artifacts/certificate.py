@@ -159,7 +159,7 @@ def require_agreement(certificate: Certificate, execution: Execution) -> None:
             if hop.status == "agrees":
                 return
             raise UnavailableError(
-                f"the certificate says that {hop.name} {hop.status}: {hop.reason}"
+                f"the certificate says that the export {hop.name} {hop.status}: {hop.reason}"
             )
     name = f"{execution.backend}/{execution.provider}/{execution.variant}"
     raise UnavailableError(

@@ -36,7 +36,10 @@ def prediction_columns(
     _check_decision(prediction, labels, columns, calibration)
     is_inside = calibration.prediction_sets(columns)
     if sorted(prediction["prediction_set"]) != sorted(_chosen(labels, is_inside)):
-        raise ValueError("prediction_set is not the one that the calibration gives")
+        raise ValueError(
+            f"prediction_set is {sorted(prediction['prediction_set'])}, but the "
+            f"bundle's calibration gives {sorted(_chosen(labels, is_inside))}"
+        )
     return np.append(columns, score)
 
 

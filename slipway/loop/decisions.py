@@ -29,7 +29,7 @@ _ASK = "Ask for the pending request with `slipway loop --status`."
 
 
 class DecisionRequest(Contract):
-    """The content of `request.json`."""
+    """Asks if a candidate may replace the served model; written to `request.json`."""
 
     format_version: Literal[1]
     id: str  # random id of the request

@@ -199,7 +199,8 @@ class LoopProject(ObservedProject):
                 return out
         raise LoopError(
             f"loop.start is 'served', but the weights of {bundle.version} are not in {WEIGHTS}; "
-            "expected the file of its training. Take its experiment, or set loop.start: scratch"
+            "expected the file that its training wrote. Bring it back with `slipway take NAME` "
+            "of the experiment that trained it, or set loop.start: scratch"
         )
 
     def _train(self, cycle: Cycle) -> dict[str, Any]:

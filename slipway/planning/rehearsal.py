@@ -23,9 +23,10 @@ from slipway.training.networks.initialization import initial_network
 
 
 class Rehearsal:
-    """A network, its optimizer and its batches on the device of `placement`.
+    """The training of one process, to measure its speed and memory before the real one.
 
-    `shape` divides the step of one process into micro-batches.
+    It holds the network, its optimizer and its batches on the device of `placement`. A step runs
+    the micro-batches of `shape`.
     """
 
     def __init__(

@@ -1,10 +1,13 @@
 """The label queue: logged rows that people should label next, and the labels that they gave.
 
 The queue contains ids and labels; the inputs stay in the request log. A part of the rows is drawn
-at random from all logged rows without a label, and their labels count like those of callers. The
-other rows are drawn by their expected gain: of many rows that are alike in it, a batch of the very
-best would show the same few kinds. They are harder than the usual traffic, so their labels
-are marked: they are used for training but not to estimate quality.
+at random from all logged rows without a label. Their labels estimate the model's quality, as labels
+that callers send do.
+
+The other rows are drawn with a probability that grows with the gain expected from their label. The
+rows with the largest gains are not simply taken, because they are often nearly the same. These rows
+are harder than the usual traffic, so their labels are marked: they are used for training but not to
+estimate quality.
 """
 
 import json

@@ -461,7 +461,9 @@ def test_lineage_of_stages_with_different_params_is_refused(
         run("export", content, lambda: sealed_params(content))
 
 
-def test_a_lineage_with_a_missing_seal_is_refused(content: dict[str, Any]) -> None:
+def test_a_stage_is_refused_if_the_seal_of_an_earlier_stage_is_missing(
+    content: dict[str, Any],
+) -> None:
     run("train", content)
     with pytest.raises(SealError, match=r"artifacts/seals/clean\.json is missing"):
         run("export", content, lambda: sealed_params(content))

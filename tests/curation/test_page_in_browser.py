@@ -89,7 +89,7 @@ def test_on_the_label_page_digits_label_a_row_s_skips_it_and_u_undoes(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["value", "label_probabilities"])
-def test_numbers_are_typed_and_several_labels_are_switched_until_enter(
+def test_enter_saves_a_typed_number_or_the_labels_that_are_switched_on(
     tmp_path: Path, kind: str
 ) -> None:
     answer_rows(tmp_path)

@@ -45,7 +45,9 @@ def test_training_used_the_requested_strategy_precision_and_devices(finished: Pr
     assert model["actual"]["world_size"] == 2
 
 
-def test_each_executed_hop_of_the_certificate_counts_every_test_row_once(finished: Project) -> None:
+def test_each_executed_comparison_in_the_certificate_counts_every_test_row_once(
+    finished: Project,
+) -> None:
     rows = pq.read_table(finished.path / "data/split/rows.parquet").to_pydict()
     num_test = rows["split"].count("test")
     assert pq.read_table(finished.path / "artifacts/predictions.parquet").num_rows == num_test

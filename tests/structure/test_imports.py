@@ -56,7 +56,7 @@ def test_imports_follow_the_arrows(root: Path, folder: str) -> None:
     assert forbidden_arrows(root, folder) == []
 
 
-def test_an_import_against_the_arrows_is_reported(tmp_path: Path) -> None:
+def test_an_import_that_the_table_of_rooms_does_not_allow_is_reported(tmp_path: Path) -> None:
     write_modules(
         tmp_path,
         {

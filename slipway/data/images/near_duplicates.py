@@ -290,7 +290,11 @@ class _Band:
         return _pair_codes(rows[askers[near]], self.order[places[near]])
 
     def _neighbours(self, max_bits: int) -> Iterator[Codes]:
-        """Yield adjacent pairs of the sorted rows, which connect all rows with equal hashes."""
+        """Yield pairs of rows that follow each other in the order of their hashes.
+
+        Only pairs whose hashes differ in at most `max_bits` bits are yielded. Rows with equal
+        hashes follow each other, so these pairs form a chain through all of them.
+        """
         for part in slices(len(self.order) - 1):
             after = slice(part.start + 1, part.stop + 1)
             distance = np.bitwise_count(self.sorted[after] ^ self.sorted[part])

@@ -71,10 +71,12 @@ class NewRows:
                 self._count_duplicate(index)
 
     def label_for(self, digest: bytes, label: Label, source: str, *, was_collected: bool) -> Label:
-        """Return the label that a base row has after the merge.
+        """Return the label that a row of the base data has after the merge.
 
-        It is the label of an equal new row if that has one and the base row was collected earlier;
-        otherwise it is the base row's own `label`.
+        It is its own `label`, unless the new data has a row with the same `digest` and another
+        label. Then it is the new label if the base row itself came from collected traffic
+        (`was_collected`); otherwise the base row's label stays, and its `source` is reported as a
+        conflict.
         """
         index = self._by_digest.get(digest)
         if index is None:

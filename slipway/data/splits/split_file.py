@@ -47,7 +47,10 @@ class SplitFile:
     folders: Mapping[str, str]  # `joined.image_folders`
 
     def assign(self, facts: pa.Table) -> pa.Table:
-        """Return FACTS of images with their splits. Raises DataError if an image has none."""
+        """Return the facts of images (schema FACTS) with the column `given_split` filled in.
+
+        Raises DataError if the file gives an image no split.
+        """
         sources = facts["source"].combine_chunks()
         if self.key == ROW:
             names = pc.replace_substring_regex(sources, r"(?s)^(\d+):.*$", r"\1")

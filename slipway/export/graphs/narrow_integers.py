@@ -151,7 +151,11 @@ class _Writer:
         return self._lifted(self._name(below), _MERSENNE)
 
     def _small(self, terms: list[tuple[str, int]], rest: int, modulus: int) -> str:
-        """Return a sum of products plus the constant `rest`, modulo a number of at most 24 bits."""
+        """Add nodes that compute (sum of value * factor + `rest`) modulo `modulus`.
+
+        `terms` are pairs (name of the tensor with the values, factor); `modulus` has at most 24
+        bits. Returns the name of the result's tensor.
+        """
         width = min(_BITS - (modulus - 1).bit_length(), _MOST_QUOTIENT_BITS)
         total = self._name(rest)
         for value, factor in terms:

@@ -294,10 +294,12 @@ def _scale_each_row(graph: onnx.GraphProto) -> None:
 def _with_scales_in_turn(
     nodes: list[onnx.NodeProto], row_scales: set[str]
 ) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes, with each product scaled first by the weights' scales, then by its rows'.
+    """Yield the nodes, with the two scales of each integer product applied in two steps.
 
-    ONNX Runtime 1.31 fuses a multiplication by the product of both scales to MatMulIntegerToFloat,
-    which uses the scale of the first row for all positions of a sequence.
+    A quantized MatMul is followed by one multiplication by (scale of the row * scale of the
+    weights). It becomes two: first by the scale of the weights, then by that of the row.
+    ONNX Runtime 1.31 would fuse the one to MatMulIntegerToFloat, which uses the scale of the first
+    row for all positions of a sequence. `row_scales` are the names of the rows' scales.
     """
     both = {
         node.output[0]: sorted(node.input, key=row_scales.__contains__)

@@ -244,8 +244,8 @@ class _Protocol:
     def of_model(self, handler: Callable[[Request, ServedModel], Awaitable[Response]]) -> Handler:
         """Return a handler that calls `handler` with the served model.
 
-        Raises Refusal for another version. The path may also contain the version in the decimal
-        form of the statistics.
+        A path may name the model's version: in hex, or as the decimal number that the answer of
+        the endpoint for statistics shows. Raises Refusal if it names a version that is not served.
         """
 
         async def answer(request: Request) -> Response:

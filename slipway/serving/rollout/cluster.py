@@ -191,8 +191,9 @@ def _propose(state: Path, cluster: Cluster, plan: RolloutPlan, author: Author, n
         shown = {job: ", ".join(sorted(some)) or "none" for job, some in found.items()}
         raise RolloutError(
             f"{cluster.candidate} serves {shown[cluster.candidate]}, and {cluster.stable} "
-            f"{shown[cluster.stable]}; expected one version that the other does not serve. Apply "
-            "the Deployment with the new image, and wait until Prometheus has read its metrics. "
+            f"{shown[cluster.stable]}; expected one version in {cluster.candidate} that "
+            f"{cluster.stable} does not serve. Apply the Deployment with the new "
+            "image, and wait until Prometheus has read its metrics. "
             f"Services that share {DATABASE_URL} serve its model, whatever their images hold: roll "
             "out to them by `slipway rollout canary BUNDLE`."
         )

@@ -53,7 +53,7 @@ def check_layers(network: Network, num_processes: int, num_copies: int | None = 
             setting, other = f"model_parallel is {num_processes}", "model_parallel: null, which"
         raise ParamsError(
             f"train.{setting}, but {what} in train.network {network.spec.name!r}. {remedy}, or "
-            f"{other} divides any network."
+            f"use {other} works with any network."
         )
 
 

@@ -171,7 +171,7 @@ def test_a_provider_and_variant_set_by_name_are_used(
         ({"variant": "fp16"}, "the certificate has no run of onnxruntime/cpu/fp16"),
         (
             {"provider": "cpu", "variant": "int8"},
-            "the certificate says that onnxruntime/cpu/int8 differs: planted",
+            "the certificate says that the export onnxruntime/cpu/int8 differs: planted",
         ),
     ],
 )

@@ -143,7 +143,7 @@ def test_another_version_behind_the_candidates_name_ends_the_rollout(tmp_path: P
 
 
 def test_a_candidate_with_the_stable_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RolloutError, match="expected one version that the other does not serve"):
+    with pytest.raises(RolloutError, match="in slipway-candidate that slipway does not serve"):
         rolled(tmp_path, Traffic(new=OLD))
 
 

@@ -124,7 +124,7 @@ def test_fused_outputs_whose_inputs_copies_cannot_divide_equally_are_refused() -
     with pytest.raises(
         ParamsError,
         match=r"model_parallel is 2, but 3 copies cannot equally divide the 32 inputs of "
-        r"'queries_keys_values', .* 3 fused outputs .* divides 32, or model_parallel: null, which",
+        r"'queries_keys_values', .* 3 fused outputs .* divides 32, or use model_parallel: null, ",
     ):
         check_layers(transformer(), 2, num_copies=3)
     check_layers(own(_Named()), 2, num_copies=3)  # no fused outputs

@@ -96,7 +96,10 @@ def fetch(url: str, state: Path, model: Model) -> None:
         for name, digest in json.loads(row[0]).items():
             path = folder / name
             if not path.resolve().is_relative_to(folder.resolve()):
-                raise RolloutError(f"model {model.version} has the file {name!r}, outside of it.")
+                raise RolloutError(
+                    f"model {model.version} names the file {name!r}, which is outside its folder. "
+                    "The record in SLIPWAY_DATABASE_URL is damaged: propose the model again."
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             found = _fetch_file(url, path, digest)
             if found != digest:
