@@ -12,13 +12,7 @@ from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.config.training import TrainParams
 from slipway.kinds.registry import are_trees
-from slipway.planning.gpu_choice import (
-    choose_gpus,
-    describe_choices,
-    parse_prices,
-    possible_settings,
-    settings_of_strategies,
-)
+from slipway.planning.gpu_choice import choose_gpus, describe_choices, parse_prices
 from slipway.planning.resource_plan import (
     PlannedMemory,
     PlannedSeconds,
@@ -28,6 +22,7 @@ from slipway.planning.resource_plan import (
     make_plan,
 )
 from slipway.planning.step_memory import parameter_counts
+from slipway.planning.strategy_settings import possible_settings, settings_of_strategies
 from slipway.planning.tree_plan import plan_trees
 from slipway.reports.console import size, text_table
 from slipway.system.arguments import CommandParser
@@ -38,7 +33,7 @@ from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.placement import Placement, this_host
 from slipway.training.job import PROJECT_PATHS, Paths
 from slipway.training.networks.networks import Network
-from slipway.training.telemetry.costs import Costs, read_costs
+from slipway.training.telemetry.costs import read_costs
 
 _PARTS = {
     "parameters": "parameters",
@@ -170,20 +165,10 @@ def compare_costs(plan: ResourcePlan, params: Params, paths: Paths) -> str:
             f"note      {paths.costs} describes the training {costs.run}, not these params, data "
             f"and code ({run}): nothing to compare"
         )
-    return _comparison(plan.network, plan.memory, plan.disk, plan.seconds, costs)
-
-
-def _comparison(
-    network: Network,
-    memory: PlannedMemory,
-    disk: dict[str, int],
-    seconds: PlannedSeconds | None,
-    costs: Costs,
-) -> str:
-    """Format a table of predicted and actual figures that both sides have."""
-    peak = memory.device.total if costs.on_gpu else memory.process_bytes
+    seconds, disk = plan.seconds, plan.disk
+    peak = plan.memory.device.total if costs.on_gpu else plan.memory.process_bytes
     pairs: list[tuple[str, float | None, float, str]] = [
-        ("parameters", sum(parameter_counts(network)), costs.num_parameters, ",.0f"),
+        ("parameters", sum(parameter_counts(plan.network)), costs.num_parameters, ",.0f"),
         ("peak memory, MB", peak and peak / 1e6, costs.peak_bytes / 1e6, ",.1f"),
         ("a step, ms", seconds and seconds.step * 1000, costs.step_seconds * 1000, ",.1f"),
         ("validation, s", seconds and seconds.validation, costs.validation_seconds, ",.3f"),
@@ -191,7 +176,7 @@ def _comparison(
         ("model, MB", disk["model"] / 1e6, costs.model_bytes / 1e6, ",.2f"),
         ("TensorBoard, MB", disk["TensorBoard"] / 1e6, costs.board_bytes / 1e6, ",.3f"),
     ]
-    rows = []
+    rows = []  # of the figures that both sides have
     for name, predicted, actual, form in pairs:
         if predicted and actual:
             error = f"{(predicted - actual) / actual:+.1%}"

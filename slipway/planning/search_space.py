@@ -217,7 +217,11 @@ def space_mistakes(content: dict[str, Any], params: SearchParams) -> list[str]:
 
 
 def _space(content: dict[str, Any], params: SearchParams) -> Space:
-    return Space([_dimension(content, key, params) for key in _in_order(params)], content)
+    dimensions = [
+        SearchDimension(key, params.space[key], _is_integer(content, key, params.space[key]))
+        for key in _in_order(params)
+    ]
+    return Space(dimensions, content)
 
 
 def changed_content(content: Mapping[str, Any], values: Values) -> dict[str, Any]:
@@ -246,7 +250,8 @@ def _mistakes(content: dict[str, Any], params: SearchParams) -> Iterator[str]:
     if params.metric not in metrics:
         yield (
             f"search.metric is {params.metric!r}, but the training of data.task {task!r} measures "
-            f"{' and '.join(metrics)} on the validation rows; {_near(params.metric, metrics)}"
+            f"{' and '.join(metrics)} on the validation rows; "
+            f"{hint(params.metric, list(metrics), 'expected one of')}"
         )
     elif params.direction != metrics[params.metric]:
         yield (
@@ -261,10 +266,6 @@ def _mistakes(content: dict[str, Any], params: SearchParams) -> Iterator[str]:
     if loop := _loop(params):
         yield f"search.space: {', '.join(loop)} depend on each other; remove one `when`"
     yield from _budget_mistakes(content, params)
-
-
-def _near(name: str, known: Mapping[str, str]) -> str:
-    return hint(name, list(known), "expected one of")
 
 
 def _key_mistakes(place: str, key: str, known: Sequence[str], metric: str) -> Iterator[str]:
@@ -382,10 +383,6 @@ def _in_order(params: SearchParams) -> list[str]:
             if key not in ordered and all(other in ordered for other in needed):
                 ordered.append(key)
     return ordered
-
-
-def _dimension(content: dict[str, Any], key: str, params: SearchParams) -> SearchDimension:
-    return SearchDimension(key, params.space[key], _is_integer(content, key, params.space[key]))
 
 
 def _is_integer(content: dict[str, Any], key: str, params: DimensionParams) -> bool:

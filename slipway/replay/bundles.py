@@ -17,7 +17,7 @@ def find_bundle(digest: str, given: Path, artifacts: Path = ARTIFACTS) -> Loaded
 
     UnavailableError if there is none; BundleError if one of its files was altered.
     """
-    for root in (given, *_bundles_below(artifacts)):
+    for root in (given, *(path.parent for path in sorted(artifacts.rglob(MANIFEST)))):
         found = _digest(root)
         if found is not None and found.startswith(digest):
             bundle = load_bundle(root)
@@ -56,10 +56,6 @@ def request_log_directory() -> Path | None:
 def given_bundle() -> Path:
     """Return SLIPWAY_BUNDLE, or else the pipeline's bundle."""
     return Path(os.environ.get("SLIPWAY_BUNDLE") or ARTIFACTS / "bundle")
-
-
-def _bundles_below(folder: Path) -> list[Path]:
-    return [path.parent for path in sorted(folder.rglob(MANIFEST))]
 
 
 def _digest(root: Path) -> str | None:

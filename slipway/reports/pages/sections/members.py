@@ -6,7 +6,6 @@ from slipway.reports.evaluation.members import (
     ENOUGH_KEPT,
     ENSEMBLE_NAME,
     MemberComparison,
-    MemberScore,
     Speed,
     StudentScore,
 )
@@ -29,7 +28,8 @@ def members_section(found: MemberComparison) -> Html:
         ]
         for score in found.members
     ]
-    whole = [size(_total(found.members)), *_speed(found.speed)]
+    num_bytes = sum(score.bytes for score in found.members)
+    whole = [size(num_bytes), *_speed(found.speed)]
     rows.append([ENSEMBLE_NAME, "", number(found.ensemble), "", "", *whole])
     if student := found.student:
         own = [size(student.bytes), *_speed(student.speed)]
@@ -92,7 +92,3 @@ def _gain(found: Metric) -> str:
 
 def _speed(found: Speed) -> list[str]:
     return [f"{found.latency_ms:.3g} ms", f"{found.rows_per_second:,.0f}"]
-
-
-def _total(scores: list[MemberScore]) -> int:
-    return sum(score.bytes for score in scores)
