@@ -42,7 +42,7 @@ class CanaryParams(ParamsSection):
 
     def problems(self) -> Iterator[str]:
         if self.steps != sorted(set(self.steps)):
-            yield f"steps are {self.steps}, expected rising shares, such as [0.01, 0.25, 1.0]"
+            yield f"steps are {self.steps}, expected rising fractions, such as [0.01, 0.25, 1.0]"
 
 
 class LoopParams(ParamsSection):

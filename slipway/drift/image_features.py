@@ -15,8 +15,8 @@ _IMAGE_FEATURES = (
     "skewness",
     "sharpness",
     "noise",
-    "black_share",
-    "white_share",
+    "black_fraction",
+    "white_fraction",
     "centre",
     "top",
 )
@@ -50,9 +50,9 @@ def _image_features(pixels: NDArray[np.uint8]) -> Float:
 
     skewness: third standardised moment. sharpness: log(1 + variance of the Laplacian) (Pech-Pacheco
     et al., ICPR 2000). noise: J. Immerkaer, Computer Vision and Image Understanding 64 (1996)
-    300-302. black_share, white_share: fraction of pixels at 0 and 255. centre, top: mean of the
-    middle quarter and of the upper half, less the overall mean. yellowness: mean of red and green,
-    less blue (Hasler and Süsstrunk, SPIE 5007, 2003).
+    300-302. black_fraction, white_fraction: fraction of pixels at 0 and 255. centre, top: mean of
+    the middle quarter and of the upper half, less the overall mean. yellowness: mean of red and
+    green, less blue (Hasler and Süsstrunk, SPIE 5007, 2003).
     """
     stride = max(1, pixels.shape[1] // _GRID)
     sampled = pixels[:, ::stride, ::stride]

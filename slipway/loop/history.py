@@ -122,7 +122,7 @@ def _described(entries: Sequence[Entry]) -> str:
     stable = last.stable or Served(version=name_of(None))
     lines = [("served", stable.version)]
     if last.candidate:
-        lines.append(("candidate", f"{last.candidate}, {100 * last.share:g} % of the requests"))
+        lines.append(("candidate", f"{last.candidate}, {100 * last.fraction:g} % of the requests"))
     lines += [("served by", f"{name}, {version}") for name, version in serving_at(entries).items()]
     lines.append(("last entry", _in_one_line(last)))
     for entry in reversed(entries):

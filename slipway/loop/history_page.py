@@ -51,7 +51,7 @@ def history_page(state: Path, entries: Sequence[Entry], last_digest: str, now: f
     last, periods = entries[-1], served_periods(entries)
     numbers = [
         ("serves", periods[-1].served.version, f"since {moment(periods[-1].begin.time)}"),
-        ("candidate", last.candidate or "none", f"{100 * last.share:g} % of the requests"),
+        ("candidate", last.candidate or "none", f"{100 * last.fraction:g} % of the requests"),
         ("history", _lines(len(entries)), "unbroken"),
         ("loop", _lines(len(steps)), "unbroken" if steps else "no journal"),
     ]
@@ -160,7 +160,7 @@ def _verdict(decision: dict[str, Any]) -> str:
 
 
 def _events(entries: Sequence[Entry]) -> Html:
-    columns = ["line", "time (UTC)", "event", "model", "by", "reason", "share"]
+    columns = ["line", "time (UTC)", "event", "model", "by", "reason", "fraction"]
     rows = [
         [
             str(entry.number),
@@ -169,11 +169,11 @@ def _events(entries: Sequence[Entry]) -> Html:
             entry.model,
             entry.by or entry.service or "the service",
             entry.reason,
-            f"{100 * entry.share:g} %" if entry.candidate else "",
+            f"{100 * entry.fraction:g} %" if entry.candidate else "",
         ]
         for entry in reversed(entries)
     ]
-    return table(columns, rows, ["line", "share"])
+    return table(columns, rows, ["line", "fraction"])
 
 
 def _lines(number: int) -> str:

@@ -130,7 +130,7 @@ def _after_request(cycle: Cycle, facts: LoopFacts) -> NextStep:
         return _wait_for_rollout(candidate) or NextStep("canary")
     if candidate.canary in ("promoted", "returned"):
         return NextStep("end", candidate.why, candidate.canary)
-    return NextStep("wait", "the canary answers a growing share of the requests")
+    return NextStep("wait", "the canary answers a growing fraction of the requests")
 
 
 def _wait_for_rollout(candidate: CandidateFacts) -> NextStep | None:

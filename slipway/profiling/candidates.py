@@ -51,8 +51,8 @@ def find_bottleneck(parts_ms: Mapping[Part, float], facts: Facts, *, is_jpeg: bo
     if name == "data":
         name, reason = _slow_loading(facts, is_jpeg)
         text = f"{text}: {reason}"
-    share = milliseconds / sum(parts_ms.values())
-    return Bottleneck(name=name, share=share, text=f"{share:.0%} of a step is {text}")
+    fraction = milliseconds / sum(parts_ms.values())
+    return Bottleneck(name=name, fraction=fraction, text=f"{fraction:.0%} of a step is {text}")
 
 
 def _slow_loading(facts: Facts, is_jpeg: bool) -> tuple[str, str]:

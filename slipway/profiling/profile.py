@@ -260,10 +260,10 @@ def _notes(project: ProfiledProject, facts: Facts, account: StepAccount) -> list
         )
     if facts.num_workers:
         notes.append("Processor time of loader processes is not included in the trainer's.")
-    if account.queued_share >= _BUSY:
+    if account.queued_fraction >= _BUSY:
         notes.append(
             "The machine is busy: threads of the trainer queued for a core for "
-            f"{account.queued_share:.0%} of a step, summed over threads. Read ratios, not "
+            f"{account.queued_fraction:.0%} of a step, summed over threads. Read ratios, not "
             "milliseconds, or measure again when it is quiet."
         )
     return notes

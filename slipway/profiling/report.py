@@ -25,7 +25,7 @@ class StepAccount(Contract):
     step_ms: Spread
     parts_ms: dict[Part, Spread]
     rows_per_second: float
-    queued_share: float  # fraction of the step that the trainer's threads queue for a core, summed
+    queued_fraction: float  # time that threads of the trainer queue for a core, summed, of a step
 
 
 class Utilisation(Contract):
@@ -42,7 +42,7 @@ class Bottleneck(Contract):
     """The slowest part of a step."""
 
     name: str  # "reading", "decoding", "making batches", "copy", "compute", "communication", ...
-    share: float  # fraction of the step
+    fraction: float  # fraction of the step
     text: str
 
 
@@ -142,7 +142,7 @@ def step_account(
         step_ms=step,
         parts_ms=parts,
         rows_per_second=batch_size / step.median * 1000,
-        queued_share=statistics.median(each.queued_ms / each.step_ms for each in rounds),
+        queued_fraction=statistics.median(each.queued_ms / each.step_ms for each in rounds),
     )
 
 

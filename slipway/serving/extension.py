@@ -34,7 +34,7 @@ class Hooks:
     status: Mapping[str, StatusPart] = field(default_factory=dict)  # parts of `GET /status`
     gauges: Sequence[MetricsSource] = ()  # sources that are sampled every few seconds
     on_response: OnResponse | None = None  # receives each sampled request that ended
-    sampling_rate: float = 1.0  # share of the requests that `on_response` receives
+    sampling_rate: float = 1.0  # fraction of the requests that `on_response` receives
     continues_traces: bool = False  # `on_response` also receives requests with a `traceparent`
     receives_faults: bool = False  # `on_response` also receives faults that are not sampled
     start: Callable[[], None] | None = None  # called on the event loop when loading begins

@@ -70,7 +70,7 @@ EXTENSION_VARIABLES = frozenset(
         "request_log_days",
         "request_log_directory",
         "request_log_sampling_rate",
-        "shadow_share",
+        "shadow_fraction",
         "tracing_endpoint",
         "tracing_max_per_second",
         "tracing_sampling_rate",

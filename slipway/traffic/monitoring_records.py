@@ -124,7 +124,7 @@ class JudgedWindow:
     closed: float
     drifted_features: frozenset[str]  # empty for a clean window
     content: bytes = b""  # its counts (slipway/drift/window.py)
-    seconds: float = 0.0  # its duration, which decides its share of the false alarms
+    seconds: float = 0.0  # its duration, which decides its fraction of the false alarms
 
 
 @dataclass(frozen=True)

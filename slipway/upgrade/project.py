@@ -185,7 +185,10 @@ def _read(path: Path) -> str:
 def _mentions(folder: Path) -> Iterator[str]:
     """Find former names in the project's own scripts and settings."""
     table = renames.table()
-    names = table.env | table.service_metric | table.alert | table.artifact | table.command
+    names = {
+        **(table.metric | table.service_metric | table.alert),
+        **(table.env | table.artifact | table.command),
+    }
     longest_first = sorted(names, key=len, reverse=True)  # a command with an option first
     pattern = re.compile("|".join(rf"(?<![\w.]){re.escape(old)}(?![\w-])" for old in longest_first))
     for path in _texts(folder):

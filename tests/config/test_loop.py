@@ -66,7 +66,7 @@ def test_params_yaml_may_omit_the_section_loop() -> None:
         ),
         (
             {"loop__canary": {"steps": [0.5, 0.1], "hold_seconds": 0, "hold_requests": 1}},
-            "expected rising shares",
+            "expected rising fractions",
         ),
         ({"loop__trusted_keys": ["a", "a"]}, "twice: remove the second"),
         ({"loop__min_labels": 3}, "min_labels"),

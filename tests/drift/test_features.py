@@ -88,9 +88,8 @@ def test_each_image_fault_moves_its_own_feature(size_px: int) -> None:
     assert of_image(smooth)["sharpness"] < plain["sharpness"] - 1
     assert of_image(smooth)["noise"] < plain["noise"] / 2
     assert of_image(255 - pixels)["skewness"] == pytest.approx(-plain["skewness"], abs=1e-3)
-    assert (
-        of_image(np.where(pixels > 170, 255, pixels))["white_share"] > 0.05 > plain["white_share"]
-    )
+    brighter = of_image(np.where(pixels > 170, 255, pixels))
+    assert brighter["white_fraction"] > 0.05 > plain["white_fraction"]
     assert of_image(pixels * np.array([1, 0, 0]))["saturation"] > plain["saturation"]
     assert of_image(pixels * np.array([1, 0, 0]))["red"] == pytest.approx(plain["red"], rel=1e-4)
     assert of_image(pixels * np.array([1, 0, 0]))["yellowness"] == pytest.approx(

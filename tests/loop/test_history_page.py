@@ -117,7 +117,7 @@ def test_each_served_period_has_its_proposal_and_its_end() -> None:
     def entry(number: int, what: Any, model: str, stable: str | None, by: str = "") -> Entry:
         served = Served(version=stable) if stable else None
         return Entry(
-            format_version=1,
+            format_version=2,
             number=number,
             event=number,
             time=float(number),
@@ -127,7 +127,7 @@ def test_each_served_period_has_its_proposal_and_its_end() -> None:
             reason="because",
             stable=served,
             candidate=None,
-            share=0.0,
+            fraction=0.0,
             previous="",
         )
 

@@ -51,7 +51,7 @@ def _profiled(
 def test_profile_of_a_slow_transform_names_it_and_proposes_loader_processes(tmp_path: Path) -> None:
     _, found = _profiled(tmp_path, "transform", num_rounds=2)
     assert found.bottleneck.name == "making batches"
-    assert found.bottleneck.share > 0.5
+    assert found.bottleneck.fraction > 0.5
     assert found.proposal is not None
     assert set(found.proposal.changes) == {"train.num_workers"}
     assert found.proposal.expected_gain > 1.3
@@ -72,7 +72,7 @@ def test_measured_gain_of_the_proposal_matches_the_forecast(
     project, found = _profiled(tmp_path, kind)
     assert found.bottleneck.name == name
     assert words in found.bottleneck.text
-    assert found.bottleneck.share > 0.5
+    assert found.bottleneck.fraction > 0.5
     assert found.proposal is not None
     assert set(found.proposal.changes) == {"train.num_workers"}
     proof = prove(project, found.proposal, num_rounds=7)

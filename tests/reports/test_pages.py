@@ -274,7 +274,9 @@ def test_a_chart_keeps_every_mark_inside_its_frame(values: list[float]) -> None:
 
 def test_a_chart_of_zeros_has_no_axis_below_zero() -> None:
     drawing = charts.line_chart(
-        [Series("score", [0.1, 0.5, 1.0], [0.0, 0.0, 0.0])], "share of rows answered", "error rate"
+        [Series("score", [0.1, 0.5, 1.0], [0.0, 0.0, 0.0])],
+        "fraction of rows answered",
+        "error rate",
     )
     assert not re.search(r">[-\u2212]\d", drawing)
     assert re.search(

@@ -78,7 +78,7 @@ def test_removing_an_extension_removes_only_its_feature(
 ) -> None:
     certify(tmp_path / "certificate.json", write_bundle(tmp_path / "bundle"))
     code, log = service_without(tmp_path / "code", *names), tmp_path / "requests"
-    with running(tmp_path, cwd=code, request_log_directory=log, shadow_share=0.5) as server:
+    with running(tmp_path, cwd=code, request_log_directory=log, shadow_fraction=0.5) as server:
         server.wait()
         require_only_these_gone(server, set(names))
     assert any(log.rglob("*")) is ("request_log" not in names)

@@ -116,7 +116,7 @@ def test_certificate_with_a_gate_verdict_that_contradicts_its_results_is_invalid
 def test_candidate_with_missed_gates_may_only_shadow(
     certified: Path, make_settings: MakeSettings, failed: GateResult
 ) -> None:
-    settings = make_settings(shadow_share=1.0)
+    settings = make_settings(shadow_fraction=1.0)
     write_candidate(certified / "new", scaled_classifier(2))
     bundle = judge(certified / "new", failed)
 
@@ -139,7 +139,7 @@ def test_candidate_with_missed_gates_may_only_shadow(
 def test_a_shadow_with_passed_gates_is_promoted(
     new_bundle: Path, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(shadow_share=1.0)
+    settings = make_settings(shadow_fraction=1.0)
     version = load_bundle(new_bundle).version
 
     async def work(client: Any, worker: ModelWorker) -> None:
@@ -156,7 +156,7 @@ def test_worker_checks_the_gates_of_a_canary_again(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     """A copy that was taken for a shadow is named as a canary in the state."""
-    settings = make_settings(shadow_share=1.0)
+    settings = make_settings(shadow_fraction=1.0)
     write_candidate(certified / "new", scaled_classifier(2))
     bundle = judge(certified / "new", MISSED)
 

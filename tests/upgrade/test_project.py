@@ -291,10 +291,14 @@ def test_names_that_only_contain_a_former_name_stay(text: str) -> None:
 def test_former_names_in_other_files_and_leftovers_are_reported(former: Path) -> None:
     (former / "serving.env").write_text("SLIPWAY_HOSTS=a.example\nSLIPWAY_KEYS=/run/keys\n")
     (former / "run.sh").write_text("python -m slipway.collect --kept rows\n")
+    (former / "board.json").write_text('{"expr": "slipway_candidate_share > 0"}\n')
+    (former / "plot.py").write_text('tag = "step/data_wait_share"\n')
     (former / "artifacts/released").mkdir(parents=True)
     (former / "artifacts/run.sh").write_text("SLIPWAY_HOSTS=a\n")  # written by stages
     result = upgrade(former, apply=True)
     assert result.mentions == [
+        "board.json:1: slipway_candidate_share is now slipway_candidate_fraction",
+        "plot.py:1: step/data_wait_share is now step/data_wait_fraction",
         "run.sh:1: python -m slipway.collect --kept is now "
         "python -m slipway.traffic.collect --request-log",
         "serving.env:1: SLIPWAY_HOSTS is now SLIPWAY_ALLOWED_HOSTS",

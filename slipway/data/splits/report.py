@@ -23,7 +23,7 @@ def report(split: Split, seed: int) -> dict[str, Any]:
         "cut_from_train": list(split.cut),
         "cut_by_time": split.cut_by_time,
         "splits": {name: _describe(split.rows, name, classes) for name in SPLITS},
-        "shares": None
+        "fractions": None
         if split.fractions is None
         else dict(zip(SPLITS, split.fractions, strict=True)),
         "largest_deviation": _largest_deviation(split, classes),

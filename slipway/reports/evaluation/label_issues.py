@@ -163,7 +163,7 @@ def report(issues: LabelIssues | None, settings: dict[str, Any]) -> dict[str, An
         "fold_accuracies": issues.fold_accuracies,
         "estimated_wrong": issues.judgement.estimated,
         "candidates": num_candidates,
-        "candidates_share": num_candidates / rows,
+        "candidates_fraction": num_candidates / rows,
         "pairs": [
             {"label": given, "suggested_label": suggested, "rows": count}
             for given, suggested, count in issues.pairs()

@@ -22,7 +22,7 @@ _RAW_PARTS = {
     "transform": "your transform",
     "resize": "fitting it to its size",
 }
-_PART_COLUMNS = ["part", "ms", "lowest", "highest", "share"]
+_PART_COLUMNS = ["part", "ms", "lowest", "highest", "fraction"]
 _LOADER_COLUMNS = ["loader processes", "ms for a batch", "ms of the trainer, at best"]
 _TRIAL_COLUMNS = ["trial", "compute time", "expected gain", "note"]
 _NO_PROPOSAL = "nothing that was measured would make a step shorter by a twentieth"
@@ -85,7 +85,7 @@ def _account(report: Report) -> Html:
     numbers = [
         ("step", _ms(step["median"]), f"{_range(step)}, {account['rounds']} rounds"),
         ("rows per second", f"{account['rows_per_second']:,.0f}", ""),
-        ("bottleneck", bottleneck["name"], f"{bottleneck['share']:.0%} of a step"),
+        ("bottleneck", bottleneck["name"], f"{bottleneck['fraction']:.0%} of a step"),
     ]
     if used := report["utilisation"]:
         fraction = f"{used['fraction']['median']:.0%}"

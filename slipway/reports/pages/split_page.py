@@ -13,7 +13,7 @@ _WAYS = {
     "given": "the given split: the user's own column, folders or shards",
     "time": "the time: train is the earliest, test the latest",
     "stable": "a hash of each unit: new rows move no old one",
-    "exact": "exact shares in each class",
+    "exact": "exact fractions in each class",
 }
 _COLUMNS = {
     "id": "ids",
@@ -41,7 +41,7 @@ def split_page(report: dict[str, Any]) -> str:
 
 def _counts(report: dict[str, Any]) -> Html:
     counts = {name: report["splits"][name]["rows"] for name in SPLITS}
-    total, requested = sum(counts.values()), report["shares"]
+    total, requested = sum(counts.values()), report["fractions"]
     wanted = {name: f", {requested[name]:.1%} requested" if requested else "" for name in counts}
     boxes = [
         (name, str(count), f"{count / total:.1%}{wanted[name]}") for name, count in counts.items()

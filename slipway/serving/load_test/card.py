@@ -102,8 +102,8 @@ def verdict(outcome: Outcome) -> str:
 def remarks(outcome: Outcome, hardware: dict[str, Any]) -> list[str]:
     """Return sentences with the reasons why the figures may not hold in production."""
     best, cores = outcome.best, hardware["cores"]
-    shares = [figures.client_share for figures in (*best.rounds, *best.load_rounds)]
-    client = statistics.median(shares)
+    fractions = [figures.client_fraction for figures in (*best.rounds, *best.load_rounds)]
+    client = statistics.median(fractions)
     found = [
         f"The client ran on the same {cores} cores and took {client:.2f} of one; with a client on "
         "another machine the service sustains more."
@@ -233,7 +233,7 @@ def _summary(rounds: Sequence[Figures]) -> dict[str, Any] | None:
         "p99_ms_lowest": min(found, default=None),
         "p99_ms_highest": max(found, default=None),
         "failed": _failed(rounds),
-        "client_share": statistics.median(figures.client_share for figures in rounds),
+        "client_fraction": statistics.median(figures.client_fraction for figures in rounds),
     }
 
 

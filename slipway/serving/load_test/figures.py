@@ -36,7 +36,7 @@ class Figures:
     p50_ms: float | None  # None without any answer
     p95_ms: float | None
     p99_ms: float | None
-    client_share: float  # the client's processor time, as a fraction of one core
+    client_fraction: float  # the client's processor time, as a fraction of one core
 
     @property
     def rate(self) -> float:
@@ -94,8 +94,8 @@ class HttpBench:
             time.sleep(_REST_S)
         began, used = time.perf_counter(), time.process_time()
         answers = run(load)
-        client_share = (time.process_time() - used) / (time.perf_counter() - began)
-        figures = figures_of(answers, seconds, client_share, rate, connections)
+        client_fraction = (time.process_time() - used) / (time.perf_counter() - began)
+        figures = figures_of(answers, seconds, client_fraction, rate, connections)
         self._was_overloaded = bool(figures.failed)
         return figures
 
@@ -103,7 +103,7 @@ class HttpBench:
 def figures_of(
     answers: list[Answer],
     seconds: float,
-    client_share: float,
+    client_fraction: float,
     target_rate: float | None,
     connections: int | None,
 ) -> Figures:
@@ -117,4 +117,6 @@ def figures_of(
     p50, p95, p99 = (
         1000 * latency(answers, share) if answered else None for share in (0.5, 0.95, 0.99)
     )
-    return Figures(target_rate, connections, seconds, answered, failed, p50, p95, p99, client_share)
+    return Figures(
+        target_rate, connections, seconds, answered, failed, p50, p95, p99, client_fraction
+    )

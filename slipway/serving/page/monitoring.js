@@ -148,12 +148,12 @@ function eventLine(event) {
   return html("p", { class: "small" }, when, text);
 }
 
-function candidateRows({ version, mode, phase, share, step, steps, requests, shadowed }) {
+function candidateRows({ version, mode, phase, fraction, step, steps, requests, shadowed }) {
   const stepText = steps?.length ? ` (${step} / ${steps.length})` : "";
   return [
     [t("rollout.candidate"), html("code", {}, version)],
     [t("rollout.phase"), `${mode}, ${phase}`],
-    [t("rollout.share"), percent(share) + stepText],
+    [t("rollout.fraction"), percent(fraction) + stepText],
     [t("rollout.requests"), number(requests.candidate)],
     shadowed.agreement === null ? null : [t("rollout.agreement"), percent(shadowed.agreement, 2)],
   ];

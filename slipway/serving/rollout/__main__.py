@@ -184,7 +184,7 @@ def _parser() -> CommandParser:
     verbs.add_parser("deploy", parents=[bundle], help="swap once every worker has checked it")
     verbs.add_parser("shadow", parents=[bundle], help="answer copies of live requests")
     canary = verbs.add_parser(
-        "canary", parents=[bundle], help="answer a growing share of the live requests"
+        "canary", parents=[bundle], help="answer a growing fraction of the live requests"
     )
     _add_plan(canary)
     canary.add_argument(

@@ -73,12 +73,12 @@ class Cluster:
         found = self._query("slipway_model_info", "")
         return {labels["model_version"] for labels, _ in found if labels["job"] == job}
 
-    def set_share(self, share: float) -> None:
-        """Set the candidate's share of the requests.
+    def set_fraction(self, fraction: float) -> None:
+        """Set the candidate's fraction of the requests.
 
         Raises RolloutError with the reason of `kubectl`.
         """
-        weight = round(_WEIGHTS * share)
+        weight = round(_WEIGHTS * fraction)
         patch: list[dict[str, Any]] = []
         for place, (name, value) in enumerate(
             ((self.stable, _WEIGHTS - weight), (self.candidate, weight))
@@ -131,13 +131,13 @@ def roll_out(
 ) -> Rollout:
     """Roll out the candidate of a cluster, and return the state at the end.
 
-    A failed reading or patch is printed and repeated; the share does not grow meanwhile.
+    A failed reading or patch is printed and repeated; the fraction does not grow meanwhile.
     """
     _propose(state, cluster, plan, author, clock())
     while True:
         try:
             rollout = _advance(state, cluster, clock())
-            cluster.set_share(_share(rollout))
+            cluster.set_fraction(_fraction(rollout))
             if rollout.candidate is None:
                 return rollout
         except RolloutError as error:
@@ -145,12 +145,12 @@ def roll_out(
         wait(every_s)
 
 
-def count(before: ClusterCounts, values: Mapping[str, float], job: str, share: float) -> Counts:
+def count(before: ClusterCounts, values: Mapping[str, float], job: str, fraction: float) -> Counts:
     """Return the counts after a reading of all counters; a restarted pod counts from 0 again.
 
     Args:
         job: the candidate's job in Prometheus.
-        share: the candidate's largest share since the last reading; too large a share only weakens
+        fraction: the candidate's largest since the last reading; too large a fraction only weakens
             the evidence.
     """
     errors, requests = [0, 0], [0, 0]
@@ -160,11 +160,11 @@ def count(before: ClusterCounts, values: Mapping[str, float], job: str, share: f
         content = json.loads(labels)
         requests[content["job"] != job] += grown
         errors[content["job"] != job] += grown * content["code"].startswith("5")
-    if not share:
+    if not fraction:
         return before.counts
     new = NO_COUNTS.model_copy(
         update={
-            "events": {"errors": {repr(share): (errors[0], errors[1])}},
+            "events": {"errors": {repr(fraction): (errors[0], errors[1])}},
             "requests": (requests[0], requests[1]),
         }
     )
@@ -242,7 +242,7 @@ def _advance(state: Path, cluster: Cluster, now: float) -> Rollout:
         )
     values = cluster.counters()
     before = _read_counts(state, candidate.id, values)
-    counts = count(before, values, cluster.candidate, candidate.share)
+    counts = count(before, values, cluster.candidate, candidate.fraction)
     after = ClusterCounts(format_version=1, candidate=candidate.id, last=values, counts=counts)
     files.write_json(state / FILE, after.model_dump(mode="json"))
     process = os.getpid()
@@ -276,7 +276,7 @@ def _read_counts(state: Path, candidate: int, values: Mapping[str, float]) -> Cl
     return ClusterCounts(format_version=1, candidate=candidate, last=dict(values), counts=NO_COUNTS)
 
 
-def _share(rollout: Rollout) -> float:
+def _fraction(rollout: Rollout) -> float:
     if rollout.candidate is not None:
-        return rollout.candidate.share
+        return rollout.candidate.fraction
     return float(rollout.events[-1].what in ("promoted", "swapped"))

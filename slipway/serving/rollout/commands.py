@@ -73,7 +73,7 @@ def propose(
     if list(plan.steps) != sorted(set(plan.steps)):
         raise RolloutError(
             f"the steps are {list(plan.steps)}, "
-            "expected rising shares, such as 0.01, 0.05, 0.25, 0.5, 1."
+            "expected rising fractions, such as 0.01, 0.05, 0.25, 0.5, 1."
         )
     with _shared_command(settings.state):
         _require_idle(read_rollout(settings.state))

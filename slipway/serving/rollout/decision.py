@@ -96,6 +96,6 @@ def _describe_step(candidate: Candidate) -> str:
     if candidate.mode == "shadow":
         return "it answers copies of live requests"
     return (
-        f"it answers {100 * candidate.share:g} % of the live requests, "
+        f"it answers {100 * candidate.fraction:g} % of the live requests, "
         f"step {candidate.step + 1} of {len(candidate.plan.steps)}"
     )

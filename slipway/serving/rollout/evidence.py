@@ -22,14 +22,14 @@ _NUM_LATENCIES = 1024
 class Counts(Contract):
     """The counts of one worker, or their sums over workers, as pairs (candidate, stable model)."""
 
-    events: dict[str, dict[str, tuple[int, int]]]  # pairs by event, then by share as text
+    events: dict[str, dict[str, tuple[int, int]]]  # pairs by event, then by fraction as text
     requests: tuple[int, int]  # requests that were answered or failed
     shadowed: dict[str, int]  # number of shadowed requests by outcome
     fault: str  # the candidate's first invalid answer; empty if there was none
 
     def of(self, event: str) -> EventCounts:
-        """Return the counts of one event, by the share that the candidate had at the time."""
-        return {float(share): pair for share, pair in self.events.get(event, {}).items()}
+        """Return the counts of one event, by the fraction that the candidate had at the time."""
+        return {float(fraction): pair for fraction, pair in self.events.get(event, {}).items()}
 
     @property
     def disagreements(self) -> tuple[int, int]:
@@ -42,9 +42,9 @@ def total(counts: Iterable[Counts]) -> Counts:
     events: dict[str, dict[str, tuple[int, int]]] = {event: {} for event in EVENTS}
     requests, shadowed, fault = (0, 0), dict.fromkeys(SHADOWED, 0), ""
     for one in counts:
-        for event, by_share in one.events.items():
-            for share, pair in by_share.items():
-                events[event][share] = _added(events[event].get(share, (0, 0)), pair)
+        for event, by_fraction in one.events.items():
+            for fraction, pair in by_fraction.items():
+                events[event][fraction] = _added(events[event].get(fraction, (0, 0)), pair)
         requests = _added(requests, one.requests)
         shadowed = {outcome: number + one.shadowed[outcome] for outcome, number in shadowed.items()}
         fault = fault or one.fault
@@ -112,10 +112,10 @@ class Evidence:
             if not of_candidate:
                 self._latencies.append(seconds)
 
-    def event(self, event: str, share: float, *, of_candidate: bool) -> None:
-        """Count an event, one of EVENTS. `share` is the candidate's share when it was drawn."""
+    def event(self, event: str, fraction: float, *, of_candidate: bool) -> None:
+        """Count an event, one of EVENTS. `fraction` is the candidate's when it was drawn."""
         with self._lock:
-            self._events[event].setdefault(repr(share), [0, 0])[not of_candidate] += 1
+            self._events[event].setdefault(repr(fraction), [0, 0])[not of_candidate] += 1
 
     def shadow(self, outcome: str) -> None:
         """Count a shadowed request by its outcome, one of SHADOWED."""
@@ -131,8 +131,8 @@ class Evidence:
         """Return a snapshot of the counts."""
         with self._lock:
             events = {
-                event: {share: (pair[0], pair[1]) for share, pair in by_share.items()}
-                for event, by_share in self._events.items()
+                event: {fraction: (pair[0], pair[1]) for fraction, pair in by_fraction.items()}
+                for event, by_fraction in self._events.items()
             }
             requests = (self._requests[0], self._requests[1])
             return Counts(

@@ -12,7 +12,7 @@ logger = logging.getLogger("bentoml.slipway")
 
 
 class RolloutMetrics:
-    """Metrics of rollouts, shadowed requests, and a canary's share."""
+    """Metrics of rollouts, shadowed requests, and a canary's fraction."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         registry = metrics.registry
@@ -33,9 +33,9 @@ class RolloutMetrics:
         )
         self._swaps: dict[str, Counter] = {what: swaps.labels(what) for what in OUTCOMES}
         self._shadowed = {outcome: shadowed.labels(outcome) for outcome in SHADOWED}
-        self.candidate_share = Gauge(
-            "slipway_candidate_share",
-            "Share of the requests that a canary answers.",
+        self.candidate_fraction = Gauge(
+            "slipway_candidate_fraction",
+            "Fraction of the requests that a canary answers.",
             multiprocess_mode="livemax",
             registry=registry,
         )

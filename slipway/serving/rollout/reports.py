@@ -177,7 +177,7 @@ def _describe_candidate(candidate: Candidate, reports: Sequence[Report]) -> dict
         "version": candidate.name,
         "mode": candidate.mode,
         "phase": candidate.phase,
-        "share": candidate.share,
+        "fraction": candidate.fraction,
         "step": candidate.step + 1,
         "steps": candidate.plan.steps,
         "hold_seconds": candidate.plan.hold_s,

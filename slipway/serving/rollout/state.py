@@ -29,7 +29,7 @@ _threads = threading.Lock()  # the file lock excludes other processes only
 Outcome = Literal["swapped", "refused", "rolled_back", "promoted"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the labels of slipway_swaps_total
 Mode = Literal["deploy", "shadow", "canary"]
-Share = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class RolloutError(SlipwayError):
@@ -53,7 +53,7 @@ class Allowed(Contract):
     # Accuracy points, or relative growth of the RMSE; null: not compared.
     metric_loss: Annotated[float, Field(ge=0)] | None = 0.01
     # Fraction of shadowed requests with different answers; null: explained by both metrics.
-    disagreement: Share | None = None
+    disagreement: Fraction | None = None
     # Between two values that count as equal; null: the stable model's interval.
     difference: Annotated[float, Field(ge=0)] | None = None
 
@@ -61,7 +61,7 @@ class Allowed(Contract):
 class RolloutPlan(Contract):
     """The steps of a canary, and the evidence that each step requires."""
 
-    steps: Annotated[tuple[Share, ...], Field(min_length=1, max_length=20)] = (
+    steps: Annotated[tuple[Fraction, ...], Field(min_length=1, max_length=20)] = (
         0.01,
         0.05,
         0.25,
@@ -96,8 +96,8 @@ class Candidate(Contract):
     salt: str = ""
 
     @property
-    def share(self) -> float:
-        """The share of live requests that the candidate serves."""
+    def fraction(self) -> float:
+        """The fraction of live requests that the candidate serves."""
         is_routed = self.mode == "canary" and self.phase == "running"
         return self.plan.steps[self.step] if is_routed else 0.0
 

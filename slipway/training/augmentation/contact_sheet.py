@@ -145,7 +145,7 @@ _RANGES = {
     "saturation": "up to {:.0%} less or more",
     "hue": "up to {:g} turns either way",
     "erasing": "in {:.0%} of the images",
-    "mixup_alpha": "share from Beta({0:g}, {0:g})",
+    "mixup_alpha": "fraction from Beta({0:g}, {0:g})",
     "cutmix_alpha": "area from Beta({0:g}, {0:g})",
 }
 _Steps = list[tuple[str, dict[str, NDArray[Any]]]]

@@ -70,7 +70,7 @@ class PruningResult:
         return {
             "kind": self.manifest.kind,
             "sparsity": self.manifest.sparsity,
-            "removed_share": self.removed_share,
+            "removed_fraction": self.removed_fraction,
             "widths": {name: width.model_dump() for name, width in self.manifest.widths.items()},
             "parameters": {
                 "before": self.num_parameters,
@@ -82,7 +82,7 @@ class PruningResult:
         }
 
     @property
-    def removed_share(self) -> float:
+    def removed_fraction(self) -> float:
         """The fraction of channels removed from narrowed layers, else of zero parameters."""
         if not self.manifest.widths:
             return self.manifest.num_zeros / self.manifest.num_parameters
@@ -113,7 +113,7 @@ class PruningResult:
         removed = "channels of the narrowed layers removed"
         what = removed if self.manifest.widths else "parameters are zero"
         summary = (
-            f"{self.manifest.kind}: {self.removed_share:.1%} of the {what}, "
+            f"{self.manifest.kind}: {self.removed_fraction:.1%} of the {what}, "
             f"{self.manifest.sparsity:.1%} requested"
         )
         return f"{summary}\n{text_table(columns, rows, '  ')}"

@@ -210,7 +210,7 @@ def format_figures(figures: Mapping[str, float | None]) -> str:
     """Return throughput, data wait, loss scale and memory as text, without unknown figures."""
     formats: dict[str, Callable[[float], str]] = {
         "rows_per_second": lambda value: f"{value:,.0f} rows/s",
-        "data_wait_share": lambda value: f"data wait {value:.0%}",
+        "data_wait_fraction": lambda value: f"data wait {value:.0%}",
         "loss_scale": lambda value: f"loss scale {value:g}",
         "memory_bytes": lambda value: f"memory {size(int(value))}",
     }

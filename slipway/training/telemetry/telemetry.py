@@ -80,7 +80,7 @@ class ThroughputMeter:
         seconds = max(time.perf_counter() - self._began, 1e-9)
         figures = {
             "rows_per_second": rows / seconds,
-            "data_wait_share": (self._profiler.waited_s - self._waited_s) / seconds,
+            "data_wait_fraction": (self._profiler.waited_s - self._waited_s) / seconds,
         }
         self.begin()
         return figures

@@ -18,7 +18,7 @@ def test_the_given_split_is_used_unchanged() -> None:
     found = split(rows)
     assert found.way == "given"
     assert places(rows) == {entry["id"]: entry["given_split"] for entry in rows}
-    assert report(found, 7)["shares"] is None
+    assert report(found, 7)["fractions"] is None
 
 
 def test_error_names_a_row_without_a_given_split() -> None:

@@ -177,7 +177,7 @@ def test_console_and_page_name_a_suspicious_column_with_its_score(tmp_path: Path
     target = {"mean": 0.0, "std": 1.0, "low": -2.0, "high": 2.0, "histogram": [1, 4, 4]}
     splits = {name: {"rows": 9, "leaked": 0, "target": target} for name in ("train", "val", "test")}
     report = {
-        "seed": 7, "way": "stable", "splits": splits, "shares": None, "largest_deviation": None,
+        "seed": 7, "way": "stable", "splits": splits, "fractions": None, "largest_deviation": None,
         "classes_missing": {}, "units": {"number": 27, "largest": 1}, "folds": [], "purged": 0,
         "cut_from_train": [], "cut_by_time": False,
         "leaks": {"rows": 0, "shared": {"id": {}}, "time_order": None}, "target_copies": described,

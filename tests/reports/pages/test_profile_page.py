@@ -20,7 +20,7 @@ def _account(data_ms: float) -> dict[str, Any]:
         "step_ms": _spread(sum(times.values())),
         "parts_ms": parts,
         "rows_per_second": 480.0,
-        "queued_share": 0.0,
+        "queued_fraction": 0.0,
     }
 
 
@@ -37,7 +37,7 @@ REPORT: dict[str, Any] = {
     },
     "bottleneck": {
         "name": "reading",
-        "share": 0.7273,
+        "fraction": 0.7273,
         "text": "73% of a step is spent waiting for its batch",
     },
     "loader": {

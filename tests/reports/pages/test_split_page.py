@@ -23,7 +23,7 @@ def test_the_page_of_a_split_without_leaks_says_that_nothing_is_shared() -> None
         split_params(assignment="exact", folds=5),
     )
     assert "Nothing is shared" in page
-    assert "exact shares in each class" in page
+    assert "exact fractions in each class" in page
     assert "Folds of the rows outside the test split" in page
     assert "the largest has one row." in page
     assert "&lt;script&gt;" in page

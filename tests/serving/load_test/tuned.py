@@ -33,7 +33,7 @@ def figures(
         p99_ms / 4,
         p99_ms / 2,
         p99_ms,
-        client_share=0.2,
+        client_fraction=0.2,
     )
 
 

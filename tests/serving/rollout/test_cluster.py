@@ -33,9 +33,9 @@ class Traffic:
     """Simulated requests to both models, drawn by the weights, and Prometheus' counts of them."""
 
     failing: float = 0.0  # fraction of the candidate's requests
-    share: float = 0.0
+    fraction: float = 0.0
     new: str = NEW
-    shares: list[float] = field(default_factory=list)
+    fractions: list[float] = field(default_factory=list)
     values: dict[tuple[str, str], float] = field(default_factory=dict)  # by job and code
     now: float = 1000.0
     at: Callable[["Traffic"], None] = lambda traffic: None
@@ -44,7 +44,7 @@ class Traffic:
     def wait(self, seconds: float) -> None:
         self.now += seconds
         for _ in range(200):
-            is_new = self.draws.random() < self.share
+            is_new = self.draws.random() < self.fraction
             failed = self.draws.random() < (self.failing if is_new else 0.01)
             key = ("slipway-candidate" if is_new else "slipway", "500" if failed else "200")
             self.values[key] = self.values.get(key, 0.0) + 1
@@ -68,10 +68,10 @@ class CountedCluster(Cluster):
 
     traffic: Traffic
 
-    def set_share(self, share: float) -> None:
-        if [share] != self.traffic.shares[-1:]:
-            self.traffic.shares.append(share)
-        self.traffic.share = share
+    def set_fraction(self, fraction: float) -> None:
+        if [fraction] != self.traffic.fractions[-1:]:
+            self.traffic.fractions.append(fraction)
+        self.traffic.fraction = fraction
 
     def _query(self, metric: str, condition: str) -> list[tuple[dict[str, str], float]]:
         return [(one["metric"], float(one["value"][1])) for one in self.traffic.result(metric)]
@@ -88,7 +88,7 @@ def test_cluster_rollout_gives_an_equal_candidate_all_requests_step_by_step(tmp_
     traffic = Traffic(failing=0.01)
     last = rolled(tmp_path, traffic).events[-1]
     assert (last.what, last.model) == ("promoted", NEW)
-    assert traffic.shares == [0.1, 0.5, 1.0]
+    assert traffic.fractions == [0.1, 0.5, 1.0]
     history = read_history(tmp_path / HISTORY)
     whats = ["proposed", "began", "step", "step", "promoted"]
     assert [one.what for one in history] == whats
@@ -100,7 +100,7 @@ def test_cluster_rollout_withdraws_a_candidate_that_fails_more_often(tmp_path: P
     last = rolled(tmp_path, traffic).events[-1]
     assert last.what == "rolled_back"
     assert "its requests fail more often" in last.reason
-    assert traffic.shares == [0.1, 0.0] or traffic.shares == [0.1, 0.5, 0.0]
+    assert traffic.fractions == [0.1, 0.0] or traffic.fractions == [0.1, 0.5, 0.0]
 
 
 def test_cluster_rollout_counts_restarted_pods_without_loss(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_abort_ends_a_rollout_on_a_cluster(tmp_path: Path) -> None:
 
     traffic = Traffic(failing=0.01, at=abort)
     assert rolled(tmp_path, traffic).events[-1].by == "ben"
-    assert traffic.shares[-1] == 0.0
+    assert traffic.fractions[-1] == 0.0
 
 
 def test_another_version_behind_the_candidates_name_ends_the_rollout(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_cluster_rollout_beside_a_shared_one_is_refused_before_it_changes_anyt
     traffic = Traffic(failing=0.01)
     with pytest.raises(RolloutError, match=r"SLIPWAY_DATABASE_URL is set.*Expected.*Unset it"):
         rolled(tmp_path, traffic)
-    assert not traffic.shares
+    assert not traffic.fractions
     assert not list(tmp_path.iterdir())
 
 
@@ -191,13 +191,13 @@ def test_cluster_rollout_queries_prometheus_and_sets_both_weights_with_kubectl(
         cluster = Cluster("here", "slipway", "slipway", "slipway-candidate", url)
         assert list(cluster.counters().values()) == [7.0]
         assert cluster.versions("slipway-candidate") == {NEW}
-        cluster.set_share(0.25)
+        cluster.set_fraction(0.25)
     *command, patch = (tmp_path / "asked").read_text().splitlines()
     assert command == ["--namespace", "here", "patch", "httproute", "slipway", "--type=json"]
     changes = json.loads(patch.removeprefix("--patch="))
     assert [one["value"] for one in changes] == ["slipway", 750, "slipway-candidate", 250]
     program.write_text("#!/bin/sh\necho not found >&2\nexit 1\n")
     with pytest.raises(RolloutError, match=r"failed: not found. Expected a route"):
-        cluster.set_share(0.5)
+        cluster.set_fraction(0.5)
     with pytest.raises(RolloutError, match="did not answer a query"):
         cluster.counters()

@@ -119,7 +119,7 @@ def simulated(
     events: dict[str, dict[str, tuple[int, int]]] = {"errors": {}, "slow": {}, "quality": {}}
     requests, shadowed, share = (0, 0), dict(NO_COUNTS.shadowed), 0.0
     while state.candidate:
-        share = state.candidate.share
+        share = state.candidate.fraction
         of_candidate = int(rng.binomial(ROUND, share))
         numbers = (of_candidate, ROUND - of_candidate)
         for event, rates in (("errors", error_rates), ("slow", slow_rates)):
@@ -175,12 +175,9 @@ def test_a_canary_advances_only_after_enough_time_and_requests() -> None:
     assert decide(state, [report(counts=enough)], 159.0) == state
     assert decide(state, [report(counts=few)], 1e6) == state
     after = decide(state, [report(counts=enough)], 160.0)
-    assert after.candidate
-    assert (after.candidate.share, after.candidate.step_since, after.candidate.requests_before) == (
-        0.05,
-        160.0,
-        300,
-    )
+    found = after.candidate
+    assert found
+    assert (found.fraction, found.step_since, found.requests_before) == (0.05, 160.0, 300)
     assert after.events[-1].reason == "it answers 5 % of the live requests, step 2 of 5"
 
 

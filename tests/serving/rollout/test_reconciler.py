@@ -161,7 +161,7 @@ def test_shadow_predicts_copies_of_requests_and_counts_agreement(
     certified: Path, make_settings: MakeSettings
 ) -> None:
     """With reversed weights its answers nearly always differ; with doubled weights, never."""
-    settings = make_settings(shadow_share=1.0)
+    settings = make_settings(shadow_fraction=1.0)
 
     async def work(client: Any, worker: ModelWorker) -> None:
         for factor, outcome in ((2, "agrees"), (-1, "differs")):
@@ -182,7 +182,7 @@ def test_shadow_predicts_copies_of_requests_and_counts_agreement(
 
             await settle(worker, is_compared)
             status = (await client.get("/rollout")).json()["candidate"]
-            assert (status["mode"], status["share"]) == ("shadow", 0)
+            assert (status["mode"], status["fraction"]) == ("shadow", 0)
             await asyncio.to_thread(commands.rollback, settings)
             await settle(worker, lambda: not is_shadowing(worker))
         assert metric(worker, 'slipway_predictions_total{slot="shadow"}') == 2 * len(PICTURES)
@@ -197,7 +197,7 @@ def test_shadow_predicts_copies_of_requests_and_counts_agreement(
 def test_requests_of_a_shadow_are_drawn_with_the_secret_salt(
     certified: Path, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(shadow_share=0.5)
+    settings = make_settings(shadow_fraction=0.5)
     ids = [f"asked-{number}" for number in range(40)]
 
     async def work(client: Any, worker: ModelWorker) -> None:
@@ -227,7 +227,7 @@ def test_a_shadow_encodes_table_rows_with_its_own_contract(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
     """Its columns are standardised as by a model that was trained on other rows."""
-    settings = make_settings(shadow_share=1.0)
+    settings = make_settings(shadow_fraction=1.0)
     columns = COLUMNS.model_copy(
         update={
             "columns": [one.model_copy(update={"mean": one.mean + 1}) for one in COLUMNS.columns]
@@ -255,7 +255,7 @@ def test_a_shadow_encodes_table_rows_with_its_own_contract(
 def test_a_busy_shadow_drops_copies_and_delays_no_request(
     certified: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings(shadow_share=1.0)
+    settings = make_settings(shadow_fraction=1.0)
     release = asyncio.Event()
     monkeypatch.setattr("slipway.serving.rollout.candidate.shadow.MAX_WAITING", 2)
 
@@ -305,7 +305,7 @@ def test_a_canary_advances_step_by_step_and_becomes_the_stable_model(
         callers = Callers(client, versions)
         await propose(worker, "canary", new_bundle, plan=QUICK)
         while last_event(worker)[0] in ("proposed", "began", "step"):
-            shares.append(metric(worker, "slipway_candidate_share"))
+            shares.append(metric(worker, "slipway_candidate_fraction"))
             await asyncio.sleep(0.02)
         await settle(
             worker,
@@ -324,7 +324,7 @@ def test_a_canary_advances_step_by_step_and_becomes_the_stable_model(
         assert sum(counted) == len(callers.statuses)
         assert counted[1] >= 40
         assert metric(worker, 'slipway_swaps_total{outcome="promoted"}') == 1
-        assert metric(worker, "slipway_candidate_share") == 0
+        assert metric(worker, "slipway_candidate_fraction") == 0
 
     run(settings, work)
 
@@ -368,7 +368,7 @@ def test_canary_that_predicts_nan_is_rolled_back_at_once_unnoticed_by_callers(
 def test_canary_whose_runtime_fails_is_rolled_back_unnoticed_by_callers(
     new_bundle: Path, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(shadow_share=0)
+    settings = make_settings(shadow_fraction=0)
     expected = {
         load_bundle(settings.bundle).version: scaled_probabilities(1),
         load_bundle(new_bundle).version: scaled_probabilities(2),
@@ -397,7 +397,7 @@ def test_canary_whose_runtime_fails_is_rolled_back_unnoticed_by_callers(
 def test_the_model_that_predicts_for_a_request_id_also_explains_it(
     new_bundle: Path, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(shadow_share=0)
+    settings = make_settings(shadow_fraction=0)
     stable, candidate = load_bundle(settings.bundle).version, load_bundle(new_bundle).version
     ids = [f"asked-{number}" for number in range(32)]
 

@@ -222,7 +222,7 @@ def test_wrong_answers_by_feedback_roll_a_canary_back(
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await propose(worker, "canary", new_bundle, plan=RolloutPlan(steps=(0.1, 1.0)))
-        await settle(worker, lambda: canary_of(worker) is not None and canary_of(worker).share > 0)
+        await settle(worker, lambda: getattr(canary_of(worker), "fraction", 0) > 0)
         asked: dict[str, list[tuple[str, str]]] = {version: [] for version in versions}
         while len(asked[versions[1]]) < 20:
             answer = (await client.post("/predict", content=PICTURES[0])).json()

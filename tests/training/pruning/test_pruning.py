@@ -224,7 +224,7 @@ def test_structured_pruning_reports_the_removed_fraction_of_channels(
     }
     assert widths == {f"{CUT[0]}.conv1": (16, 8), f"{CUT[1]}.conv1": (32, 16)}
     report = structured.report()
-    assert (report["kind"], report["removed_share"]) == ("structured", 0.5)
+    assert (report["kind"], report["removed_fraction"]) == ("structured", 0.5)
     assert report["parameters"]["after"] < report["parameters"]["before"]
     assert report["bytes"]["after"] < report["bytes"]["before"]
     assert (report["validation"]["metric"], report["validation"]["rows"]) == ("accuracy", 61)

@@ -26,7 +26,7 @@ STEP_TAGS = {
         "learning_rate",
         "gradient_norm",
         "rows_per_second",
-        "data_wait_share",
+        "data_wait_fraction",
         "memory_bytes",
     )
 }
@@ -69,7 +69,7 @@ def test_tensorboard_holds_steps_epochs_and_the_exact_pixels_of_the_first_batch(
     assert values(events, "step/learning_rate")[:2] == pytest.approx(
         [0.0025, 0.005]
     )  # the warm-up of 4 steps to 0.01
-    assert all(0 <= share <= 1 for share in values(events, "step/data_wait_share"))
+    assert all(0 <= share <= 1 for share in values(events, "step/data_wait_fraction"))
     assert events.Tags()["histograms"] == []
     data = data_of(project, monkeypatch)
     changes = image_changes(data.plan, data.manifest.input, False)

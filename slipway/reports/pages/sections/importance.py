@@ -28,8 +28,8 @@ def importance_section(found: Sequence[ColumnImportance], metric: str) -> Html:
         for row, one in zip(rows, found, strict=True):
             row.append(f"{one.gain or 0:.1%}")
         note += (
-            " Gain is the column's share in what all splits of the trees improve the loss of the "
-            "training rows; it favours columns of many values."
+            " Gain is the column's fraction of what all splits of the trees improve the loss of "
+            "the training rows; it favours columns of many values."
         )
     return section(
         "Importance of columns",

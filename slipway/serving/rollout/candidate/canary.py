@@ -29,15 +29,15 @@ _MODEL_FAULTS = ("model_failed", "invalid_answer")
 AskOne = Callable[[LiveModel], Awaitable[dict[str, Any]]]
 
 
-def is_chosen(request_id: str, share: float, salt: str) -> bool:
-    """Return True if the request id belongs to the candidate's `share` (0 to 1) of the requests.
+def is_chosen(request_id: str, fraction: float, salt: str) -> bool:
+    """Return True if the request id belongs to the candidate's `fraction` (0 to 1) of the requests.
 
-    The result depends only on the arguments. A larger share only adds ids. `salt` is the
+    The result depends only on the arguments. A larger fraction only adds ids. `salt` is the
     candidate's secret: each candidate gets other ids, so no caller is always the first to try a new
     model.
     """
     drawn = int.from_bytes(hashlib.sha256(f"{salt}:{request_id}".encode()).digest()[:8])
-    return drawn < share * 2**64
+    return drawn < fraction * 2**64
 
 
 class SeenIds:
@@ -88,10 +88,10 @@ def _map_shared(path: Path) -> mmap.mmap:
 
 
 class _RoutedRequest(NamedTuple):
-    """A request, with the canary's share and latency limit when its model was drawn."""
+    """A request, with the canary's fraction and latency limit when its model was drawn."""
 
     is_evidence: bool
-    share: float
+    fraction: float
     slow_s: float | None
     started: float
 
@@ -102,14 +102,14 @@ class _RoutedRequest(NamedTuple):
 
 
 class Canary:
-    """Routes the candidate's share of the requests to it, and counts the outcomes.
+    """Routes the candidate's fraction of the requests to it, and counts the outcomes.
 
     Requests that take longer than `slow_s` seconds count as slow; None sets no limit.
     """
 
     def __init__(self, live: LiveModel, evidence: Evidence, salt: str, seen_ids: SeenIds) -> None:
         self.live = live
-        self.share = 0.0
+        self.fraction = 0.0
         self.slow_s: float | None = None
         self._evidence = evidence
         self._salt = salt
@@ -117,7 +117,7 @@ class Canary:
 
     def is_chosen(self, request_id: str) -> bool:
         """Return True if the candidate is drawn to answer this request."""
-        return is_chosen(request_id, self.share, self._salt)
+        return is_chosen(request_id, self.fraction, self._salt)
 
     async def predict(
         self, request_id: str, stable: Callable[[], LiveModel], predict_with: AskOne
@@ -127,7 +127,7 @@ class Canary:
         `stable` returns the current stable model.
         """
         request = _RoutedRequest(
-            self._seen_ids.add(request_id), self.share, self.slow_s, perf_counter()
+            self._seen_ids.add(request_id), self.fraction, self.slow_s, perf_counter()
         )
         if self.is_chosen(request_id):
             return await self._by_candidate(request, stable, predict_with)
@@ -207,9 +207,9 @@ class Canary:
             return
         self._evidence.request(of_candidate=of_candidate, seconds=seconds)
         if failed:
-            self._evidence.event("errors", request.share, of_candidate=of_candidate)
+            self._evidence.event("errors", request.fraction, of_candidate=of_candidate)
         if request.slow_s is not None and seconds > request.slow_s:
-            self._evidence.event("slow", request.share, of_candidate=of_candidate)
+            self._evidence.event("slow", request.fraction, of_candidate=of_candidate)
 
 
 def _is_model_fault(refusal: Refusal) -> bool:

@@ -48,7 +48,7 @@ def lower_priority() -> None:
 
 
 class Shadow:
-    """An observer that copies a share of the stable model's requests to the candidate `live`.
+    """An observer that copies a fraction of the stable model's requests to the candidate `live`.
 
     Predicted values that differ by at most `difference` count as equal. Requests are drawn by their
     id and the secret `salt`.
@@ -57,14 +57,14 @@ class Shadow:
     def __init__(
         self,
         live: LiveModel,
-        share: float,
+        fraction: float,
         salt: str,
         difference: float | None,
         evidence: Evidence,
         count: Callable[[str], None],
     ) -> None:
         self._live = live
-        self._share = share
+        self._fraction = fraction
         self._salt = f"shadow:{salt}"
         self._difference = difference
         self._evidence = evidence
@@ -86,7 +86,7 @@ class Shadow:
         for one in answered:
             request_id = id_of(one)
             if not request_id.startswith(REPLAYED) and is_chosen(
-                request_id, self._share, self._salt
+                request_id, self._fraction, self._salt
             ):
                 try:
                     self._waiting.put_nowait(Answered._make(one))

@@ -33,9 +33,9 @@ logger = logging.getLogger("bentoml.slipway")
 
 
 class RolloutSettings(SettingsSection):
-    """Settings of rollouts: the share of requests that are copied to a shadowing candidate."""
+    """Settings of rollouts: the fraction of requests that are copied to a shadowing candidate."""
 
-    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # requests copied to a candidate
+    shadow_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1  # requests copied to a candidate
 
 
 class Trial:
@@ -109,15 +109,15 @@ class Trial:
         return await asyncio.to_thread(load_model, settings, certified)
 
     def route(self, candidate: Candidate) -> None:
-        """Route requests (canary) or copies of requests (shadow) to the candidate, by its share."""
+        """Route requests (canary) or copies of requests (shadow) by the candidate's fraction."""
         self.candidate = candidate
         if candidate.phase != "running" or self.live is None:
             return
-        share = self._worker.settings.section(RolloutSettings).shadow_share
-        if self.shadow is None and share:
+        fraction = self._worker.settings.section(RolloutSettings).shadow_fraction
+        if self.shadow is None and fraction:
             self.shadow = Shadow(
                 self.live,
-                share,
+                fraction,
                 candidate.salt,
                 candidate.allowed.difference,
                 self.evidence,
@@ -128,9 +128,9 @@ class Trial:
             canary = self._canary or Canary(
                 self.live, self.evidence, candidate.salt, self._seen_ids
             )
-            canary.share, canary.slow_s = candidate.share, candidate.slow_s
+            canary.fraction, canary.slow_s = candidate.fraction, candidate.slow_s
             self._canary = self._worker.router = canary
-            self._metrics.candidate_share.set(candidate.share)
+            self._metrics.candidate_fraction.set(candidate.fraction)
 
     def stop_routing(self) -> None:
         """Send the candidate no more requests."""
@@ -139,7 +139,7 @@ class Trial:
     async def close(self) -> None:
         """Send the candidate no more requests, wait for those in flight, and free it."""
         self.stop_routing()
-        self._metrics.candidate_share.set(0)
+        self._metrics.candidate_fraction.set(0)
         if self.shadow:
             self._worker.observers.remove(self.shadow)
             await asyncio.to_thread(self.shadow.close)
@@ -156,12 +156,12 @@ class Trial:
     def note_wrong(self, model_version: str) -> None:
         """Count a wrong prediction of `model_version`, shown by feedback. Any thread may call it.
 
-        Feedback counts with the candidate's current share, not with that at the time of the
-        request. The current share is at least as large, which favours the candidate.
+        Feedback counts with the candidate's current fraction, not with that at the time of the
+        request. The current fraction is at least as large, which favours the candidate.
         """
         live, canary, stable = self.live, self._canary, self._worker.model
         if live is None or canary is None or stable is None:
             return
-        if canary.share and model_version in (live.model.version, stable.version):
+        if canary.fraction and model_version in (live.model.version, stable.version):
             is_candidate = model_version != stable.version
-            self.evidence.event("quality", canary.share, of_candidate=is_candidate)
+            self.evidence.event("quality", canary.fraction, of_candidate=is_candidate)

@@ -406,7 +406,7 @@ def service_draft(
         "by": "",
         "reason": reason,
         "candidate": candidate.name if candidate else None,
-        "share": candidate.share if candidate else 0.0,
+        "fraction": candidate.fraction if candidate else 0.0,
         "service": service,
     }
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 from slipway.artifacts.bundle import MANIFEST
 from slipway.serving.rollout.state import Event, EventKind, Model, Rollout, RolloutError
@@ -40,7 +40,7 @@ class Served(Contract):
 class Entry(Contract):
     """A line of the history: an event, and the models that serve requests after it."""
 
-    format_version: Literal[1]
+    format_version: Literal[1, 2]
     number: int
     event: int | None  # number of the event in the state; null for the start or end of a service
     time: float  # seconds since 1970
@@ -50,7 +50,8 @@ class Entry(Contract):
     reason: str
     stable: Served | None  # null: SLIPWAY_BUNDLE, before a worker has loaded it
     candidate: str | None
-    share: float  # fraction of the live requests that the candidate answers
+    # Fraction of the live requests that the candidate answers. Format 1 calls it `share`.
+    fraction: float = Field(validation_alias=AliasChoices("fraction", "share"))
     previous: str  # SHA-256 of the line before, in hex; "" for the first
     service: str = ""  # service that started or stopped, in a history that several services share
 
@@ -63,7 +64,7 @@ def chained(drafts: Iterable[Draft], number: int, last: bytes) -> Iterator[bytes
     for place, draft in enumerate(drafts, start=number + 1):
         previous = hashlib.sha256(last).hexdigest() if last else ""
         entry = Entry.model_validate(
-            {**draft, "format_version": 1, "number": place, "previous": previous}
+            {**draft, "format_version": 2, "number": place, "previous": previous}
         )
         unused = None if entry.service else {"service"}
         last = json.dumps(entry.model_dump(mode="json", exclude=unused), sort_keys=True).encode()
@@ -150,7 +151,7 @@ def drafts_of(
                 "event": event.number,
                 "stable": stable,
                 "candidate": candidate.name if candidate else None,
-                "share": candidate.share if candidate else 0.0,
+                "fraction": candidate.fraction if candidate else 0.0,
             }
         )
     return drafts

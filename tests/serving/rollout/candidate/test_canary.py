@@ -61,7 +61,7 @@ async def is_not_rolled_back(worker: ModelWorker) -> bool:
 def test_repeated_invalid_requests_do_not_count_as_evidence(
     new_bundle: Path, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(shadow_share=0)
+    settings = make_settings(shadow_fraction=0)
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await begin_canary(worker, new_bundle, RolloutPlan())
@@ -81,7 +81,7 @@ def test_repeated_invalid_requests_do_not_count_as_evidence(
 def test_requests_of_a_canary_cannot_be_predicted_from_public_values(
     new_bundle: Path, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(shadow_share=0)
+    settings = make_settings(shadow_fraction=0)
     candidate = load_bundle(new_bundle).version
     foreseen = [one for one in map(str, range(100)) if is_chosen(one, 0.5, candidate)]
 
@@ -114,7 +114,7 @@ def test_requests_of_a_canary_cannot_be_predicted_from_public_values(
 def test_a_request_id_counts_as_evidence_only_once(
     new_bundle: Path, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(shadow_share=0)
+    settings = make_settings(shadow_fraction=0)
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await begin_canary(worker, new_bundle, RolloutPlan())
@@ -148,7 +148,7 @@ def test_a_request_id_counts_as_evidence_only_once(
 def test_a_candidate_that_refuses_valid_requests_is_rolled_back(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(shadow_share=0)
+    settings = make_settings(shadow_fraction=0)
     narrower = [
         one.model_copy(update={"max": 30.0}) if one.name == "age" else one
         for one in COLUMNS.columns
@@ -187,10 +187,10 @@ class Asked:
         self._canary = Canary(
             self.candidate, self.evidence, "salt", SeenIds(tmp_path / "of.used", "salt")
         )
-        self._canary.share = 1.0
+        self._canary.fraction = 1.0
 
     def ask(self, *, of_candidate: bool = True) -> Counts:
-        self._canary.share = float(of_candidate)
+        self._canary.fraction = float(of_candidate)
 
         async def answer(live: LiveModel) -> dict[str, Any]:
             error = self._says[id(live)]
@@ -289,7 +289,7 @@ def test_worker_without_a_shared_file_remembers_its_own_request_ids(
 def test_the_file_of_seen_ids_is_removed_with_the_rollout(
     new_bundle: Path, make_settings: MakeSettings
 ) -> None:
-    settings = make_settings(shadow_share=0)
+    settings = make_settings(shadow_fraction=0)
 
     async def work(client: Any, worker: ModelWorker) -> None:
         await begin_canary(worker, new_bundle)

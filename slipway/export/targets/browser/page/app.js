@@ -38,13 +38,14 @@
     } else {
       parts.push(element("p", answer.given.join(", ") || "no label", { className: "label" }));
       const bars = element("dl", undefined, { className: "bars" });
-      const order = answer.shares.map((_, place) => place)
-        .sort((one, other) => answer.shares[other] - answer.shares[one]).slice(0, MOST_SHOWN);
+      const { probabilities } = answer;
+      const order = probabilities.map((_, place) => place)
+        .sort((one, other) => probabilities[other] - probabilities[one]).slice(0, MOST_SHOWN);
       for (const place of order) {
-        const share = answer.shares[place];
-        const bar = element("meter", undefined, { min: 0, max: 1, value: share });
+        const probability = probabilities[place];
+        const bar = element("meter", undefined, { min: 0, max: 1, value: probability });
         const value = element("dd");
-        value.append(bar, element("span", `${(100 * share).toFixed(1)} %`));
+        value.append(bar, element("span", `${(100 * probability).toFixed(1)} %`));
         bars.append(element("dt", model.labels[place]), value);
       }
       parts.push(bars, element("p", `Prediction set: ${answer.set.join(", ")}`));

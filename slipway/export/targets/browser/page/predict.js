@@ -154,19 +154,19 @@
       const [value, half] = [outputs[0], conformal.threshold];
       return { value, interval: half === null ? null : [value - half, value + half], isOod };
     }
-    const shares = Array.from(outputs);
-    const reaches = (place) => shares[place] >= Math.fround(thresholds[place]);
-    let given = [shares.indexOf(Math.max(...shares))];
+    const probabilities = Array.from(outputs);
+    const reaches = (place) => probabilities[place] >= Math.fround(thresholds[place]);
+    let given = [probabilities.indexOf(Math.max(...probabilities))];
     if (thresholds && decision) given = [reaches(decision.place) ? decision.place
       : 1 - decision.place];
-    else if (thresholds) given = shares.map((_, place) => place).filter(reaches);
-    const least = Math.min(Math.fround(conformal.threshold || 0), Math.max(...shares));
+    else if (thresholds) given = probabilities.map((_, place) => place).filter(reaches);
+    const least = Math.min(Math.fround(conformal.threshold || 0), Math.max(...probabilities));
     const set = labels
       .map((_, place) => place)
-      .filter((place) => shares[place] >= least || given.includes(place))
-      .sort((one, other) => shares[other] - shares[one]) // the most probable first
+      .filter((place) => probabilities[place] >= least || given.includes(place))
+      .sort((one, other) => probabilities[other] - probabilities[one]) // the most probable first
       .map((place) => labels[place]);
-    return { given: given.map((place) => labels[place]), shares, set, isOod };
+    return { given: given.map((place) => labels[place]), probabilities, set, isOod };
   }
 
   slipway.session = open();
