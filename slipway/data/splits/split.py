@@ -57,6 +57,18 @@ class Split:
         return bool(self.rows["label"].null_count == 0)
 
 
+@dataclass(frozen=True)
+class _Assigned:
+    """The split of each row, as an index into SPLITS, before rows are purged."""
+
+    parts: Int  # (N,)
+    # (N,) latest split among the rows of the unit: later than `parts` only across a cut by time
+    reaches: Int
+    folds: pa.Array | None = None
+    cut: tuple[str, ...] = ()  # see `Split`, as for `cut_by_time`
+    cut_by_time: bool = False
+
+
 def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool = False) -> Split:
     """Split rows of the schema ROWS.
 
@@ -67,28 +79,31 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool 
     rows = rows.sort_by([("id", "ascending"), ("source", "ascending")])
     units = find_units(rows, seed)
     way = _way(rows, params)
-    folds = pa.nulls(rows.num_rows, pa.int32())
-    cut: tuple[str, ...] = ()
-    cut_by_time = False
     if way == "given":
         check_given(params)
-        cut, cut_by_time = _missing_splits(rows)
-        parts, reaches = _complete_given(strata(rows, params, several), units, params, seed)
+        assigned = _assign_given(strata(rows, params, several), units, params, seed)
     elif way == "time":
         parts = assign_by_time(rows, params)
-        reaches = latest_parts(units, parts)
+        assigned = _Assigned(parts, latest_parts(units, parts))
     else:
-        stratified = strata(rows, params, several)
-        parts, folds = _assign_with_folds(stratified, units, way, params, seed)
-        reaches = parts
+        assigned = _assign_by_hash(strata(rows, params, several), units, way, params, seed)
 
-    kept = pa.array(parts == reaches)
-    table = _with_columns(rows, {"split": _names(parts), "fold": folds}).filter(kept)
+    parts, reaches = assigned.parts, assigned.reaches
+    folds = pa.nulls(rows.num_rows, pa.int32()) if assigned.folds is None else assigned.folds
+    table = _with_columns(rows, {"split": _names(parts), "fold": folds})
+    table = table.filter(pa.array(parts == reaches))
     leaks = find_leaks(table)
-    table = _with_columns(table, {"leaked": pa.array(leaks.rows)}).cast(SPLIT_ROWS)
-    purged = _purged(rows, parts, reaches)
-    fractions = _fractions(way, params)
-    split = Split(way, table, purged, leaks, fractions, units.sizes, cut, cut_by_time, several)
+    split = Split(
+        way=way,
+        rows=_with_columns(table, {"leaked": pa.array(leaks.rows)}).cast(SPLIT_ROWS),
+        purged=_purged(rows, parts, reaches),
+        leaks=leaks,
+        fractions=_fractions(way, params),
+        unit_sizes=units.sizes,
+        cut=assigned.cut,
+        cut_by_time=assigned.cut_by_time,
+        several=several,
+    )
     check_complete(split)
     if way != "given" or params.on_leak == "fail":  # auto: only the user's own split may leak
         check_leaks(leaks, is_own_split=way == "given")
@@ -217,21 +232,21 @@ def _way(rows: pa.Table, params: SplitParams) -> Way:
     return "time" if rows["time"].null_count < rows.num_rows else params.assignment
 
 
-def _assign_with_folds(
+def _assign_by_hash(
     rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: int
-) -> tuple[Int, pa.Array]:
-    """Return the split of each row by hash, (N,), and its fold, (N,); one fold becomes val."""
+) -> _Assigned:
+    """Assign each row by the hash of its unit; with folds, val is one of them."""
     fractions = (params.train, params.val, params.test)
     parts = _assign(rows, units, way, fractions, seed, "split")
     if not params.folds:
-        return parts, pa.nulls(rows.num_rows, pa.int32())
+        return _Assigned(parts, parts)
     in_folds = parts != _TEST
     folds = np.full(len(parts), -1)
     equal = [1 / params.folds] * params.folds
     chosen = rows.filter(pa.array(in_folds))
     folds[in_folds] = _assign(chosen, units.select(in_folds), way, equal, seed, "fold")
     parts = np.where(in_folds, (folds == params.fold).astype(np.int64), parts)
-    return parts, pa.array(folds.astype(np.int32), mask=~in_folds)
+    return _Assigned(parts, parts, pa.array(folds.astype(np.int32), mask=~in_folds))
 
 
 def _assign(
@@ -267,45 +282,29 @@ def _given(rows: pa.Table) -> Int:
     return np.asarray(parts.to_numpy(zero_copy_only=False), np.int64)
 
 
-def _missing_splits(rows: pa.Table) -> tuple[tuple[str, ...], bool]:
-    """Return which of val and test is missing, and True if val should be cut by time.
-
-    Returns no split unless exactly one is missing.
-    """
-    present = set(_given(rows).tolist())
-    missing = tuple(name for part, name in enumerate(SPLITS) if part not in present)
-    if missing not in (("val",), ("test",)):
-        return (), False
-    return missing, missing == ("val",) and rows["time"].null_count < rows.num_rows
-
-
-def _complete_given(
-    rows: pa.Table, units: Units, params: SplitParams, seed: int
-) -> tuple[Int, Int]:
-    """Return the given split of each row, (N,), with the missing split cut from train.
-
-    Also returns the latest split that each row's unit reaches across a cut in time, (N,).
-    """
+def _assign_given(rows: pa.Table, units: Units, params: SplitParams, seed: int) -> _Assigned:
+    """Take the user's own split. If only val or only test is missing, cut it from train."""
     parts = _given(rows)
-    missing, by_time = _missing_splits(rows)
-    if not missing:
-        return parts, parts
+    missing = tuple(name for part, name in enumerate(SPLITS) if part not in parts)
+    if missing not in (("val",), ("test",)):
+        return _Assigned(parts, parts)
     is_training = parts == 0
     training = rows.filter(pa.array(is_training))
     training_units = units.select(is_training)
+    by_time = missing == ("val",) and rows["time"].null_count < rows.num_rows
     if by_time:
-        cut = cut_val_by_time(training, params)
+        is_cut = cut_val_by_time(training, params)
     else:
         fraction = params.val if missing == ("val",) else params.test
         total = params.train + fraction
         fractions = [params.train / total, fraction / total]
-        cut = _assign(training, training_units, params.assignment, fractions, seed, "split")
-        cut = np.minimum(cut, 1)
-    parts[is_training] = cut * SPLITS.index(missing[0])
+        is_cut = _assign(training, training_units, params.assignment, fractions, seed, "split")
+        is_cut = np.minimum(is_cut, 1)
+    parts[is_training] = is_cut * SPLITS.index(missing[0])
     reaches = parts.copy()
     if by_time:
         reaches[is_training] = latest_parts(training_units, parts[is_training])
-    return parts, reaches
+    return _Assigned(parts, reaches, None, missing, by_time)
 
 
 def _names(parts: Int) -> pa.Array:
