@@ -315,7 +315,7 @@ class ModelWorker:
         Raises Refusal if there is no prediction. `trace` receives the stages of the request.
         """
         if input_kind(payload.kind).takes_files:  # rows are counted once decoded
-            place.has(len(payload.items))
+            place.set_num_items(len(payload.items))
         if self.router is None:
             return self._predict_with(self.require_live(), place, payload, request_id, trace)
         return self.router.predict(
@@ -354,7 +354,7 @@ class ModelWorker:
                     submission = live.batcher.submit_unread(reader, 1)
                 else:
                     decoded = await self._decode(live, payload, trace)
-                    place.has(len(decoded.inputs))
+                    place.set_num_items(len(decoded.inputs))
                     is_list = decoded.is_list
                     submission = live.batcher.submit(decoded.inputs)
                 rows = await submission.answer

@@ -5,6 +5,12 @@ may fill the queue up to `max_wait_s` of work. Once the demand, refused requests
 that, only two batches are admitted until the demand falls. Callers that wait for each answer before
 their next request never cause such an overload, whatever their number.
 
+Example: the model processes 100 items per second, `max_wait_s` is 2, and two efficient batches are
+16 items. Up to 200 items may queue. The next one begins an overload: it is refused (`enter`), and
+so are queued requests beyond the first 16 items (`shed`). From then on, the queue holds 16 items.
+Refused items stay part of the demand, which falls by 100 per second. The overload ends when the
+demand is at most 100, half of 200, for example after a second without requests.
+
 Amounts are items (images or rows), times are seconds. The speed is measured on the requests.
 """
 
@@ -75,7 +81,7 @@ class BatchTimes:
 class Place:
     """Context manager that reserves a place in the queue for an admitted request.
 
-    It counts as a request of average size until `has` is called with its number of items.
+    It counts as a request of average size until `set_num_items` is called.
     """
 
     __slots__ = ("_admission", "num_items")
@@ -84,9 +90,9 @@ class Place:
         self.num_items = admission.enter(None)
         self._admission = admission
 
-    def has(self, num_items: int) -> None:
+    def set_num_items(self, num_items: int) -> None:
         if num_items != self.num_items:
-            self._admission.grow(num_items - self.num_items)
+            self._admission.correct_size(num_items - self.num_items)
             self.num_items = num_items
 
     def __enter__(self) -> "Place":
@@ -157,7 +163,7 @@ class Admission:
             self._demand = demand  # the usual case
         elif self._add_demand(expected):
             self._shed(self.most_items)
-        self._require_room(expected)
+        self._refuse_if_full(expected)
         self.num_requests += 1
         self.num_items += expected
         return expected
@@ -166,7 +172,7 @@ class Admission:
         """Raise Refusal if a request of average size would be refused now. Admits nothing."""
         if self.is_overloaded and self.num_items >= self.most_items:
             self._add_demand(self._usual_items)
-        self._require_room(self._usual_items)
+        self._refuse_if_full(self._usual_items)
 
     def ran(self, size: int, seconds: float) -> None:
         """Record that a batch of `size` items took `seconds`.
@@ -184,8 +190,8 @@ class Admission:
             self._close_window(now)
         self._bound = self.speed() * self._max_wait_s
 
-    def grow(self, more_items: int) -> None:
-        """Correct the size of an admitted request, which has `more_items` more than was assumed."""
+    def correct_size(self, more_items: int) -> None:
+        """Correct the size of an admitted request by `more_items`, which may be negative."""
         is_new = (
             self.num_items + more_items > self._bound
             and not self.is_overloaded
@@ -222,7 +228,8 @@ class Admission:
         seconds = math.ceil(self._demand / speed) if 0 < speed < math.inf else 1
         return "retry-after", str(max(1, seconds))
 
-    def _require_room(self, num_items: float) -> None:
+    def _refuse_if_full(self, num_items: float) -> None:
+        """Raise Refusal of a request of `num_items` items if no request may enter now."""
         if self.num_requests >= self._max_requests:
             raise self._refusal(
                 f"{self.num_requests} requests are waiting, the limit (SLIPWAY_MAX_QUEUE)",
@@ -234,8 +241,8 @@ class Admission:
     def _add_demand(self, num_items: float) -> bool:
         """Add requested items to the demand. Returns True if an overload begins with them."""
         bound = self._bound
-        demand = self._with_refused(bound) if self._num_refused else self.num_items
-        self._demand = demand = (demand if demand < bound else bound) + num_items
+        demand = self._demand_so_far(bound) if self._num_refused else self.num_items
+        self._demand = demand = min(demand, bound) + num_items
         # Hysteresis: an overload ends at half of the bound.
         if self.is_overloaded:
             self.is_overloaded = demand > bound / 2
@@ -243,8 +250,8 @@ class Admission:
         self.is_overloaded = demand > bound
         return self.is_overloaded
 
-    def _with_refused(self, bound: float) -> float:
-        """Return the demand: items admitted, and items refused since that exceed the capacity."""
+    def _demand_so_far(self, bound: float) -> float:
+        """Return the admitted items, and the refused ones that time did not yet suffice for."""
         now, inside = self._clock(), self.num_items
         demand = self._demand - (now - self._demand_at) * self.speed() if bound < math.inf else 0.0
         self._demand_at = now

@@ -3,7 +3,7 @@
 There is no timer, so a single request never waits for others. Small batches of a quick model run in
 the event loop, after all requests that arrived were read: starting a thread would take longer. A
 request that was cancelled, because its deadline passed, is dropped before its rows reach the model.
-The batcher is independent of images, HTTP and metrics.
+The batcher is independent of images, HTTP and metrics. `admission` limits how long requests wait.
 """
 
 import asyncio
@@ -82,8 +82,8 @@ class Submission(Generic[Row]):
         """Return the seconds in the queue so far. Call it before the first batch takes a row."""
         return perf_counter() - self.queued
 
-    def has(self, rows: Sequence[Row], first: int, started: float, ended: float) -> None:
-        """Add the results of the rows from position `first` on.
+    def add_answers(self, rows: Sequence[Row], first: int, started: float, ended: float) -> None:
+        """Add the answers to the rows from position `first` on; the last ones set `answer`.
 
         Their batch ran from `started` to `ended`, in perf_counter seconds.
         """
@@ -250,7 +250,7 @@ def _hand_out(batch: list[_Part], rows: Sequence[Any], started: float) -> None:
     begin = 0
     for submission, first, last in batch:
         end = begin + last - first
-        submission.has(rows[begin:end], first, started, ended)
+        submission.add_answers(rows[begin:end], first, started, ended)
         begin = end
 
 

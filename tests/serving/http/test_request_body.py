@@ -136,9 +136,9 @@ def test_admission_place_counts_the_items_of_its_request_and_releases_all() -> N
     admission = Admission(10, 1.0, 2, lambda num_kept: None)
     with Place(admission) as place:
         assert admission.num_items == 1
-        place.has(32)
+        place.set_num_items(32)
         assert (admission.num_requests, admission.num_items) == (1, 32)
-        place.has(20)
+        place.set_num_items(20)
         assert admission.num_items == 20
     assert (admission.num_requests, admission.num_items) == (0, 0)
 
@@ -147,10 +147,10 @@ def test_admission_place_counts_the_average_number_of_items_until_the_real_one_i
     admission = Admission(200, 1.0, 2, lambda num_kept: None)
     for _ in range(100):
         with Place(admission) as place:
-            place.has(32)
+            place.set_num_items(32)
     with Place(admission), Place(admission) as small:
         assert admission.num_items == 2 * 32
-        small.has(1)
+        small.set_num_items(1)
         assert admission.num_items == 33
     assert (admission.num_requests, admission.num_items) == (0, 0)
 
@@ -206,9 +206,9 @@ def test_requests_that_grow_beyond_the_capacity_start_an_overload() -> None:
     shed: list[int] = []
     admission = measured_admission(shed)
     with Place(admission) as place:
-        place.has(300)
+        place.set_num_items(300)
         before = admission.is_overloaded
-        place.has(999)
+        place.set_num_items(999)
         assert (before, admission.is_overloaded) == (False, True)
         assert shed == [admission.most_items]
 
@@ -218,7 +218,7 @@ def test_an_overload_admits_several_large_requests_so_that_the_model_never_idles
     of_single_images = admission.most_items
     for _ in range(100):
         with Place(admission) as place:
-            place.has(32)
+            place.set_num_items(32)
     assert of_single_images < 8 * 31 <= admission.most_items <= 8 * 32
 
 

@@ -271,7 +271,7 @@ def test_admission_counts_rows_not_requests() -> None:
     closed_loop(worker, 32, 5)
     list(worker.advance(6))
     worker.admission.enter()
-    worker.admission.grow(999)  # four seconds of work
+    worker.admission.correct_size(999)  # four seconds of work
     assert not worker.ask()
     worker.admission.leave(1000)
     assert worker.admission.num_items == 0
