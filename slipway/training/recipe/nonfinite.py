@@ -3,7 +3,7 @@
 The guard protects weights, optimizer, running statistics and the sums of the epoch. It checks the
 norm of the gradient once per optimizer step, so the host synchronises with the GPU only once; with
 DeepSpeed it reads the result of DeepSpeed's own check. A non-finite loss makes the gradient NaN,
-and the reduction of gradients spreads the NaN, so all ranks reach the same result. They communicate
+and the reduction of gradients spreads the NaN, so all ranks reach the same result; they communicate
 only to list the rows. In float16 the loss scaler handles an overflowing gradient, as long as the
 losses are finite and the scale can be lowered. A loss spike is skipped in the same way: its
 gradient is replaced by NaN.
@@ -46,6 +46,7 @@ class BatchLosses(NamedTuple):
 class _BadStep(NamedTuple):
     """A step in which some rank has a non-finite loss or gradient."""
 
+    name: str  # for messages, such as "step 3 (epoch 1)"
     has_bad_loss: bool  # otherwise every loss is finite and only the gradient is not
     num_rows: int
     ids: list[str]  # rows with a non-finite loss; all rows of the step if every loss is finite
@@ -151,25 +152,31 @@ class NonFiniteGuard:
             return batches
         assert self._buffers is not None
         _copy(self._saved_buffers, self._buffers)
-        step = f"step {trainer.global_step + 1} (epoch {trainer.current_epoch + 1})"
-        bad = self._find_bad_rows(batches)
+        bad = self._find_bad_rows(batches, trainer)
         if spike is not None:
-            self._scaler.restore()
-            self._rewinds = self._params.on_loss_spike == "rewind"
-            self._count_skip(trainer, _describe_spike(bad, step, self._step_loss, spike))
-            return []
-        if self._scaler.scales and not bad.has_bad_loss:
-            if self._scaler.value <= _MIN_LOSS_SCALE:
-                raise TrainingError(_describe_overflow(bad, step, self._scaler.value))
+            self._skip_spike(bad, spike, trainer)
+        elif bad.has_bad_loss or not self._scaler.is_dynamic:
+            self._skip_nonfinite(bad, trainer)
+        elif self._scaler.value <= _MIN_LOSS_SCALE:
+            raise TrainingError(_describe_overflow(bad, self._scaler.value))
+        else:
             return batches  # their losses are fine, and the scaler has lowered its scale
+        return []
+
+    def _skip_spike(self, bad: _BadStep, spike: str, trainer: Trainer) -> None:
         self._scaler.restore()
-        message = _describe_nonfinite(bad, step)
+        self._rewinds = self._params.on_loss_spike == "rewind"
+        self._count_skip(trainer, _describe_spike(bad, self._step_loss, spike))
+
+    def _skip_nonfinite(self, bad: _BadStep, trainer: Trainer) -> None:
+        """Skip the step, or raise TrainingError if `train.on_nonfinite` is fail."""
+        self._scaler.restore()
+        message = _describe_nonfinite(bad)
         if self._params.on_nonfinite == "fail":
             raise TrainingError(
                 f"{message} {_REMEDIES}, or skip such steps: train.on_nonfinite: skip."
             )
         self._count_skip(trainer, message)
-        return []
 
     def _was_applied(self, trainer: Trainer) -> bool:
         if isinstance(trainer.strategy, DeepSpeedStrategy):
@@ -190,7 +197,7 @@ class NonFiniteGuard:
                 flush=True,
             )
 
-    def _find_bad_rows(self, batches: list[BatchLosses]) -> _BadStep:
+    def _find_bad_rows(self, batches: list[BatchLosses], trainer: Trainer) -> _BadStep:
         rows = torch.cat([batch.rows for batch in batches]).tolist()
         finite = torch.isfinite(torch.cat([batch.losses for batch in batches])).tolist()
         own_bad = [row for row, is_finite in zip(rows, finite, strict=True) if not is_finite]
@@ -198,7 +205,12 @@ class NonFiniteGuard:
         # Ranks may have computed the same rows.
         bad = list(dict.fromkeys(row for rank_bad, _ in ranks for row in rank_bad))
         every = list(dict.fromkeys(row for _, rank_rows in ranks for row in rank_rows))
-        return _BadStep(bool(bad), len(every), [self._ids[row] for row in bad or every])
+        return _BadStep(
+            name=f"step {trainer.global_step + 1} (epoch {trainer.current_epoch + 1})",
+            has_bad_loss=bool(bad),
+            num_rows=len(every),
+            ids=[self._ids[row] for row in bad or every],
+        )
 
 
 class _LossScaler:
@@ -207,11 +219,11 @@ class _LossScaler:
     def __init__(self, scaler: Any) -> None:
         self._scaler = scaler
         self._is_torch = isinstance(scaler, torch.amp.GradScaler)
-        self.scales = self._is_torch or getattr(scaler, "dynamic", False)
+        self.is_dynamic = self._is_torch or getattr(scaler, "dynamic", False)
         self._state: dict[str, Any] = {}
         if self._is_torch:
             self._state = scaler.state_dict()
-        elif self.scales:
+        elif self.is_dynamic:
             self._state = dict(vars(scaler))
             # DeepSpeed would end the run in the middle of a step, with a bare Exception.
             scaler.raise_error_at_min_scale = False
@@ -224,38 +236,38 @@ class _LossScaler:
         """Restore the scaler after a non-finite loss, which a lower scale would not prevent."""
         if self._is_torch:
             self._scaler.load_state_dict(self._state)
-        elif self.scales:
+        elif self.is_dynamic:
             vars(self._scaler).update(self._state)
 
 
-def _describe_nonfinite(bad: _BadStep, step: str) -> str:
+def _describe_nonfinite(bad: _BadStep) -> str:
     ids = _list_ids(bad.ids)
     if bad.has_bad_loss:
         what = (
-            f"the loss is not finite in {step} for {len(bad.ids)} of {bad.num_rows} rows, with "
+            f"the loss is not finite in {bad.name} for {len(bad.ids)} of {bad.num_rows} rows, with "
             f"the ids {ids}."
         )
     else:
         what = (
-            f"the gradient is not finite in {step}, while the losses of all its {bad.num_rows} "
+            f"the gradient is not finite in {bad.name}, while the losses of all its {bad.num_rows} "
             f"rows are; their ids are {ids}."
         )
     return f"{what} No weight was changed by this step."
 
 
-def _describe_spike(bad: _BadStep, step: str, loss: float, spike: str) -> str:
+def _describe_spike(bad: _BadStep, loss: float, spike: str) -> str:
     return (
-        f"the loss {loss:.4g} of {step} is {spike} {WINDOW} steps; the ids of its rows are "
+        f"the loss {loss:.4g} of {bad.name} is {spike} {WINDOW} steps; the ids of its rows are "
         f"{_list_ids(bad.ids)}. No weight was changed by this step."
     )
 
 
-def _describe_overflow(bad: _BadStep, step: str, scale: float) -> str:
+def _describe_overflow(bad: _BadStep, scale: float) -> str:
     return (
-        f"the gradient overflows float16 in {step}, and the loss scale cannot be lowered any more: "
-        f"it is at {scale:g}. No weight was changed by this step. Use train.precision bf16-mixed "
-        "or 32-true, lower train.learning_rate, or look at the rows of this step, with the ids "
-        f"{_list_ids(bad.ids)}."
+        f"the gradient overflows float16 in {bad.name}, and the loss scale cannot be lowered any "
+        f"more: it is at {scale:g}. No weight was changed by this step. Use train.precision "
+        "bf16-mixed or 32-true, lower train.learning_rate, or look at the rows of this step, with "
+        f"the ids {_list_ids(bad.ids)}."
     )
 
 
