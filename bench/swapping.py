@@ -36,7 +36,7 @@ from slipway.serving.settings import Settings, read_settings
 from slipway.system import files
 from tests.serving.bundles import CONTRACT, WEIGHTS, classifier, picture
 from tests.serving.rolling import write_candidate
-from tests.serving.rollout.test_processes import resident_mib
+from tests.serving.rollout.test_rollout_processes import resident_mib
 from tests.serving.server import Server, environment, running
 
 NUM_CONNECTIONS = 8

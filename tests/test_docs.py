@@ -193,24 +193,6 @@ def test_check_reports_a_broken_link() -> None:
     ]
 
 
-def missing_paths(text: str) -> list[str]:
-    """List paths in backticks that do not exist in the repository."""
-    named = re.findall(r"`((?:slipway|serving|stages|tests|launch|bench)/[\w./]+)`", text)
-    placeholders = re.compile(r"/(?:X/|NAME)")
-    return [path for path in named if not (ROOT / path).exists() and not placeholders.search(path)]
-
-
-def test_every_file_mentioned_in_the_docs_exists() -> None:
-    """Decisions are exempt: they may mention files of their time."""
-    pages = [page for page in PAGES if page.parent.name != "decisions"]
-    assert [path for page in pages for path in missing_paths(page.read_text())] == []
-
-
-def test_check_reports_a_page_that_mentions_a_missing_file() -> None:
-    text = "`slipway/gone.py`, `stages/NAME.py`, `tests/X/test_y.py` and `slipway/config/params.py`"
-    assert missing_paths(text) == ["slipway/gone.py"]
-
-
 def is_module(name: str) -> bool:
     found = importlib.util.find_spec(name)
     return found is not None and (
@@ -229,14 +211,12 @@ def unknown_commands(page: str) -> set[str]:
     return {
         *(f"slipway {verb}" for verb in verbs if verb not in VERBS),
         *(f"make {target}" for target in made if target not in targets),
-        *(f"python -m {name}" for name in modules if not is_module(name)),
+        *(f"python -m {name}" for name in modules if not is_module(name.replace("NAME", "train"))),
     }
 
 
 def test_every_command_mentioned_in_the_docs_exists() -> None:
-    """Decisions are exempt: they may mention commands of their time."""
-    pages = [page for page in PAGES if page.parent.name != "decisions"]
-    found = {page.name: unknown_commands(page.read_text()) for page in pages}
+    found = {page.name: unknown_commands(page.read_text()) for page in PAGES}
     assert {name: unknown for name, unknown in found.items() if unknown} == {}
 
 

@@ -120,9 +120,13 @@ _open: list[Seal] = []  # seals of the stage that this process runs
 def sealed(stage: str | None, content: dict[str, Any]) -> Iterator[None]:
     """Seal the inputs of `stage` while the block runs. `content` is that of params.yaml.
 
-    Nothing is sealed without a `stage`, in the stage `code`, and in training processes that another
-    process started. Raises SealError if the seal of an earlier stage does not match dvc.lock, if
-    code.yaml is of other code, or if inputs change during the block.
+    Nothing is sealed
+    * without a `stage`,
+    * in the stage `code`,
+    * in training processes that another process started.
+
+    Raises SealError if the seal of an earlier stage does not match dvc.lock, if code.yaml is of
+    other code, or if inputs change during the block.
     """
     if stage is None or stage == "code" or any(_rank(name) > 0 for name in _RANKS):
         yield

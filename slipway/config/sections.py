@@ -92,8 +92,8 @@ Columns = Annotated[dict[str, ColumnParams], Field(examples=[{"age": _COLUMN}])]
 class DataParams(ParamsSection):
     """Location of the raw data and the meaning of its columns."""
 
-    # A folder with one sub-folder per class, a .csv or .parquet file, or a .zip, .tar or .tar.gz
-    # of these.
+    # A folder with one sub-folder per class, a table (.csv, .parquet, .pq, .jsonl, .ndjson, .xlsx),
+    # or a .zip, .tar or .tar.gz of these.
     path: Annotated[str, Field(examples=["data/raw"])]
     # Paths and globs inside the folder `path`, which are joined; null: all of `path` is one source.
     sources: Annotated[list[str], Field(min_length=1, examples=[["2024/*.csv"]])] | None

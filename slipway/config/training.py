@@ -131,7 +131,7 @@ class TrainParams(ParamsSection):
         "deepspeed_stage_3",
     ]
     # Processes that share a copy of the network. Only for tensor_parallel, pipeline and fsdp. null:
-    # all; with fsdp none.
+    # all processes share one copy; with fsdp, no processes share one.
     model_parallel: Annotated[int, Field(ge=2)] | None
     precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
     accelerator: Literal["auto", "cpu", "gpu"]

@@ -48,8 +48,8 @@ class InputReference(Contract):
 
     features: list[FeatureReference] = Field(min_length=1)
     joint: JointReference | None  # reference of all numbers together; null with fewer than two
-    # Number of rows that alone have a feature's smallest or largest value. As many of equally many
-    # new rows are expected outside the range.
+    # Rows that hold a unique minimum or maximum of a feature: the number of rows outside the range
+    # to expect in a window of equal size.
     outside: int
     rows: int
 
@@ -92,10 +92,10 @@ class Reference:
 
 
 class References(Contract):
-    """The distributions of inputs and answers in validation: `drift.json` of a bundle.
+    """The distributions of inputs and answers: `drift.json` of a bundle.
 
-    The service compares its traffic with it. Inputs have one reference, answers one for each
-    variant of the model, such as fp32 and int8.
+    The service compares its traffic with it. Inputs of training and validation have one reference,
+    answers to validation rows one for each variant of the model, such as fp32 and int8.
     """
 
     format_version: Literal[3]

@@ -67,7 +67,7 @@ class Explanation:
     of: str  # the label whose probability is explained, or "value"
     answer: float  # that probability or value
     rows: int  # changed copies that the model ran
-    details: dict[str, Any]  # of `kind`; docs/serving.md lists them under /explain
+    details: dict[str, Any]  # of `kind`; docs/reference/serving.md lists them under /explain
 
 
 def prediction_of(answer: Mapping[str, Any]) -> Prediction:

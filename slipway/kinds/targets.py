@@ -36,7 +36,7 @@ class TargetKind:
     column: Literal["label", "target"]  # of the target in the table of clean rows
     has_classes: bool  # targets are classes, not numbers
     # True: a row can have several labels. Targets and outputs are then (rows, labels), and the
-    # table of clean rows has each row's labels as one text (slipway/data/rules/label_sets.py).
+    # table of clean rows has each row's labels as one text (slipway/artifacts/label_sets.py).
     several: bool
     dtype: Literal["int64", "float32"]  # of the targets in a training batch
     rules: tuple[str, ...]  # cleaning rules that apply only to this kind of target

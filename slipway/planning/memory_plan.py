@@ -152,7 +152,7 @@ def trace_stage(
     half: torch.dtype | None,
 ) -> StepMemory:
     """Trace a step of `rows` rows on the stage of a pipeline that takes the most memory."""
-    # This is the first or the last stage: those between hold fewer micro-batches than the first.
+    # One of these two takes the most: stages between them hold fewer micro-batches than the first.
     found = [
         _stage_memory(network, params, rows, num_micro_batches, index, num_stages, half)
         for index in {0, num_stages - 1}

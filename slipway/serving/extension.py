@@ -1,7 +1,8 @@
 """The interface of extensions, the optional features in slipway/serving/extensions.py.
 
 An extension may import the core (application, worker, endpoints and below). The core never imports
-an extension, and no extension imports another. Reasons: docs/decisions/0022.
+an extension, and no extension imports another. The reasons are in
+docs/decisions/0022-extensions-of-the-service.md.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -83,13 +83,7 @@ def misplaced_tests(tests: Iterable[str], paths: Iterable[str]) -> Iterator[Find
         if room not in folders:
             yield Finding("mirror", test, 1, f"there is no {room}/")
         elif homes and room not in homes and f"{room}/{name}" not in folders:
-            near = [home for home in homes if _of_service(home) == _of_service(room)]
-            if near:
-                yield Finding("mirror", test, 1, f"{name}.py lies in {', '.join(near)}")
-
-
-def _of_service(folder: str) -> bool:
-    return folder.startswith("slipway/serving")
+            yield Finding("mirror", test, 1, f"{name}.py lies in {', '.join(homes)}")
 
 
 def mirrored_room(folder: str) -> str | None:

@@ -1,11 +1,14 @@
 """The rooms of the code, from the bottom up, and the arrows between them.
 
 An arrow is an import from one room into another. Each table lists its rooms in order and names
-the rooms that each one may import. A row may name earlier rows only, so no circle can be written
-down. A module that lies directly in a divided folder is a room of its own if it has a row.
-Without a row it stands above the rooms of its folder: it may import all, and none may import it.
+the rooms that each one may import: `metrics` may import `artifacts`. A row may name earlier rows
+only, so no circle can be written down: `artifacts` cannot name `metrics`. A module that lies
+directly in a divided folder is a room of its own if it has a row, as `slipway/serving/worker.py`.
+Without a row it stands above the rooms of its folder, as `slipway/training/run.py`: it may import
+all, and none may import it.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +160,15 @@ def upward_rows(table: Table) -> list[str]:
         for other in others
         if other not in order[:place]
     ]
+
+
+def drawn_rooms(page: str) -> list[str]:
+    """The rooms in the picture of CONTRIBUTING.md, from the bottom up."""
+    picture = page.partition("## The rooms")[2].split("```")[1]
+    lines = [re.findall(r"\b([a-z_]+)/(?=  | *$)", line) for line in picture.splitlines()]
+    ring_0 = re.search(r"ring 0: (.+)", picture)
+    lowest = ring_0[1].split()[::-1] if ring_0 else []
+    return [*lowest, *(room for line in reversed(lines) for room in line)]
 
 
 def unlisted_rooms(root: Path, folder: str) -> list[str]:

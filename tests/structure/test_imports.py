@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from slipway.kinds.code_digest import reached_files
-from tests.structure.rooms import RING_0, TABLES, forbidden_arrows, unlisted_rooms, upward_rows
+from tests.structure.rooms import (
+    RING_0,
+    ROOMS,
+    TABLES,
+    drawn_rooms,
+    forbidden_arrows,
+    unlisted_rooms,
+    upward_rows,
+)
 from tests.structure.syntax import imports
 
 PACKAGES_OF_RING_0 = {
@@ -42,6 +50,20 @@ def test_a_row_that_names_a_later_one_is_reported() -> None:
         "low -> high",
         "high -> high",
     ]
+
+
+def test_the_picture_of_the_rooms_has_each_of_them_above_those_that_it_imports(root: Path) -> None:
+    drawn = drawn_rooms((root / "CONTRIBUTING.md").read_text())
+    assert sorted(drawn) == sorted(ROOMS)
+    assert upward_rows({room: ROOMS[room] for room in drawn}) == []
+
+
+def test_a_room_that_the_picture_lacks_or_has_too_low_is_reported(root: Path) -> None:
+    page = (root / "CONTRIBUTING.md").read_text()
+    assert set(ROOMS) - set(drawn_rooms(page.replace("replay/ ", "        "))) == {"replay"}
+    turned = page.replace("stages/ ", "data/ ").replace("   data/ ", "   stages/ ")
+    drawn = drawn_rooms(turned)
+    assert "stages -> training" in upward_rows({room: ROOMS[room] for room in drawn})
 
 
 @pytest.mark.parametrize("folder", TABLES)

@@ -56,10 +56,12 @@ class Tolerance:
             values and OOD scores it is relative to the largest one if that is above 1. If it is
             set, all labels must be equal.
         max_metric_loss: largest allowed loss, in accuracy points or as relative growth of the RMSE.
-            It also limits the loss of macro F1. The smaller end of the loss's paired interval is
-            compared, because a single row proves nothing; a budget below one row allows one row.
-            If it is set, the fraction of rows flagged as OOD may exceed the reference's by at most
-            the requested fraction, compared at the favourable ends of both intervals.
+            * It also limits the loss of macro F1.
+            * The smaller end of the loss's paired interval is compared, because a single row proves
+              nothing.
+            * A budget below one row allows one row.
+            * If it is set, the fraction of rows flagged as OOD may exceed the reference's by at
+              most the requested fraction, compared at the favourable ends of both intervals.
         noise: absolute, added to `max_difference`. A label may flip if the two best probabilities
             are within twice the noise.
         score_noise: absolute, added to the bound of the OOD scores.
@@ -123,7 +125,7 @@ class HopComparison:
         problems += _score_problems(distances.score, bounds)
 
         losses = self._losses(before.metric, metric, changes, tolerance)
-        # A single changed row costs a rare class more than its share.
+        # One flipped row may cost macro F1 more than 1 / N, so one row is always allowed.
         is_one_row = self._has_changed_one_row(measured)
         beyond_budget = [loss.problem() for loss in losses if loss.is_proven and not is_one_row]
         beyond_budget += _outlier_problems(self._outliers(measured), bounds)

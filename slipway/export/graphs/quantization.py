@@ -93,7 +93,7 @@ class StaticQuantizer:
         in_fp32: Collection[str] = (),
         only: str | None = None,
     ) -> bytes:
-        """Return the graph with every layer quantized but `in_fp32`, or with the layer `only`.
+        """Return the graph with only the layer `only` quantized, or all layers but `in_fp32`.
 
         For the CPU, sums and ReLUs between convolutions are quantized too, unless a layer stays in
         fp32.

@@ -1,4 +1,4 @@
-"""Loads models and runs them: batching, admission, observers. Knows nothing of HTTP bodies.
+"""Runs the served model: batching, admission, observers. Knows nothing of HTTP bodies.
 
-Independent of HTTP bodies.
+`slipway/predictor/` loads models and builds their answers.
 """

@@ -36,7 +36,7 @@ logger = logging.getLogger("bentoml.slipway")
 
 MAX_LABELS = 1000  # most labels of one request
 MAX_WAITING = 32  # most requests that wait for the thread
-# Until a label that came right after its prediction is joined: workers store predictions together.
+# A label may arrive before the workers have stored its prediction. It is joined within this time.
 JOINS_WITHIN_S = math.ceil(GATHER_S + MERGE_S)
 _MAX_VALUES = 6 * MAX_LABELS + 16  # brackets, commas and strings of MAX_LABELS labels
 SANE_ID = "[A-Za-z0-9._-]{1,64}"

@@ -41,7 +41,9 @@ def receive_payload(
     kind: str,
     require_room: Callable[[], None],
 ) -> Coroutine[Any, Any, Callable[[], Payload]]:
-    """Read a body for a model with this kind of input. Awaits a function that parses it, once.
+    """Read a body for a model with this kind of input.
+
+    Returns, once awaited, a function that parses the body; call it once.
 
     `require_room` is called before the body is awaited, and may raise Refusal. Raises Refusal for
     another kind of input, and ClientDisconnectedError if the client disconnected.
