@@ -81,7 +81,7 @@ class Ratio(Contract):
     high: float
 
 
-class VariantFigures(Contract):
+class MeasuredFigures(Contract):
     """Measured quality of a variant on all validation rows, and its speed on the export machine."""
 
     metric: Metric  # accuracy, or RMSE for a numeric target
@@ -103,6 +103,11 @@ class VariantFigures(Contract):
     throughput: Ratio
     bytes: int  # of the file
     memory_bytes: int | None  # added to a process by loading and one batch; null if unknown
+
+
+class VariantFigures(MeasuredFigures):
+    """The figures of a variant, and the verdict that they led to."""
+
     verdict: str  # reason for choosing it or not
 
 

@@ -36,6 +36,7 @@ from slipway.artifacts.golden_rows import (
     golden_budget,
     golden_rows_bytes,
 )
+from slipway.artifacts.leaderboard import Attempt, Leaderboard
 from slipway.artifacts.uncertainty import Calibration
 from slipway.config.sections import ExportParams
 from slipway.data.engine.randomness import drawn_order
@@ -67,7 +68,6 @@ from slipway.export.precision.thresholds import own_coverage, own_thresholds
 from slipway.inputs.contract import InputContract, input_name
 from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import Resampling
-from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard
 from slipway.system import files
 from slipway.system.errors import BundleError
 from slipway.training.uncertainty.calibrated_network import CalibratedNetwork

@@ -54,7 +54,12 @@ def sample_class_folders(
     files: list[list[str]] = []
     empty: list[str] = []
     tops = [(root / name, split) for name, split in splits.items()] or [(root, "")]
-    places = [(folder, split) for top, split in tops for folder in _subfolders(top)]
+    places = [
+        (Path(entry.path), split)
+        for top, split in tops
+        for entry in visible_entries(top)
+        if entry.is_dir()
+    ]
     for folder, split in places:
         if time.monotonic() - begin > _MOST_SECONDS:
             is_exact = False
@@ -120,7 +125,3 @@ def payloads(files: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         payload, fault = read_file(name)
         if not fault:
             yield name, payload
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return [Path(entry.path) for entry in visible_entries(folder) if entry.is_dir()]

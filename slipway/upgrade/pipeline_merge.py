@@ -66,7 +66,11 @@ def _merged(base: Any, theirs: Any, ours: Any, place: str, conflicts: list[str])
         return theirs
     if theirs == base:
         return ours
-    if isinstance(theirs, dict) and isinstance(ours, dict) and _is_alike(theirs, ours):
+    if (
+        isinstance(theirs, dict)
+        and isinstance(ours, dict)
+        and ("cmd" in theirs) == ("cmd" in ours)  # else a stage has another form, such as `foreach`
+    ):
         return _mappings(base if isinstance(base, dict) else {}, theirs, ours, place, conflicts)
     if isinstance(theirs, list) and isinstance(ours, list):
         mine, new = keyed(theirs), keyed(ours)
@@ -83,11 +87,6 @@ def _merged(base: Any, theirs: Any, ours: Any, place: str, conflicts: list[str])
         + "; expected one of them. Yours stays: change it by hand unless you mean it"
     )
     return theirs
-
-
-def _is_alike(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Return False for a stage in another form, such as one with `foreach`."""
-    return ("cmd" in theirs) == ("cmd" in ours)
 
 
 def _mappings(

@@ -136,12 +136,10 @@ def target_cells(cells: list[Any], base: RawColumn, data: DataParams) -> pa.Arra
         return pa.array([None if cell is None else label_of(cell) for cell in cells], pa.string())
     if any(isinstance(cell, str) for cell in cells):
         unit = typed_column(base, "number").unit if base.stored == "text" else ""
-        return _as_text([f"{_text(cell)}{unit}" if _is_number(cell) else cell for cell in cells])
+        return _as_text(
+            [f"{_text(cell)}{unit}" if isinstance(cell, int | float) else cell for cell in cells]
+        )
     return pa.array(cells, pa.float64())
-
-
-def _is_number(cell: Any) -> bool:
-    return isinstance(cell, int | float)
 
 
 def _as_text(cells: list[Any]) -> pa.Array:

@@ -92,7 +92,8 @@ def _apply_conflict_rule(
     if len(found) > 1:
         rule = "conflicting_label" if has_classes else "conflicting_target"
         shown = listed([str(target) for target in found])
-        detail = f"the same inputs with {shown}: rows {_names(rows, ledger)}"
+        sources = listed([ledger.source(row) for row in sorted(rows)])
+        detail = f"the same inputs with {shown}: rows {sources}"
         ledger.apply(rules.conflicting_label, rule, ((row, detail) for row in rows))
 
 
@@ -102,10 +103,6 @@ def _others(rows: list[int], ledger: Ledger) -> dict[int, str]:
     # Rows that `listed` does not show have the same text, so the time stays linear.
     texts = [listed(names[:place] + names[place + 1 :]) for place in range(MAX_SHOWN + 1)]
     return {row: texts[min(place, MAX_SHOWN)] for place, row in enumerate(rows)}
-
-
-def _names(rows: list[int], ledger: Ledger) -> str:
-    return listed([ledger.source(row) for row in sorted(rows)])
 
 
 def _mixed(matrix: NDArray[np.int64]) -> NDArray[np.uint64]:

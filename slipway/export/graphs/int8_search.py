@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.artifacts.leaderboard import Attempt
 from slipway.export.graphs.graph import onnx_answers
 from slipway.export.graphs.quantization import CALIBRATORS, Calibrator, StaticQuantizer
-from slipway.reports.pages.leaderboard_page import Attempt, loss_of
 
 Loss = Callable[[bytes], float]
 LIMIT_S = 60.0
@@ -55,7 +55,7 @@ def search(
         if (not attempts or time.monotonic() < deadline) and is_enough(calibrator, []):
             break
     else:
-        best = min(attempts, key=loss_of).calibrator
+        best = min(attempts, key=lambda attempt: attempt.loss).calibrator
         order = most_sensitive_first(quantizer, best, fp32, rows, deadline)
         for power in range(int(_MAX_FRACTION_IN_FP32 * len(order)).bit_length()):
             if time.monotonic() > deadline or is_enough(best, order[: 2**power]):

@@ -15,6 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import OutputContract, Precision, Target
+from slipway.artifacts.leaderboard import Attempt
 from slipway.artifacts.uncertainty import Answers
 from slipway.data.engine.randomness import drawn_order
 from slipway.data.store.packed import PackedManifest, open_split
@@ -31,7 +32,6 @@ from slipway.export.graphs.quantization import (
 from slipway.export.graphs.trees import has_trees
 from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import input_kind
-from slipway.reports.pages.leaderboard_page import Attempt
 from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.system.errors import ParityError
 

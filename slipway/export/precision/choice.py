@@ -7,7 +7,7 @@ a verdict in words.
 
 from collections.abc import Mapping, Sequence
 
-from slipway.artifacts.bundle import Choice, VariantFigures
+from slipway.artifacts.bundle import Choice, MeasuredFigures, VariantFigures
 from slipway.config.sections import GoalParams
 from slipway.kinds.registry import Task
 from slipway.reports.console import size
@@ -18,7 +18,7 @@ _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 
 
 def choose(
-    figures: Mapping[str, VariantFigures],
+    figures: Mapping[str, MeasuredFigures],
     meant_for: Mapping[str, bool],
     goal: GoalParams,
     task: Task,
@@ -44,7 +44,7 @@ def choose(
     }
     verdicts |= {"fp32": "the reference", chosen: "chosen"}
     judged = {
-        variant: found.model_copy(update={"verdict": verdicts[variant]})
+        variant: VariantFigures(**dict(found), verdict=verdicts[variant])
         for variant, found in figures.items()
     }
     rivals = [variant for variant in judged if variant != "fp32" and meant_for[variant]]
@@ -59,7 +59,7 @@ def choose(
 
 
 def why_not(
-    found: VariantFigures, goal: GoalParams, task: Task, provider: str, *, is_meant_for: bool
+    found: MeasuredFigures, goal: GoalParams, task: Task, provider: str, *, is_meant_for: bool
 ) -> str | None:
     """Return the reason why a variant cannot be chosen for a provider; None if it can."""
     if not is_meant_for:
@@ -80,7 +80,9 @@ def why_not(
     return None
 
 
-def _why_behind(found: VariantFigures, best: VariantFigures, chosen: str, goal: GoalParams) -> str:
+def _why_behind(
+    found: MeasuredFigures, best: MeasuredFigures, chosen: str, goal: GoalParams
+) -> str:
     if goal.prefer == "smallest":
         return f"not smaller than {chosen}: {size(found.bytes)}, {size(best.bytes)}"
     return f"fits, but {chosen} is faster"

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.artifacts.bundle import Choice, Metric, ModelFile, OutputContract, VariantFigures
+from slipway.artifacts.bundle import Choice, MeasuredFigures, Metric, ModelFile, OutputContract
+from slipway.artifacts.leaderboard import Attempt, Leaderboard, LeaderboardLine
 from slipway.artifacts.uncertainty import Answers, Calibration, flipped_rows
 from slipway.config.sections import GoalParams
 from slipway.data.store.packed import PackedSplit
 from slipway.export.certification.lineage import describe_hardware
-from slipway.export.certification.timings import Timings, measure_in_turns, repeated_rows
+from slipway.export.certification.timings import measure_in_turns, repeated_rows
 from slipway.export.graphs.variants import refuse_broken
 from slipway.export.precision.choice import choose
 from slipway.export.precision.session_memory import session_peak_bytes
@@ -26,7 +27,6 @@ from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, measure
 from slipway.metrics.uncertainty import ood_fraction, score_rank
-from slipway.reports.pages.leaderboard_page import Attempt, Leaderboard, LeaderboardLine
 from slipway.runtimes.runtime import Runner, open_onnx, run_in_batches, why_unavailable
 
 PROVIDERS = ("cpu", "cuda")
@@ -64,6 +64,15 @@ class Effort:
 FULL = Effort(limit_s=20.0, memory=True)
 
 
+@dataclass(frozen=True)
+class MeasuredVariant:
+    """One variant on one provider, before one of them is chosen."""
+
+    figures: MeasuredFigures
+    flipped: list[str]  # ids of the rows whose label is not fp32's
+    rows_per_second: dict[int, float]  # medians by batch size
+
+
 def make_leaderboard(
     root: Path,
     models: Mapping[str, ModelFile],
@@ -87,27 +96,35 @@ def make_leaderboard(
             continue
         meant_for = {variant: provider in model.meant_for for variant, model in models.items()}
         # The same as in `verify`: every variant on the CPU, and on CUDA those meant for it.
-        measured = [variant for variant in models if provider == "cpu" or meant_for[variant]]
+        graphs = {
+            variant: root / model.file
+            for variant, model in models.items()
+            if provider == "cpu" or meant_for[variant]
+        }
         runners: dict[str, Runner] = {
             variant: open_onnx(
-                (root / models[variant].file).read_bytes(),
+                graph.read_bytes(),
                 variant=variant,
                 precision=models[variant].precision,
                 provider=provider,
                 num_threads=0,
             )
-            for variant in measured
+            for variant, graph in graphs.items()
         }
-        found = measure_provider(provider, runners, contest, effort)
-        figures = {
-            variant: _add_sizes(line, root, models[variant], contest, effort)
-            for variant, line in found.items()
-        }
-        choices[provider] = choose(figures, meant_for, goal, contest.task, provider, hardware)
-        judged = choices[provider].figures
+        found = measure_provider(provider, runners, graphs, contest, effort)
+        figures = {variant: one.figures for variant, one in found.items()}
+        choice = choose(figures, meant_for, goal, contest.task, provider, hardware)
+        choices[provider] = choice
         lines += [
-            line.model_copy(update={"figures": judged[v], "is_meant_for": meant_for[v]})
-            for v, line in found.items()
+            LeaderboardLine(
+                variant=variant,
+                provider=provider,
+                is_meant_for=meant_for[variant],
+                flipped=one.flipped,
+                rows_per_second=one.rows_per_second,
+                figures=choice.figures[variant],
+            )
+            for variant, one in found.items()
         ]
     return Leaderboard(
         task=contest.task,
@@ -122,9 +139,16 @@ def make_leaderboard(
 
 
 def measure_provider(
-    provider: str, runners: Mapping[str, Runner], contest: Contest, effort: Effort
-) -> dict[str, LeaderboardLine]:
-    """Return a line with predictions and speed for each variant; size and memory come later."""
+    provider: str,
+    runners: Mapping[str, Runner],
+    graphs: Mapping[str, Path],
+    contest: Contest,
+    effort: Effort,
+) -> dict[str, MeasuredVariant]:
+    """Measure predictions, speed, size and memory of each variant on one provider.
+
+    Memory is measured on the CPU only, because the figure is the memory of a process.
+    """
     inputs = contest.validation.inputs
     answers = {
         variant: run_in_batches(runner.run, inputs, _BATCH_SIZE)
@@ -136,20 +160,30 @@ def measure_provider(
     timings = measure_in_turns(
         runners, inputs, contest.largest_batch, effort.limit_s, contest.resampling.confidence
     )
-    lines = {}
+    has_memory = effort.memory and provider == "cpu"
+    measured: dict[str, MeasuredVariant] = {}
     for variant, found in answers.items():
-        both = contest.thresholds_of(variant), contest.thresholds_of("fp32")
-        flipped = flipped_rows(found.outputs, reference.outputs, both)
-        figures = _figures(variant, found, reference, runners[variant], timings, contest)
-        lines[variant] = LeaderboardLine(
-            variant=variant,
-            provider=provider,
-            is_meant_for=True,
-            flipped=[contest.validation.ids[row] for row in flipped],
-            rows_per_second=timings.rows_per_second(variant),
-            figures=figures.model_copy(update={"num_flipped": len(flipped)}),
+        speeds = timings.rows_per_second(variant)
+        largest = repeated_rows(inputs, max(speeds))
+        thresholds = contest.thresholds_of(variant), contest.thresholds_of("fp32")
+        flipped = flipped_rows(found.outputs, reference.outputs, thresholds)
+        batch_size, confidence = timings.best_batch_size(variant), contest.resampling.confidence
+        figures = MeasuredFigures(
+            **_quality(variant, found, reference, contest),
+            num_flipped=len(flipped),
+            batch_dependence=_batch_dependence(runners[variant], found.outputs, contest),
+            p50_ms=timings.p50_ms(variant),
+            p99_ms=timings.p99_ms(variant),
+            rows_per_second=speeds[batch_size],
+            batch_size=batch_size,
+            latency=timings.latency(variant, "fp32", confidence),
+            throughput=timings.throughput(variant, "fp32", confidence),
+            bytes=graphs[variant].stat().st_size,
+            memory_bytes=session_peak_bytes(graphs[variant], largest) if has_memory else None,
         )
-    return lines
+        ids = [contest.validation.ids[row] for row in flipped]
+        measured[variant] = MeasuredVariant(figures, ids, speeds)
+    return measured
 
 
 def metric_loss(
@@ -182,50 +216,21 @@ def metric_loss(
     )
 
 
-def _figures(
-    variant: str,
-    answers: Answers,
-    expected: Answers,
-    runner: Runner,
-    timings: Timings,
-    contest: Contest,
-) -> VariantFigures:
+def _quality(variant: str, answers: Answers, expected: Answers, contest: Contest) -> dict[str, Any]:
+    """Return the fields of MeasuredFigures that compare answers with the targets and with fp32."""
     task, targets, resampling = contest.task, contest.validation.targets, contest.resampling
     found, reference = answers.outputs, expected.outputs
     calibration, confidence = contest.calibrations.get(variant), resampling.confidence
-    name, batch_size = kind_of(task).target.headline, timings.best_batch_size(variant)
-    return VariantFigures(
-        metric=measure(
-            task,
-            targets,
-            found,
-            resampling,
-            names=[name],
-            thresholds=contest.thresholds_of(variant),
-        )[name],
-        metric_loss=metric_loss(
-            task,
-            targets,
-            reference,
-            found,
-            resampling,
-            (contest.thresholds_of("fp32"), contest.thresholds_of(variant)),
-        ),
-        max_difference=float(np.abs(found - reference).max()),
-        num_flipped=0,
-        outliers=ood_fraction(answers.scores, calibration, confidence) if calibration else None,
-        score_rank=score_rank(answers.scores, expected.scores),
-        batch_dependence=_batch_dependence(runner, found, contest),
-        p50_ms=timings.p50_ms(variant),
-        p99_ms=timings.p99_ms(variant),
-        rows_per_second=timings.rows_per_second(variant)[batch_size],
-        batch_size=batch_size,
-        latency=timings.latency(variant, "fp32", confidence),
-        throughput=timings.throughput(variant, "fp32", confidence),
-        bytes=0,
-        memory_bytes=None,
-        verdict="",
-    )
+    name = kind_of(task).target.headline
+    own, of_fp32 = contest.thresholds_of(variant), contest.thresholds_of("fp32")
+    metrics = measure(task, targets, found, resampling, names=[name], thresholds=own)
+    return {
+        "metric": metrics[name],
+        "metric_loss": metric_loss(task, targets, reference, found, resampling, (of_fp32, own)),
+        "max_difference": float(np.abs(found - reference).max()),
+        "outliers": ood_fraction(answers.scores, calibration, confidence) if calibration else None,
+        "score_rank": score_rank(answers.scores, expected.scores),
+    }
 
 
 def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Contest) -> float:
@@ -239,17 +244,3 @@ def _batch_dependence(runner: Runner, found: NDArray[np.float32], contest: Conte
     if kind_of(contest.task).target.has_classes:
         return largest
     return largest / max(1.0, float(np.abs(found).max()))  # the same as in `verify`
-
-
-def _add_sizes(
-    line: LeaderboardLine, root: Path, model: ModelFile, contest: Contest, effort: Effort
-) -> VariantFigures:
-    """Add the file size, and the memory used with the largest timed batch, to a line.
-
-    Memory is measured on the CPU only, because the figure is the memory of a process.
-    """
-    memory = None
-    if effort.memory and line.provider == "cpu":
-        batch = repeated_rows(contest.validation.inputs, max(line.rows_per_second))
-        memory = session_peak_bytes(root / model.file, batch)
-    return line.figures.model_copy(update={"bytes": model.bytes, "memory_bytes": memory})

@@ -1,19 +1,14 @@
-"""Builds `reports/leaderboard.json` and `.html`: every variant on every provider, and the choice.
+"""Writes the leaderboard as text and as `reports/leaderboard.html`."""
 
-Accuracy and size belong to the graph, speed and memory to the machine that exported it.
-"""
-
-import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-from slipway.artifacts.bundle import Choice, Provider, Ratio, VariantFigures
+from slipway.artifacts.bundle import Choice, Ratio, VariantFigures
+from slipway.artifacts.leaderboard import Attempt, Leaderboard, LeaderboardLine
 from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.uncertainty import MIN_SCORE_RANK
 from slipway.reports.console import interval, number, size, text_table
 from slipway.reports.pages.html_page import Html, page, paragraph, section, table, tiles
 from slipway.reports.pages.intervals import IntervalRow, interval_chart
-from slipway.system.contract import Contract
 
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA"}
 _NOTES = (
@@ -26,47 +21,6 @@ _NOTES = (
     "correlation of its OOD scores with fp32's: far below 1, it detects fewer unusual inputs.",
     "Memory is the most that loading the graph and running one batch add to a fresh process.",
 )
-
-
-class Attempt(Contract):
-    """One attempt to quantize a static int8 graph."""
-
-    calibrator: Literal["minmax", "percentile", "entropy"]
-    in_fp32: list[str]  # layers that were not quantized
-    metric_loss: float | None  # on validation rows; null for answers that are not finite
-
-
-class LeaderboardLine(Contract):
-    """One variant on one provider: its figures, and values that the bundle does not store."""
-
-    variant: str
-    provider: str
-    is_meant_for: bool  # else it is measured, but never chosen
-    flipped: list[str]  # ids of the validation rows whose label is not fp32's
-    rows_per_second: dict[int, float]  # medians by batch size
-    figures: VariantFigures
-
-
-class Leaderboard(Contract):
-    """The content of `reports/leaderboard.json`."""
-
-    task: Task
-    metric: str  # "accuracy" or "rmse"
-    rows: int  # of the validation split
-    lines: list[LeaderboardLine]
-    choice: dict[Provider, Choice]
-    absent: dict[str, str]  # unavailable providers, each with the reason
-    left_out: dict[str, str]  # requested variants that were not made, each with the reason
-    attempts: dict[str, list[Attempt]]  # by variant, if it took more than one
-
-    def lines_on(self, provider: str) -> list[LeaderboardLine]:
-        """Return the lines of one provider."""
-        return [line for line in self.lines if line.provider == provider]
-
-
-def loss_of(attempt: Attempt) -> float:
-    """Return the metric loss of an attempt; infinity if its outputs were not finite."""
-    return math.inf if attempt.metric_loss is None else attempt.metric_loss
 
 
 def leaderboard_text(board: Leaderboard) -> str:
@@ -94,11 +48,11 @@ def leaderboard_text(board: Leaderboard) -> str:
     parts += [f"{provider}: not measured, `verify` says why" for provider in board.absent]
     parts += [f"{variant}: left out, {reason}" for variant, reason in board.left_out.items()]
     for variant, attempts in board.attempts.items():
-        best = min(attempts, key=loss_of)
+        best = min(attempts, key=lambda attempt: attempt.loss)
         in_fp32 = f" and {', '.join(best.in_fp32)} in fp32" if best.in_fp32 else ""
         parts.append(
             f"{variant}: {len(attempts)} attempts to quantize; the smallest loss, "
-            f"{number(loss_of(best))}, has {best.calibrator} ranges{in_fp32}"
+            f"{number(best.loss)}, has {best.calibrator} ranges{in_fp32}"
         )
     return "\n".join(parts)
 
@@ -215,7 +169,7 @@ def _speed(name: str, lines: Sequence[LeaderboardLine]) -> Html:
 
 def _attempts(attempts: Mapping[str, Sequence[Attempt]]) -> Html:
     rows = [
-        [variant, one.calibrator, ", ".join(one.in_fp32) or "none", number(loss_of(one))]
+        [variant, one.calibrator, ", ".join(one.in_fp32) or "none", number(one.loss)]
         for variant, tried in attempts.items()
         for one in tried
     ]

@@ -17,7 +17,6 @@ from slipway.export.graphs.quantization import (
     dynamic_graph,
     why_not_dynamic,
 )
-from slipway.reports.pages.leaderboard_page import loss_of
 from slipway.runtimes import runtime
 from slipway.runtimes.runtime import open_onnx
 
@@ -308,9 +307,9 @@ def test_int8_search_tries_other_ranges_then_leaves_sensitive_layers_in_fp32(
     assert attempts[3].in_fp32 == ["second"]
     assert (
         off(model, fp32)
-        == loss_of(attempts[3])
+        == attempts[3].loss
         <= budget
-        < min(loss_of(attempt) for attempt in attempts[:3])
+        < min(attempt.loss for attempt in attempts[:3])
     )
 
 

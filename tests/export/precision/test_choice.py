@@ -1,6 +1,6 @@
 import pytest
 
-from slipway.artifacts.bundle import Metric, Ratio, VariantFigures
+from slipway.artifacts.bundle import MeasuredFigures, Metric, Ratio
 from slipway.config.sections import GoalParams
 from slipway.export.precision.choice import choose
 
@@ -21,8 +21,8 @@ def figures(
     latency: float = 1.5,
     num_bytes: int = 25,
     batch_dependence: float = 0.0,
-) -> VariantFigures:
-    return VariantFigures(
+) -> MeasuredFigures:
+    return MeasuredFigures(
         metric=metric(0.98 - loss),
         metric_loss=metric(loss),
         max_difference=0.01,
@@ -36,7 +36,6 @@ def figures(
         throughput=ratio(throughput),
         bytes=num_bytes,
         memory_bytes=None,
-        verdict="",
     )
 
 
@@ -45,7 +44,7 @@ FP32 = figures(throughput=1.0, latency=1.0, num_bytes=100).model_copy(
 )
 
 
-def verdicts(prefer: str = "fastest", **others: VariantFigures) -> tuple[str, dict[str, str]]:
+def verdicts(prefer: str = "fastest", **others: MeasuredFigures) -> tuple[str, dict[str, str]]:
     goal = GoalParams.model_validate({"max_metric_loss": 0.005, "prefer": prefer})
     choice = choose({"fp32": FP32} | others, MEANT_FOR, goal, "image_classification", "cpu", {})
     return choice.variant, {variant: found.verdict for variant, found in choice.figures.items()}
@@ -87,7 +86,7 @@ def test_goal_smallest_chooses_the_smallest_variant_within_the_budget() -> None:
     ],
 )
 def test_an_unfit_variant_is_not_chosen_and_the_reason_is_recorded(
-    prefer: str, planted: VariantFigures, verdict: str
+    prefer: str, planted: MeasuredFigures, verdict: str
 ) -> None:
     assert verdicts(prefer, int8=planted) == ("fp32", {"fp32": "chosen", "int8": verdict})
     assert verdicts(prefer, int8=figures())[0] == "int8"

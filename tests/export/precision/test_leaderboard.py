@@ -1,6 +1,7 @@
 """The leaderboard with fake models: a slow one, a lossy one, one that depends on its batch."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,14 @@ from slipway.export.certification import timings
 from slipway.export.certification.timings import fewest_rounds, measure_in_turns, median_ratio
 from slipway.export.precision import leaderboard
 from slipway.export.precision.choice import MAX_BATCH_DEPENDENCE, choose
-from slipway.export.precision.leaderboard import Contest, Effort, measure_provider, metric_loss
+from slipway.export.precision.leaderboard import (
+    Contest,
+    Effort,
+    MeasuredVariant,
+    measure_provider,
+    metric_loss,
+)
 from slipway.metrics.scores import Resampling
-from slipway.reports.pages.leaderboard_page import LeaderboardLine
 from slipway.system.errors import ParityError
 from tests.calibrations import CALIBRATION
 from tests.fake_clock import CLOCK
@@ -28,6 +34,7 @@ TARGETS = np.arange(NUM_ROWS) % NUM_CLASSES
 RESAMPLING = Resampling(seed=7, num_samples=100, confidence=0.95)
 OUTPUT = OutputContract(kind="probabilities", labels=list("abcd"))
 IDS = [f"{row:016x}" for row in range(NUM_ROWS)]
+GRAPHS = dict.fromkeys(["fp32", "int8"], Path(__file__))  # only their size is read
 
 
 @pytest.fixture(autouse=True)
@@ -78,16 +85,17 @@ def contest() -> Contest:
     )
 
 
-def measured(int8: PlantedRunner, fp32: PlantedRunner | None = None) -> dict[str, LeaderboardLine]:
+def measured(int8: PlantedRunner, fp32: PlantedRunner | None = None) -> dict[str, MeasuredVariant]:
     return measure_provider(
         "cpu",
         {"fp32": fp32 or PlantedRunner(), "int8": int8},
+        GRAPHS,
         contest(),
         Effort(limit_s=0.2, memory=False),
     )
 
 
-def verdict(lines: dict[str, LeaderboardLine]) -> tuple[str, str]:
+def verdict(lines: dict[str, MeasuredVariant]) -> tuple[str, str]:
     goal = GoalParams(max_metric_loss=0.03, prefer="fastest")
     figures = {variant: line.figures for variant, line in lines.items()}
     choice = choose(figures, {"fp32": True, "int8": True}, goal, "table_classification", "cpu", {})
@@ -128,7 +136,7 @@ def test_leaderboard_flags_ood_rows_by_the_variants_own_threshold() -> None:
     figures = {
         name: line.figures
         for name, line in measure_provider(
-            "cpu", runners, rivals, Effort(limit_s=0.2, memory=False)
+            "cpu", runners, GRAPHS, rivals, Effort(limit_s=0.2, memory=False)
         ).items()
     }
     shares = {name: found.outliers.value for name, found in figures.items() if found.outliers}
@@ -173,7 +181,7 @@ def test_rounding_of_large_values_does_not_count_as_batch_dependence(
         largest_batch=8,
     )
     runners = {"fp32": PlantedValues(), "int8": PlantedValues(per_neighbour)}
-    found = measure_provider("cpu", runners, values, Effort(limit_s=0.2, memory=False))[
+    found = measure_provider("cpu", runners, GRAPHS, values, Effort(limit_s=0.2, memory=False))[
         "int8"
     ].figures
     assert (found.batch_dependence > MAX_BATCH_DEPENDENCE) == depends

@@ -4,13 +4,8 @@ from typing import Any
 import pytest
 
 from slipway.artifacts.bundle import Choice, Metric, VariantFigures
-from slipway.reports.pages.leaderboard_page import (
-    Attempt,
-    Leaderboard,
-    LeaderboardLine,
-    leaderboard_page,
-    leaderboard_text,
-)
+from slipway.artifacts.leaderboard import Attempt, Leaderboard, LeaderboardLine
+from slipway.reports.pages.leaderboard_page import leaderboard_page, leaderboard_text
 
 
 def figures(

@@ -103,7 +103,8 @@ def write_server(out: Path, source: ExportSource, given: ServerExport) -> Export
         files.write_text(model / "config.pbtxt", config)
         labels = source.bundle.manifest.output.labels
         if labels:
-            files.write_text(model / "labels.txt", "".join(f"{_one_line(one)}\n" for one in labels))
+            lines = "".join(f"{' '.join(label.split())}\n" for label in labels)
+            files.write_text(model / "labels.txt", lines)
         files.write_bytes(model / "1/model.onnx", source.graph())
         if given.target == "kserve":
             files.write_text(folder / SERVICE, service_text(source, given, batching))
@@ -261,7 +262,3 @@ def run_server_hop(source: ExportSource, given: ServerExport) -> Hop:
         Answers(outputs, scores), 1000 * float(np.median(times)), len(times) / sum(times)
     )
     return compare(source, given.target, requested, answers, is_other_runtime=True)
-
-
-def _one_line(label: str) -> str:
-    return " ".join(label.split())

@@ -2,7 +2,7 @@
 
 from slipway.artifacts.bundle import Metric
 from slipway.reports.console import interval, number
-from slipway.reports.evaluation.slice_scores import SliceScore, SliceScores, SmallSlice
+from slipway.reports.evaluation.slice_scores import SliceScore, SliceScores
 from slipway.reports.pages.html_page import Html, paragraph, section, table
 from slipway.reports.pages.intervals import IntervalRow, interval_bars
 
@@ -56,12 +56,11 @@ def _table(shown: list[SliceScore], overall: Metric, name: str) -> Html:
 def _notes(scores: SliceScores) -> list[Html]:
     notes = []
     if scores.too_small:
-        listed = "; ".join(map(_describe, scores.too_small))
+        listed = "; ".join(
+            f"{small.by} {small.value}, {small.rows} row{'s' * (small.rows > 1)}"
+            for small in scores.too_small
+        )
         notes.append(f"Too few rows to be judged: {listed}.")
     if scores.constant:
         notes.append(f"One value in all test rows, so no slices: {', '.join(scores.constant)}.")
     return [paragraph(note, "note") for note in notes]
-
-
-def _describe(small: SmallSlice) -> str:
-    return f"{small.by} {small.value}, {small.rows} row{'s' * (small.rows > 1)}"
