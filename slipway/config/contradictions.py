@@ -14,7 +14,7 @@ from slipway.config.ensemble import (
 from slipway.config.mistakes import as_yaml, hint
 from slipway.config.network_arguments import arguments_class
 from slipway.config.sections import PRUNED_VARIANTS, DataParams, Gate
-from slipway.config.training import TrainParams
+from slipway.config.training import SHARING, TrainParams
 from slipway.config.tree_settings import requests_beyond_trees
 from slipway.kinds.inputs import ENCODER, network_family
 from slipway.kinds.registry import Task, are_trees, input_kinds, kind_of
@@ -83,6 +83,25 @@ def _network_of_another_task(params: "Params") -> Iterator[str]:
     if arguments:
         expected += f"; {default!r} takes network_arguments: {arguments.EXAMPLE}"
     yield f"train.network is {network!r}, but data.task is {task!r}, which takes {expected}"
+
+
+def _network_that_processes_cannot_share(params: "Params") -> Iterator[str]:
+    train, inputs = params.train, kind_of(params.data.task).input
+    name = network_family(train.network)
+    if name in (*inputs.divisible, *inputs.trees) or name not in inputs.networks:
+        return
+    expected = ", ".join([*map(repr, inputs.divisible), "a network of your own"])
+    what = f"train.network is {train.network!r}, whose blocks and layers processes cannot share"
+    if train.strategy in SHARING:
+        yield (
+            f"train.strategy is {train.strategy!r}, but {what}, expected {expected} "
+            "(docs/how-to/own_network.md); set strategy to 'fsdp', which divides any network"
+        )
+    elif train.model_parallel:
+        yield (
+            f"train.model_parallel is {train.model_parallel}, but {what}, expected {expected} "
+            "(docs/how-to/own_network.md); set it to null"
+        )
 
 
 def _splits_of_two_kinds(params: "Params") -> Iterator[str]:
@@ -481,6 +500,7 @@ _RULES = (
     _variants_without_budget,
     _padding_beyond_the_image,
     _network_of_another_task,
+    _network_that_processes_cannot_share,
     _splits_of_two_kinds,
     _loop_that_cannot_compare,
     _too_few_epochs,

@@ -40,6 +40,9 @@ Operation = Literal[
 ]
 Offload = Literal["optimizer", "optimizer_and_parameters"]
 Tracker = Literal["mlflow", "wandb"]
+# Strategies whose processes share a copy of the network, and its rows, so that they wait for each
+# other's values within a pass.
+SHARING = ("pipeline", "tensor_parallel")
 # [smallest, largest]
 Range = Annotated[list[PositiveFloat], Field(min_length=2, max_length=2, examples=[[0.9, 1.0]])]
 

@@ -51,11 +51,9 @@ class ItemReader(Protocol):
 
     def read(self, given: object, batch_size: int) -> tuple[Iterator[NDArray[Any]], bool]:
         """Return batches of at most `batch_size` inputs, and True if `given` is a list."""
-        ...
 
     def close(self) -> None:
         """End the threads."""
-        ...
 
 
 class LoadedModel:

@@ -31,11 +31,9 @@ class AnswerFile(Protocol):
         self, carried: pa.Table, answers: Sequence[Answer], faults: Mapping[int, RowFault]
     ) -> bytes:
         """Encode the rows of one part as bytes. Each row has an answer or a fault."""
-        ...
 
     def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
         """Write the content of all parts to one file."""
-        ...
 
 
 def answer_file(

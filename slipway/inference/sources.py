@@ -76,11 +76,9 @@ class FileSource(Protocol):
 
     def pieces(self, skip: int, size: int, batch_size: int) -> Iterator[Piece]:
         """Skip `skip` rows, then yield pieces of `size` rows; the last may be shorter."""
-        ...
 
     def close(self) -> None:
         """End the threads."""
-        ...
 
 
 class ImageFiles:

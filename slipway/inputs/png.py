@@ -150,11 +150,8 @@ def _has_plain_chunks(payload: bytes) -> bool:
         if kind == b"IEND":
             return True
         if kind != _PIXELS and (
-            end - begin != _HARMLESS.get(kind) or not _is_intact(payload[begin - 4 : end + 4])
+            end - begin != _HARMLESS.get(kind)
+            or zlib.crc32(payload[begin - 4 : end]).to_bytes(4) != payload[end : end + 4]
         ):
             return False
     return False
-
-
-def _is_intact(chunk: bytes) -> bool:
-    return zlib.crc32(chunk[:-4]).to_bytes(4) == chunk[-4:]

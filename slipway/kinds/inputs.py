@@ -31,6 +31,8 @@ class InputKind:
     parts: Mapping[InputPart, str]
     # The members of `networks` that are gradient-boosted trees, which have no gradient steps.
     trees: tuple[str, ...] = ()
+    # The members of `networks` with blocks that several processes can share.
+    divisible: tuple[str, ...] = ()
     has_texts: bool = False  # a row consists of texts from columns of a table
     endings: tuple[str, ...] = ()  # suffixes of further raw files: not tables, archives or folders
 
@@ -192,6 +194,7 @@ TEXTS = InputKind(
         "small_transformer": "slipway.config.network_arguments:SmallTransformerArguments",
         ENCODER: "slipway.config.network_arguments:EncoderArguments",
     },
+    divisible=("small_transformer", ENCODER),
     settings={
         "data.text_columns": [],
         "clean.min_characters": 1,

@@ -9,7 +9,8 @@ are not counted, so the hours are a lower bound.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slipway.planning.strategy_settings import GPUS_OF_A_MACHINE, MOST_GPUS, WAITING, Setting
+from slipway.config.training import SHARING
+from slipway.planning.strategy_settings import GPUS_OF_A_MACHINE, MOST_GPUS, Setting
 from slipway.reports.console import size, text_table
 from slipway.system.errors import ParamsError
 from slipway.training.distributed.placement import TrainingHost, auto_precision
@@ -95,7 +96,7 @@ def step_seconds(setting: Setting, kind: GpuType, precision: str) -> float:
     computing = setting.flop / (rate * 1e12 * _UTILISATION)
     sending = setting.sent_bytes / _link_rate(kind, setting.model_parallel or setting.num_gpus)
     averaging = setting.averaged_bytes / _link_rate(kind, setting.num_gpus)
-    if setting.strategy in WAITING:
+    if setting.strategy in SHARING:
         return computing + sending + averaging
     if setting.model_parallel:
         return max(computing + sending, averaging)

@@ -6,7 +6,10 @@ this machine, lists every mismatch and ends with exit code 1. After a training, 
 prediction with the actual costs.
 """
 
+import statistics
+import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from slipway.config.command import run_stage
 from slipway.config.params import Params
@@ -23,18 +26,23 @@ from slipway.planning.resource_plan import (
 )
 from slipway.planning.step_memory import parameter_counts
 from slipway.planning.strategy_settings import possible_settings, settings_of_strategies
-from slipway.planning.tree_plan import plan_trees
 from slipway.reports.console import size, text_table
 from slipway.system.arguments import CommandParser
 from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.cores import num_cores
 from slipway.system.errors import UnavailableError
 from slipway.training.batches.batches import StepShape
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.placement import Placement, this_host
-from slipway.training.job import PROJECT_PATHS, Paths
-from slipway.training.networks.networks import Network
+from slipway.training.job import PROJECT_PATHS, Paths, network_spec, open_data
+from slipway.training.networks.networks import Network, build_network
+from slipway.training.networks.trees import TreeNetwork
 from slipway.training.telemetry.costs import read_costs
+from slipway.training.trees.booster import History, fit_trees
 
+_TIMED_ROUNDS = 11  # of trees; the first one also bins the columns, so it counts once
+# For each cell of trees: the packed value, its float32 copy with NaN, and LightGBM's bin.
+_CELL_BYTES = 4 + 4 + 2
 _PARTS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -183,6 +191,42 @@ def compare_costs(plan: ResourcePlan, params: Params, paths: Paths) -> str:
             rows.append([name, format(predicted, form), format(actual, form), error])
     table = text_table(["", "predicted", "actual", "error"], rows, "  ")
     return f"the last training of these params, in its first process\n{table}"
+
+
+def plan_trees(params: Params, paths: Paths) -> str:
+    """Run a few rounds on the packed data, and describe the network, the memory and the time.
+
+    Raises SchemaError if the data are not packed yet.
+    """
+    train = params.train
+    data = open_data(paths.packed, paths.augmented)
+    network = build_network(network_spec(train, data.manifest))
+    assert isinstance(network, TreeNetwork)
+    times: list[float] = [time.perf_counter()]
+
+    def note(_: History) -> None:
+        times.append(time.perf_counter())
+
+    rounds = train.model_copy(
+        update={"epochs": min(train.epochs, _TIMED_ROUNDS), "early_stopping_patience": None}
+    )
+    fit_trees(network, params.seed, rounds, data, num_cores(), note)
+    seconds = [after - before for before, after in pairwise(times)]
+    usual = statistics.median(seconds[1:] or seconds)
+    total = seconds[0] + usual * (train.epochs - 1)
+    leaves = network.arguments.num_leaves
+    cells = (data.num_train + len(data.val)) * data.manifest.input.shape[0]
+    stop = " or less, if it stops early" if train.early_stopping_patience else ""
+    return "\n".join(
+        [
+            f"network   {train.network}, up to {train.epochs} rounds of trees with up to {leaves} "
+            "leaves",
+            f"rows      {data.num_train:,} for training, {len(data.val):,} for validation",
+            f"memory    {size(cells * _CELL_BYTES)} of rows and bins beside the process",
+            f"time      {usual * 1000:,.1f} ms a round, {total:,.0f} s in total{stop}",
+            "note      one process on the CPU; a killed training starts from the first round",
+        ]
+    )
 
 
 def _parser() -> CommandParser:

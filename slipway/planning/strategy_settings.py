@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from slipway.config.training import TrainParams
+from slipway.config.training import SHARING, TrainParams
 from slipway.planning.memory_plan import (
     STRATEGIES,
     DeviceMemory,
@@ -48,8 +48,6 @@ STRATEGIES_BY_TRAFFIC = (
     "fsdp",
     "deepspeed_stage_3",
 )
-# Strategies in which processes wait for each other's values within a pass.
-WAITING = ("pipeline", "tensor_parallel")
 _OFFLOADING = ("deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3")
 
 
@@ -114,10 +112,10 @@ def settings_of_strategies(
         strategy that cannot divide this training.
     """
     found, refused, size = dict[str, dict[str, Setting]](), list[str](), placement.world_size
-    impossible = ("single",) if size > 1 else WAITING
+    impossible = ("single",) if size > 1 else SHARING
     tried = [name for name in STRATEGIES if name not in impossible]
     if size == 1:
-        refused.append(f"{' and '.join(WAITING)}: they divide the network over several processes")
+        refused.append(f"{' and '.join(SHARING)}: they divide the network over several processes")
     other = "bf16-mixed" if placement.precision == "32-true" else "32-true"
     for precision in (placement.precision, other):
         planner = _Planner(
@@ -129,7 +127,7 @@ def settings_of_strategies(
             accumulates=shape.num_accumulated > 1,
         )
         for strategy in tried:
-            shared = (placement.model_parallel or size) if strategy in WAITING else None
+            shared = (placement.model_parallel or size) if strategy in SHARING else None
             if strategy == placement.strategy == "fsdp":
                 shared = placement.model_parallel
             try:
@@ -407,7 +405,7 @@ def _try_each(
                 gpus = f"{num_gpus} GPU{'s' * (num_gpus > 1)}"
                 if sharing and sharing < num_gpus:
                     gpus += f", {sharing} for each copy"
-                if sharing is None or strategy in WAITING:  # else `tensor_parallel` says why
+                if sharing is None or strategy in SHARING:  # else `tensor_parallel` says why
                     texts.setdefault(strategy, f"{strategy} on {gpus}: {error}")
         num_gpus *= 2
     return settings, list(texts.values())
@@ -418,6 +416,6 @@ def _layouts(num_gpus: int) -> list[tuple[str, int | None]]:
     sizes = [size for size in (2, 4, 8) if size < num_gpus]
     return [
         *((strategy, None) for strategy in STRATEGIES_BY_TRAFFIC),
-        *((strategy, size) for strategy in WAITING for size in (*sizes, num_gpus)),
+        *((strategy, size) for strategy in SHARING for size in (*sizes, num_gpus)),
         *(("fsdp", size) for size in sizes),
     ]

@@ -4,7 +4,6 @@ torch, Lightning and timm take seconds to import. They are imported only if ther
 params.yaml names something that needs them.
 """
 
-import os
 from pathlib import Path
 
 from slipway.config.params import Params
@@ -69,12 +68,12 @@ def machine_mistakes(params: Params) -> list[str]:
         return []
     from slipway.planning.plan_checks import Findings, check_deepspeed, check_placement
     from slipway.training.distributed.execution import check_execution
-    from slipway.training.distributed.launchers import RELAUNCH
+    from slipway.training.distributed.launchers import starts_elsewhere
     from slipway.training.distributed.placement import this_host
     from slipway.training.distributed.state_on_disk import check_offload_path
     from slipway.training.job import step_shape
 
-    if os.environ.get(RELAUNCH, "").strip():
+    if starts_elsewhere():
         return []
     findings, train = Findings(), params.train
     try:

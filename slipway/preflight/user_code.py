@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.config.params import Params
+from slipway.config.training import SHARING
 from slipway.config.yaml_files import read_yaml
 from slipway.export.certification.lineage import package_versions
 from slipway.inputs.columns import Column, ColumnContract
@@ -126,6 +127,9 @@ def _spec_of_columns(params: Params) -> "NetworkSpec":
 def _check_training(params: Params, spec: "NetworkSpec") -> None:
     import torch
 
+    from slipway.training.distributed.launchers import starts_elsewhere
+    from slipway.training.distributed.placement import place, this_host
+    from slipway.training.job import check_division
     from slipway.training.networks.initialization import initial_network, without_former_model
     from slipway.training.networks.networks import example_rows
     from slipway.training.recipe.losses import RowLosses
@@ -133,6 +137,9 @@ def _check_training(params: Params, spec: "NetworkSpec") -> None:
     with torch.random.fork_rng(devices=[]):
         # The shapes of a former model's weights are those of packed data.
         network = initial_network(params.seed, without_former_model(params.train), spec)
+        shares = params.train.strategy in SHARING or params.train.model_parallel
+        if shares and not starts_elsewhere():
+            check_division(network, place(params.train, this_host()))
         rows = torch.rand(example_rows(spec, _NUM_ROWS).shape)
         if spec.input.dtype != np.float32:
             rows = (rows * 255).to(example_rows(spec).dtype)

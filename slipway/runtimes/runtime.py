@@ -56,7 +56,6 @@ class Runner(Protocol):
 
     def run(self, batch: NDArray[Any]) -> Answers:
         """Map inputs (rows, ...) to float32 outputs (rows, outputs) and OOD scores (rows,)."""
-        ...
 
 
 def run_in_batches(run: Callable[[NDArray[Any]], Answers], rows: Any, batch_size: int) -> Answers:

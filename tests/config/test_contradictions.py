@@ -5,7 +5,11 @@ from typing import Any
 import pytest
 import yaml
 
-from slipway.config.network_arguments import TabmArguments
+from slipway.config.network_arguments import (
+    HashedNgramsArguments,
+    SmallTransformerArguments,
+    TabmArguments,
+)
 from slipway.config.params import parse_params
 from tests.config.contents import CONTENT, OWN, content, message
 from tests.project_params import of_kind
@@ -50,6 +54,55 @@ def test_settings_without_effect_for_the_task_are_refused(
     refusal = message(content(**fitting, **changes))
     assert f"{key.replace('__', '.')} is " in refusal
     assert f"but data.task is {task!r}" in refusal
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": "pipeline"}, ["train.strategy is 'pipeline', but", "set strategy to 'fsdp'"]),
+        (
+            {"strategy": "tensor_parallel", "model_parallel": 2, "network": "timm/resnet18"},
+            ["train.strategy is 'tensor_parallel', but train.network is 'timm/resnet18'"],
+        ),
+        (
+            {"strategy": "fsdp", "model_parallel": 2},
+            ["train.model_parallel is 2, but train.network is 'small_resnet'", "set it to null"],
+        ),
+    ],
+)
+def test_a_strategy_whose_processes_share_blocks_is_refused_for_networks_without_such(
+    changes: dict[str, Any], words: list[str]
+) -> None:
+    own = {"network": "small_resnet", **changes}
+    if own["network"] != "small_resnet":
+        own["network_arguments"] = {}
+    refusal = message(content(**{f"train__{key}": value for key, value in own.items()}))
+    assert "expected a network of your own (docs/how-to/own_network.md)" in refusal
+    assert all(text in refusal for text in words)
+    own |= {"network": "nets:Net", "network_arguments": {}}  # which preflight builds
+    parse_params(content(**{f"train__{key}": value for key, value in own.items()}))
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "tensor_parallel"])
+def test_processes_share_the_blocks_of_transformers_but_not_of_hashed_ngrams(
+    strategy: str,
+) -> None:
+    changes = of_kind(OWN, "text_classification")
+    changes["data"]["text_columns"] = ["text"]
+    changes["train"] |= {
+        "network": "small_transformer",
+        "network_arguments": yaml.safe_load(SmallTransformerArguments.EXAMPLE),
+        "strategy": strategy,
+    }
+    parse_params(changes)
+    changes["train"] |= {
+        "network": "hashed_ngrams",
+        "network_arguments": yaml.safe_load(HashedNgramsArguments.EXAMPLE),
+    }
+    refusal = message(changes)
+    assert "expected 'small_transformer', 'encoder', a network of your own" in refusal
+    changes["train"]["strategy"] = "fsdp"
+    parse_params(changes)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from slipway.planning.tree_plan import plan_trees
+from slipway.planning.plan import plan_trees
 from slipway.training.job import PROJECT_PATHS
 from tests.project_params import PROJECT
 from tests.training.trees.fitted import packed, tree_params

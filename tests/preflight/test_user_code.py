@@ -13,6 +13,7 @@ from slipway.preflight.user_code import check_tracked, check_user_code
 from slipway.system.errors import MetricError, ParamsError, SlipwayError, TrainingError
 from tests.conftest import ROOT
 from tests.project_params import of_kind
+from tests.training.distributed.test_pipeline import NETS
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 CONTENT: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -98,6 +99,28 @@ def test_code_that_cannot_train_is_refused_with_the_users_line(
         check(write_functions, SOURCE.replace(old, new))
     assert text in str(raised.value)
     assert not Path(".work/user_code.json").exists()
+
+
+@pytest.mark.process
+def test_a_network_that_the_processes_of_a_pipeline_cannot_share_is_refused_before_any_stage(
+    write_functions: WriteFunctions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divided: dict[str, Any] = {"strategy": "pipeline", "accelerator": "cpu", "devices": 2}
+    with pytest.raises(ParamsError, match=r"'own\.parts:Net' has no stages: it has no method bef"):
+        check(write_functions, SOURCE, **divided)
+    monkeypatch.setenv("TRAIN_LAUNCHER", "srun")  # other machines train, with other processes
+    check(write_functions, SOURCE, **divided)
+
+
+@pytest.mark.process
+def test_a_pipeline_of_more_processes_than_a_users_network_has_blocks_is_refused(
+    write_functions: WriteFunctions,
+) -> None:
+    staged = NETS + SOURCE[SOURCE.index("def loss") :]  # four blocks
+    divided: dict[str, Any] = {"strategy": "pipeline", "network_arguments": {"width": 8}}
+    with pytest.raises(ParamsError, match=r"on 5 processes, but .* has only 4 blocks"):
+        check(write_functions, staged, **divided, accelerator="cpu", devices=5)
+    check(write_functions, staged, **divided, accelerator="cpu", devices=4)
 
 
 @pytest.mark.process

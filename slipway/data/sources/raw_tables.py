@@ -106,7 +106,9 @@ def join_tables(tables: Mapping[str, RawTable]) -> RawTable:
     all_types = {name: _types(table) for name, table in tables.items()}
     first = next(iter(tables))
     expected = {
-        column: next((own[column] for own in all_types.values() if _has_cells(own, column)), kind)
+        column: next(
+            (own[column] for own in all_types.values() if own.get(column, _EMPTY) != _EMPTY), kind
+        )
         for column, kind in all_types[first].items()
     }
     problems = [
@@ -142,10 +144,6 @@ def _types(table: RawTable) -> dict[str, str]:
         name: _EMPTY if column.arrow_type == "null" else column.stored
         for name, column in table.columns.items()
     }
-
-
-def _has_cells(types: Mapping[str, str], column: str) -> bool:
-    return types.get(column, _EMPTY) != _EMPTY
 
 
 def _are_joinable(types: set[str]) -> bool:

@@ -44,15 +44,12 @@ class Decoder(Protocol):
 
         Raises Refusal, which names the rule that the first bad item broke.
         """
-        ...
 
     def reader(self, items: Sequence[bytes]) -> Callable[[], NDArray[Any]] | None:
         """Return a function, for any thread, that decodes a small payload; None for a large one."""
-        ...
 
     def close(self) -> None:
         """End the threads."""
-        ...
 
 
 class ImageDecoder:

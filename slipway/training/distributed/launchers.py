@@ -56,6 +56,11 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
     return None
 
 
+def starts_elsewhere() -> bool:
+    """Return True if TRAIN_LAUNCHER starts the training, perhaps on other machines."""
+    return bool(os.environ.get(RELAUNCH, "").strip())
+
+
 def relaunch(module: str) -> None:
     """Replace this process by the command in TRAIN_LAUNCHER followed by `python -m MODULE`.
 

@@ -36,17 +36,11 @@ def check_stages(network: Network, num_stages: int) -> None:
     """Raise a ParamsError if `network` cannot be divided into `num_stages` of whole blocks."""
     name = network.spec.name
     lacking = [f"{each}()" for each in STAGE_METHODS if not hasattr(network.backbone, each)]
-    if lacking and is_user_code(name):
-        raise ParamsError(
-            f"train.strategy is 'pipeline', but train.network {name!r} has no method "
-            f"{', '.join(lacking)}. Add it (docs/how-to/own_network.md), or use 'fsdp', which "
-            "divides any network."
-        )
     if lacking:
         raise ParamsError(
-            f"train.strategy is 'pipeline', but train.network {name!r} has no stages. Expected "
-            "'small_transformer', 'encoder' or a network of your own. Use one of these, or "
-            "'fsdp', which divides any network."
+            f"train.strategy is 'pipeline', but train.network {name!r} has no stages: it has no "
+            f"method {', '.join(lacking)}. Use 'small_transformer', 'encoder' or a network of your "
+            "own with these (docs/how-to/own_network.md), or 'fsdp', which divides any network."
         )
     num_blocks = len(parallel_blocks(network))
     if num_stages > num_blocks:

@@ -8,14 +8,13 @@ from typing import Literal
 
 import torch
 
-from slipway.config.training import Offload, TrainParams
+from slipway.config.training import SHARING, Offload, TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.launchers import Launch, find_launch
 from slipway.training.networks.networks import TrainingSetup
 
 PrecisionName = Literal["16-mixed", "bf16-mixed", "32-true"]
-_SHARING = ("tensor_parallel", "pipeline")  # processes of a copy of the network, and its rows
-_DIVIDING = ("fsdp", *_SHARING)  # strategies without a loss scale
+_DIVIDING = ("fsdp", *SHARING)  # strategies without a loss scale
 # Names of the dtypes in torch.
 DTYPES = {"16-mixed": "float16", "bf16-mixed": "bfloat16", "32-true": "float32"}
 
@@ -59,7 +58,7 @@ class Placement:
     @property
     def shares_rows(self) -> bool:
         """True if processes compute the same rows, each with a part of a copy of the network."""
-        return self.strategy in _SHARING or self.model_parallel is not None
+        return self.strategy in SHARING or self.model_parallel is not None
 
     @property
     def num_readers(self) -> int:
@@ -83,7 +82,7 @@ class Placement:
     @property
     def divides_weights(self) -> bool:
         """True if each process holds only a part of the weights."""
-        return self.gathers_weights or self.strategy in _SHARING
+        return self.gathers_weights or self.strategy in SHARING
 
     @property
     def gathers_weights(self) -> bool:
@@ -166,7 +165,7 @@ def _model_parallel(params: TrainParams, strategy: str, world_size: int) -> int 
 
     None if the strategy does not divide the network among them.
     """
-    if strategy not in _SHARING and not params.model_parallel:
+    if strategy not in SHARING and not params.model_parallel:
         return None
     size = params.model_parallel or world_size
     if world_size % size:
