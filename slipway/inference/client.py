@@ -73,7 +73,8 @@ class Client:
         if rows is not None:
             texts = (json.dumps(json_row(row), allow_nan=False).encode() for row in rows)
             groups = self._grouped(texts, self._max_rows)
-            requests = [("application/json", _rows_body(group)) for group in groups]
+            bodies = (b'{"rows":[' + b",".join(group) + b"]}" for group in groups)
+            requests = [("application/json", body) for body in bodies]
         else:
             images = image_list(given)
             is_list = images is not None
@@ -174,10 +175,6 @@ def _rows(given: Any) -> tuple[list[Mapping[str, Any]] | None, bool]:
     if isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping):
         return list(given), True
     return None, False
-
-
-def _rows_body(rows: list[bytes]) -> bytes:
-    return b'{"rows":[' + b",".join(rows) + b"]}"
 
 
 def _content(response: httpx.Response) -> dict[str, Any]:

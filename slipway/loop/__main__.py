@@ -158,7 +158,8 @@ def status(project: LoopProject, *, as_json: bool) -> str:
             f"  candidate {request.version} would replace {request.replaces}",
             f"  because: {'; '.join(request.reasons)}",
             f"  compared: {request.why}",
-            f"  recent labels by key: {_counts(comparison.keys)}",
+            "  recent labels by key: "
+            + ", ".join(f"{key} {count}" for key, count in comparison.keys.items()),
             *(f"  labels not used, of {refused}" for refused in comparison.refused),
             f"  gates {request.gates}, experiment {request.experiment}, data "
             f"{request.data_digest}, certificate {request.certificate_digest[:12]}",
@@ -268,10 +269,6 @@ def _described(what: str, detail: dict[str, Any]) -> str:
     }
     text = words[what]() if what in words else ""
     return f"{what}: {text}" if text else what
-
-
-def _counts(keys: dict[str, int]) -> str:
-    return ", ".join(f"{key} {count}" for key, count in keys.items())
 
 
 def _parser() -> CommandParser:

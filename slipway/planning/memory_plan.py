@@ -33,6 +33,7 @@ STRATEGIES = (
     "tensor_parallel",
     "pipeline",
 )
+_HALF = torch.bfloat16  # stands for both half precisions
 _MASTER_BYTES = 4  # size of a float32 master weight; DeepSpeed has them for float32 weights, too
 # Block-sized buffers in a backward pass of FSDP2. Weights: the present block, the next block, and
 # the buffer that receives it. Gradients: the present block, and the buffer that sends them.
@@ -89,32 +90,31 @@ def trace_all(
 ) -> Traces:
     """Trace a step on batches of `rows` rows in each precision.
 
-    bfloat16 stands for both half precisions. `model_parallel` processes share a copy of the
-    network. `num_micro_batches` is 0 unless the strategy is `pipeline`.
+    `model_parallel` processes share a copy of the network. `num_micro_batches` is 0 unless the
+    strategy is `pipeline`.
     """
-    half = torch.bfloat16
-    stage = partial(trace_stage, network, params, rows, num_micro_batches, model_parallel)
-    shares = model_parallel > 1 and can_share(network, model_parallel)
-    step = partial(trace_step, network, params, rows, accumulates=accumulates)
-    share = partial(trace_share, network, params, rows, model_parallel, accumulates=accumulates)
-    traces = Traces(
-        full=step(),
-        autocast=step(half=half),
-        cast=step(half=half, casts_parameters=True),
-        block=4 * largest_block(network),
-        stage=(stage(None), stage(half)) if num_micro_batches else None,
+    traces = _trace_precisions(network, params, rows, 1, accumulates=accumulates)
+    if num_micro_batches:
+        stage = partial(trace_stage, network, params, rows, num_micro_batches, model_parallel)
+        traces = traces._replace(stage=(stage(None), stage(_HALF)))
+    if model_parallel > 1 and can_share(network, model_parallel):
+        shared = _trace_precisions(network, params, rows, model_parallel, accumulates=accumulates)
+        traces = traces._replace(shared=shared)
+    return traces
+
+
+def _trace_precisions(
+    network: Network, params: TrainParams, rows: int, num_sharing: int, *, accumulates: bool
+) -> Traces:
+    """Trace a step of one of the `num_sharing` processes that share a copy of the network."""
+    step = partial(trace_share, network, params, rows, num_sharing, accumulates=accumulates)
+    own = narrowed(network, num_sharing) if num_sharing > 1 else network
+    return Traces(
+        full=step(None),
+        autocast=step(_HALF),
+        cast=step(_HALF, casts_parameters=True),
+        block=4 * largest_block(own),
         averages=params.ema_decay is not None,
-    )
-    if not shares:
-        return traces
-    return traces._replace(
-        shared=Traces(
-            full=share(None),
-            autocast=share(half),
-            cast=share(half, casts_parameters=True),
-            block=4 * largest_block(narrowed(network, model_parallel)),
-            averages=traces.averages,
-        )
     )
 
 
@@ -139,7 +139,7 @@ def trace_share(
         half=half,
         casts_parameters=casts_parameters,
         accumulates=accumulates,
-        part=partial(narrow, num_processes=num_processes),
+        part=partial(narrow, num_processes=num_processes) if num_processes > 1 else None,
     )
 
 
@@ -152,11 +152,22 @@ def trace_stage(
     half: torch.dtype | None,
 ) -> StepMemory:
     """Trace a step of `rows` rows on the stage of a pipeline that takes the most memory."""
+    found = []
     # One of these two takes the most: stages between them hold fewer micro-batches than the first.
-    found = [
-        _stage_memory(network, params, rows, num_micro_batches, index, num_stages, half)
-        for index in {0, num_stages - 1}
-    ]
+    for index in {0, num_stages - 1}:
+        num_held = num_stages - index  # micro-batches whose activations exist at once
+        found.append(
+            trace_step(
+                network,
+                params,
+                rows // num_micro_batches,
+                half=half,
+                # Gradients of the first micro-batches exist while the stage computes further ones.
+                accumulates=num_micro_batches > num_held,
+                part=partial(keep_stage, index=index, num_stages=num_stages),
+                num_forward=num_held,
+            )
+        )
     return max(found, key=lambda memory: memory.peak)
 
 
@@ -178,29 +189,6 @@ def keep_stage(network: Network, index: int, num_stages: int) -> None:
         return passed_on.flatten(1)[:, :num_outputs].float()
 
     vars(network)["forward"] = forward
-
-
-def _stage_memory(
-    network: Network,
-    params: TrainParams,
-    rows: int,
-    num_micro_batches: int,
-    index: int,
-    num_stages: int,
-    half: torch.dtype | None,
-) -> StepMemory:
-    """Trace one stage of a pipeline, with all micro-batches whose activations it holds at once."""
-    num_kept = num_stages - index
-    return trace_step(
-        network,
-        params,
-        rows // num_micro_batches,
-        half=half,
-        # Gradients of the first micro-batches exist while the stage computes further ones.
-        accumulates=num_micro_batches > num_kept,
-        part=partial(keep_stage, index=index, num_stages=num_stages),
-        num_forward=num_kept,
-    )
 
 
 def device_memory(
