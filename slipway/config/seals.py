@@ -187,20 +187,24 @@ def sealed_params(params: dict[str, Any]) -> dict[str, Any]:
     if not _open:
         return params
     seal = _open[-1]
-    parts = [(stage, _read_seal(stage)["params"]) for stage in seal.before] + [
-        (seal.stage, seal.params)
+    ran_with = {
+        **{stage: _read_seal(stage)["params"] for stage in seal.before},
+        seal.stage: seal.params,
+    }
+    found = [
+        (key, value, stage) for stage, picked in ran_with.items() for key, value in picked.items()
     ]
-    values = [(key, value, stage) for stage, params in parts for key, value in params.items()]
-    values.sort(key=lambda entry: entry[0].count("."))  # sections before keys in them
-    merged: dict[str, Any] = {}
-    for key, value, stage in values:
-        outer = next((name for name in _prefixes(key) if name in merged), None)
-        if outer is None:
+    found.sort(key=lambda entry: entry[0].count("."))  # `train` before `train.epochs`
+    merged: dict[str, Any] = {}  # by key: the value, and the first stage that ran with it
+    for key, value, stage in found:
+        known = next((name for name in _prefixes(key) if name in merged), None)
+        if known is None:
             merged[key] = value, stage
             continue
-        before, other = merged[outer]
-        rest = key.removeprefix(outer).lstrip(".")
-        if changes := _changes({key: value_at(before, rest) if rest else before}, {key: value}):
+        known_value, other = merged[known]  # of `key` or of a section that contains it
+        if known != key:
+            known_value = value_at(known_value, key.removeprefix(f"{known}."))
+        if changes := _changes({key: known_value}, {key: value}):
             raise SealError(
                 f"{other} and {stage} ran with different params: {'; '.join(changes)}. "
                 "Run `dvc repro`, without -s."

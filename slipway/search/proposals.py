@@ -9,7 +9,7 @@ import itertools
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from slipway.config.mistakes import as_yaml
 from slipway.config.search import SearchParams
@@ -117,11 +117,10 @@ def _grid(space: Space, seed: int) -> list[Values]:
     study = optuna.create_study(sampler=optuna.samplers.GridSampler(points, seed))
     # Points are requested but get no result, so the sampler returns each point once.
     count = len(list(itertools.product(*points.values())))
-    return [_fixed(space, study.ask()) for _ in range(count)]
-
-
-def _fixed(space: Space, trial: Any) -> Values:
-    return space.active({one.key: one.suggest(trial) for one in space.dimensions})
+    trials = [study.ask() for _ in range(count)]
+    return [
+        space.active({one.key: one.suggest(trial) for one in space.dimensions}) for trial in trials
+    ]
 
 
 def _points(space: Space) -> list[Values]:
