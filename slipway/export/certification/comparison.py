@@ -27,6 +27,7 @@ from slipway.metrics.uncertainty import ood_fraction
 from slipway.system.errors import MetricError
 
 _PER_CLASS = "f1_macro"  # the headline hides what happens to a rare class
+# Every comparison with a limit is `not value <= limit`, so that NaN counts as above the limit.
 _ROUNDING = 1e-12  # 0.98 - 0.97 is above 0.01 in binary
 _NOT_COMPARED: dict[str, Any] = {
     "reference": None,
@@ -129,14 +130,10 @@ class HopComparison:
         is_one_row = self._has_changed_one_row(measured)
         beyond_budget = [loss.problem() for loss in losses if loss.is_proven and not is_one_row]
         beyond_budget += _outlier_problems(self._outliers(measured), bounds)
+        remarks = [loss.remark() for loss in losses if loss.is_seen]
 
-        is_same_model = not _is_another_model(measured, expected)
-        if problems or (beyond_budget and (tolerance.is_served or not is_same_model)):
-            status, reasons = "differs", problems + beyond_budget
-        elif beyond_budget:
-            status, reasons = "uncertified", beyond_budget
-        else:
-            status, reasons = "agrees", [loss.remark() for loss in losses if loss.is_seen]
+        must_agree = tolerance.is_served or _is_another_model(measured, expected)
+        status, reasons = _verdict(problems, beyond_budget, remarks, must_agree=must_agree)
         compared = {
             "reference": before.name,
             "allowed": bounds,
@@ -335,6 +332,15 @@ def failed(
 def not_executed(name: str, requested: Execution, reason: str) -> Hop:
     """Return a hop that cannot run on this machine. It does not count as agreeing."""
     return failed(name, requested, reason).model_copy(update={"status": "not_executed"})
+
+
+def _verdict(
+    problems: list[str], beyond_budget: list[str], remarks: list[str], *, must_agree: bool
+) -> tuple[str, list[str]]:
+    """Return the status of a hop and its reasons."""
+    if problems or (beyond_budget and must_agree):
+        return "differs", problems + beyond_budget
+    return ("uncertified", beyond_budget) if beyond_budget else ("agrees", remarks)
 
 
 def _changed_execution(requested: Execution, actual: Execution) -> list[str]:
