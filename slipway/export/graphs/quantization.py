@@ -296,25 +296,27 @@ def _with_scales_in_turn(
 ) -> Iterator[onnx.NodeProto]:
     """Yield the nodes, with the two scales of each integer product applied in two steps.
 
-    A quantized MatMul is followed by one multiplication by (scale of the row * scale of the
-    weights). It becomes two: first by the scale of the weights, then by that of the row.
+    A quantized MatMul is followed by one multiplication by both scales, which becomes two:
+        before: Mul(row scale, weight scale) -> scales, Mul(product, scales) -> output
+        after: Mul(product, weight scale) -> half, Mul(half, row scale) -> output
     ONNX Runtime 1.31 would fuse the one to MatMulIntegerToFloat, which uses the scale of the first
     row for all positions of a sequence. `row_scales` are the names of the rows' scales.
     """
-    both = {
+    # By name of `scales`: the names of the scale of the weights and of that of the row.
+    scale_products = {
         node.output[0]: sorted(node.input, key=row_scales.__contains__)
         for node in nodes
         if node.op_type == "Mul" and not row_scales.isdisjoint(node.input)
     }
     for node in nodes:
-        scaled = [name for name in node.input if name in both]
+        scaled = [name for name in node.input if name in scale_products]
         if node.op_type == "Mul" and scaled:
-            (product,) = (name for name in node.input if name not in both)
-            of_weights, of_rows = both[scaled[0]]
+            (product,) = (name for name in node.input if name not in scale_products)
+            of_weights, of_rows = scale_products[scaled[0]]
             half = f"{node.output[0]}/half"
             yield onnx.helper.make_node("Mul", [product, of_weights], [half])
             yield onnx.helper.make_node("Mul", [half, of_rows], list(node.output), name=node.name)
-        elif node.output[0] not in both:
+        elif node.output[0] not in scale_products:
             yield node
 
 

@@ -236,26 +236,26 @@ def _read_item(
 
 
 def _read_label(
-    truth: Any, manifest: Bundle, refuse: Callable[[str, str], Refusal]
+    truth: Any, manifest: Bundle, refuse_truth: Callable[[str, str], Refusal]
 ) -> tuple[str | None, float | None]:
     """Return the class name or the number that a label states, by the model's task."""
     labels = manifest.output.labels
     shown = ", ".join(labels[:_MAX_SHOWN]) + ", ..." * (len(labels) > _MAX_SHOWN)
     match manifest.output.kind:
         case "value":
-            return None, _read_number(truth, refuse)
+            return None, _read_number(truth, refuse_truth)
         case "label_probabilities":
-            return _read_labels(truth, labels, shown, refuse), None
+            return _read_labels(truth, labels, shown, refuse_truth), None
         case "probabilities":
-            return _read_class(truth, labels, shown, refuse), None
+            return _read_class(truth, labels, shown, refuse_truth), None
         case kind:
             assert_never(kind)
 
 
-def _read_number(truth: Any, refuse: Callable[[str, str], Refusal]) -> float:
+def _read_number(truth: Any, refuse_truth: Callable[[str, str], Refusal]) -> float:
     is_number = isinstance(truth, int | float) and not isinstance(truth, bool)
     if not is_number or not math.isfinite(truth):
-        raise refuse(
+        raise refuse_truth(
             "type_violation",
             f"found {_shown(truth)}, expected a number: this model predicts numbers",
         )
@@ -263,30 +263,32 @@ def _read_number(truth: Any, refuse: Callable[[str, str], Refusal]) -> float:
 
 
 def _read_class(
-    truth: Any, labels: list[str], shown: str, refuse: Callable[[str, str], Refusal]
+    truth: Any, labels: list[str], shown: str, refuse_truth: Callable[[str, str], Refusal]
 ) -> str:
-    """Return the class name in a label. Raises Refusal, made by `refuse`, for any other value."""
+    """Return the class name in a label. Raises Refusal for any other value."""
     if not isinstance(truth, str):
-        raise refuse("type_violation", f"found {_shown(truth)}, expected a label as text: {shown}")
+        raise refuse_truth(
+            "type_violation", f"found {_shown(truth)}, expected a label as text: {shown}"
+        )
     if truth not in labels:
-        raise refuse(
+        raise refuse_truth(
             "unknown_label", f"found {truth[:80]!r}, expected one of {len(labels)} labels: {shown}"
         )
     return truth
 
 
 def _read_labels(
-    truth: Any, labels: list[str], shown: str, refuse: Callable[[str, str], Refusal]
+    truth: Any, labels: list[str], shown: str, refuse_truth: Callable[[str, str], Refusal]
 ) -> str:
-    """Return a set of class names as text. Raises Refusal, made by `refuse`, for other values."""
+    """Return a set of class names as text. Raises Refusal for other values."""
     if not isinstance(truth, list) or not all(isinstance(label, str) for label in truth):
-        raise refuse(
+        raise refuse_truth(
             "type_violation",
             f"found {_shown(truth)}, expected a list of labels, [] for none: {shown}",
         )
     for label in truth:
         if label not in labels:
-            raise refuse(
+            raise refuse_truth(
                 "unknown_label",
                 f"found {label[:80]!r}, expected some of {len(labels)} labels: {shown}",
             )

@@ -40,9 +40,9 @@ REFRESH_S = 2.0  # time between two updates of gauges and status
 TIDY_S = 60.0
 CLOSE_S = 5.0  # longest time that the end of a worker waits for the thread
 _MAX_MODELS = 8  # models whose references stay in memory
-_WINDOW_FRACTION = 4  # a part has at most a quarter of a window, so that windows end on time
+_PARTS_OF_A_WINDOW = 4  # at least, so that windows end on time
 # Label of slipway_monitoring_errors_total for each step. Database errors are always "state".
-_PARTS = {
+_FAULT_LABELS = {
     "gathering": "collect",
     "counting": "collect",
     "recording": "collect",
@@ -77,7 +77,7 @@ class TrafficMonitor:
         self._current, self._report_wrong = current, report_wrong
         self._section = settings.section(MonitoringSettings)
         window_rows = self._section.window_rows
-        part_rows = max(1, window_rows // (_WINDOW_FRACTION * settings.workers))
+        part_rows = max(1, window_rows // (_PARTS_OF_A_WINDOW * settings.workers))
         self.queue = TrafficQueue()
         self._aggregator = TrafficAggregator(metrics, part_rows)
         self._store = Store(settings.state, self._section.limits)
@@ -126,7 +126,10 @@ class TrafficMonitor:
         num_offered = num_used = 0
         for model, group in self._attempt("gathering", self._gather) or []:
             self._attempt("counting", partial(self._count, model, group.counts))
-            num_features = self._attempt("features", partial(self._add_features, model, group)) or 0
+            add_features = partial(
+                self._aggregator.add_features, model, group, self._merge_unless_failing
+            )
+            num_features = self._attempt("features", add_features) or 0
             add_predictions = partial(self._aggregator.add_predictions, model, group)
             num_predictions = self._attempt("recording", add_predictions) or 0
             num_offered += group.counts.num_rows
@@ -156,7 +159,9 @@ class TrafficMonitor:
 
     def _report_failure(self, step: str, error: Exception) -> None:
         with suppress(Exception):  # the counter itself may need the disk that is full
-            self._metrics.fault("state" if isinstance(error, sqlite3.Error) else _PARTS[step])
+            self._metrics.fault(
+                "state" if isinstance(error, sqlite3.Error) else _FAULT_LABELS[step]
+            )
         reason = disk_fault(error) or f"{type(error).__name__}: {error}"
         if step not in self._failing:
             logger.error("monitoring: %s failed, predictions continue: %s", step, reason)
@@ -192,12 +197,9 @@ class TrafficMonitor:
             num_missing = sum(model.num_missing_values(inputs) for inputs in counts.inputs)
             self._metrics.missing_values.inc(num_missing)
 
-    def _add_features(self, model: MonitoredModel, group: TrafficGroup) -> int:
-        def merge() -> None:
-            if "merging" not in self._failing:
-                self._attempt("merging", self._merge)
-
-        return self._aggregator.add_features(model, group, merge)
+    def _merge_unless_failing(self) -> None:
+        if "merging" not in self._failing:
+            self._attempt("merging", self._merge)
 
     def _merge(self) -> None:
         """Merge this worker's traffic into the database, starting with a part left from earlier."""

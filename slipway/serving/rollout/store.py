@@ -61,8 +61,8 @@ def add_model(
     with files.new_directory(place) as folder:
         (folder / BUNDLE).mkdir()
         # A signature covers every file of the folder.
-        own = loaded.file_names if not signature.is_file() else _file_names(bundle)
-        for name in own:
+        every_file = [path.name for path in bundle.iterdir() if path.is_file()]
+        for name in every_file if signature.is_file() else loaded.file_names:
             shutil.copyfile(bundle / name, folder / BUNDLE / name)
         shutil.copyfile(certificate, folder / CERTIFICATE)
         has_engine = engine is not None and (engine / ENGINE_MANIFEST).exists()
@@ -81,10 +81,6 @@ def add_model(
                 "Try again when no process writes to it."
             )
     return model
-
-
-def _file_names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.is_file()]
 
 
 def settings_of(settings: Settings, model: Model | None) -> Settings:
